@@ -1,0 +1,1 @@
+"""The run file: schema, loading, rules. Nothing here imports torch or looks at the machine."""

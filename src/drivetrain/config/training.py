@@ -1,0 +1,79 @@
+"""How it is trained: optimizer, schedule, length, evaluation, saving, tracking."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import model_validator
+
+from drivetrain.config.base import Frozen, doc
+
+
+class Optimizer(Frozen):
+    name: str = doc("sgd, adam, adamw, or the import path of an optimizer class (package.module:Class)", "adamw")
+    lr: float = doc("Peak learning rate", 1e-3, gt=0)
+    weight_decay: float = doc("Weight decay; biases and normalisation weights are left out", 0.0, ge=0)
+    momentum: float = doc("SGD only: momentum", 0.0, ge=0, lt=1)
+    betas: tuple[float, float] = doc("Adam and AdamW only: decay rates of the moments", (0.9, 0.999))
+    eps: float = doc("Adam and AdamW only: added to the denominator", 1e-8, gt=0)
+    options: dict[str, Any] = doc("Further keyword arguments of the optimizer class", {})
+
+
+class Schedule(Frozen):
+    name: Literal["constant", "linear", "cosine"] = doc("Shape after the warm-up", "constant")
+    warmup_steps: int = doc("Steps over which the learning rate rises from 0", 0, ge=0)
+    warmup_ratio: float = doc("The same as a share of all steps; give one of the two", 0.0, ge=0, lt=1)
+    final_lr_ratio: float = doc("Where linear and cosine end, as a share of the peak", 0.0, ge=0, le=1)
+
+
+class Scaler(Frozen):
+    """GradScaler's settings; read by fp16-mixed only."""
+
+    init_scale: float = doc("Loss scale at the start", 65536.0, gt=0)
+    growth_factor: float = doc("The scale is multiplied by this after growth_interval good steps", 2.0, gt=1)
+    backoff_factor: float = doc("The scale is multiplied by this when a step overflows", 0.5, gt=0, lt=1)
+    growth_interval: int = doc("Good steps in a row before the scale grows", 2000, gt=0)
+
+
+class EarlyStopping(Frozen):
+    patience: int = doc("Evaluations without improvement after which the run ends", gt=0)
+    min_delta: float = doc("What counts as an improvement", 0.0, ge=0)
+
+
+class Evaluation(Frozen):
+    every_steps: int | None = doc("Evaluate every so many steps; left out, by epochs", None, gt=0)
+    every_epochs: int = doc("Evaluate every so many epochs", 1, gt=0)
+    batch_size: int | None = doc("Samples run forward at once in evaluation; left out, the training batch", None, gt=0)
+    metric: str | None = doc("Metric that decides the best checkpoint; left out, the workload's first", None)
+    early_stopping: EarlyStopping | None = doc("End the run when the metric stops improving", None)
+
+
+class Checkpoints(Frozen):
+    every_steps: int | None = doc("Save every so many steps; left out, at each evaluation and at the end", None, gt=0)
+    keep_last: int = doc("Newest checkpoints kept", 2, gt=0)
+    keep_best: int = doc("Best checkpoints kept besides", 1, ge=0)
+
+
+class Tracking(Frozen):
+    log_every: int = doc("Steps between two points of the curve on screen and in files", 10, gt=0)
+    trackers: list[str] = doc(
+        "progress, jsonl, tensorboard, or import paths (package.module:Class); jsonl is always on", ["progress"]
+    )
+
+
+class Loader(Frozen):
+    workers: int = doc("Processes that load and augment ahead of the model", 0, ge=0)
+    prefetch: int = doc("Micro-batches each worker keeps ready", 4, gt=0)
+
+
+class Loop(Frozen):
+    epochs: int | None = doc("Passes over the training data; give epochs or steps", None, gt=0)
+    steps: int | None = doc("Optimizer updates; give epochs or steps", None, gt=0)
+    max_grad_norm: float | None = doc("Clip the global gradient norm to this", None, gt=0)
+
+    @model_validator(mode="after")
+    def one_length(self) -> Loop:
+        if (self.epochs is None) == (self.steps is None):
+            given = "neither" if self.epochs is None else f"both (epochs={self.epochs}, steps={self.steps})"
+            raise ValueError(f"give epochs or steps, not {given}")
+        return self

@@ -1,0 +1,83 @@
+"""What is trained: the model, its data and the task that joins them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from drivetrain.config.base import Frozen, doc
+
+
+class ImageModel(Frozen):
+    path: str | None = doc("Transformers image classifier to start from: a local folder or a hub id", None)
+    config: dict[str, Any] | None = doc(
+        "Transformers config of a model made from scratch: model_type and its fields", None
+    )
+    norm: Literal["as_is", "group"] = doc(
+        "group replaces BatchNorm by GroupNorm, so that results do not depend on how a batch is cut", "as_is"
+    )
+
+
+class ImageData(Frozen):
+    source: Literal["digits", "folder", "cifar10", "parquet", "hub"] = doc(
+        "digits (bundled), folder of class folders, CIFAR-10 python pickles, parquet files, or a hub data set"
+    )
+    train: str | None = doc("Training data: a folder, a file or a hub id (not for digits)", None)
+    evaluation: str | None = doc("Evaluation data, same form; split off from train if left out", None)
+    evaluation_fraction: float = doc("Stratified share split off when evaluation is not given", 0.1, gt=0, lt=1)
+    image_column: str = doc("Column that holds the images (parquet, hub)", "image")
+    label_column: str = doc("Column that holds the labels (parquet, hub)", "label")
+    limit_train: int | None = doc("Use this many training samples, drawn evenly over the classes", None, gt=0)
+    limit_evaluation: int | None = doc("Use this many evaluation samples, drawn evenly over the classes", None, gt=0)
+    image_size: int | None = doc("Resize images to this many pixels a side; left out, all must be one size", None, gt=0)
+    crop_padding: int = doc("Training: pad by this many pixels, then crop back at a random place", 0, ge=0)
+    flip: bool = doc("Training: mirror half of the images", False)
+    mean: list[float] | None = doc("Mean a channel, 0 to 1; the model's own if it has one, else 0.5", None)
+    std: list[float] | None = doc("Standard deviation a channel; the model's own if it has one, else 0.5", None)
+
+
+class ImageClassification(Frozen):
+    type: Literal["image_classification"] = doc("Task", "image_classification")
+    model: ImageModel = doc("Model to train")
+    data: ImageData = doc("Images and labels")
+    channels_last: bool = doc("Keep images and weights channels-last, which convolutions usually prefer", True)
+
+
+class TextModel(Frozen):
+    path: str | None = doc("Transformers model to start from: a local folder or a hub id", None)
+    config: dict[str, Any] | None = doc(
+        "Transformers config of a model made from scratch: model_type and its fields", None
+    )
+    tokenizer: str | None = doc("Tokenizer: a folder, a WordPiece vocab.txt or a hub id; left out, model.path's", None)
+
+
+class TextData(Frozen):
+    train: str = doc("CSV, TSV, JSONL or parquet file, or a hub id")
+    evaluation: str | None = doc("Evaluation data, same form; split off from train if left out", None)
+    evaluation_fraction: float = doc("Stratified share split off when evaluation is not given", 0.1, gt=0, lt=1)
+    text_column: str | int = doc("Column of the text: its name, or its position from 0 if there is no header", "text")
+    text_pair_column: str | int | None = doc("Column of a second text, for tasks over pairs", None)
+    label_column: str | int = doc("Column of the label: its name, or its position from 0", "label")
+    header: bool = doc("Whether the first row of a CSV or TSV file names the columns", True)
+    subset: str | None = doc("Hub only: the subset (configuration) of the data set", None)
+    max_length: int = doc("Tokens kept of one sample, special tokens included", 128, gt=2)
+    padding: Literal["dynamic", "fixed"] = doc("Pad to the longest of the batch, or always to max_length", "dynamic")
+    group_by_length: bool = doc("Put samples of like length in one batch: less padding; needs dynamic padding", True)
+    limit_train: int | None = doc("Use this many training samples, drawn evenly over the classes", None, gt=0)
+    limit_evaluation: int | None = doc("Use this many evaluation samples, drawn evenly over the classes", None, gt=0)
+    cache: Path | None = doc("Folder for tokenised data; left out, drivetrain's folder in the user's cache", None)
+
+
+class TextClassification(Frozen):
+    type: Literal["text_classification"] = doc("Task", "text_classification")
+    model: TextModel = doc("Model to train")
+    data: TextData = doc("Texts and labels")
+
+
+class UserModule(Frozen):
+    type: Literal["module"] = doc("Task", "module")
+    path: Path = doc("Python file that defines the model, the data and the loss")
+    options: dict[str, Any] = doc("Keyword arguments for the file's functions", {})
+
+
+Workload = ImageClassification | TextClassification | UserModule

@@ -1,0 +1,1 @@
+"""The typed stream of events, and those who listen."""

@@ -1,0 +1,1 @@
+"""What is trained: model, data, loss and metrics behind one contract."""

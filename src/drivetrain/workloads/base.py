@@ -1,0 +1,114 @@
+"""The workload contract: all that an engine or the loop may know about what is trained.
+
+The loss is a *sum* over valid targets and `count` is their number, known before the forward pass: the engine divides
+by the count of the whole global batch, so that neither micro-batches nor ranks change the result.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+Batch = dict[str, Tensor]
+
+
+class Samples(Protocol):
+    """Indexed samples. `load` is a pure function of (seed, epoch, index), so that workers and ranks do not matter."""
+
+    def __len__(self) -> int: ...
+
+    def load(self, index: int, epoch: int) -> Any:
+        """One sample as `collate` takes it, augmented if these are training samples."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What one evaluation batch gives.
+
+    loss_sum: scalar, summed over `count` targets. predictions, targets: what `metrics` take (B, ...).
+    """
+
+    loss_sum: Tensor
+    count: int
+    predictions: Tensor
+    targets: Tensor
+
+
+@dataclass(frozen=True)
+class BestMetric:
+    name: str
+    higher_is_better: bool
+
+
+class Workload(ABC):
+    """A model with its data, loss and metrics. `train` and `evaluation` hold the samples once it is built."""
+
+    train: Samples
+    evaluation: Samples | None
+
+    @abstractmethod
+    def build_model(self) -> nn.Module:
+        """A new model in fp32 on the CPU. Its random start follows torch's global generator."""
+
+    @abstractmethod
+    def collate(self, samples: Sequence[Any]) -> Batch:
+        """Samples → a dict of tensors whose first dimension is the sample."""
+
+    @abstractmethod
+    def count(self, batch: Batch) -> int:
+        """Valid targets in the batch."""
+
+    @abstractmethod
+    def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Scalar: the loss summed over the batch's valid targets, in fp32 where the precision allows it."""
+
+    @abstractmethod
+    def outputs(self, model: nn.Module, batch: Batch) -> Outputs:
+        """One evaluation forward."""
+
+    @abstractmethod
+    def predict(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
+        """One JSON-able row a sample, in the batch's order (e.g. `{"label": "cat", "probability": 0.93}`)."""
+
+    @abstractmethod
+    def metrics(self) -> Mapping[str, Metric]:
+        """Fresh torchmetrics, each taking (predictions, targets). `loss` is added by the loop."""
+
+    @property
+    @abstractmethod
+    def best_metric(self) -> BestMetric:
+        """The metric that decides which checkpoint is best, unless the run file names another."""
+
+    @property
+    @abstractmethod
+    def splits_batches(self) -> bool:
+        """Whether the loss is a sum over samples, so that a batch may be cut into micro-batches."""
+
+    @property
+    @abstractmethod
+    def lengths(self) -> Sequence[int] | None:
+        """Length of each training sample if like lengths should share a batch, else None."""
+
+    @property
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """What the report says of the data: samples, classes, rows dropped and why (JSON-able)."""
+
+    @property
+    @abstractmethod
+    def warnings(self) -> Sequence[str]:
+        """What the user should hear before training (rows dropped, BatchNorm whose statistics depend on the cut)."""
+
+    @abstractmethod
+    def prediction_samples(self, path: str | None) -> Samples:
+        """Samples to predict for: those at `path` (labels not needed), or the evaluation samples."""
+
+    @abstractmethod
+    def save_assets(self, model: nn.Module, folder: Path) -> None:
+        """Write what must lie beside the weights to load the model elsewhere (config.json, tokenizer, labels)."""
