@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import model_validator
-
 from drivetrain.config.base import Frozen, doc
 
 
@@ -70,10 +68,3 @@ class Loop(Frozen):
     epochs: int | None = doc("Passes over the training data; give epochs or steps", None, gt=0)
     steps: int | None = doc("Optimizer updates; give epochs or steps", None, gt=0)
     max_grad_norm: float | None = doc("Clip the global gradient norm to this", None, gt=0)
-
-    @model_validator(mode="after")
-    def one_length(self) -> Loop:
-        if (self.epochs is None) == (self.steps is None):
-            given = "neither" if self.epochs is None else f"both (epochs={self.epochs}, steps={self.steps})"
-            raise ValueError(f"give epochs or steps, not {given}")
-        return self

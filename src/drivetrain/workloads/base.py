@@ -27,6 +27,13 @@ class Samples(Protocol):
         """One sample as `collate` takes it, augmented if these are training samples."""
 
 
+class NamedSamples(Samples, Protocol):
+    """Samples to predict for, with what the user calls each of them: a file name, a row number."""
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+
 @dataclass(frozen=True)
 class Outputs:
     """What one evaluation batch gives.
@@ -106,7 +113,7 @@ class Workload(ABC):
         """What the user should hear before training (rows dropped, BatchNorm whose statistics depend on the cut)."""
 
     @abstractmethod
-    def prediction_samples(self, path: str | None) -> Samples:
+    def prediction_samples(self, path: str | None) -> NamedSamples:
         """Samples to predict for: those at `path` (labels not needed), or the evaluation samples."""
 
     @abstractmethod

@@ -1,0 +1,188 @@
+"""Run file + dotted overrides → a checked RunConfig, or every problem at once."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from drivetrain.config.run import RunConfig
+from drivetrain.errors import Problem, UserError, problem
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig | None, list[Problem]]:
+    """Read a run file and apply `key=value` overrides.
+
+    Returns the config (None if too much is wrong to build one) and all problems of the schema. A config that comes
+    with problems had the offending keys taken out: it serves to look for further problems, never to run.
+    """
+    raw = read_yaml(path)
+    problems: list[Problem] = []
+    for override in overrides:
+        try:
+            _apply(raw, override)
+        except UserError as error:
+            problems.extend(error.problems)
+    raw.setdefault("name", path.stem)
+    return validate(raw, problems)
+
+
+def validate(raw: dict[str, Any], problems: list[Problem]) -> tuple[RunConfig | None, list[Problem]]:
+    """Build the config; after each failure take the offending keys out, so that the rest can still be checked."""
+    for _ in range(5):
+        try:
+            return RunConfig.model_validate(raw), problems
+        except ValidationError as error:
+            details = error.errors()
+        problems.extend(_problem(detail, raw) for detail in details)
+        if not all([_remove(raw, _path_in(detail["loc"], raw)) for detail in details]):
+            break
+    return None, problems
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML 1.2 file. UserError if it is missing, empty, broken, or no mapping."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.y*ml")], n=1)
+        hint = f"did you mean {path.parent / near[0]}?" if near else "give a run file; recipes/ has examples"
+        raise problem(str(path), "there is no such file", hint) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise problem(str(path), f"cannot be read: {error}", "give a readable UTF-8 text file") from None
+    try:
+        raw = YAML(typ="safe", pure=True).load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise problem(str(path), f"broken YAML{where}: {error.problem}", "correct the line and try again") from None
+    except (YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise problem(str(path), f"broken YAML: {error}", "correct the file and try again") from None
+    if raw is None:
+        raise problem(str(path), "the file is empty", "a run file needs at least workload, batch_size and loop")
+    if not isinstance(raw, dict):
+        raise problem(
+            str(path), f"holds a {type(raw).__name__}, not a mapping of keys", "write lines such as `batch_size: 64`"
+        )
+    return raw
+
+
+# --- overrides ---------------------------------------------------------------------------------------------------
+
+
+def _apply(raw: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise problem(override, "is no override", "write key=value, e.g. precision=bf16-mixed or optimizer.lr=3e-4")
+    try:
+        value = YAML(typ="safe", pure=True).load(text) if text else None
+    except (YAMLError, ValueError, TypeError) as error:
+        message = getattr(error, "problem", None) or error
+        raise problem(key, f"the value {text!r} is broken YAML: {message}", "quote it") from None
+    path = resolve_key(key)
+    node = raw
+    for part in path[:-1]:
+        below = node.get(part)
+        if isinstance(below, str) and part == "engine":  # `engine: ddp`, then `engine.x=...`
+            below = {"name": below}
+        node[part] = node = below if isinstance(below, dict) else {}
+    node[path[-1]] = value
+
+
+def resolve_key(key: str) -> list[str]:
+    """The full path of a dotted key. A key may be cut short from the left where only one field ends so: `lr`."""
+    parts = key.split(".")
+    paths = [path for path, _ in field_paths()]
+    if parts[0] in RunConfig.model_fields:
+        return parts
+    matches = sorted({tuple(path) for path in paths if path[-len(parts) :] == parts})
+    if len(matches) == 1:
+        return list(matches[0])
+    if matches:
+        names = " or ".join(".".join(match) for match in matches)
+        raise problem(key, "more than one field has this name", f"write {names}")
+    owners = [path for path in paths if len(path) < len(parts) and path[-1] == parts[0]]
+    if len({tuple(path) for path in owners}) == 1:  # a free-form mapping below a block: config.hidden_sizes=...
+        return [*owners[0], *parts[1:]]
+    raise problem(key, "there is no such field", _nearest(key, [".".join(path) for path in paths]))
+
+
+def field_paths(model: type[BaseModel] = RunConfig, prefix: tuple[str, ...] = ()) -> Iterator[tuple[list[str], Any]]:
+    """Every field of the run file as (path, pydantic FieldInfo), blocks before what they hold."""
+    for name, info in model.model_fields.items():
+        yield [*prefix, name], info
+        for block in _blocks(info.annotation):
+            yield from field_paths(block, (*prefix, name))
+
+
+def _blocks(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [block for argument in get_args(annotation) for block in _blocks(argument)]
+
+
+# --- pydantic's errors as problems -----------------------------------------------------------------------------------
+
+
+def _problem(detail: ErrorDetails, raw: dict[str, Any]) -> Problem:
+    path = _path_in(detail["loc"], raw)
+    field = ".".join(map(str, path)) or "run file"
+    if detail["type"] == "extra_forbidden":
+        siblings = [str(p[-1]) for p, _ in field_paths() if p[:-1] == [str(x) for x in path[:-1]]]
+        return Problem(field, "there is no such key", _nearest(str(path[-1]), siblings))
+    documentation = next((info.description for p, info in field_paths() if p == path), None)
+    if detail["type"] == "missing":
+        return Problem(field, "is required and was not given", documentation or "add it to the run file")
+    message = detail["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    return Problem(field, f"{_shown(detail['input'])} was given; {message}", documentation or "correct the value")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _nearest(key: str, names: Sequence[str]) -> str:
+    last = {name.rsplit(".", 1)[-1]: name for name in names}
+    near = difflib.get_close_matches(key, names, n=1) or [
+        last[match] for match in difflib.get_close_matches(key.rsplit(".", 1)[-1], list(last), n=1)
+    ]
+    if near:
+        return f"did you mean {near[0]}?"
+    return f"known here: {', '.join(sorted(set(names)))}" if len(names) <= 20 else "see drivetrain train --help"
+
+
+def _path_in(location: tuple[int | str, ...], raw: Any) -> list[Any]:
+    """pydantic's location without the names of union branches that it puts between the keys."""
+    path: list[Any] = []
+    node = raw
+    for position, part in enumerate(location):
+        is_last = position == len(location) - 1
+        if isinstance(node, dict) and (part in node or is_last):
+            path.append(part)
+            node = node.get(part)
+        elif isinstance(node, list) and isinstance(part, int) and part < len(node):
+            path.append(part)
+            node = node[part]
+        elif path and part in {"image_classification", "text_classification", "module"} and path[-1] == "workload":
+            continue
+        elif not isinstance(node, dict | list):
+            break
+    return path
+
+
+def _remove(raw: Any, path: list[Any]) -> bool:
+    """Take the key out; False if it was not there (a required key that is missing)."""
+    for part in path[:-1]:
+        raw = raw[part]
+    if not path or (isinstance(raw, dict) and path[-1] not in raw):
+        return False
+    del raw[path[-1]]
+    return True

@@ -1,0 +1,37 @@
+"""The precisions as data: which dtype parameters are kept in, which one computes, and whether the loss is scaled.
+
+Names follow the field: `bf16-mixed` and `fp16-mixed` are autocast over fp32 parameters; `bf16` and `fp16` keep and
+compute everything in that type. An engine translates the table; it never asks for a precision by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+PrecisionName = Literal["fp32", "tf32", "fp16", "bf16", "fp16-mixed", "bf16-mixed"]
+
+
+@dataclass(frozen=True)
+class Precision:
+    """dtypes by their torch names, so that the table can be read without torch."""
+
+    name: str
+    parameters: str
+    compute: str  # dtype of matrix products and convolutions
+    autocast: bool  # compute differs from parameters by autocast's op list
+    scaled: bool  # the loss is scaled, and a step that overflows is skipped
+    tf32: bool = False  # fp32 products may be rounded to tf32 on the way in
+
+
+PRECISIONS: dict[str, Precision] = {
+    precision.name: precision
+    for precision in (
+        Precision("fp32", "float32", "float32", autocast=False, scaled=False),
+        Precision("tf32", "float32", "float32", autocast=False, scaled=False, tf32=True),
+        Precision("fp16", "float16", "float16", autocast=False, scaled=False),
+        Precision("bf16", "bfloat16", "bfloat16", autocast=False, scaled=False),
+        Precision("fp16-mixed", "float32", "float16", autocast=True, scaled=True),
+        Precision("bf16-mixed", "float32", "bfloat16", autocast=True, scaled=False),
+    )
+}

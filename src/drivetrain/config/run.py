@@ -1,0 +1,60 @@
+"""The run file as a whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from drivetrain.config import training
+from drivetrain.config.base import Frozen, doc
+from drivetrain.config.engine import EngineConfig, SingleEngine
+from drivetrain.config.precision import PRECISIONS, Precision, PrecisionName
+from drivetrain.config.workload import Workload
+
+
+class RunConfig(Frozen):
+    name: str = doc("Name of the run; left out, the run file's", "run", min_length=1, pattern=r"^[^/\\]+$")
+    output: Path | None = doc("Folder for all results; left out, runs/<name>", None)
+
+    workload: Annotated[Workload, Field(discriminator="type")] = doc("What is trained: model, data and task")
+    precision: PrecisionName = doc("fp32, tf32, fp16, bf16, fp16-mixed or bf16-mixed", "fp32")
+    scaler: training.Scaler = doc("Loss scaling (fp16-mixed)", training.Scaler())
+    engine: EngineConfig = doc("How the run is spread over devices", SingleEngine())
+    device: Literal["auto", "cpu", "cuda"] = doc("auto takes a GPU if there is one", "auto")
+
+    batch_size: int | None = doc("Samples of one step over all devices: the global batch", None, gt=0)
+    batch_size_per_device: int | None = doc("The same given a device; give one of the two", None, gt=0)
+    micro_batch_size: int | None = doc("Samples one device runs at once; more are accumulated", None, gt=0)
+
+    loop: training.Loop = doc("Length of the run")
+    optimizer: training.Optimizer = doc("Optimizer", training.Optimizer())
+    schedule: training.Schedule = doc("Learning rate over the run", training.Schedule())
+    evaluation: training.Evaluation = doc("When and how to evaluate", training.Evaluation())
+    checkpoints: training.Checkpoints = doc("When to save and what to keep", training.Checkpoints())
+    tracking: training.Tracking = doc("Who listens to the run", training.Tracking())
+    loader: training.Loader = doc("How data reach the model", training.Loader())
+
+    recompute: bool = doc("Recompute activations in the backward pass: less memory, more time", False)
+    compile: bool = doc("Compile the model with torch.compile", False)
+    allocator: Literal["keep", "system"] = doc(
+        "CPU memory: keep freed blocks for reuse (quicker, higher resident memory), or the system's way", "keep"
+    )
+    seed: int = doc("Seed of the weights, the data order, augmentation and dropout", 0, ge=0, lt=2**32)
+    deterministic: bool = doc("GPU: choose deterministic kernels, so that resuming is exact to the bit", False)
+
+    @property
+    def folder(self) -> Path:
+        return self.output if self.output is not None else Path("runs") / self.name
+
+    @property
+    def precision_spec(self) -> Precision:
+        return PRECISIONS[self.precision]
+
+    def global_batch(self, data_world: int = 1) -> int:
+        """Samples of one step over `data_world` data-parallel devices."""
+        if self.batch_size is not None:
+            return self.batch_size
+        assert self.batch_size_per_device is not None, "rules.check lets no run without a batch pass"
+        return self.batch_size_per_device * data_world

@@ -1,0 +1,86 @@
+"""What this machine can do with drivetrain, and why not."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+
+from drivetrain import environment
+from drivetrain.config import rules
+from drivetrain.config.machine import Machine
+from drivetrain.config.precision import PRECISIONS
+from drivetrain.hardware import detect
+
+EXTRAS = {
+    "tensorboard": ("tensorboard", "the tensorboard tracker"),
+    "datasets": ("hub", "data sets named by hub id"),
+}
+
+
+def examine() -> dict[str, Any]:
+    """JSON-able findings: machine, versions, precisions, optional packages, compilers, disk."""
+    machine = detect()
+    return {
+        **environment.describe(machine),
+        "precisions": {name: _precision(name, machine) for name in PRECISIONS},
+        "optional": {package: _optional(package) for package in EXTRAS},
+        "compile": _compile(),
+        "free_disk_bytes": shutil.disk_usage(".").free,
+    }
+
+
+def render(findings: dict[str, Any]) -> Group:
+    """The findings for the eye."""
+    machine = Table(title="machine", show_header=False, title_justify="left")
+    memory = f"{findings['memory_bytes'] / 2**30:.1f} GiB"
+    machine.add_row(
+        "device", f"{findings['device_name']} ({findings['device']}), {memory}, {findings['cpu_cores']} cores"
+    )
+    machine.add_row("native dtypes", ", ".join(findings["native_dtypes"]))
+    machine.add_row("free disk here", f"{findings['free_disk_bytes'] / 2**30:.1f} GiB")
+    machine.add_row("platform", findings["platform"])
+    for name, number in findings["versions"].items():
+        machine.add_row(name, number)
+    works = Table("what", "works", "why", title="what works here", title_justify="left")
+    for name, (state, why) in findings["precisions"].items():
+        works.add_row(f"precision={name}", _coloured(state), why)
+    for package, (state, why) in findings["optional"].items():
+        works.add_row(package, _coloured(state), why)
+    works.add_row("compile=true", _coloured(findings["compile"][0]), findings["compile"][1])
+    return Group(machine, works)
+
+
+def _precision(name: str, machine: Machine) -> tuple[str, str]:
+    gaps = list(rules.precision_gap(name, machine))
+    if gaps:
+        return "no", gaps[0]
+    notice = rules.emulation_notice(PRECISIONS[name], machine)
+    return ("emulated", notice) if notice else ("yes", "")
+
+
+def _optional(package: str) -> tuple[str, str]:
+    extra, purpose = EXTRAS[package]
+    try:
+        installed = version(package)
+        importlib.import_module(package)
+    except PackageNotFoundError:
+        return "no", f"not installed; for {purpose}: pip install drivetrain[{extra}]"
+    except ImportError as error:
+        return "no", f"installed but broken: {error}"
+    return "yes", f"{installed}; for {purpose}"
+
+
+def _compile() -> tuple[str, str]:
+    compiler = next((found for found in ("c++", "g++", "clang++") if shutil.which(found)), None)
+    if compiler is None:
+        return "no", "torch.compile needs a C++ compiler; install g++"
+    return "yes", f"uses {compiler}"
+
+
+def _coloured(state: str) -> str:
+    return {"yes": "[green]yes[/]", "no": "[red]no[/]"}.get(state, f"[yellow]{state}[/]")

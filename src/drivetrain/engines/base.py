@@ -1,0 +1,125 @@
+"""The engine contract, and the order in which a model is wrapped.
+
+One loop drives every engine. `forward_backward` takes the whole accumulation window, so that pipeline schedules and
+DeepSpeed's own accumulation stay out of the loop, and divides each loss sum by the valid targets of the *global* batch,
+so that neither micro-batches nor ranks change the result.
+
+The wrap order, the same for every engine:
+
+    build → adapters → cut stage → tensor parallel → to device and dtype → recompute → compile → shard or replicate
+          → optimizer
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from drivetrain.config.machine import Machine
+from drivetrain.config.precision import Precision
+from drivetrain.config.training import Scaler
+from drivetrain.optim import OptimizerFactory
+from drivetrain.workloads.base import Batch, Workload
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What every engine is made with."""
+
+    precision: Precision
+    scaler: Scaler
+    machine: Machine
+    device: torch.device
+    max_grad_norm: float | None
+    recompute: bool
+    compile: bool
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What an optimizer step gives."""
+
+    grad_norm: Tensor  # scalar: the global norm before clipping, unscaled
+    scale: float | None  # loss scale this step used
+    skipped: bool  # the step overflowed; weights and schedule stay
+
+
+@dataclass(frozen=True)
+class Engaged:
+    """What shows that the engine did what its name says."""
+
+    wrapper: str  # type of the module that runs forward
+    world_size: int
+    local_parameters: int
+    global_parameters: int
+    trained_parameters: int
+    parameter_dtype: str
+
+
+class Engine(ABC):
+    """Spreads a workload over devices."""
+
+    data_rank: int  # which slice of the global batch is this rank's
+    data_world: int
+
+    @abstractmethod
+    def __init__(self, options: EngineOptions) -> None: ...
+
+    @abstractmethod
+    def setup(self, workload: Workload, build_optimizer: OptimizerFactory | None) -> None:
+        """Build and wrap the model; make the optimizer after wrapping (None: for evaluation only)."""
+
+    @abstractmethod
+    def engaged(self) -> Engaged:
+        """Looks at the wrapped model, not at what was asked for."""
+
+    @abstractmethod
+    def forward_backward(self, micro_batches: Sequence[Batch]) -> Tensor:
+        """The whole window, gradients accumulated. Returns the global batch's mean loss: a scalar, detached, in fp32."""
+
+    @abstractmethod
+    def optimizer_step(self, lr_factor: float) -> StepResult:
+        """Unscale, clip, update at lr_factor times the peak rate, clear gradients."""
+
+    @abstractmethod
+    def evaluate(self, batches: Iterable[Batch], metrics: Mapping[str, Metric]) -> dict[str, float]:
+        """Mean loss and metrics, every sample counted once."""
+
+    @abstractmethod
+    def predict(self, batches: Iterable[Batch]) -> Iterator[dict[str, Any]]:
+        """One row a sample, in order."""
+
+    @abstractmethod
+    def state_dict(self) -> State:
+        """{"model", "optimizer", "engine"}, by global parameter names; what `load_state_dict` needs to go on exactly."""
+
+    @abstractmethod
+    def load_state_dict(self, state: State) -> None: ...
+
+    @abstractmethod
+    def weights(self) -> dict[str, Tensor]:
+        """The model's part of the state."""
+
+    @abstractmethod
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Weights only, to evaluate or predict."""
+
+    @abstractmethod
+    def tensors(self) -> list[Tensor]:
+        """Everything this rank holds between steps: parameters, buffers, optimizer state (for measuring memory)."""
+
+    @abstractmethod
+    def save_assets(self, folder: Path) -> None:
+        """Have the workload write what belongs beside the weights."""
+
+    @abstractmethod
+    def close(self) -> None: ...

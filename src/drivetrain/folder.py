@@ -1,0 +1,71 @@
+"""The folder of a run: what lies where, and who may write there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from drivetrain.config.run import RunConfig
+from drivetrain.errors import problem
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """run.yaml (resolved), environment.json, events.jsonl, report.json, checkpoints/, tensorboard/, predictions."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def run_file(self) -> Path:
+        return self.path / "run.yaml"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.json"
+
+    @property
+    def results(self) -> list[Path]:
+        """What a run leaves, and an overwriting run takes away."""
+        names = ("run.yaml", "environment.json", "events.jsonl", "report.json", "checkpoints", "tensorboard")
+        return [self.path / name for name in names]
+
+    def prepare(self, resume: bool, overwrite: bool) -> None:
+        """Make the folder ready. UserError if it cannot be written, or holds a run that was not to be touched."""
+        self._make_writable()
+        there = [path for path in self.results if path.exists()]
+        if there and not (resume or overwrite):
+            raise problem(
+                "output",
+                f"{self.path} already holds a run ({', '.join(path.name for path in there)})",
+                "go on with --resume, replace it with --overwrite, or give another output or name",
+            )
+        if overwrite and not resume:
+            for path in there:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def _make_writable(self) -> None:
+        trial = self.path / f".writable-{os.getpid()}"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            trial.write_text("")
+            trial.unlink()
+        except OSError as error:
+            raise problem(
+                "output", f"{self.path} cannot be written: {error.strerror}", "give another folder as output"
+            ) from None
+
+    def describe(self, run: RunConfig, environment: dict[str, Any]) -> None:
+        """Write the resolved run file and the environment beside the results."""
+        with self.run_file.open("w", encoding="utf-8") as file:
+            YAML(typ="safe", pure=True).dump(run.model_dump(mode="json"), file)
+        (self.path / "environment.json").write_text(json.dumps(environment, indent=2) + "\n")

@@ -1,0 +1,69 @@
+"""The machine here as the rules' `Machine` value, and the device a run uses."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+import psutil
+import torch
+
+from drivetrain.config.machine import Machine
+
+
+def detect(device: str = "auto") -> Machine:
+    """Look at this machine. device: "auto", "cpu" or "cuda" as in the run file; a GPU that is not there is no error
+    here, the rules report it."""
+    return _cuda() if device != "cpu" and torch.cuda.is_available() else _cpu()
+
+
+def torch_device(machine: Machine) -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if machine.device == "cuda" else torch.device("cpu")
+
+
+def usable_cores() -> int:
+    """Cores this process may run on (its affinity; a container's CPU quota is not seen)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cuda() -> Machine:
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    capability = (properties.major, properties.minor)
+    native = {"float32", "float16"} | ({"bfloat16"} if capability >= (8, 0) else set())
+    return Machine(
+        device="cuda",
+        device_name=properties.name,
+        device_count=torch.cuda.device_count(),
+        memory_bytes=properties.total_memory,
+        cpu_cores=usable_cores(),
+        compute_capability=capability,
+        native_dtypes=frozenset(native),
+    )
+
+
+def _cpu() -> Machine:
+    native = {"float32"}
+    # oneDNN's own answer: whether it has kernels for this CPU's instructions (AVX-512 BF16/FP16, AMX, Arm BF16)
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        native.add("bfloat16")
+    if torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        native.add("float16")
+    return Machine(
+        device="cpu",
+        device_name=cpu_name(),
+        device_count=1,
+        memory_bytes=psutil.virtual_memory().total,
+        cpu_cores=usable_cores(),
+        compute_capability=None,
+        native_dtypes=frozenset(native),
+    )
+
+
+def cpu_name() -> str:
+    try:
+        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        found = None
+    return found.group(1).strip() if found else platform.processor() or platform.machine()

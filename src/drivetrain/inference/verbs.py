@@ -1,0 +1,85 @@
+"""Evaluate and predict with a checkpoint of a run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from drivetrain.assemble import assemble
+from drivetrain.config.machine import Machine
+from drivetrain.config.run import RunConfig
+from drivetrain.data.loader import evaluation_batches
+from drivetrain.errors import problem
+from drivetrain.inference.weights import find_checkpoint, load_into
+from drivetrain.precision import arithmetic
+from drivetrain.run import evaluate as evaluate_workload
+
+
+def evaluate(run: RunConfig, machine: Machine, checkpoint: str) -> dict[str, Any]:
+    """Metrics of a checkpoint over the evaluation data: {"checkpoint", "metrics", "samples", "seconds"}."""
+    with arithmetic(run.precision_spec, machine):
+        workload, engine = assemble(run, machine, training=False)
+        if workload.evaluation is None:
+            raise problem("workload", "there are no evaluation data", "give evaluation data in the run file")
+        path = find_checkpoint(run, workload, checkpoint)
+        load_into(engine, path)
+        start = time.perf_counter()
+        metrics = evaluate_workload(run, workload, engine)
+        seconds = time.perf_counter() - start
+        return {
+            "checkpoint": str(path),
+            "metrics": metrics,
+            "samples": len(workload.evaluation),
+            "seconds": seconds,
+        }
+
+
+def predict(run: RunConfig, machine: Machine, checkpoint: str, data: str | None) -> Iterator[dict[str, Any]]:
+    """One row a sample, in order: {"sample": name or number, ...what the workload predicts}."""
+    with arithmetic(run.precision_spec, machine):
+        workload, engine = assemble(run, machine, training=False)
+        samples = workload.prediction_samples(data)
+        load_into(engine, find_checkpoint(run, workload, checkpoint))
+        size = run.evaluation.batch_size or run.micro_batch_size or run.global_batch()
+        batches = evaluation_batches(samples, workload.collate, size, run.loader)
+        for name, row in zip(samples.names, engine.predict(batches), strict=True):
+            yield {"sample": name, **row}
+
+
+def write_predictions(rows: Iterator[dict[str, Any]], path: Path) -> int:
+    """JSON Lines or, where the name ends in .csv, CSV. Written aside and renamed; returns the number of rows."""
+    aside = path.with_name(f".{path.name}.partial")
+    count = 0
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with aside.open("w", encoding="utf-8", newline="") as file:
+            write = _csv_writer(file) if path.suffix == ".csv" else _json_writer(file)
+            for row in rows:
+                write(row)
+                count += 1
+        aside.replace(path)
+    except OSError as error:
+        raise problem("--output", f"{path} cannot be written: {error.strerror}", "give another file") from None
+    return count
+
+
+def _json_writer(file: Any) -> Any:
+    return lambda row: file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _csv_writer(file: Any) -> Any:
+    import csv
+
+    writer = csv.writer(file)
+    header_done: list[bool] = []
+
+    def write(row: dict[str, Any]) -> None:
+        if not header_done:
+            writer.writerow(row)
+            header_done.append(True)
+        writer.writerow(row.values())
+
+    return write

@@ -1,0 +1,36 @@
+"""Which checkpoint to use, and its weights in the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from drivetrain.checkpoint.directory import check_fits, load, newest_good
+from drivetrain.checkpoint.retention import best
+from drivetrain.config.run import RunConfig
+from drivetrain.engines.base import Engine
+from drivetrain.errors import problem
+from drivetrain.folder import RunFolder
+from drivetrain.workload_rules import best_metric
+from drivetrain.workloads.base import Workload
+
+
+def find_checkpoint(run: RunConfig, workload: Workload, given: str) -> Path:
+    """given: "best", "last" or a path. Without any evaluated checkpoint, best means the newest."""
+    if given not in {"best", "last"}:
+        path = Path(given)
+        if not path.is_dir():
+            raise problem("--checkpoint", f"{given} is no checkpoint folder", "give best, last or a folder step-...")
+        return path
+    root = RunFolder(run.folder).checkpoints
+    found = best(root, best_metric(run, workload).higher_is_better) if given == "best" else None
+    found = found or newest_good(root)[0]
+    if found is None:
+        raise problem("--checkpoint", f"{root} holds no good checkpoint", "train first, or give --checkpoint FOLDER")
+    return found
+
+
+def load_into(engine: Engine, path: Path) -> None:
+    """Put a checkpoint's weights into the engine's model. UserError if they are of another model."""
+    saved = load(path)["model"]
+    check_fits(engine.weights(), saved, path)
+    engine.load_weights(saved)

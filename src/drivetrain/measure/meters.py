@@ -1,0 +1,105 @@
+"""All meters of one run behind one object: the loop says what it is doing, the meters count."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import torch
+from drivetrain.measure.flops import FlopCount
+from drivetrain.measure.matmul import matmul_rate
+from drivetrain.measure.memory import TensorPeak, peaks, reset_peaks
+from drivetrain.measure.throughput import Stopwatch, Throughput
+from drivetrain.measure.utilisation import UtilisationSampler
+from torch import Tensor
+
+from drivetrain.config.machine import Machine
+from drivetrain.config.precision import Precision
+
+WARM_UP_STEPS = 3  # not steady: caches, allocator and workers fill
+INSTRUMENTED_STEP = 1  # the second: by then the optimizer has its state
+
+
+class Holder(Protocol):
+    def tensors(self) -> list[Tensor]: ...
+
+
+class Meters:
+    """Times, memory, utilisation and FLOPs from `__enter__` to `__exit__`."""
+
+    def __init__(self, machine: Machine, precision: Precision, holder: Holder, instrument: bool) -> None:
+        """holder: who holds the tensors that live between steps. instrument: count FLOPs and tensor memory in one step
+        (torch.compile'd code cannot be seen into)."""
+        self._device = torch.device(machine.device)
+        self._dtype = getattr(torch, precision.compute)
+        self._holder, self._instrument = holder, instrument
+        self._stopwatch, self._throughput = Stopwatch(), Throughput()
+        self._sampler = UtilisationSampler(self._device)
+        self._steps = 0
+        self._elements = self._samples = 0  # of steady and other steps alike, for the share of elements a sample
+        self._flops_per_element: float | None = None
+        self._tensor_peak: int | None = None
+
+    def __enter__(self) -> Meters:
+        self._matmul_rate = matmul_rate(self._device, self._dtype)
+        reset_peaks(self._device)
+        self._sampler.__enter__()
+        self._mark = time.perf_counter()
+        self._aside = 0.0
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._sampler.__exit__(*error)
+
+    def part(self, name: str) -> AbstractContextManager[None]:
+        return self._stopwatch.part(name)
+
+    @contextmanager
+    def step(self, micro_batches: list[dict[str, Tensor]]) -> Iterator[None]:
+        """Around forward, backward and update."""
+        elements = sum(next(iter(batch.values())).numel() for batch in micro_batches)
+        self._elements += elements
+        if self._instrument and self._steps == INSTRUMENTED_STEP:
+            with TensorPeak() as memory, FlopCount() as flops:
+                memory.track([*self._holder.tensors(), *(t for batch in micro_batches for t in batch.values())])
+                yield
+            self._tensor_peak = memory.peak_bytes
+            self._flops_per_element = flops.total / elements
+        else:
+            yield
+
+    def step_done(self, samples: int) -> None:
+        """After all that belongs to a step. Evaluation and saving are not counted into the rate."""
+        now = time.perf_counter()
+        aside = self._stopwatch.seconds.get("evaluation", 0.0) + self._stopwatch.seconds.get("save", 0.0)
+        seconds = (now - self._mark) - (aside - self._aside)
+        steady = self._steps >= WARM_UP_STEPS and not (self._instrument and self._steps == INSTRUMENTED_STEP)
+        self._throughput.add(samples, seconds, steady=steady)
+        self._mark, self._aside = now, aside
+        self._steps += 1
+        self._samples += samples
+
+    def recent_rate(self) -> float:
+        """Samples a second since this was last asked."""
+        return self._throughput.recent()
+
+    def summary(self) -> dict[str, Any]:
+        """The measured fields of a RunReport."""
+        memory = peaks(self._device)
+        if self._tensor_peak is not None and self._device.type == "cpu":
+            memory = {"tensor": self._tensor_peak, **memory}
+        rate = self._throughput.steady_rate()
+        per_sample = None
+        if self._flops_per_element is not None and self._samples:
+            per_sample = self._flops_per_element * self._elements / self._samples
+        return {
+            "seconds_by_part": dict(self._stopwatch.seconds),
+            "samples_per_second": rate,
+            "peak_memory": memory,
+            "utilisation": self._sampler.summary(),
+            "flops_per_sample": per_sample,
+            "flops_per_second": per_sample * rate if per_sample is not None and rate is not None else None,
+            "matmul_flops_per_second": self._matmul_rate,
+        }

@@ -1,0 +1,1 @@
+"""Ways to need less memory, or to reuse it."""

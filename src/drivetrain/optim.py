@@ -1,0 +1,95 @@
+"""Optimizers and schedules."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from drivetrain.config import training
+from drivetrain.errors import problem
+from drivetrain.imports import import_object
+
+OptimizerFactory = Callable[[nn.Module], torch.optim.Optimizer]
+
+OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
+def optimizer_factory(config: training.Optimizer) -> OptimizerFactory:
+    """A function that makes the optimizer of a model, called by the engine after wrapping."""
+    cls = OPTIMIZERS.get(config.name) or _imported(config.name)
+    arguments = _arguments(config, cls)
+
+    def build(model: nn.Module) -> torch.optim.Optimizer:
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        try:
+            return cls(list(_groups(named, config.weight_decay)), **arguments)
+        except (TypeError, ValueError) as error:
+            raise problem("optimizer", f"{cls.__name__} refuses its arguments: {error}", "correct options") from error
+
+    return build
+
+
+def _imported(name: str) -> type[torch.optim.Optimizer]:
+    if "." not in name and ":" not in name:
+        known = ", ".join(OPTIMIZERS)
+        raise problem("optimizer.name", f"{name} was given", f"known: {known}; others as package.module:Class")
+    cls = import_object(name, "optimizer.name")
+    if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
+        raise problem("optimizer.name", f"{name} is no torch.optim.Optimizer", "name an optimizer class")
+    return cls
+
+
+def _arguments(config: training.Optimizer, cls: type[torch.optim.Optimizer]) -> dict[str, Any]:
+    accepted = inspect.signature(cls).parameters
+    arguments: dict[str, Any] = {"lr": config.lr}
+    if cls is torch.optim.SGD:
+        arguments["momentum"] = config.momentum
+    elif config.name in OPTIMIZERS:
+        arguments |= {"betas": config.betas, "eps": config.eps}
+    if config.name in OPTIMIZERS:
+        arguments["fused"] = True  # one kernel for all parameters; exists on CPU and CUDA since torch 2.4
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
+    for key in config.options:
+        if key not in accepted and not takes_any:
+            known = ", ".join(name for name in accepted if name not in {"params", "self"})
+            raise problem(f"optimizer.options.{key}", f"{cls.__name__} has no such argument", f"it takes: {known}")
+    return arguments | config.options
+
+
+def _groups(named: Iterable[tuple[str, nn.Parameter]], weight_decay: float) -> Iterable[dict[str, Any]]:
+    """Matrices and filters decay; biases, gains and other vectors do not (as in BERT's and GPT's training)."""
+    decayed, plain = [], []
+    for _, parameter in named:
+        (decayed if parameter.ndim >= 2 else plain).append(parameter)
+    if decayed:
+        yield {"params": decayed, "weight_decay": weight_decay}
+    if plain:
+        yield {"params": plain, "weight_decay": 0.0}
+
+
+def lr_factor(config: training.Schedule, total_steps: int) -> Callable[[int], float]:
+    """Updates made so far → factor of the peak learning rate for the next update.
+
+    Warm-up rises linearly and reaches 1 at update `warmup`; then constant, or linear or half a cosine down to
+    final_lr_ratio at the last update.
+    """
+    warmup = config.warmup_steps or round(config.warmup_ratio * total_steps)
+    floor = config.final_lr_ratio
+
+    def factor(updates: int) -> float:
+        if updates < warmup:
+            return (updates + 1) / (warmup + 1)
+        progress = min(1.0, (updates - warmup) / max(1, total_steps - warmup))
+        shape = {
+            "constant": 1.0,
+            "linear": floor + (1 - floor) * (1 - progress),
+            "cosine": floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)),
+        }
+        return shape[config.name]
+
+    return factor

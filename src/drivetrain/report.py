@@ -1,0 +1,64 @@
+"""The result of a run: what was done, how well, at what cost."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Status = Literal["completed", "stopped_early", "interrupted"]
+
+
+class RunReport(BaseModel):
+    """Measured values only. Memory is in bytes and named as in docs/measure.md: allocated, reserved, tensor, resident."""
+
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
+
+    name: str
+    status: Status
+    precision: str
+    emulated: bool  # 16-bit products were computed as rounded fp32 products
+    engine: str
+    device: str
+    engaged: dict[str, Any]
+
+    steps: int
+    skipped_steps: int
+    epochs: float
+    samples: int
+    metrics: dict[str, float]  # of the last evaluation
+    best: dict[str, Any] | None  # step, metric, value
+
+    seconds: float  # wall time of the training loop over all its parts, resumed ones included
+    seconds_by_part: dict[str, float]  # of this process
+    samples_per_second: float | None  # steady: without the first steps, evaluation and saving
+    peak_memory: dict[str, int]
+    utilisation: dict[str, Any]
+    flops_per_sample: float | None  # of the model: forward and backward, without recompute
+    flops_per_second: float | None
+    matmul_flops_per_second: float | None  # what this device reaches on large matrices in the compute dtype
+
+    data: dict[str, Any]
+    checkpoint: str | None  # newest
+    best_checkpoint: str | None
+    versions: dict[str, str]
+
+    @property
+    def flops_share(self) -> float | None:
+        """Achieved share of the device's measured matmul rate."""
+        if self.flops_per_second is None or not self.matmul_flops_per_second:
+            return None
+        return self.flops_per_second / self.matmul_flops_per_second
+
+    def write(self, path: Path) -> None:
+        """Whole or not at all."""
+        aside = path.with_suffix(f".partial-{os.getpid()}")
+        aside.write_text(json.dumps({**self.model_dump(), "flops_share": self.flops_share}, indent=2) + "\n")
+        aside.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> RunReport:
+        return cls.model_validate(json.loads(path.read_text()))

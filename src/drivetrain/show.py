@@ -1,0 +1,71 @@
+"""Reports for the eye."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from drivetrain.report import RunReport
+
+
+def report_table(report: RunReport) -> Table:
+    """One run, a line a fact."""
+    table = Table(title=f"{report.name}: {report.status.replace('_', ' ')}", show_header=False)
+    rows = {
+        "precision": report.precision + (" (emulated)" if report.emulated else ""),
+        "device": report.device,
+        "parameters": f"{report.engaged['global_parameters']:,}",
+        "steps": f"{report.steps:,} ({report.epochs:.4g} epochs, {report.samples:,} samples)",
+        "skipped steps": str(report.skipped_steps),
+        "time": seconds(report.seconds),
+        "of which": ", ".join(f"{name} {seconds(value)}" for name, value in report.seconds_by_part.items()),
+        "samples/s": "" if report.samples_per_second is None else f"{report.samples_per_second:,.1f}",
+        "peak memory": ", ".join(f"{name} {mebibytes(value)}" for name, value in report.peak_memory.items()),
+        "utilisation": f"mean {report.utilisation['mean']:.0%}, peak {report.utilisation['peak']:.0%}",
+        "model FLOP/s": _flops(report),
+        **{name: f"{value:.4f}" for name, value in report.metrics.items()},
+        "checkpoint": report.checkpoint or "none",
+        "best": ""
+        if report.best is None
+        else f"{report.best_checkpoint} ({report.best['metric']} "
+        f"{report.best['value']:.4f} at step {report.best['step']})",
+    }
+    for name, value in rows.items():
+        if value:
+            table.add_row(name, value)
+    return table
+
+
+def comparison_table(reports: Sequence[RunReport]) -> Table:
+    """A row a run."""
+    memory = list(reports[0].peak_memory)
+    table = Table("precision", "time", "samples/s", *(f"peak {name}" for name in memory), "utilisation")
+    for name in (*reports[0].metrics, "skipped steps"):
+        table.add_column(name, justify="right")
+    for report in reports:
+        table.add_row(
+            report.precision + (" (emulated)" if report.emulated else ""),
+            seconds(report.seconds),
+            f"{report.samples_per_second or 0:,.0f}",
+            *(mebibytes(report.peak_memory[name]) for name in memory),
+            f"{report.utilisation['mean']:.0%}",
+            *(f"{value:.4f}" for value in report.metrics.values()),
+            str(report.skipped_steps),
+        )
+    return table
+
+
+def seconds(value: float) -> str:
+    return f"{value:.1f} s" if value < 90 else f"{value / 60:.1f} min"
+
+
+def mebibytes(value: int) -> str:
+    return f"{value / 2**20:,.1f} MiB"
+
+
+def _flops(report: RunReport) -> str:
+    if report.flops_per_second is None:
+        return ""
+    share = "" if report.flops_share is None else f" ({report.flops_share:.0%} of the device's measured matmul rate)"
+    return f"{report.flops_per_second / 1e9:,.2f} GFLOP/s{share}"

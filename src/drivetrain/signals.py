@@ -1,0 +1,35 @@
+"""SIGTERM and Ctrl-C as a request to save and stop, looked at between steps."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class StopRequest:
+    """`signal_number` is None until a signal came."""
+
+    signal_number: int | None = None
+
+    def receive(self, number: int, _: FrameType | None) -> None:
+        if self.signal_number is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt  # the second Ctrl-C does not wait for the save
+        self.signal_number = number
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """Within, SIGTERM and SIGINT only set the request. Outside the main thread signals stay as they are."""
+    request = StopRequest()
+    try:
+        before = {number: signal.signal(number, request.receive) for number in (signal.SIGTERM, signal.SIGINT)}
+    except ValueError:  # not the main thread
+        yield request
+        return
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

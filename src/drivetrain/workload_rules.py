@@ -1,0 +1,52 @@
+"""Rules that need the data: does this run fit the workload that was built?"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+from drivetrain.config.run import RunConfig
+from drivetrain.errors import Problem, UserError
+from drivetrain.workloads.base import BestMetric, Workload
+
+
+def check_workload(run: RunConfig, workload: Workload) -> None:
+    """UserError with everything about the run that these data and this loss cannot do."""
+    problems = [*_batch(run, workload), *_evaluation(run, workload)]
+    if problems:
+        raise UserError(problems)
+
+
+def best_metric(run: RunConfig, workload: Workload) -> BestMetric:
+    """The run file's choice, else the workload's."""
+    name = run.evaluation.metric
+    if name is None or name == workload.best_metric.name:
+        return workload.best_metric
+    if name == "loss":
+        return BestMetric("loss", higher_is_better=False)
+    return BestMetric(name, higher_is_better=bool(workload.metrics()[name].higher_is_better))
+
+
+def _batch(run: RunConfig, workload: Workload) -> Iterator[Problem]:
+    batch, samples = run.global_batch(), len(workload.train)
+    if batch > samples:
+        yield Problem(
+            "batch_size", f"the batch ({batch}) > the training data ({samples} samples)", f"give at most {samples}"
+        )
+    if not workload.splits_batches and run.micro_batch_size is not None and run.micro_batch_size < batch:
+        yield Problem(
+            "micro_batch_size",
+            f"{run.micro_batch_size} < the batch ({batch}), but this loss does not decompose over samples",
+            "leave micro_batch_size out",
+        )
+
+
+def _evaluation(run: RunConfig, workload: Workload) -> Iterator[Problem]:
+    evaluation = run.evaluation
+    known = ["loss", *workload.metrics()]
+    if evaluation.metric is not None and evaluation.metric not in known:
+        near = difflib.get_close_matches(evaluation.metric, known, n=1)
+        fix = f"did you mean {near[0]}?" if near else f"this workload has: {', '.join(known)}"
+        yield Problem("evaluation.metric", f"there is no metric {evaluation.metric}", fix)
+    if workload.evaluation is None and evaluation.early_stopping is not None:
+        yield Problem("evaluation.early_stopping", "there are no evaluation data to watch", "give evaluation data")
