@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from drivetrain.checkpoint.directory import check_fits, clean_partials, load, newest_good, save
 from drivetrain.checkpoint.retention import best, prune
@@ -34,7 +35,11 @@ class RunCheckpoints:
         """Write one, then delete what need not be kept. RunError leaves the earlier ones as they were."""
         start = time.perf_counter()
         state = self._engine.state_dict()
-        facts = {"run": self._run.name, "precision": self._run.precision, "engine": self._run.engine.name}
+        facts: dict[str, Any] = {
+            "run": self._run.name,
+            "precision": self._run.precision,
+            "engine": self._run.engine.name,
+        }
         if progress.last_evaluation == progress.step:
             facts |= {"metric": progress.metrics[self._metric.name], "metric_name": self._metric.name}
         parts = {

@@ -2,7 +2,7 @@
 
 PyTorch then falls back to scalar kernels: a 512 x 512 product in bf16 took 203 ms where fp32 took 2 ms (two AVX2
 cores, torch 2.13). Tensor cores and AVX-512 BF16 multiply half-precision inputs and accumulate in fp32, then round
-once. The same arithmetic is had from the fp32 kernels: inputs that were already rounded to bf16 are exact in fp32, their
+once. The same arithmetic is had from the fp32 kernels: inputs already rounded to 16 bits are exact in fp32, their
 products too, sums accumulate in fp32, and the result is rounded back. So matrix products and convolutions of 16-bit
 inputs are sent to the fp32 kernels, everything else stays with PyTorch.
 

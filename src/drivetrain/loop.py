@@ -161,8 +161,8 @@ class Curve:
         scale = pending.result.scale
         if scale is not None and scale < SMALLEST_SCALE:
             raise RunError(
-                f"step {pending.step}: the loss scale fell to {scale:.1e} and the gradients still overflow. They are not "
-                "finite for another reason than fp16's range: try precision=fp32 to find it, or a lower learning rate"
+                f"step {pending.step}: the loss scale fell to {scale:.1e} and the gradients still overflow. They are "
+                "not finite for another reason than fp16's range: try precision=fp32 to find it, or a lower learning rate"
             )
 
     def flush(self) -> None:
@@ -202,8 +202,8 @@ def _refuse_non_finite(pending: Pending, loss: float, norm: float) -> None:
     shown = ", ".join(map(str, pending.indices[:16].tolist()))
     more = f" and {len(pending.indices) - 16} more" if len(pending.indices) > 16 else ""
     raise RunError(
-        f"step {pending.step}: {what}. The batch holds training samples {shown}{more}. Nothing was saved after the last "
-        "good checkpoint. Try a lower learning rate, a longer warm-up, loop.max_grad_norm=1, precision=fp32 or "
+        f"step {pending.step}: {what}. The batch holds training samples {shown}{more}. Nothing was saved after the "
+        "last good checkpoint. Try a lower learning rate, a longer warm-up, loop.max_grad_norm=1, precision=fp32 or "
         "bf16-mixed, and look at these samples"
     )
 

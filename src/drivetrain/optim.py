@@ -63,7 +63,8 @@ def _arguments(config: training.Optimizer, cls: type[torch.optim.Optimizer]) -> 
 
 def _groups(named: Iterable[tuple[str, nn.Parameter]], weight_decay: float) -> Iterable[dict[str, Any]]:
     """Matrices and filters decay; biases, gains and other vectors do not (as in BERT's and GPT's training)."""
-    decayed, plain = [], []
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
     for _, parameter in named:
         (decayed if parameter.ndim >= 2 else plain).append(parameter)
     if decayed:

@@ -13,7 +13,7 @@ Status = Literal["completed", "stopped_early", "interrupted"]
 
 
 class RunReport(BaseModel):
-    """Measured values only. Memory is in bytes and named as in docs/measure.md: allocated, reserved, tensor, resident."""
+    """Measured values only. Memory in bytes, named as in docs/measure.md: allocated, reserved, tensor, resident."""
 
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 

@@ -156,11 +156,11 @@ def _missing(field: str, path: Path) -> Iterator[Problem]:
 
 
 def _without_effect(run: RunConfig) -> Iterator[str]:
-    optimizer, given = run.optimizer, run.model_fields_set
+    optimizer, loader, given = run.optimizer, run.loader, run.model_fields_set
     checks = (
         (
             "scaler",
-            "scaler" in run.model_fields_set and not run.precision_spec.scaled,
+            "scaler" in given and not run.precision_spec.scaled,
             "only fp16-mixed scales the loss",
         ),
         ("optimizer.momentum", optimizer.momentum and optimizer.name != "sgd", "only sgd reads it"),
@@ -170,7 +170,7 @@ def _without_effect(run: RunConfig) -> Iterator[str]:
         ("evaluation.every_epochs", _both_cadences(run), "every_steps was given and decides"),
         (
             "loader.prefetch",
-            "prefetch" in run.loader.model_fields_set and not run.loader.workers,
+            "prefetch" in loader.model_fields_set and not loader.workers,
             "there are no workers",
         ),
         ("micro_batch_size", _whole_batch(run), "it is not smaller than the batch"),
@@ -207,6 +207,6 @@ def emulation_notice(precision: Precision, machine: Machine) -> str | None:
     if machine.device != "cpu" or precision.compute in machine.native_dtypes:
         return None
     return (
-        f"{machine.device_name} has no {precision.compute} arithmetic: products are computed in fp32 from rounded inputs "
-        "and rounded back (emulated). Accuracy is what such hardware gives; time and memory are not"
+        f"{machine.device_name} has no {precision.compute} arithmetic: products are computed in fp32 from rounded "
+        "inputs and rounded back (emulated). Accuracy is what such hardware gives; time and memory are not"
     )

@@ -57,7 +57,7 @@ def training_windows(
                 yield [(epoch, int(index)) for index in piece]
 
     batches = iter(_data_loader(samples, collate, keys(), loader, pin_memory))
-    reader = GlobalOrder(order.num_samples, order.batch_size, order._seed, order._lengths)
+    reader = order.copy()  # with prefetching workers the keys run ahead, into the next epoch
     for step in steps:
         epoch, indices = reader.batch(step)
         pieces = math.ceil(len(rank_share(indices, data_rank, data_world)) / micro_batch_size)
@@ -86,7 +86,7 @@ def _data_loader(
 ) -> DataLoader[Any]:
     return DataLoader(
         _Keyed(samples),
-        batch_sampler=keys,  # type: ignore[arg-type]  # any iterable of key lists serves
+        batch_sampler=keys,
         collate_fn=collate,
         num_workers=loader.workers,
         prefetch_factor=loader.prefetch if loader.workers else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 
@@ -22,6 +23,10 @@ class GlobalOrder:
         self._lengths = None if lengths is None else np.asarray(lengths)
         self._epoch = -1
         self._batches: list[np.ndarray] = []
+
+    def copy(self) -> GlobalOrder:
+        """The same order, read independently."""
+        return copy(self)
 
     def batch(self, step: int) -> tuple[int, np.ndarray]:
         """Step (from 0) → (epoch, sample indices of the global batch)."""

@@ -84,7 +84,7 @@ class Engine(ABC):
 
     @abstractmethod
     def forward_backward(self, micro_batches: Sequence[Batch]) -> Tensor:
-        """The whole window, gradients accumulated. Returns the global batch's mean loss: a scalar, detached, in fp32."""
+        """The whole window, gradients accumulated. Returns the global batch's mean loss: scalar, detached, fp32."""
 
     @abstractmethod
     def optimizer_step(self, lr_factor: float) -> StepResult:
@@ -100,7 +100,7 @@ class Engine(ABC):
 
     @abstractmethod
     def state_dict(self) -> State:
-        """{"model", "optimizer", "engine"}, by global parameter names; what `load_state_dict` needs to go on exactly."""
+        """{"model", "optimizer", "engine"}, by global parameter names: what going on exactly needs."""
 
     @abstractmethod
     def load_state_dict(self, state: State) -> None: ...

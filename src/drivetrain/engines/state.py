@@ -9,7 +9,7 @@ from torch import nn
 
 
 def named_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """`optimizer.state_dict()` with names for numbers: {"state": {name: {...}}, "param_groups": [{"params": [name]}]}."""
+    """optimizer.state_dict() with names for numbers: {"state": {name: ...}, "param_groups": [{"params": [name]}]}."""
     names = _names_by_position(model, optimizer)
     saved = optimizer.state_dict()
     groups = [{**group, "params": [names[i] for i in group["params"]]} for group in saved["param_groups"]]

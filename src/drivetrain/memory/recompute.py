@@ -22,7 +22,7 @@ def apply_recompute(model: nn.Module) -> int:
             "recompute", f"{type(model).__name__} has no repeated blocks in a ModuleList or Sequential", "leave it out"
         )
     for block in blocks:
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
     return len(blocks)
 
 
