@@ -173,7 +173,8 @@ def _read(run_file: Path, overrides: list[str] | None) -> tuple[RunConfig, Machi
     from drivetrain.hardware import detect  # only now: a broken run file is answered without importing torch
 
     machine = detect(config.device)
-    problems += rules.check(config, machine)
+    told = {found.field for found in problems}  # a field that was taken out is not reported missing too
+    problems += [found for found in rules.check(config, machine) if found.field not in told]
     if problems:
         raise UserError(problems)
     return config, machine, rules.notices(config, machine)

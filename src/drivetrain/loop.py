@@ -162,7 +162,7 @@ class Curve:
         if scale is not None and scale < SMALLEST_SCALE:
             raise RunError(
                 f"step {pending.step}: the loss scale fell to {scale:.1e} and the gradients still overflow. They are "
-                "not finite for another reason than fp16's range: try precision=fp32 to find it, or a lower learning rate"
+                "not finite for another reason than fp16's range: try precision=fp32, or a lower learning rate"
             )
 
     def flush(self) -> None:

@@ -8,15 +8,15 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
+
+from drivetrain.config.machine import Machine
+from drivetrain.config.precision import Precision
 from drivetrain.measure.flops import FlopCount
 from drivetrain.measure.matmul import matmul_rate
 from drivetrain.measure.memory import TensorPeak, peaks, reset_peaks
 from drivetrain.measure.throughput import Stopwatch, Throughput
 from drivetrain.measure.utilisation import UtilisationSampler
-from torch import Tensor
-
-from drivetrain.config.machine import Machine
-from drivetrain.config.precision import Precision
 
 WARM_UP_STEPS = 3  # not steady: caches, allocator and workers fill
 INSTRUMENTED_STEP = 1  # the second: by then the optimizer has its state

@@ -1,0 +1,158 @@
+"""Two ways of doing the same work, timed in turns, on a machine that does nothing else.
+
+Speeds of one machine drift over minutes (clock, heat, neighbours), so the two sides are measured in pairs: within a
+pair they see the same conditions, and the order swaps from pair to pair (A B, B A, ...), so that a steady drift favours
+neither. One busy foreign thread can slow two-thread training steps several times over; so each measurement waits for
+an idle machine, counts the processor time that others took meanwhile, and a pair that was disturbed is discarded and
+repeated. What decides is the foreign time alone, never the speed: discarding by result would choose the result.
+
+Each measurement is a process of its own. Turns within one process would share what cannot be put back: malloc's
+thresholds and its heap, kernels replaced below autograd, thread pools, oneDNN's cache of primitives. Start-up is kept
+out of the figures by what the child reports, not by sharing a process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+BENCH = Path(__file__).resolve().parent
+LIMIT_CORES = 0.05  # more foreign processor time than this share of a core disturbs a measurement
+IDLE_SECONDS = 3.0  # the machine must have been this quiet for this long before a measurement
+PATIENCE_SECONDS = 120.0  # then it is measured all the same; the pair is judged by what happened meanwhile
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One side once."""
+
+    rate: float  # samples a second
+    foreign_cores: float  # processor time of others while it ran, per second
+    facts: dict[str, Any] = field(default_factory=dict)  # whatever else the child reported
+
+
+@dataclass(frozen=True)
+class Pair:
+    ours: Measurement
+    theirs: Measurement
+
+    @property
+    def ratio(self) -> float:
+        """Above 1: ours is quicker."""
+        return self.ours.rate / self.theirs.rate
+
+    @property
+    def foreign_cores(self) -> float:
+        return max(self.ours.foreign_cores, self.theirs.foreign_cores)
+
+    def is_disturbed(self, limit_cores: float) -> bool:
+        return self.foreign_cores > limit_cores
+
+
+Side = Callable[[int], Measurement]  # the number of the pair → one measurement
+
+
+def interleave(
+    ours: Side, theirs: Side, num_pairs: int, limit_cores: float = LIMIT_CORES, max_attempts: int | None = None
+) -> Iterator[Pair]:
+    """Pairs as they are measured, disturbed ones included, until num_pairs are undisturbed.
+
+    Gives up after max_attempts pairs (left out: twice num_pairs); whoever reads must look at how many are good.
+    """
+    good = 0
+    for attempt in range(max_attempts or 2 * num_pairs):
+        if good == num_pairs:
+            return
+        if attempt % 2 == 0:
+            mine = ours(attempt)
+            pair = Pair(mine, theirs(attempt))
+        else:
+            other = theirs(attempt)
+            pair = Pair(ours(attempt), other)
+        good += not pair.is_disturbed(limit_cores)
+        yield pair
+
+
+def undisturbed(pairs: Sequence[Pair], limit_cores: float = LIMIT_CORES) -> list[Pair]:
+    return [pair for pair in pairs if not pair.is_disturbed(limit_cores)]
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Lower quartile, median, upper quartile; linear between the ordered values, as numpy's percentile."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+# --- one measurement -------------------------------------------------------------------------------------------------
+
+
+def measure(script: str, run_file: Path, result_file: Path) -> Measurement:
+    """Run `python bench/<script> run_file result_file` on an idle machine. The result file is JSON with `rate`."""
+    wait_until_idle()
+    result_file.unlink(missing_ok=True)
+    log = result_file.with_suffix(".log")
+    watch = ForeignWork()
+    with log.open("w") as out:
+        command = [sys.executable, str(BENCH / script), str(run_file), str(result_file)]
+        done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=_environment(), check=False)
+    foreign = watch.cores()
+    if done.returncode != 0 or not result_file.exists():
+        tail = "\n".join(log.read_text().splitlines()[-30:])
+        raise RuntimeError(f"{script} ended with code {done.returncode}:\n{tail}")
+    facts = json.loads(result_file.read_text())
+    return Measurement(facts.pop("rate"), foreign, facts)
+
+
+def _environment() -> dict[str, str]:
+    """As it is, with the checkout's own package first, and without a model hub to ask."""
+    path = os.pathsep.join(filter(None, [str(BENCH.parent / "src"), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+
+
+class ForeignWork:
+    """Processor time of all but this process and the children it waited for, stolen time included."""
+
+    def __init__(self) -> None:
+        self._start, self._busy, self._own = time.perf_counter(), _busy_seconds(), _own_seconds()
+
+    def cores(self) -> float:
+        """Per second since the start, never below 0. Call it when the child was waited for."""
+        foreign = (_busy_seconds() - self._busy) - (_own_seconds() - self._own)
+        return max(0.0, foreign / (time.perf_counter() - self._start))
+
+
+def wait_until_idle(limit_cores: float = LIMIT_CORES) -> bool:
+    """Return once the machine was idle for IDLE_SECONDS; False if PATIENCE_SECONDS passed without."""
+    deadline, quiet_since = time.perf_counter() + PATIENCE_SECONDS, time.perf_counter()
+    while time.perf_counter() < deadline:
+        watch = ForeignWork()
+        time.sleep(0.5)
+        if watch.cores() > limit_cores:
+            quiet_since = time.perf_counter()
+        elif time.perf_counter() - quiet_since >= IDLE_SECONDS:
+            return True
+    return False
+
+
+def _busy_seconds() -> float:
+    times = psutil.cpu_times()
+    guest = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # counted in user and nice already
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - guest)
+
+
+def _own_seconds() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)

@@ -1,0 +1,160 @@
+"""What drivetrain's loop costs: samples a second against a plain PyTorch loop that does the same work.
+
+    python bench/loop_overhead.py
+    python bench/loop_overhead.py --images CIFAR-10-images --text reviews.csv --vocab vocab.txt
+
+Both sides read the same run file: same model, batches, optimizer, clipping, precision and malloc setting; the losses
+are compared, so that "the same work" is seen and not claimed. Rates are of steady steps, from the first point of the
+curve (step 10) to the last step: interpreter, imports, data reading, drivetrain's measured first steps, evaluation and
+saving lie outside. Points of the curve, progress display, events.jsonl and the utilisation sampler lie inside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import recipes
+import samples
+from interleaved import LIMIT_CORES, Measurement, Pair, interleave, measure, quartiles, undisturbed
+from tables import machine_line, markdown_table, write
+
+RESULTS = Path(__file__).resolve().parent / "results"
+SAME_LOSS = {"fp32": 1e-3, "bf16-mixed": 2e-2}  # relative, at the last step: rounding, grown over all steps
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    run: dict[str, Any]
+
+
+def main() -> None:
+    options = parse()
+    rows, summary = [], []
+    with tempfile.TemporaryDirectory(prefix="loop-overhead-") as folder:
+        for case in cases(options, Path(folder)):
+            pairs = []
+            for pair in measured(case, Path(folder), options):
+                pairs.append(pair)
+                rows.append(pair_row(case, len(pairs), pair, options.foreign))
+                print("  ".join(rows[-1]), flush=True)
+            summary.append(summary_row(case, pairs, options))
+    write(options.output, page(options, summary, rows))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="drivetrain's loop against a plain PyTorch loop")
+    parser.add_argument("--pairs", type=int, default=9, help="undisturbed pairs a case")
+    parser.add_argument("--steps", type=int, default=70, help="steps a measurement, the first 10 not timed")
+    parser.add_argument("--workloads", nargs="+", default=["images", "texts"], choices=["images", "texts"])
+    parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16-mixed"])
+    parser.add_argument("--images", type=Path, help="folder with train/ and test/ of class folders; left out, made")
+    parser.add_argument("--text", type=Path, help="CSV with the columns review and label; left out, made")
+    parser.add_argument("--vocab", type=Path, help="WordPiece vocab.txt for --text")
+    parser.add_argument("--foreign", type=float, default=LIMIT_CORES, help="cores of foreign work a pair may have")
+    parser.add_argument("--attempts", type=int, help="most pairs a case; left out, twice --pairs")
+    parser.add_argument("--output", type=Path, default=RESULTS / "loop_overhead.md")
+    return parser.parse_args()
+
+
+def cases(options: argparse.Namespace, folder: Path) -> Iterator[Case]:
+    workloads = {}
+    if "images" in options.workloads:
+        images = samples.images(options.images, folder / "images", num_train=2560, num_evaluation=50)
+        workloads["images"] = recipes.image_workload(images, depths=[1, 1, 1, 1]), 128
+    if "texts" in options.workloads:
+        texts = samples.texts(options.text, options.vocab, folder / "texts", num_train=2560, num_evaluation=50)
+        workloads["texts"] = recipes.text_workload(texts, 2, 128, 128, cache=folder / "cache"), 32
+    for name, (workload, batch) in workloads.items():
+        for precision in options.precisions:
+            run = {
+                "workload": workload,
+                "precision": precision,
+                "batch_size": batch,
+                "loop": {"steps": options.steps, "max_grad_norm": 1.0},
+                "optimizer": {"name": "adamw", "lr": 5e-4},
+                "evaluation": {"every_steps": options.steps},
+                "output": str(folder / "run"),
+            }
+            yield Case(f"{name} {precision}", run)
+
+
+def measured(case: Case, folder: Path, options: argparse.Namespace) -> Iterator[Pair]:
+    run_file = recipes.write_run(folder / "run.yaml", case.run)
+
+    def ours(_: int) -> Measurement:
+        return measure("ours.py", run_file, folder / "ours.json")
+
+    def plain(_: int) -> Measurement:
+        return measure("plain_loop.py", run_file, folder / "plain.json")
+
+    return interleave(ours, plain, options.pairs, options.foreign, options.attempts)
+
+
+def loss_difference(pair: Pair) -> float:
+    """Largest relative difference over the points of the curve."""
+    plain = pair.theirs.facts["losses"]
+    differences = [abs(loss / plain[step] - 1) for step, loss in pair.ours.facts["losses"].items()]
+    return max(differences, default=math.nan)
+
+
+def pair_row(case: Case, number: int, pair: Pair, limit_cores: float) -> list[str]:
+    return [
+        case.name,
+        str(number),
+        f"{pair.ours.rate:.1f}",
+        f"{pair.theirs.rate:.1f}",
+        f"{pair.ratio:.3f}",
+        f"{pair.foreign_cores:.3f}" + (" (discarded)" if pair.is_disturbed(limit_cores) else ""),
+        f"{loss_difference(pair):.1e}",
+    ]
+
+
+def summary_row(case: Case, pairs: list[Pair], options: argparse.Namespace) -> list[str]:
+    good = undisturbed(pairs, options.foreign)
+    name = case.name + (" (emulated)" if pairs[0].ours.facts["emulated"] else "")
+    if not good:
+        return [name, f"0 of {len(pairs)}", *["no undisturbed pair"] * 4]
+    low, median, high = quartiles([pair.ratio for pair in good])
+    difference = max(map(loss_difference, pairs))
+    same = "same" if difference <= SAME_LOSS.get(case.run["precision"], 2e-2) else "NOT THE SAME WORK"
+    count = f"{len(good)} of {len(pairs)}"
+    return [name, count, f"{median:.3f}", f"{low:.3f} to {high:.3f}", f"{1 / median - 1:+.1%}", f"{same}: {difference:.1e}"]
+
+
+def page(options: argparse.Namespace, summary: list[list[str]], rows: list[list[str]]) -> str:
+    made = "made" if options.images is None else "real", "made" if options.text is None else "real"
+    head = ["work", "pairs kept", "median ratio", "quartiles", "overhead", "largest loss difference"]
+    each = ["work", "pair", "drivetrain, samples/s", "plain loop, samples/s", "ratio", "foreign cores", "loss difference"]
+    return "\n".join(
+        [
+            "# What drivetrain's loop costs",
+            "",
+            "Samples a second of steady training steps, drivetrain over a plain PyTorch loop that does the same work "
+            "(1.000 = no cost). Fresh processes in turns, order swapped from pair to pair; pairs with more than "
+            f"{options.foreign} cores of foreign work discarded. `python bench/loop_overhead.py` repeats it.",
+            "",
+            machine_line(),
+            "",
+            f"Images: half-width ResNet-10 at 32 px, batch 128, {made[0]} data. Texts: BERT 2 x 128, up to 128 tokens, "
+            f"batch 32, {made[1]} data. AdamW (fused), clipping at 1. Steps 11 to {options.steps}. \"Emulated\": on this "
+            "CPU both sides compute 16-bit products as rounded fp32 products.",
+            "",
+            markdown_table(head, summary),
+            "",
+            "## Every pair",
+            "",
+            markdown_table(each, rows),
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

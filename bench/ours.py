@@ -1,0 +1,84 @@
+"""drivetrain's side of a bench: `python bench/ours.py RUN.yaml RESULT.json` does what `drivetrain train RUN.yaml` does.
+
+The same call as the command's, with its trackers and cadences, timed from reading the run file on; importing libraries
+comes before, as on the other sides.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from drivetrain.config import rules
+from drivetrain.config.load import load
+from drivetrain.config.run import RunConfig
+from drivetrain.errors import UserError
+from drivetrain.hardware import detect
+from drivetrain.run import run
+from drivetrain.tracking.jsonl import read_events
+
+
+def main(run_file: Path, result_file: Path) -> None:
+    warm_imports()
+    start = time.perf_counter()
+    config = checked(run_file)
+    machine = detect(config.device)
+    report, code = run(config, machine, rules.notices(config, machine), overwrite=True)
+    wall = time.perf_counter() - start
+    assert code == 0, "the run was interrupted"
+    evaluation = report.seconds_by_part.get("evaluation", 0.0)
+    points = [event for event in read_events(config.folder / "events.jsonl") if event["event"] == "step"]
+    result = {
+        "rate": steady_rate(points),
+        "wall_seconds": wall - evaluation,
+        "loop_seconds": report.seconds - evaluation,
+        "samples": report.samples,
+        "losses": {point["step"]: point["loss"] for point in points},
+        "metrics": report.metrics,
+        "parts": report.seconds_by_part,
+        "emulated": report.emulated,
+        "peak_memory": report.peak_memory,
+    }
+    result_file.write_text(json.dumps(result))
+
+
+def warm_imports() -> None:
+    """Transformers imports lazily: by name, before the clock starts, what both sides use."""
+    for name in ("AutoModelForImageClassification", "AutoModelForSequenceClassification", "BertTokenizerFast"):
+        getattr(transformers, name)
+    import pandas
+    import PIL.Image
+    import transformers.models.bert.modeling_bert
+    import transformers.models.resnet.modeling_resnet  # noqa: F401
+
+
+def checked(run_file: Path) -> RunConfig:
+    config, problems = load(run_file)
+    if config is None or problems:
+        raise UserError(problems)
+    problems = rules.check(config, detect(config.device))
+    if problems:
+        raise UserError(problems)
+    return config
+
+
+def steady_rate(points: list[dict[str, Any]]) -> float | None:
+    """Samples a second from the first point of the curve to the last: what happens between points is all counted.
+
+    None if a run is so short that it has one point.
+    """
+    if len(points) < 2:
+        return None
+    first, last = points[0], points[-1]
+    assert all(a["elapsed_seconds"] < b["elapsed_seconds"] for a, b in pairwise(points))
+    return float((last["samples"] - first["samples"]) / (last["elapsed_seconds"] - first["elapsed_seconds"]))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

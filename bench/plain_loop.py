@@ -1,0 +1,124 @@
+"""The training loop that one writes by hand: `python bench/plain_loop.py RUN.yaml RESULT.json`.
+
+What it shares with drivetrain is the work: the run file's data in the run file's order, malloc's setting, and on a CPU
+without 16-bit arithmetic its emulation. The loop itself is plain PyTorch, without meters, files, signals or checks. It
+keeps its losses, so that the bench can show that both sides did the same.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch.utils.data import DataLoader, Dataset
+
+from drivetrain.config.run import RunConfig
+from drivetrain.data.order import GlobalOrder
+from drivetrain.hardware import detect
+from drivetrain.memory.allocator import keep_freed_blocks
+from drivetrain.precision import arithmetic
+from drivetrain.workloads.base import Workload
+from drivetrain.workloads.build import build_workload
+from ours import checked
+
+AUTO_CLASSES = {
+    "image_classification": transformers.AutoModelForImageClassification,
+    "text_classification": transformers.AutoModelForSequenceClassification,
+}
+
+
+def main(run_file: Path, result_file: Path) -> None:
+    config = checked(run_file)
+    machine = detect(config.device)
+    if config.allocator == "keep" and machine.device == "cpu":
+        keep_freed_blocks()
+    with arithmetic(config.precision_spec, machine):
+        rate, losses = train(config, torch.device(machine.device))
+    result_file.write_text(json.dumps({"rate": rate, "losses": losses}))
+
+
+def train(config: RunConfig, device: torch.device) -> tuple[float, dict[int, float]]:
+    """Samples a second of the steps after the first point of the curve, and the losses of all steps."""
+    workload = build_workload(config.workload, config.seed)
+    torch.manual_seed(config.seed)
+    model = build_model(config, workload).to(device)
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.optimizer.lr, weight_decay=0.0, fused=True)
+    precision = config.precision_spec
+    scaler = torch.amp.GradScaler(device.type, enabled=precision.scaled)
+    losses, samples, start = [], 0, 0.0
+
+    for step, batch in enumerate(batches(config, workload), 1):
+        batch = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+        labels = batch.pop("labels")
+        with torch.autocast(device.type, dtype=getattr(torch, precision.compute), enabled=precision.autocast):
+            logits = model(**batch).logits
+            loss = torch.nn.functional.cross_entropy(logits.float(), labels)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.loop.max_grad_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.detach())
+        samples += len(labels)
+        if step == config.tracking.log_every:
+            finish(device)
+            samples, start = 0, time.perf_counter()
+
+    finish(device)
+    seconds = time.perf_counter() - start
+    return samples / seconds, {step: float(loss) for step, loss in enumerate(losses, 1)}
+
+
+def build_model(config: RunConfig, workload: Workload) -> torch.nn.Module:
+    given = dict(config.workload.model.config)
+    if config.workload.type == "text_classification":
+        given |= {"vocab_size": len(Path(config.workload.model.tokenizer).read_text().splitlines()), "pad_token_id": 0}
+    built = transformers.AutoConfig.for_model(**given, num_labels=workload.facts["classes"])
+    model = AUTO_CLASSES[config.workload.type].from_config(built)
+    if config.workload.type == "image_classification" and config.workload.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    return model
+
+
+class Keyed(Dataset[Any]):
+    def __init__(self, workload: Workload) -> None:
+        self.samples = workload.train
+
+    def __getitem__(self, key: tuple[int, int]) -> Any:
+        epoch, index = key
+        return self.samples.load(index, epoch)
+
+
+def batches(config: RunConfig, workload: Workload) -> Iterator[dict[str, torch.Tensor]]:
+    order = GlobalOrder(len(workload.train), config.global_batch(), config.seed, workload.lengths)
+    keys = []
+    for step in range(config.loop.steps):
+        epoch, indices = order.batch(step)
+        keys.append([(epoch, int(index)) for index in indices])
+    return iter(
+        DataLoader(
+            Keyed(workload),
+            batch_sampler=keys,
+            collate_fn=workload.collate,
+            num_workers=config.loader.workers,
+            pin_memory=torch.cuda.is_available(),
+            generator=torch.Generator().manual_seed(0),  # or it would draw from the generator that dropout uses
+        )
+    )
+
+
+def finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

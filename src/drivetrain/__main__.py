@@ -1,0 +1,5 @@
+"""`python -m drivetrain` is `drivetrain`."""
+
+from drivetrain.cli import main
+
+main()

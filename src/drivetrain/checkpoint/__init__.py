@@ -1,0 +1,1 @@
+"""Saved state: canonical form, atomic directories, what is kept."""

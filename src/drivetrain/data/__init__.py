@@ -1,0 +1,1 @@
+"""Sources, formats and the order of samples."""

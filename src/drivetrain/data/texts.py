@@ -1,0 +1,101 @@
+"""A table of texts → labelled texts, with what was dropped and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from drivetrain.config.workload import TextData
+from drivetrain.data.tables import column, read_table
+from drivetrain.errors import Problem, UserError, problem
+
+
+@dataclass(frozen=True)
+class Texts:
+    """N texts. labels: (N,) as they stand in the file, as strings; rows: (N,) their row numbers, from 1."""
+
+    first: list[str]
+    second: list[str] | None
+    labels: np.ndarray
+    rows: np.ndarray
+    without_text: int  # rows dropped
+
+    def take(self, indices: np.ndarray) -> Texts:
+        second = None if self.second is None else [self.second[i] for i in indices]
+        return Texts([self.first[i] for i in indices], second, self.labels[indices], self.rows[indices], 0)
+
+
+def read_texts(config: TextData, path: str, field: str, labelled: bool = True, split: str = "train") -> Texts:
+    """Read, drop rows without text, and check. UserError with all problems of the columns at once."""
+    table = read_table(path, field, config.header, config.subset, split)
+    wanted: dict[str, Any] = {"text_column": config.text_column}
+    if config.text_pair_column is not None:
+        wanted["text_pair_column"] = config.text_pair_column
+    if labelled:
+        wanted["label_column"] = config.label_column
+    columns: dict[str, pd.Series] = {}
+    problems: list[Problem] = []
+    for name, given in wanted.items():
+        try:
+            columns[name] = column(table, given, path, f"workload.data.{name}")
+        except UserError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise UserError(problems)
+    return _texts(columns, path, field)
+
+
+def _texts(columns: dict[str, pd.Series], path: str, field: str) -> Texts:
+    first = _strings(columns["text_column"])
+    second = _strings(columns["text_pair_column"]) if "text_pair_column" in columns else None
+    kept = np.flatnonzero([bool(text.strip()) for text in first])
+    if not len(kept):
+        raise problem(field, f"no row of {path} has a text", "check text_column")
+    labels = np.full(len(first), "", dtype=object)
+    if "label_column" in columns:
+        labels = np.array(_strings(columns["label_column"]), dtype=object)
+        unlabelled = [int(i) + 1 for i in kept if not str(labels[i]).strip()]
+        if unlabelled:
+            shown = ", ".join(map(str, unlabelled[:5])) + (" ..." if len(unlabelled) > 5 else "")
+            raise problem(field, f"{len(unlabelled)} rows of {path} have no label: {shown}", "label or remove them")
+    everything = Texts(first, second, labels, np.arange(1, len(first) + 1), 0)
+    part = everything.take(kept)
+    return Texts(part.first, part.second, part.labels, part.rows, without_text=len(first) - len(kept))
+
+
+def _strings(values: pd.Series) -> list[str]:
+    """Missing values are empty; whole floats that pandas made of integers are integers again."""
+    if pd.api.types.is_float_dtype(values) and (values.dropna() % 1 == 0).all():
+        values = values.astype("Int64")
+    return ["" if pd.isna(value) else str(value) for value in values.astype(object)]
+
+
+def class_names(labels: Sequence[str], field: str) -> list[str]:
+    """Sorted, as numbers if all are. UserError if there is only one."""
+    names = set(labels)
+    if len(names) < 2:
+        raise problem(field, f"all {len(labels)} samples are of one class, {next(iter(names))!r}", "check label_column")
+    if len(names) > max(1000, len(labels) // 2):
+        raise problem(
+            field, f"{len(names)} different labels over {len(labels)} samples: hardly classes", "check label_column"
+        )
+    try:
+        return sorted(names, key=int)
+    except ValueError:
+        return sorted(names)
+
+
+def encode(labels: np.ndarray, names: Sequence[str], path: str, field: str) -> np.ndarray:
+    """Labels → their numbers. UserError for labels that training does not know."""
+    numbers = {name: number for number, name in enumerate(names)}
+    unknown = sorted({str(label) for label in labels} - numbers.keys())
+    if unknown:
+        shown = ", ".join(repr(label) for label in unknown[:5])
+        raise problem(
+            field, f"{path} has labels that the training data lack: {shown}", f"known: {', '.join(names[:20])}"
+        )
+    return np.array([numbers[label] for label in labels], dtype=np.int64)

@@ -1,0 +1,88 @@
+"""Peak memory, named for what it is: allocated and reserved (CUDA), tensor and resident (CPU)."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+
+
+def reset_peaks(device: torch.device) -> None:
+    """Start a new peak. Where the kernel keeps no resettable one, the resident peak is since the process began."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    try:
+        _CLEAR.write_text("5")  # proc(5): resets VmHWM
+    except OSError:
+        return
+
+
+def peaks(device: torch.device) -> dict[str, int]:
+    """Bytes since `reset_peaks`: allocated and reserved by torch on CUDA; resident of the process on a CPU."""
+    if device.type == "cuda":
+        return {
+            "allocated": torch.cuda.max_memory_allocated(device),
+            "reserved": torch.cuda.max_memory_reserved(device),
+        }
+    return {"resident": _resident_peak()}
+
+
+def _resident_peak() -> int:
+    # not ru_maxrss: in a child process that can be the parent's
+    found = re.search(r"VmHWM:\s*(\d+) kB", _STATUS.read_text()) if _STATUS.exists() else None
+    return int(found.group(1)) * 1024 if found else psutil.Process().memory_info().rss
+
+
+class TensorPeak(TorchDispatchMode):
+    """Peak bytes of live CPU tensor storages while active, those given to `track` included.
+
+    Every storage an operator returns counts from its birth until it is freed, so a peak inside one operator (its
+    scratch space) is not seen. Too slow for every step: meant for one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._live: dict[int, int] = {}  # storage → bytes
+        self._bytes = 0
+        self.peak_bytes = 0
+
+    def track(self, tensors: Iterable[Tensor]) -> None:
+        """Count tensors that were there before."""
+        for tensor in tensors:
+            self._see(tensor)
+            if tensor.grad is not None:
+                self._see(tensor.grad)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in tree_iter(result):
+            if isinstance(value, Tensor):
+                self._see(value)
+        return result
+
+    def _see(self, tensor: Tensor) -> None:
+        if tensor.device.type != "cpu" or tensor.is_sparse:
+            return
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._live:
+            return
+        self._live[key] = size
+        self._bytes += size
+        self.peak_bytes = max(self.peak_bytes, self._bytes)
+        weakref.finalize(storage, self._forget, key)
+
+    def _forget(self, key: int) -> None:
+        self._bytes -= self._live.pop(key, 0)

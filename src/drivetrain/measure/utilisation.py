@@ -1,0 +1,137 @@
+"""How busy the device is, sampled in the background: NVML for a GPU, processor time for a CPU."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any, Protocol
+
+import psutil
+import torch
+
+MOST_POINTS = 2000  # of the series kept for plots
+
+
+class Source(Protocol):
+    def read(self) -> float:
+        """Share of the device in use since the last call, 0 to 1."""
+
+    def extra(self) -> dict[str, Any]: ...
+
+
+class UtilisationSampler:
+    """`with UtilisationSampler(device) as sampler: ...`, then `sampler.summary()`."""
+
+    def __init__(self, device: torch.device, every_seconds: float = 0.5) -> None:
+        self._every = every_seconds
+        self._source: Source = _Gpu.open(device) or _Cpu() if device.type == "cuda" else _Cpu()
+        self._series: list[tuple[float, float]] = []  # seconds since the start, share
+        self._stride = self._seen = 0
+        self._sum = self._peak = 0.0
+        self._stop = threading.Event()
+
+    def __enter__(self) -> UtilisationSampler:
+        self._start = time.perf_counter()
+        self._source.read()
+        self._thread = threading.Thread(target=self._sample, name="utilisation", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._stop.set()
+        self._thread.join()
+        if not self._seen:
+            self._take()  # a run shorter than one interval
+
+    def summary(self) -> dict[str, Any]:
+        """{"mean", "peak": 0 to 1, "samples", "series": [[seconds, share]], and of a GPU its own}."""
+        mean = self._sum / self._seen if self._seen else 0.0
+        series = [[round(at, 2), round(share, 4)] for at, share in self._series]
+        return {"mean": mean, "peak": self._peak, "samples": self._seen, "series": series, **self._source.extra()}
+
+    def _sample(self) -> None:
+        while not self._stop.wait(self._every):
+            self._take()
+
+    def _take(self) -> None:
+        share = self._source.read()
+        self._seen += 1
+        self._sum += share
+        self._peak = max(self._peak, share)
+        self._stride += 1
+        if self._stride >= self._keep_every:
+            self._stride = 0
+            self._series.append((time.perf_counter() - self._start, share))
+            if len(self._series) > MOST_POINTS:
+                self._series = self._series[::2]
+
+    @property
+    def _keep_every(self) -> int:
+        return max(1, 2 * self._seen // MOST_POINTS)
+
+
+class _Cpu:
+    """Processor time of this process and its workers over the cores they may use."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._at = time.perf_counter()
+        self._used = self._processor_seconds()
+
+    def read(self) -> float:
+        now, used = time.perf_counter(), self._processor_seconds()
+        share = max(0.0, used - self._used) / max(1e-9, now - self._at) / self._cores
+        self._at, self._used = now, used
+        return min(1.0, share)
+
+    def extra(self) -> dict[str, Any]:
+        return {}
+
+    def _processor_seconds(self) -> float:
+        total = 0.0
+        for process in [self._process, *self._process.children(recursive=True)]:
+            try:
+                times = process.cpu_times()
+            except psutil.Error:  # a worker that ended just now
+                continue
+            total += times.user + times.system
+        return total
+
+
+class _Gpu:
+    """NVML's utilisation, memory and energy of one GPU."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml, self._handle = nvml, handle
+        self._memory_peak = 0
+        self._energy_start = self._millijoules()
+
+    @classmethod
+    def open(cls, device: torch.device) -> _Gpu | None:
+        """None where NVML cannot be used; a run does not fail for it."""
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+            return cls(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid))
+        except Exception:  # no driver, no permission, a virtual GPU: NVML has an error class for each
+            return None
+
+    def read(self) -> float:
+        memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used
+        self._memory_peak = max(self._memory_peak, int(memory))
+        return float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu) / 100
+
+    def extra(self) -> dict[str, Any]:
+        now = self._millijoules()
+        energy = None if now is None or self._energy_start is None else (now - self._energy_start) / 1000
+        return {"device_memory_peak_bytes": self._memory_peak, "energy_joules": energy}
+
+    def _millijoules(self) -> int | None:
+        try:
+            return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
+        except self._nvml.NVMLError:
+            return None

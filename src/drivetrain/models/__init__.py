@@ -1,0 +1,1 @@
+"""Models: loading and building them, and what is changed in them before training."""

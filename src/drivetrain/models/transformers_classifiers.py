@@ -1,0 +1,276 @@
+"""Transformers classifiers: from a folder or the hub with their weights, or from a config with a random start."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from drivetrain.errors import Problem, UserError, problem
+
+Warn = Callable[[str], None]
+
+# What the data and the run file decide elsewhere: not to be given twice.
+DECIDED_ELSEWHERE = {
+    "num_labels": "the data decide it",
+    "id2label": "the data decide it",
+    "label2id": "the data decide it",
+    "dtype": "the run's precision decides it",
+    "torch_dtype": "the run's precision decides it",
+}
+
+
+def build_classifier(
+    auto_class: str,
+    path: str | None,
+    config: Mapping[str, Any] | None,
+    labels: Sequence[str],
+    field: str,
+    warn: Warn = logging.getLogger(__name__).warning,
+) -> nn.Module:
+    """A Transformers classifier over `labels`, in fp32, in evaluation mode if loaded and training mode if made.
+
+    auto_class: AutoModelForImageClassification, AutoModelForSequenceClassification, ...
+    path: a local folder or a hub id to start from; or else
+    config: `model_type` and the fields of its Transformers config, for a random start from torch's global generator.
+    field: the run-file path of the model block (workload.model), which problems name.
+    warn: is told what of a loaded model starts at random, such as a head over other classes.
+
+    Raises UserError with everything that is wrong with the path or the config.
+    """
+    assert (path is None) != (config is None), "rules.check lets exactly one of path and config pass"
+    if path is not None:
+        return _load(auto_class, path, labels, f"{field}.path", warn)
+    return _make(auto_class, dict(config or {}), labels, f"{field}.config")
+
+
+# --- from a config ---------------------------------------------------------------------------------------------------
+
+
+def _make(auto_class: str, given: dict[str, Any], labels: Sequence[str], field: str) -> nn.Module:
+    import transformers
+
+    auto = getattr(transformers, auto_class)
+    model_type = given.pop("model_type", None)
+    config_class = _config_class(auto, auto_class, model_type, field)
+    with _quiet():
+        problems = [*_given_twice(given, field), *_unknown_keys(config_class, given, field)]
+        problems += _bad_values(config_class, {k: v for k, v in given.items() if k not in DECIDED_ELSEWHERE}, field)
+        if problems:
+            raise UserError(problems)
+        config = config_class(**given, **_label_maps(labels))
+        try:
+            return auto.from_config(config, dtype=torch.float32)
+        except Exception as error:  # whatever a config's combination breaks inside the architecture
+            raise problem(
+                field, f"{model_type} cannot be built from it: {_one_line(error)}", "correct the sizes it names"
+            ) from error
+
+
+def _config_class(auto: Any, auto_class: str, model_type: Any, field: str) -> type:
+    from transformers import CONFIG_MAPPING
+
+    fitting = list(auto._model_mapping._model_mapping)  # model types with this head; Transformers has no public list
+    if model_type not in CONFIG_MAPPING:
+        why = "is required and was not given" if model_type is None else f"Transformers knows no {model_type!r}"
+        raise problem(f"{field}.model_type", why, _nearest(str(model_type), fitting))
+    config_class: type = CONFIG_MAPPING[model_type]
+    if config_class not in auto._model_mapping:
+        raise problem(
+            f"{field}.model_type", f"{model_type} has no {auto_class.removeprefix('AutoModelFor')} head", _some(fitting)
+        )
+    return config_class
+
+
+def _given_twice(given: Mapping[str, Any], field: str) -> Iterator[Problem]:
+    for key in given:
+        if key in DECIDED_ELSEWHERE:
+            yield Problem(f"{field}.{key}", f"{DECIDED_ELSEWHERE[key]}", "leave it out")
+
+
+def _unknown_keys(config_class: type, given: Mapping[str, Any], field: str) -> Iterator[Problem]:
+    """Keys that Transformers would take without a word and never read.
+
+    Beside the fields a config declares it understands older spellings (rope_theta), which it takes out of the keyword
+    arguments. What is left over it stores as it came: those are the unknown ones. Generation settings it drops.
+    """
+    from transformers import GenerationConfig
+
+    known = _declared_keys(config_class)
+    undeclared = {key: value for key, value in given.items() if key not in known and key not in DECIDED_ELSEWHERE}
+    if not undeclared:
+        return
+    stored, generation = vars(config_class(**undeclared)), vars(GenerationConfig())
+    for key in undeclared:
+        if key in stored or key in generation:
+            model_type = getattr(config_class, "model_type", config_class.__name__)
+            yield Problem(f"{field}.{key}", f"a {model_type} config has no such key", _nearest(key, sorted(known)))
+
+
+def _declared_keys(config_class: Any) -> set[str]:
+    signatures = (inspect.signature(cls.__init__) for cls in config_class.__mro__ if "__init__" in vars(cls))
+    named = {
+        name
+        for signature in signatures
+        for name, parameter in signature.parameters.items()
+        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) and name != "self"
+    }
+    return named | set(config_class.attribute_map) | {"attn_implementation"}
+
+
+def _bad_values(config_class: type, given: Mapping[str, Any], field: str) -> Iterator[Problem]:
+    """Each value that the config refuses by itself; if there is none, what it refuses of them together."""
+    together = _refusal(config_class, given)
+    if together is None:
+        return
+    alone = {key: refusal for key, value in given.items() if (refusal := _refusal(config_class, {key: value}))}
+    for key, refusal in alone.items():
+        yield Problem(f"{field}.{key}", f"{given[key]!r} was given; {refusal}", "correct the value")
+    if not alone:
+        yield Problem(field, f"these values do not go together: {together}", "correct one of them")
+
+
+def _refusal(config_class: type, given: Mapping[str, Any]) -> str | None:
+    try:
+        config_class(**given)
+    except Exception as error:  # each architecture validates in its own way
+        return _one_line(error)
+    return None
+
+
+# --- from weights ----------------------------------------------------------------------------------------------------
+
+
+def _load(auto_class: str, path: str, labels: Sequence[str], field: str, warn: Warn) -> nn.Module:
+    import transformers
+
+    auto = getattr(transformers, auto_class)
+    local = _is_local(path, field)
+    with _quiet():
+        try:
+            # read apart, because ours replaces the classes it was trained on
+            trained_config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+            if type(trained_config) not in auto._model_mapping:
+                head = auto_class.removeprefix("AutoModelFor")
+                raise problem(
+                    field, f"{path} is a {trained_config.model_type}, which has no {head} head", "give another"
+                )
+            model, info = auto.from_pretrained(
+                path,
+                dtype=torch.float32,
+                trust_remote_code=False,  # a downloaded model must not run code of its own
+                ignore_mismatched_sizes=True,  # a head over other classes is replaced, and said below
+                output_loading_info=True,
+                **_label_maps(labels),
+            )
+        except UserError:
+            raise
+        except Exception as error:  # OSError for what is missing, others for what is broken
+            raise _unloadable(path, local, field, error) from error
+    _say_what_is_new(model, info, path, field, warn)
+    _say_if_classes_differ(trained_config, labels, info, warn)
+    return model
+
+
+def _is_local(path: str, field: str) -> bool:
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise problem(field, f"{path} holds no config.json", "give a folder that save_pretrained or a hub wrote")
+        return True
+    if folder.exists():
+        raise problem(field, f"{path} is a file", "give the folder that holds config.json and the weights")
+    if path.startswith((".", "/", "~")) or len(Path(path).parts) > 2:
+        raise problem(field, f"{path} does not exist", f"relative paths are taken from {Path.cwd()}")
+    return False
+
+
+def _unloadable(path: str, local: bool, field: str, error: Exception) -> UserError:
+    if local:
+        return problem(field, f"{path} cannot be loaded: {_one_line(error)}", "give a complete model folder")
+    return problem(
+        field,
+        f"{path} is no folder here, and could not be had from the hub: {_one_line(error)}",
+        "download it where there is a network (hf download ID --local-dir FOLDER) and give the folder's path",
+    )
+
+
+def _say_what_is_new(model: Any, info: Mapping[str, Any], path: str, field: str, warn: Warn) -> None:
+    body = f"{model.base_model_prefix}."
+    mismatched = {entry[0]: (tuple(entry[1]), tuple(entry[2])) for entry in info["mismatched_keys"]}
+    in_body = sorted(name for name in mismatched if name.startswith(body))
+    if in_body:
+        there, here = mismatched[in_body[0]]
+        raise problem(
+            field,
+            f"{len(in_body)} weights in {path} do not fit its own config, {in_body[0]} first: {there} against {here}",
+            "give a folder whose config.json belongs to its weights",
+        )
+    new = sorted({*mismatched, *info["missing_keys"]})
+    head = [name for name in new if not name.startswith(body)]
+    rest = [name for name in new if name.startswith(body)]
+    if head:
+        warn(f"the classification head of {path} is replaced and starts at random: {_listed(head)}")
+    if rest:
+        warn(f"{path} lacks weights, which start at random: {_listed(rest)}")
+
+
+def _say_if_classes_differ(trained: Any, labels: Sequence[str], info: Mapping[str, Any], warn: Warn) -> None:
+    """A head of the right size is kept: its outputs may still mean other classes, or the same ones in another order."""
+    before = [str(trained.id2label[i]) for i in sorted(trained.id2label)]
+    unnamed = all(name == f"LABEL_{i}" for i, name in enumerate(before))
+    if len(before) == len(labels) and not info["missing_keys"] and not unnamed and before != list(labels):
+        warn(f"the head was trained for the classes {_listed(before)}; it now stands for {_listed(list(labels))}")
+
+
+# --- shared ----------------------------------------------------------------------------------------------------------
+
+
+def _label_maps(labels: Sequence[str]) -> dict[str, Any]:
+    return {
+        "num_labels": len(labels),
+        "id2label": dict(enumerate(labels)),
+        "label2id": {label: i for i, label in enumerate(labels)},
+    }
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Transformers' bars and tables: what matters of them is said in our own words."""
+    from transformers.utils import logging as transformers_logging
+
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def _nearest(given: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(given, known, n=3, cutoff=0.6)
+    return f"did you mean {' or '.join(near)}?" if near else _some(known)
+
+
+def _some(names: Iterable[str]) -> str:
+    return f"there are: {', '.join(sorted(names))}"
+
+
+def _listed(names: Sequence[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}{'…' if len(text) > 300 else ''}"

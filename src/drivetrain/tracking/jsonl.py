@@ -1,0 +1,68 @@
+"""events.jsonl: every event of a run, a JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from drivetrain.errors import RunError
+from drivetrain.tracking.events import Event, RunStarted, Tracker
+
+FILE_NAME = "events.jsonl"
+
+
+class JsonlTracker(Tracker):
+    """Appends. When a run resumes, points past its first step are taken out, so that the curve has each step once.
+
+    JSON has no NaN or infinity: such numbers are written as strings ("nan", "inf").
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE_NAME
+
+    def handle(self, event: Event) -> None:
+        try:
+            if isinstance(event, RunStarted):
+                _cut_after(self._path, event.first_step)
+            line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **_finite(event.as_dict())}
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+        except OSError as error:
+            raise RunError(
+                f"{self._path} cannot be written: {error.strerror}; make room, then go on with --resume"
+            ) from error
+
+    def close(self) -> None:
+        """Every line was closed when it was written."""
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """The events of a file; a last line cut off by a kill is left out."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def _cut_after(path: Path, step: int) -> None:
+    if not path.exists():
+        return
+    kept = [event for event in read_events(path) if event.get("step", 0) <= step]
+    aside = path.with_suffix(f".partial-{os.getpid()}")
+    aside.write_text("".join(json.dumps(event, ensure_ascii=False) + "\n" for event in kept), encoding="utf-8")
+    aside.replace(path)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

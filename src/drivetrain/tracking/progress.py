@@ -1,0 +1,95 @@
+"""Live progress on a terminal; plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from drivetrain.tracking.events import (
+    CheckpointSaved,
+    Evaluated,
+    Event,
+    RunFinished,
+    RunStarted,
+    StepDone,
+    Tracker,
+    Warned,
+)
+
+PLAIN_LINE_SECONDS = 5.0  # off a terminal: at most one line of the curve in this time
+
+
+class ProgressTracker(Tracker):
+    """Writes to stderr, so that stdout holds results only. quiet: warnings and failures only."""
+
+    def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, highlight=False)
+        self._quiet = quiet
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+        self._total = 0
+        self._last_line = 0.0
+
+    def handle(self, event: Event) -> None:
+        match event:
+            case Warned():
+                self._print(f"[yellow]note[/] {escape(event.message)}")
+            case RunStarted() if not self._quiet:
+                self._start(event)
+            case StepDone() if not self._quiet:
+                self._step(event)
+            case Evaluated() if not self._quiet:
+                values = "  ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
+                best = "  [green]best[/]" if event.best else ""
+                self._print(f"step {event.step:>6}  evaluation  {values}  ({event.seconds:.1f} s){best}")
+            case CheckpointSaved() if not self._quiet and not self._console.is_terminal:
+                self._print(f"step {event.step:>6}  saved {escape(event.path)} ({event.bytes / 2**20:.1f} MiB)")
+            case RunFinished() if event.status != "failed" and not self._quiet:
+                self._finish(event)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _print(self, line: str) -> None:
+        (self._bar.console if self._bar else self._console).print(line)
+
+    def _start(self, event: RunStarted) -> None:
+        self._total = event.total_steps
+        shown = {key: value for key, value in event.facts.items() if isinstance(value, str | int | float)}
+        facts = "  ".join(f"{key}={value}" for key, value in shown.items())
+        self._print(f"[bold]{escape(event.name)}[/] → {escape(event.output)}")
+        self._print(f"[dim]{escape(facts)}[/]")
+        if event.first_step:
+            self._print(f"resumed after step {event.first_step} of {event.total_steps}")
+        if self._console.is_terminal:
+            columns = (
+                TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+                BarColumn(bar_width=30),
+                TextColumn("{task.description}"),
+                TimeElapsedColumn(),
+                TextColumn("eta"),
+                TimeRemainingColumn(elapsed_when_finished=False),
+            )
+            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._task = self._bar.add_task("starting", total=event.total_steps, completed=event.first_step)
+            self._bar.start()
+
+    def _step(self, event: StepDone) -> None:
+        scale = "" if event.scale is None else f"  scale {event.scale:g}  skipped {event.skipped_steps}"
+        text = f"loss {event.loss:.4f}  norm {event.grad_norm:.3g}  lr {event.lr:.2e}{scale}"
+        rate = f"{event.samples_per_second:,.0f} samples/s"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=event.step, description=f"{text}  {rate}")
+        elif time.perf_counter() - self._last_line >= PLAIN_LINE_SECONDS or event.step == self._total:
+            self._last_line = time.perf_counter()
+            done = event.step / self._total
+            self._print(f"step {event.step:>6}/{self._total} ({done:.0%})  epoch {event.epoch:.2f}  {text}  {rate}")
+
+    def _finish(self, event: RunFinished) -> None:
+        self.close()
+        self._print(escape(event.message))
