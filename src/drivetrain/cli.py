@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -134,9 +135,9 @@ def version() -> None:
     typer.echo(__version__)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Entry point. Users' errors and failed runs are told in words; a traceback means a bug of ours."""
-    sys.exit(_told(app))
+    sys.exit(_told(functools.partial(app, args=arguments)))
 
 
 def _told(command: Callable[[], Any]) -> int:

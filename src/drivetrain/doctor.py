@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from rich.console import Group
+from rich.markup import escape
 from rich.table import Table
 
 from drivetrain import environment
@@ -50,7 +51,7 @@ def render(findings: dict[str, Any]) -> Group:
     for name, (state, why) in findings["precisions"].items():
         works.add_row(f"precision={name}", _coloured(state), why)
     for package, (state, why) in findings["optional"].items():
-        works.add_row(package, _coloured(state), why)
+        works.add_row(package, _coloured(state), escape(why))
     works.add_row("compile=true", _coloured(findings["compile"][0]), findings["compile"][1])
     return Group(machine, works)
 

@@ -27,7 +27,7 @@ def check(run: RunConfig, machine: Machine) -> list[Problem]:
 def notices(run: RunConfig, machine: Machine) -> list[str]:
     """What works but should be known: settings without effect, precisions the device only emulates."""
     emulation = emulation_notice(run.precision_spec, machine)
-    return [*_without_effect(run), *([emulation] if emulation else [])]
+    return [*_without_effect(run), *_underflow(run), *([emulation] if emulation else [])]
 
 
 # --- what cannot work ----------------------------------------------------------------------------------------------
@@ -200,6 +200,18 @@ def _both_cadences(run: RunConfig) -> bool:
 def _whole_batch(run: RunConfig) -> bool:
     batch = run.batch_size or run.batch_size_per_device
     return run.micro_batch_size is not None and batch is not None and run.micro_batch_size >= batch
+
+
+SMALLEST_FP16 = 2.0**-24  # the smallest positive fp16 number
+
+
+def _underflow(run: RunConfig) -> Iterator[str]:
+    in_fp16 = run.precision_spec.parameters == "float16" and run.optimizer.name in {"adam", "adamw"}
+    if in_fp16 and run.optimizer.eps < SMALLEST_FP16:
+        yield (
+            f"optimizer.eps={run.optimizer.eps:g} is 0 in fp16: a parameter whose gradient is 0 becomes NaN. Give eps of "
+            "at least 1e-7, or take fp16-mixed"
+        )
 
 
 def emulation_notice(precision: Precision, machine: Machine) -> str | None:

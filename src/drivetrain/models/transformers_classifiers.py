@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,8 +71,16 @@ def _make(auto_class: str, given: dict[str, Any], labels: Sequence[str], field: 
             return auto.from_config(config, dtype=torch.float32)
         except Exception as error:  # whatever a config's combination breaks inside the architecture
             raise problem(
-                field, f"{model_type} cannot be built from it: {_one_line(error)}", "correct the sizes it names"
+                field, f"{model_type} cannot be built from it: {_one_line(error)}", "correct the value it names"
             ) from error
+
+
+def config_accepts(config: Mapping[str, Any], key: str) -> bool:
+    """Whether the config of `config["model_type"]` has the field `key`; False for a model type that does not exist."""
+    from transformers import CONFIG_MAPPING
+
+    model_type = config.get("model_type")
+    return model_type in CONFIG_MAPPING and key in _declared_keys(CONFIG_MAPPING[model_type])
 
 
 def _config_class(auto: Any, auto_class: str, model_type: Any, field: str) -> type:
@@ -152,7 +161,7 @@ def _load(auto_class: str, path: str, labels: Sequence[str], field: str, warn: W
     import transformers
 
     auto = getattr(transformers, auto_class)
-    local = _is_local(path, field)
+    path, local = _located(path, field)
     with _quiet():
         try:
             # read apart, because ours replaces the classes it was trained on
@@ -179,17 +188,18 @@ def _load(auto_class: str, path: str, labels: Sequence[str], field: str, warn: W
     return model
 
 
-def _is_local(path: str, field: str) -> bool:
+def _located(path: str, field: str) -> tuple[str, bool]:
+    """The path with ~ filled in, and whether it is a folder here (else it can only be a hub id)."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise problem(field, f"{path} holds no config.json", "give a folder that save_pretrained or a hub wrote")
-        return True
+        return str(folder), True
     if folder.exists():
         raise problem(field, f"{path} is a file", "give the folder that holds config.json and the weights")
     if path.startswith((".", "/", "~")) or len(Path(path).parts) > 2:
         raise problem(field, f"{path} does not exist", f"relative paths are taken from {Path.cwd()}")
-    return False
+    return path, False
 
 
 def _unloadable(path: str, local: bool, field: str, error: Exception) -> UserError:
@@ -272,5 +282,15 @@ def _listed(names: Sequence[str], most: int = 5) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}{'…' if len(text) > 300 else ''}"
+    """A library's message without line breaks; its type is said where the message alone says little (KeyError: 'x')."""
+    text = re.sub(r"^(Class v|V)alidation error for (field|validator) '\w+': \w+: ", "", " ".join(str(error).split()))
+    plain = isinstance(error, ValueError | TypeError | OSError) or type(error).__name__.startswith("StrictDataclass")
+    return f"{'' if plain else type(error).__name__ + ': '}{text[:300]}{'…' if len(text) > 300 else ''}"
+
+
+def config_accepts(config: Mapping[str, Any], key: str) -> bool:
+    """Whether the config's architecture declares this key."""
+    from transformers import CONFIG_MAPPING
+
+    model_type = config.get("model_type")
+    return model_type in CONFIG_MAPPING and key in _declared_keys(CONFIG_MAPPING[model_type])

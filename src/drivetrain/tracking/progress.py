@@ -56,7 +56,7 @@ class ProgressTracker(Tracker):
             self._bar = None
 
     def _print(self, line: str) -> None:
-        (self._bar.console if self._bar else self._console).print(line)
+        (self._bar.console if self._bar else self._console).print(line, soft_wrap=True)
 
     def _start(self, event: RunStarted) -> None:
         self._total = event.total_steps

@@ -1,0 +1,136 @@
+"""Exact resume: a run killed at any moment ends with the same bits as one that was never touched."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from multiprocessing.context import ForkServerProcess as Child
+from pathlib import Path
+
+import pytest
+
+from drivetrain.checkpoint.directory import load, newest_good, same
+from drivetrain.cli import main
+
+RUN = """
+workload:
+  type: image_classification
+  model:
+    config: {model_type: vit, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 32,
+             patch_size: 4, hidden_dropout_prob: 0.1}
+  data: {source: digits, crop_padding: 1, flip: true, limit_evaluation: 50}
+precision: fp16-mixed
+scaler: {growth_interval: 7}
+batch_size: 48
+micro_batch_size: 20
+loop: {steps: 300, max_grad_norm: 1.0}
+optimizer: {name: adamw, lr: 1.0e-3, weight_decay: 0.1}
+schedule: {name: cosine, warmup_steps: 20}
+evaluation: {every_steps: 50}
+checkpoints: {every_steps: 4, keep_last: 2, keep_best: 1}
+tracking: {log_every: 1}
+"""
+KILLS = 10
+
+
+# children start from a server that has imported everything but computed nothing: a start takes tenths of a second
+CHILDREN = multiprocessing.get_context("forkserver")
+CHILDREN.set_forkserver_preload(["drivetrain.run", "drivetrain.workloads.image_classification", "transformers"])
+
+
+def start(run_file: Path, output: Path, *options: str) -> Child:
+    arguments = ["train", str(run_file), f"output={output}", "--quiet", *options]
+    process = CHILDREN.Process(target=main, args=(arguments,))
+    process.start()
+    return process
+
+
+def finish(process: Child) -> None:
+    process.join(180)
+    assert process.exitcode == 0
+
+
+@pytest.fixture(scope="module")
+def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("run") / "run.yaml"
+    path.write_text(RUN)
+    return path
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(run_file: Path) -> Path:
+    output = run_file.parent / "uninterrupted"
+    finish(start(run_file, output))
+    return output
+
+
+def saved_step(output: Path) -> int:
+    newest, _ = newest_good(output / "checkpoints")
+    return int(newest.name.removeprefix("step-")) if newest else 0
+
+
+def wait_for_kill_moment(process: Child, output: Path, dice: random.Random, while_saving: bool) -> None:
+    """Until the run steps, then a random moment more; or until a half-written checkpoint is seen."""
+    events = output / "events.jsonl"
+    before = events.stat().st_size if events.exists() else 0
+    deadline = time.monotonic() + 60
+    while process.is_alive() and time.monotonic() < deadline:
+        if while_saving:
+            if any((output / "checkpoints").glob(".step-*.partial-*")):
+                return
+        elif events.exists() and events.stat().st_size > before + 2000:
+            time.sleep(dice.uniform(0.0, 0.3))
+            return
+        time.sleep(0.0005)
+
+
+def test_killed_ten_times_also_while_saving_ends_with_the_same_bits(run_file: Path, uninterrupted: Path) -> None:
+    output, dice = run_file.parent / "killed", random.Random(0)
+    kills, moments = 0, []
+    process = start(run_file, output)
+    while kills < KILLS:
+        wait_for_kill_moment(process, output, dice, while_saving=kills % 2 == 1)
+        assert process.is_alive(), f"the run ended after {kills} kills: make it longer"
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        kills += 1
+        moments.append(saved_step(output))
+        process = start(run_file, output, "--resume")
+    finish(process)
+    assert len(set(moments)) > 3, f"the kills hit too few different moments: {moments}"
+
+    theirs, ours = (newest_good(folder / "checkpoints")[0] for folder in (uninterrupted, output))
+    assert theirs is not None
+    assert ours is not None
+    assert theirs.name == ours.name == "step-00000300"
+    theirs_state, ours_state = load(theirs), load(ours)
+    for part in ("model", "optimizer"):
+        assert same(theirs_state[part], ours_state[part]), part
+    assert same(theirs_state["training"]["rng"], ours_state["training"]["rng"])
+    assert theirs_state["training"]["engine"] == ours_state["training"]["engine"]
+    assert curve(uninterrupted) == curve(output)
+
+
+def curve(output: Path) -> list[tuple[int, float, float]]:
+    events = map(json.loads, (output / "events.jsonl").read_text().splitlines())
+    return [(e["step"], e["loss"], e["grad_norm"]) for e in events if e["event"] == "step"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_exits_with_its_documented_code(
+    run_file: Path, number: int, code: int, tmp_path: Path
+) -> None:
+    process = start(run_file, tmp_path / "out", "checkpoints.every_steps=1000", "evaluation.every_steps=1000")
+    events = tmp_path / "out" / "events.jsonl"
+    while process.is_alive() and not (events.exists() and '"step"' in events.read_text()):
+        time.sleep(0.01)
+    os.kill(process.pid, number)
+    process.join(60)
+    assert process.exitcode == code
+    assert saved_step(tmp_path / "out") > 0
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["status"] == "interrupted"
