@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import difflib
 import io
-import pickle
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps
 
 from drivetrain.config.workload import ImageData
-from drivetrain.data.tables import import_datasets
+from drivetrain.data.cifar import read_cifar10
+from drivetrain.data.image_tables import hub_images, parquet_images
 from drivetrain.errors import RunError, problem
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+EVALUATION_FOLDERS = ("test", "validation", "val", "valid", "dev", "eval", "evaluation")
+ORIENTATION = 0x0112  # EXIF: how a camera was held
 
 
 class Pictures(ABC):
@@ -28,15 +29,25 @@ class Pictures(ABC):
 
     @abstractmethod
     def pixels(self, index: int, size: int | None) -> np.ndarray:
-        """(H, W, C) uint8, resized to (size, size) if size is given."""
+        """(H, W, C) uint8, C = 1 or 3; as `resized` makes it if size is given. RunError if it cannot be read."""
+
+    @abstractmethod
+    def in_memory(self, size: int | None) -> bool:
+        """Whether `pixels` only looks up what is decoded already."""
+
+    @abstractmethod
+    def dimensions(self, index: int) -> tuple[int, int]:
+        """(height, width) before any resizing, without decoding. RunError if it cannot be read."""
 
 
 @dataclass(frozen=True)
 class LabelledPictures:
-    """N pictures. labels: (N,) as strings, None where they are not known."""
+    """N pictures. labels: (N,) names of classes; classes: their order, where the source knows one."""
 
     pictures: Pictures
     labels: np.ndarray
+    classes: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()  # what the user should hear of, such as files left out
 
 
 class ArrayPictures(Pictures):
@@ -47,28 +58,47 @@ class ArrayPictures(Pictures):
 
     def pixels(self, index: int, size: int | None) -> np.ndarray:
         image = self._images[index]
-        if size is None or image.shape[:2] == (size, size):
+        if self.in_memory(size):
             return image
-        return _resized(Image.fromarray(image.squeeze()), size)
+        return _array(resized(Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image), size))
 
+    def in_memory(self, size: int | None) -> bool:
+        return size is None or self._images.shape[1:3] == (size, size)
 
-class FilePictures(Pictures):
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._files = files
-        self.names = [str(file) for file in files]
-
-    def pixels(self, index: int, size: int | None) -> np.ndarray:
-        return _decoded(self._files[index], str(self._files[index]), size)
+    def dimensions(self, index: int) -> tuple[int, int]:
+        del index
+        return self._images.shape[1], self._images.shape[2]
 
 
 class EncodedPictures(Pictures):
-    """PNG or JPEG bytes, as parquet files hold them."""
+    """Image files of any kind PIL reads, on disk or as bytes. `open_file(index)` gives what PIL opens."""
 
-    def __init__(self, encoded: Sequence[bytes], names: Sequence[str]) -> None:
-        self._encoded, self.names = encoded, names
+    def __init__(self, open_file: Callable[[int], str | io.BytesIO], names: Sequence[str]) -> None:
+        self._open_file, self.names = open_file, names
 
     def pixels(self, index: int, size: int | None) -> np.ndarray:
-        return _decoded(io.BytesIO(self._encoded[index]), self.names[index], size)
+        return self._read(index, lambda image: _array(resized(_as_rgb(_upright(image)), size)))
+
+    def in_memory(self, size: int | None) -> bool:
+        del size
+        return False
+
+    def dimensions(self, index: int) -> tuple[int, int]:
+        width, height = self._read(index, _upright_size)
+        return height, width
+
+    def _read(self, index: int, read: Callable[[Image.Image], Any]) -> Any:
+        try:
+            with Image.open(self._open_file(index)) as image:
+                return read(image)
+        except Exception as error:  # PIL raises OSError, SyntaxError, ValueError, struct.error and more
+            name = self.names[index]
+            reason = str(error).replace(repr(self._open_file(index)), "it") or type(error).__name__
+            raise RunError(f"{name} cannot be read as an image: {reason}") from None
+
+
+def file_pictures(files: Sequence[str], names: Sequence[str]) -> EncodedPictures:
+    return EncodedPictures(files.__getitem__, names)
 
 
 def read_pictures(config: ImageData, path: str | None, field: str, split: str) -> LabelledPictures:
@@ -77,164 +107,146 @@ def read_pictures(config: ImageData, path: str | None, field: str, split: str) -
         case "digits":
             return _digits()
         case "folder":
-            return class_folders(Path(path or ""), field, split)
+            return class_folders(Path(path or "").expanduser(), field, split)
         case "cifar10":
-            return _cifar10(Path(path or ""), field, split)
+            images, numbers, names = read_cifar10(Path(path or "").expanduser(), field, split)
+            calls = [f"{split} {i}" for i in range(len(images))]
+            return LabelledPictures(ArrayPictures(images, calls), np.array(names)[numbers], tuple(names))
         case "parquet":
-            return _parquet(Path(path or ""), field, config, labelled=True)
-    return _from_hub(path or "", field, config, split)
+            table = parquet_images(Path(path or "").expanduser(), field, config, split)
+        case "hub":
+            table = hub_images(path or "", field, config, split)
+    assert table.labels is not None
+    return LabelledPictures(EncodedPictures(table.open, table.names), table.labels, table.classes)
 
 
 def pictures_to_predict(config: ImageData, path: str, field: str) -> Pictures:
-    """A folder of image files, at any depth, or a parquet file; labels are not needed."""
-    given = Path(path)
-    if given.suffix == ".parquet":
-        return _parquet(given, field, config, labelled=False).pictures
-    if given.is_file() and given.suffix.lower() in SUFFIXES:
-        return FilePictures([given])
-    files = sorted(file for file in given.rglob("*") if file.suffix.lower() in SUFFIXES)
+    """An image, a folder of images at any depth, a parquet file or a folder of them; labels are not needed."""
+    given = Path(path).expanduser()
+    if not given.exists():
+        raise problem(field, f"{path} does not exist", f"paths are taken from the current folder, {Path.cwd()}")
+    if given.suffix == ".parquet" or (given.is_dir() and any(given.glob("*.parquet"))):
+        table = parquet_images(given, field, config, "test", labelled=False)
+        return EncodedPictures(table.open, table.names)
+    if given.is_file():
+        return file_pictures([str(given)], [path])
+    files, _ = image_files(given)
     if not files:
-        raise problem(field, f"{path} holds no images", f"images end in {', '.join(sorted(SUFFIXES))}")
-    return FilePictures(files)
+        raise problem(field, f"{path} holds no images", f"images end in {', '.join(sorted(image_suffixes()))}")
+    return file_pictures(files, [os.path.relpath(file, given) for file in files])
+
+
+# --- sources ---------------------------------------------------------------------------------------------------------
 
 
 def _digits() -> LabelledPictures:
+    """scikit-learn's 1,797 handwritten digits of 8 x 8, grey values 0 to 16."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     images = np.round(digits.images * (255 / 16)).astype(np.uint8)[..., None]
-    return LabelledPictures(
-        ArrayPictures(images, [f"digit {i}" for i in range(len(images))]), digits.target.astype(str)
-    )
+    names = [f"digit {i}" for i in range(len(images))]
+    return LabelledPictures(ArrayPictures(images, names), digits.target.astype(str), tuple("0123456789"))
 
 
 def class_folders(root: Path, field: str, split: str) -> LabelledPictures:
-    """root/<class>/*.png, or root/<split>/<class>/*.png."""
+    """root/<class>/.../*.png, or root/<split>/<class>/.../*.png, in any format that PIL reads."""
     if not root.is_dir():
         raise problem(field, f"{root} is no folder", f"paths are taken from the current folder, {Path.cwd()}")
-    if (root / split).is_dir():
-        root = root / split
-    files, labels = [], []
-    for folder in sorted(path for path in root.iterdir() if path.is_dir()):
-        found = sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES)
+    root = _split_folder(root, split)
+    files: list[str] = []
+    labels: list[str] = []
+    others: list[str] = []
+    for folder in sorted(path for path in root.iterdir() if path.is_dir() and not _hidden(path.name)):
+        found, left_out = image_files(folder)
         files += found
+        others += left_out
         labels += [folder.name] * len(found)
     if not files:
-        raise problem(field, f"{root} holds no class folders with images", "lay it out as <class>/<image>.png")
-    return LabelledPictures(FilePictures(files), np.array(labels))
+        loose = sum(path.is_file() and path.suffix.lower() in image_suffixes() for path in root.iterdir())
+        why = f"{root} holds {loose} images but no class folders with images" if loose else f"{root} holds no images"
+        raise problem(field, why, "lay it out as <class>/<image>.png")
+    notes = (f"{len(others)} files in {root} are no images and left out, {others[0]} first",) if others else ()
+    pictures = file_pictures(files, [os.path.relpath(file, root) for file in files])
+    return LabelledPictures(pictures, np.array(labels), notes=notes)
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """CIFAR's pickles hold dicts, lists and numpy arrays; whatever else a pickle asks for is refused, not run."""
-
-    _ALLOWED = frozenset(
-        {
-            ("numpy.core.multiarray", "_reconstruct"),
-            ("numpy._core.multiarray", "_reconstruct"),
-            ("numpy", "ndarray"),
-            ("numpy", "dtype"),
-            ("_codecs", "encode"),
-        }
-    )
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self._ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return super().find_class(module, name)
+def _split_folder(root: Path, split: str) -> Path:
+    """root/train or root/test where root holds splits; root itself where it holds classes."""
+    if not (root / "train").is_dir():
+        return root
+    if split == "train":
+        return root / "train"
+    return next((root / name for name in EVALUATION_FOLDERS if (root / name).is_dir()), root)
 
 
-def _cifar10(root: Path, field: str, split: str) -> LabelledPictures:
-    if (root / "cifar-10-batches-py").is_dir():
-        root = root / "cifar-10-batches-py"
-    batches = [f"data_batch_{i}" for i in range(1, 6)] if split == "train" else ["test_batch"]
-    missing = [name for name in (*batches, "batches.meta") if not (root / name).is_file()]
-    if missing:
-        raise problem(field, f"{root} lacks {', '.join(missing)}", "give the folder cifar-10-batches-py")
-    read = [_unpickled(root / name, field) for name in batches]
-    names = [name.decode() for name in _unpickled(root / "batches.meta", field)[b"label_names"]]
-    try:
-        rows = np.concatenate([batch[b"data"] for batch in read])
-        images = rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        numbers = np.concatenate([batch[b"labels"] for batch in read])
-    except (KeyError, ValueError, TypeError) as error:
-        raise problem(field, f"{root} is not in CIFAR-10's python format: {error}", "download it again") from None
-    if numbers.min() < 0 or numbers.max() >= len(names):
-        raise problem(field, f"{root} has labels outside 0 to {len(names) - 1}", "download it again")
-    calls = [f"{split} {i}" for i in range(len(images))]
-    return LabelledPictures(ArrayPictures(np.ascontiguousarray(images), calls), np.array(names)[numbers])
+def image_files(root: Path) -> tuple[list[str], list[str]]:
+    """All image files below root, and all other files, each sorted; hidden ones are passed over."""
+    images: list[str] = []
+    others: list[str] = []
+    suffixes = image_suffixes()
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if not _hidden(name))
+        for name in sorted(files):
+            if not _hidden(name):
+                (images if os.path.splitext(name)[1].lower() in suffixes else others).append(os.path.join(folder, name))
+    return images, others
 
 
-def _unpickled(file: Path, field: str) -> Any:
-    try:
-        with file.open("rb") as opened:
-            return _ArraysOnly(opened, encoding="bytes").load()
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, IndexError) as error:
-        raise problem(field, f"{file} is no CIFAR-10 pickle: {error}", "download it again") from None
+def _hidden(name: str) -> bool:
+    return name.startswith((".", "__")) or name in {"Thumbs.db", "desktop.ini"}
 
 
-def _parquet(path: Path, field: str, config: ImageData, labelled: bool) -> LabelledPictures:
-    import pandas as pd
-    import pyarrow
-
-    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-    if not files or not files[0].is_file():
-        raise problem(field, f"{path} is no parquet file, nor a folder of them", "give one that exists")
-    try:
-        table = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise problem(field, f"{path} cannot be read: {error}", "give a whole parquet file") from None
-    columns = [config.image_column] + ([config.label_column] if labelled else [])
-    _check_columns(list(table.columns), columns, str(path))
-    encoded = [value["bytes"] if isinstance(value, dict) else value for value in table[config.image_column]]
-    if not all(isinstance(value, bytes) for value in encoded):
-        raise problem(field, f"{path}: {config.image_column} holds no image bytes", "give the column of images")
-    labels = table[config.label_column].astype(str).to_numpy() if labelled else np.full(len(table), "", dtype=object)
-    return LabelledPictures(EncodedPictures(encoded, [f"row {i + 1}" for i in range(len(table))]), labels)
+def image_suffixes() -> frozenset[str]:
+    """File endings that PIL decodes itself; PostScript it would hand to a program that runs it."""
+    known = Image.registered_extensions()
+    return frozenset(suffix for suffix, kind in known.items() if kind in Image.OPEN and kind not in {"EPS", "WMF"})
 
 
-def _check_columns(names: list[str], wanted: list[str], path: str) -> None:
-    for name in wanted:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            fix = f"did you mean {near[0]}?" if near else f"it has: {', '.join(names)}"
-            raise problem("workload.data", f"{path} has no column {name!r}", fix)
+# --- pixels ----------------------------------------------------------------------------------------------------------
 
 
-def _from_hub(name: str, field: str, config: ImageData, split: str) -> LabelledPictures:
-    datasets = import_datasets(field)
-    try:
-        held = datasets.load_dataset(name, split=split)
-    except Exception as error:  # network, missing data set, missing split: many kinds
-        raise problem(
-            field,
-            f"{name} cannot be had from the hub: {str(error).splitlines()[0][:200]}",
-            "without a network: download the data elsewhere and give the folder with source: parquet or folder",
-        ) from error
-    _check_columns(held.column_names, [config.image_column, config.label_column], name)
-    feature = held.features[config.label_column]
-    numbers = held[config.label_column]
-    labels = [feature.int2str(n) if hasattr(feature, "int2str") else str(n) for n in numbers]
-    raw = held.cast_column(config.image_column, datasets.Image(decode=False))
-    encoded = [value["bytes"] for value in raw[config.image_column]]
-    return LabelledPictures(EncodedPictures(encoded, [f"row {i + 1}" for i in range(len(held))]), np.array(labels))
+def resized(image: Image.Image, size: int | None) -> Image.Image:
+    """The shorter side to `size` (bilinear, antialiased), then the middle `size` x `size` cut out."""
+    if size is None or image.size == (size, size):
+        return image
+    width, height = image.size
+    shorter = min(width, height)
+    scaled = (size * width // shorter, size * height // shorter)
+    image = image.resize(scaled, Image.Resampling.BILINEAR)
+    left, top = (scaled[0] - size) // 2, (scaled[1] - size) // 2
+    return image.crop((left, top, left + size, top + size))
 
 
-def _decoded(file: Any, name: str, size: int | None) -> np.ndarray:
-    try:
-        with Image.open(file) as image:
-            return _resized(image.convert("RGB"), size)
-    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise RunError(f"{name} is no image that can be read: {error}. Remove or replace it") from None
+def with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
+    """(H, W, 1 or 3) → (H, W, channels): grey repeated, or colours weighted to grey (ITU-R 601, as PIL does)."""
+    if pixels.shape[-1] == channels:
+        return pixels
+    if channels == 3:
+        return np.repeat(pixels, 3, axis=-1)
+    return np.asarray(Image.fromarray(pixels).convert("L"))[..., None]
 
 
-def _resized(image: Image.Image, size: int | None) -> np.ndarray:
-    """The shorter side to `size`, then the middle cut out."""
-    if size is not None and image.size != (size, size):
-        width, height = image.size
-        ratio = size / min(width, height)
-        scaled = (max(size, round(width * ratio)), max(size, round(height * ratio)))
-        image = image.resize(scaled, Image.Resampling.BILINEAR)
-        left, top = (scaled[0] - size) // 2, (scaled[1] - size) // 2
-        image = image.crop((left, top, left + size, top + size))
+def _upright(image: Image.Image) -> Image.Image:
+    """As the camera was held."""
+    return ImageOps.exif_transpose(image) if image.getexif().get(ORIENTATION, 1) != 1 else image
+
+
+def _upright_size(image: Image.Image) -> tuple[int, int]:
+    lying = image.getexif().get(ORIENTATION, 1) in {5, 6, 7, 8}
+    return (image.size[1], image.size[0]) if lying else image.size
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16"):  # PIL would cut off all above 255
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode in {"I", "F"}:
+        raise ValueError(f"its pixels are of 32 bits (mode {image.mode}); convert it to 8 bits")
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # straight to RGB, PIL warns of the transparency
+    return image.convert("RGB")
+
+
+def _array(image: Image.Image) -> np.ndarray:
     pixels = np.asarray(image)
     return pixels[..., None] if pixels.ndim == 2 else pixels
