@@ -1,0 +1,52 @@
+# make demo and make test do all the set-up themselves: a virtual environment in .venv, pinned packages, then the work.
+PYTHON ?= python3
+# e.g. PIP_ARGS="--extra-index-url <an index with CPU builds of torch>"
+PIP_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
+
+.PHONY: help demo test test-all lint bench clean
+
+help:
+	@echo "make demo      install and train the digits recipe at four precisions"
+	@echo "make test      install and run the tests"
+	@echo "make test-all  the slow tests too"
+	@echo "make lint      ruff and mypy"
+	@echo "make bench     the benchmarks of bench/ (tens of minutes; wants a quiet machine)"
+	@echo "make clean     remove .venv, runs and caches"
+
+demo: $(VENV)/.installed
+	$(BIN)/python -m drivetrain.demo
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python bench/loop_overhead.py
+	$(BIN)/python bench/trainer.py
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "drivetrain needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+		{ echo "$(PYTHON) cannot make a virtual environment; on Debian: apt install python3-venv"; exit 1; }
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
+	$(INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(INSTALL) --editable ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .ruff_cache .mypy_cache .hypothesis
