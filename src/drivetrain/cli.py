@@ -126,7 +126,10 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     from drivetrain.doctor import examine, render
 
     findings = examine()
-    output.print(json.dumps(findings, indent=2) if as_json else render(findings))
+    if as_json:
+        typer.echo(json.dumps(findings, indent=2))
+    else:
+        output.print(render(findings))
 
 
 @app.command()
@@ -187,7 +190,9 @@ def _say(notices: list[str]) -> None:
 
 
 def _default(info: Any) -> str:
+    from pydantic import BaseModel
+
     if info.is_required():
         return "required"
     value = info.default
-    return "" if value is None or hasattr(value, "model_fields") else str(value)
+    return "" if value is None or isinstance(value, BaseModel) else str(value)

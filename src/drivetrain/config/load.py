@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -107,9 +107,10 @@ def resolve_key(key: str) -> list[str]:
     if matches:
         names = " or ".join(".".join(match) for match in matches)
         raise problem(key, "more than one field has this name", f"write {names}")
-    owners = [path for path in paths if len(path) < len(parts) and path[-1] == parts[0]]
-    if len({tuple(path) for path in owners}) == 1:  # a free-form mapping below a block: config.hidden_sizes=...
-        return [*owners[0], *parts[1:]]
+    for length in range(len(parts) - 1, 0, -1):  # inside a free-form mapping: config.hidden_sizes=[8]
+        owners = {tuple(path) for path, info in field_paths() if path[-length:] == parts[:length] and _is_free(info)}
+        if len(owners) == 1:
+            return [*owners.pop(), *parts[length:]]
     raise problem(key, "there is no such field", _nearest(key, [".".join(path) for path in paths]))
 
 
@@ -119,6 +120,11 @@ def field_paths(model: type[BaseModel] = RunConfig, prefix: tuple[str, ...] = ()
         yield [*prefix, name], info
         for block in _blocks(info.annotation):
             yield from field_paths(block, (*prefix, name))
+
+
+def _is_free(info: Any) -> bool:
+    """Whether the field takes a mapping with keys of the user's choice."""
+    return any(get_origin(part) is dict for part in (info.annotation, *get_args(info.annotation)))
 
 
 def _blocks(annotation: Any) -> list[type[BaseModel]]:

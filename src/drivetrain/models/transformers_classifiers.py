@@ -17,6 +17,7 @@ from torch import nn
 from drivetrain.errors import Problem, UserError, problem
 
 Warn = Callable[[str], None]
+LOG = logging.getLogger(__name__)
 
 # What the data and the run file decide elsewhere: not to be given twice.
 DECIDED_ELSEWHERE = {
@@ -34,7 +35,7 @@ def build_classifier(
     config: Mapping[str, Any] | None,
     labels: Sequence[str],
     field: str,
-    warn: Warn = logging.getLogger(__name__).warning,
+    warn: Warn = LOG.warning,
 ) -> nn.Module:
     """A Transformers classifier over `labels`, in fp32, in evaluation mode if loaded and training mode if made.
 
@@ -49,30 +50,43 @@ def build_classifier(
     assert (path is None) != (config is None), "rules.check lets exactly one of path and config pass"
     if path is not None:
         return _load(auto_class, path, labels, f"{field}.path", warn)
-    return _make(auto_class, dict(config or {}), labels, f"{field}.config")
+    return _make(auto_class, config or {}, labels, f"{field}.config")
 
 
 # --- from a config ---------------------------------------------------------------------------------------------------
 
 
-def _make(auto_class: str, given: dict[str, Any], labels: Sequence[str], field: str) -> nn.Module:
+def _make(auto_class: str, given: Mapping[str, Any], labels: Sequence[str], field: str) -> nn.Module:
     import transformers
 
-    auto = getattr(transformers, auto_class)
-    model_type = given.pop("model_type", None)
-    config_class = _config_class(auto, auto_class, model_type, field)
+    problems = config_problems(auto_class, given, field)
+    if problems:
+        raise UserError(problems)
+    auto, model_type = getattr(transformers, auto_class), given["model_type"]
+    fields = {key: value for key, value in given.items() if key != "model_type"}
     with _quiet():
-        problems = [*_given_twice(given, field), *_unknown_keys(config_class, given, field)]
-        problems += _bad_values(config_class, {k: v for k, v in given.items() if k not in DECIDED_ELSEWHERE}, field)
-        if problems:
-            raise UserError(problems)
-        config = config_class(**given, **_label_maps(labels))
+        config = transformers.CONFIG_MAPPING[model_type](**fields, **_label_maps(labels))
         try:
             return auto.from_config(config, dtype=torch.float32)
         except Exception as error:  # whatever a config's combination breaks inside the architecture
             raise problem(
                 field, f"{model_type} cannot be built from it: {_one_line(error)}", "correct the value it names"
             ) from error
+
+
+def config_problems(auto_class: str, given: Mapping[str, Any], field: str) -> list[Problem]:
+    """Everything that is wrong with a model config, short of building the model."""
+    import transformers
+
+    try:
+        config_class = _config_class(getattr(transformers, auto_class), auto_class, given.get("model_type"), field)
+    except UserError as error:
+        return list(error.problems)
+    fields = {key: value for key, value in given.items() if key != "model_type"}
+    own = {key: value for key, value in fields.items() if key not in DECIDED_ELSEWHERE}
+    twice = [Problem(f"{field}.{k}", DECIDED_ELSEWHERE[k], "leave it out") for k in fields if k in DECIDED_ELSEWHERE]
+    with _quiet():
+        return [*twice, *_unknown_keys(config_class, own, field), *_bad_values(config_class, own, field)]
 
 
 def config_accepts(config: Mapping[str, Any], key: str) -> bool:
@@ -98,12 +112,6 @@ def _config_class(auto: Any, auto_class: str, model_type: Any, field: str) -> ty
     return config_class
 
 
-def _given_twice(given: Mapping[str, Any], field: str) -> Iterator[Problem]:
-    for key in given:
-        if key in DECIDED_ELSEWHERE:
-            yield Problem(f"{field}.{key}", f"{DECIDED_ELSEWHERE[key]}", "leave it out")
-
-
 def _unknown_keys(config_class: type, given: Mapping[str, Any], field: str) -> Iterator[Problem]:
     """Keys that Transformers would take without a word and never read.
 
@@ -113,7 +121,7 @@ def _unknown_keys(config_class: type, given: Mapping[str, Any], field: str) -> I
     from transformers import GenerationConfig
 
     known = _declared_keys(config_class)
-    undeclared = {key: value for key, value in given.items() if key not in known and key not in DECIDED_ELSEWHERE}
+    undeclared = {key: value for key, value in given.items() if key not in known}
     if not undeclared:
         return
     stored, generation = vars(config_class(**undeclared)), vars(GenerationConfig())
@@ -161,7 +169,7 @@ def _load(auto_class: str, path: str, labels: Sequence[str], field: str, warn: W
     import transformers
 
     auto = getattr(transformers, auto_class)
-    path, local = _located(path, field)
+    path, local = located(path, field)
     with _quiet():
         try:
             # read apart, because ours replaces the classes it was trained on
@@ -182,13 +190,13 @@ def _load(auto_class: str, path: str, labels: Sequence[str], field: str, warn: W
         except UserError:
             raise
         except Exception as error:  # OSError for what is missing, others for what is broken
-            raise _unloadable(path, local, field, error) from error
+            raise unloadable(path, local, field, error) from error
     _say_what_is_new(model, info, path, field, warn)
     _say_if_classes_differ(trained_config, labels, info, warn)
     return model
 
 
-def _located(path: str, field: str) -> tuple[str, bool]:
+def located(path: str, field: str) -> tuple[str, bool]:
     """The path with ~ filled in, and whether it is a folder here (else it can only be a hub id)."""
     folder = Path(path).expanduser()
     if folder.is_dir():
@@ -202,7 +210,8 @@ def _located(path: str, field: str) -> tuple[str, bool]:
     return path, False
 
 
-def _unloadable(path: str, local: bool, field: str, error: Exception) -> UserError:
+def unloadable(path: str, local: bool, field: str, error: Exception) -> UserError:
+    """What a library said about a folder or hub id, and what to do about it."""
     if local:
         return problem(field, f"{path} cannot be loaded: {_one_line(error)}", "give a complete model folder")
     return problem(
@@ -286,11 +295,3 @@ def _one_line(error: Exception) -> str:
     text = re.sub(r"^(Class v|V)alidation error for (field|validator) '\w+': \w+: ", "", " ".join(str(error).split()))
     plain = isinstance(error, ValueError | TypeError | OSError) or type(error).__name__.startswith("StrictDataclass")
     return f"{'' if plain else type(error).__name__ + ': '}{text[:300]}{'…' if len(text) > 300 else ''}"
-
-
-def config_accepts(config: Mapping[str, Any], key: str) -> bool:
-    """Whether the config's architecture declares this key."""
-    from transformers import CONFIG_MAPPING
-
-    model_type = config.get("model_type")
-    return model_type in CONFIG_MAPPING and key in _declared_keys(CONFIG_MAPPING[model_type])

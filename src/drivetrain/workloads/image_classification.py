@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from drivetrain.config.workload import ImageClassification
+from drivetrain.data.augment import Augmentation
 from drivetrain.data.images import LabelledPictures, pictures_to_predict, read_pictures
-from drivetrain.data.picture_samples import Augmentation, PictureSamples
+from drivetrain.data.picture_samples import MOST_KEPT_BYTES, PictureSamples
 from drivetrain.data.split import evenly, stratified_split
 from drivetrain.data.texts import class_names, encode
-from drivetrain.errors import problem
+from drivetrain.errors import Problem, UserError, problem
 from drivetrain.models.normalisation import batch_norm_to_group_norm, has_batch_norm
-from drivetrain.models.transformers_classifiers import build_classifier, config_accepts
+from drivetrain.models.preprocessing import Preprocessing, expected_by, write_preprocessing
+from drivetrain.models.transformers_classifiers import build_classifier, config_accepts, config_problems
 from drivetrain.workloads.base import Batch, BestMetric, NamedSamples, Outputs, Workload
 from drivetrain.workloads.classification import (
     BEST,
@@ -29,99 +31,179 @@ from drivetrain.workloads.classification import (
     cross_entropy_sum,
 )
 
+HEAD = "AutoModelForImageClassification"
+BATCH_NORM = (
+    "the model has BatchNorm: its statistics are those of what one device runs at once, so results depend on "
+    "micro_batch_size and the number of devices; workload.model.norm=group does not"
+)
+
 
 class ImageClassificationWorkload(Workload):
+    train: PictureSamples
+    evaluation: PictureSamples
+
     def __init__(self, config: ImageClassification, seed: int) -> None:
         self._config, self._seed = config, seed
         self._warnings: list[str] = []
-        data = config.data
-        train = read_pictures(data, data.train, "workload.data.train", "train")
-        self._classes = class_names(train.labels.tolist(), "workload.data.train")
-        self.train, self.evaluation = self._parts(train)
-        self._shape = self.train.decode_all("workload.data.train")
-        if self.evaluation.decode_all("workload.data.evaluation") != self._shape:
-            raise problem(
-                "workload.data.image_size", "training and evaluation images differ in size", "give image_size"
-            )
-        self._scale = self._normalisation()
+        train, held_out, expected = self._read()
+        self._classes = _classes(train)
+        self._size = config.data.image_size or expected.size
+        self.train, self.evaluation = self._parts(train, held_out)
+        self._shape = self._prepare(expected)
+        self._mean, self._std = self._statistics(expected)
+        self._scale = _pixel_scale(self._shape, self._mean, self._std)
+        self._derived = self._derived_config()
 
-    def _parts(self, train: LabelledPictures) -> tuple[PictureSamples, PictureSamples]:
+    def _read(self) -> tuple[LabelledPictures, LabelledPictures | None, Preprocessing]:
+        """The data and what the model expects of them. UserError with the problems of all of them."""
+        data, model = self._config.data, self._config.model
+        problems: list[Problem] = []
+        train = held_out = None
+        expected = Preprocessing()
+        with _gathered(problems):
+            expected = expected_by(model.path, "workload.model.path")
+        if model.config is not None:
+            problems += config_problems(HEAD, model.config, "workload.model.config")
+        with _gathered(problems):
+            train = read_pictures(data, data.train, "workload.data.train", "train")
+        if data.evaluation is not None:
+            with _gathered(problems):
+                held_out = read_pictures(data, data.evaluation, "workload.data.evaluation", "test")
+        if problems:
+            raise UserError(problems)
+        assert train is not None
+        self._warnings += [note for part in (train, held_out) if part is not None for note in part.notes]
+        return train, held_out, expected
+
+    def _parts(
+        self, train: LabelledPictures, held_out: LabelledPictures | None
+    ) -> tuple[PictureSamples, PictureSamples]:
         data = self._config.data
         numbers = encode(train.labels, self._classes, str(data.train), "workload.data.train")
-        if data.evaluation is None:
-            ours, theirs = stratified_split(numbers, data.evaluation_fraction, self._seed, "workload.data")
+        if held_out is None:
+            ours, theirs = stratified_split(numbers, data.evaluation_fraction, self._seed, "workload.data.train")
             held_out, held_numbers = train, numbers
         else:
-            held_out = read_pictures(data, data.evaluation, "workload.data.evaluation", "test")
-            held_numbers = encode(held_out.labels, self._classes, data.evaluation, "workload.data.evaluation")
+            held_numbers = encode(held_out.labels, self._classes, str(data.evaluation), "workload.data.evaluation")
             ours, theirs = np.arange(len(numbers)), np.arange(len(held_numbers))
+        augment = Augmentation(self._seed, data.crop_padding, data.flip)
         return (
-            self._samples(train, numbers, ours, data.limit_train, Augmentation(data.crop_padding, data.flip)),
-            self._samples(held_out, held_numbers, theirs, data.limit_evaluation, Augmentation()),
+            self._samples(train, numbers, ours, data.limit_train, augment),
+            self._samples(held_out, held_numbers, theirs, data.limit_evaluation, None),
         )
 
     def _samples(
-        self, held: LabelledPictures, numbers: np.ndarray, part: np.ndarray, limit: int | None, augment: Augmentation
+        self,
+        held: LabelledPictures,
+        numbers: np.ndarray,
+        part: np.ndarray,
+        limit: int | None,
+        augment: Augmentation | None,
     ) -> PictureSamples:
         if limit is not None:
             part = part[evenly(numbers[part], limit, self._seed)]
-        return PictureSamples(held.pictures, numbers[part], part, self._config.data.image_size, augment, self._seed)
+        return PictureSamples(held.pictures, numbers[part], part, self._size, augment)
 
-    def _normalisation(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation a channel, each (1, C, 1, 1), for pixels from 0 to 255."""
-        data, channels = self._config.data, self._channels
-        own = _preprocessor(self._config.model.path)
-        found = {}
-        for name, given in (("mean", data.mean), ("std", data.std)):
-            values = given or own.get(f"image_{name}") or [0.5]
-            values = list(values) * channels if len(values) == 1 else list(values)
-            if len(values) != channels or (name == "std" and min(values) <= 0):
-                raise problem(f"workload.data.{name}", f"{values} given for {channels} channels", "one each, std > 0")
-            found[name] = torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1) * 255
-        return found["mean"], found["std"]
+    def _prepare(self, expected: Preprocessing) -> tuple[int, ...]:
+        """Both parts looked at, all pictures of one shape and of as many channels as the model takes."""
+        channels = (self._config.model.config or {}).get("num_channels") or expected.channels
+        if channels not in (None, 1, 3):
+            raise problem("workload.model", f"it takes images of {channels} channels", "grey (1) and RGB (3) are read")
+        problems: list[Problem] = []
+        shape = None
+        with _gathered(problems):
+            shape = self.train.prepare("workload.data.train", channels)
+        with _gathered(problems):
+            left = MOST_KEPT_BYTES - self.train.kept_bytes
+            self.evaluation.prepare("workload.data.evaluation", channels, shape, left)
+        if problems:
+            raise UserError(problems)
+        assert shape is not None
+        return shape
 
-    @property
-    def _channels(self) -> int:
-        assert self._shape is not None
-        return self._shape[-1]
+    def _statistics(self, expected: Preprocessing) -> tuple[list[float], list[float]]:
+        """Mean and standard deviation a channel: the run file's, else the model's own, else 0.5."""
+        data, channels = self._config.data, self._shape[-1]
+        problems: list[Problem] = []
+        found = []
+        for name, given, own in (("mean", data.mean, expected.mean), ("std", data.std, expected.std)):
+            values = list(given or own or [0.5])
+            values = values * channels if len(values) == 1 else values
+            field = f"workload.data.{name}"
+            if len(values) != channels:
+                problems.append(Problem(field, f"{values} for {channels} channels", "give one a channel"))
+            if max(values) > 1 or min(values) < 0 or (name == "std" and min(values) == 0):
+                problems.append(Problem(field, f"{values} are not of pixels from 0 to 1", "divide by 255; no std is 0"))
+            found.append(values)
+        if problems:
+            raise UserError(problems)
+        return found[0], found[1]
 
-    def build_model(self) -> nn.Module:
-        model = build_classifier(
-            "AutoModelForImageClassification",
-            self._config.model.path,
-            self._completed_config(),
-            self._classes,
-            "workload.model",
-        )
-        if self._config.model.norm == "group":
-            batch_norm_to_group_norm(model)
-        elif has_batch_norm(model):
-            message = (
-                "the model has BatchNorm: its statistics are those of what one device runs at once, so results depend on "
-                "micro_batch_size and the number of devices; workload.model.norm=group does not"
-            )
-            if message not in self._warnings:
-                self._warnings.append(message)
-        return model.to(memory_format=self._memory_format)  # type: ignore[call-overload, no-any-return]
-
-    def _completed_config(self) -> dict[str, Any] | None:
+    def _derived_config(self) -> dict[str, Any]:
+        """What follows from the data for a model made from a config, where the run file leaves it out."""
         given = self._config.model.config
         if given is None:
-            return None
-        assert self._shape is not None
-        derived = {"num_channels": self._channels, "image_size": self._shape[0]}
-        return {**{key: value for key, value in derived.items() if config_accepts(given, key)}, **given}
+            return {}
+        height, width, channels = self._shape
+        derived = {"num_channels": channels, "image_size": height if height == width else [height, width]}
+        return {key: value for key, value in derived.items() if key not in given and config_accepts(given, key)}
+
+    def build_model(self) -> nn.Module:
+        model_config = self._config.model
+        config = None if model_config.config is None else {**model_config.config, **self._derived}
+        model = build_classifier(HEAD, model_config.path, config, self._classes, "workload.model", self._warn)
+        if model_config.norm == "group":
+            replaced = batch_norm_to_group_norm(model)
+            if not replaced:
+                self._warn("workload.model.norm has no effect: the model has no BatchNorm")
+            elif model_config.path is not None:
+                self._warn(
+                    f"{replaced} BatchNorms of {model_config.path} became GroupNorm: its accuracy must be regained"
+                )
+        elif has_batch_norm(model):
+            self._warn(BATCH_NORM)
+        self._try(model)
+        return model.to(memory_format=self._memory_format)  # type: ignore[call-overload, no-any-return]
+
+    def _try(self, model: nn.Module) -> None:
+        """One image forward, so that a model that cannot take these images is told of before training."""
+        if next(model.parameters()).is_meta:
+            return
+        height, width, channels = self._shape
+        training = model.training
+        try:
+            with torch.no_grad():
+                model.eval()(pixel_values=torch.zeros(1, channels, height, width))
+        except Exception as error:  # each architecture fails in its own way
+            reason = " ".join(str(error).split())[:300]
+            raise problem(
+                "workload.model",
+                f"it cannot take images of {height} x {width} x {channels}: {reason}",
+                "give workload.data.image_size, or a model for this size",
+            ) from error
+        finally:
+            model.train(training)
+
+    def _warn(self, message: str) -> None:
+        if message not in self._warnings:  # a model may be built more than once
+            self._warnings.append(message)
 
     @property
     def _memory_format(self) -> torch.memory_format:
         return torch.channels_last if self._config.channels_last else torch.contiguous_format
 
     def collate(self, samples: Sequence[Any]) -> Batch:
-        """pixel_values: (B, C, H, W) fp32; labels: (B,) int64."""
-        pixels = torch.from_numpy(np.stack([image for image, _ in samples])).permute(0, 3, 1, 2)
-        mean, std = self._scale
-        values = pixels.to(torch.float32, memory_format=self._memory_format).sub_(mean).div_(std)
-        return {"pixel_values": values, "labels": torch.tensor([label for _, label in samples])}
+        """pixel_values: (B, C, H, W) fp32, normalised; labels: (B,) int64."""
+        height, width, channels = self._shape
+        pixels = torch.from_numpy(np.stack([image for image, _ in samples]))
+        factor, shift = self._scale
+        # whole rows of pixels at a time: broadcasting over the channels alone is three times slower
+        values = torch.addcmul(shift, pixels.view(len(samples), height, width * channels).float(), factor)
+        values = values.view(len(samples), height, width, channels).permute(0, 3, 1, 2)  # channels-last in memory
+        return {
+            "pixel_values": values.contiguous(memory_format=self._memory_format),
+            "labels": torch.tensor([label for _, label in samples]),
+        }
 
     def count(self, batch: Batch) -> int:
         return batch["labels"].numel()
@@ -152,11 +234,18 @@ class ImageClassificationWorkload(Workload):
 
     @property
     def facts(self) -> dict[str, Any]:
+        data = self._config.data
         return {
+            "source": data.source if data.train is None else f"{data.source} {data.train}",
+            "evaluation": data.evaluation or f"{data.evaluation_fraction:g} of the training data",
             "train_samples": len(self.train),
             "evaluation_samples": len(self.evaluation),
             "classes": len(self._classes),
-            "image": " x ".join(map(str, self._shape or ())),
+            "image": " x ".join(map(str, self._shape)),
+            "mean": self._mean,
+            "std": self._std,
+            "decoded_images_bytes": self.train.kept_bytes + self.evaluation.kept_bytes,
+            "model_config_from_data": self._derived,
         }
 
     @property
@@ -166,26 +255,38 @@ class ImageClassificationWorkload(Workload):
     def prediction_samples(self, path: str | None) -> NamedSamples:
         if path is None:
             return self.evaluation
-        assert self._shape is not None
         pictures = pictures_to_predict(self._config.data, path, "--data")
+        height, width, _ = self._shape
         everything = np.arange(len(pictures.names))
         unknown = np.full(len(everything), -1)
-        return PictureSamples(pictures, unknown, everything, self._shape[0], Augmentation(), self._seed)
+        samples = PictureSamples(pictures, unknown, everything, height if height == width else self._size)
+        samples.prepare("--data", shape=self._shape, most_kept_bytes=0)  # each is used once: nothing to keep
+        return samples
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         model.config.save_pretrained(folder)  # type: ignore[union-attr, operator]
-        assert self._shape is not None
-        mean, std = ((values / 255).flatten().tolist() for values in self._scale)
-        processor = {
-            "image_mean": mean,
-            "image_std": std,
-            "size": {"height": self._shape[0], "width": self._shape[1]},
-        }
-        (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=1))
+        height, width, _ = self._shape
+        write_preprocessing(folder, height, width, self._mean, self._std)
 
 
-def _preprocessor(path: str | None) -> dict[str, Any]:
-    """The model's own image statistics, if its folder has them."""
-    file = Path(path or "") / "preprocessor_config.json"
-    found: dict[str, Any] = json.loads(file.read_text()) if path is not None and file.is_file() else {}
-    return found
+def _classes(train: LabelledPictures) -> list[str]:
+    """In the source's own order, where it has one."""
+    found = class_names(train.labels.tolist(), "workload.data.train")
+    return found if train.classes is None else list(train.classes)
+
+
+def _pixel_scale(shape: tuple[int, ...], mean: Sequence[float], std: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """factor, shift: (W x C,) each, so that pixels x factor + shift = (pixels / 255 - mean) / std."""
+    _, width, _ = shape
+    deviation = torch.tensor(std, dtype=torch.float64)
+    factor, shift = 1 / (255 * deviation), -torch.tensor(mean, dtype=torch.float64) / deviation
+    return factor.float().repeat(width), shift.float().repeat(width)
+
+
+@contextmanager
+def _gathered(problems: list[Problem]) -> Iterator[None]:
+    """Problems are put aside, so that all can be told at once."""
+    try:
+        yield
+    except UserError as error:
+        problems.extend(error.problems)
