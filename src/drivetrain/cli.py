@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from drivetrain import __version__
 from drivetrain.errors import RunError, UserError
@@ -102,7 +102,7 @@ def fields() -> None:
     """Every key of a run file, its default and what it means."""
     from drivetrain.config.load import field_paths
 
-    table = Table("key", "default", "what it means", box=None, pad_edge=False)
+    table = Table(Column("key", no_wrap=True), "default", "what it means", box=None, pad_edge=False)
     seen = set()
     for path, info in field_paths():
         name = ".".join(path)

@@ -209,7 +209,7 @@ def _underflow(run: RunConfig) -> Iterator[str]:
     in_fp16 = run.precision_spec.parameters == "float16" and run.optimizer.name in {"adam", "adamw"}
     if in_fp16 and run.optimizer.eps < SMALLEST_FP16:
         yield (
-            f"optimizer.eps={run.optimizer.eps:g} is 0 in fp16: a parameter whose gradient is 0 becomes NaN. Give eps of "
+            f"optimizer.eps={run.optimizer.eps:g} is 0 in fp16: a parameter whose gradient is 0 becomes NaN. Give "
             "at least 1e-7, or take fp16-mixed"
         )
 

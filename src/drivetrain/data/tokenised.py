@@ -133,7 +133,7 @@ def _read(file: Path, count: int) -> Tokens | None:
     """None if it is not there or damaged: then it is made again."""
     try:
         with np.load(file, allow_pickle=False) as held:
-            segments = held["segments"] if "segments" in held else None
+            segments = held.get("segments")
             tokens = Tokens(held["ids"], held["offsets"], segments, int(held["truncated"]))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
@@ -143,7 +143,7 @@ def _read(file: Path, count: int) -> Tokens | None:
 
 def _write(file: Path, tokens: Tokens) -> str | None:
     aside = file.with_suffix(f".{os.getpid()}.partial")
-    arrays = {"ids": tokens.ids, "offsets": tokens.offsets, "truncated": np.int64(tokens.truncated)}
+    arrays: dict[str, Any] = {"ids": tokens.ids, "offsets": tokens.offsets, "truncated": np.int64(tokens.truncated)}
     if tokens.segments is not None:
         arrays["segments"] = tokens.segments
     try:

@@ -37,13 +37,16 @@ class TextSamples:
         return len(self.names)
 
     def load(self, index: int, epoch: int) -> tuple[np.ndarray, np.ndarray | None, int]:
-        """Nothing here is random: `epoch` does not matter."""
+        del epoch  # nothing here is random
         part = slice(self.tokens.offsets[index], self.tokens.offsets[index + 1])
         segments = None if self.tokens.segments is None else self.tokens.segments[part]
         return self.tokens.ids[part], segments, -1 if self.labels is None else int(self.labels[index])
 
 
 class TextClassificationWorkload(Workload):
+    train: TextSamples
+    evaluation: TextSamples
+
     def __init__(self, config: TextClassification, seed: int) -> None:
         self._config, self._seed = config, seed
         self._warnings: list[str] = []
@@ -161,7 +164,7 @@ class TextClassificationWorkload(Workload):
     def lengths(self) -> Sequence[int] | None:
         data = self._config.data
         grouped = data.group_by_length and data.padding == "dynamic"
-        return self.train.tokens.lengths if grouped else None  # type: ignore[return-value]
+        return self.train.tokens.lengths.tolist() if grouped else None
 
     @property
     def facts(self) -> dict[str, Any]:
