@@ -8,7 +8,8 @@ repeated. What decides is the foreign time alone, never the speed: discarding by
 
 Each measurement is a process of its own. Turns within one process would share what cannot be put back: malloc's
 thresholds and its heap, kernels replaced below autograd, thread pools, oneDNN's cache of primitives. Start-up is kept
-out of the figures by what the child reports, not by sharing a process.
+out of the figures by what the child reports, not by sharing a process. Where whole runs vary too much for the
+difference sought, lockstep.py keeps two processes alive and lets them take turns.
 """
 
 from __future__ import annotations
@@ -42,10 +43,14 @@ class Measurement:
     facts: dict[str, Any] = field(default_factory=dict)  # whatever else the child reported
 
 
+Side = Callable[[], Measurement]
+
+
 @dataclass(frozen=True)
 class Pair:
     ours: Measurement
     theirs: Measurement
+    disturbed: bool
 
     @property
     def ratio(self) -> float:
@@ -56,36 +61,35 @@ class Pair:
     def foreign_cores(self) -> float:
         return max(self.ours.foreign_cores, self.theirs.foreign_cores)
 
-    def is_disturbed(self, limit_cores: float) -> bool:
-        return self.foreign_cores > limit_cores
 
-
-Side = Callable[[int], Measurement]  # the number of the pair → one measurement
-
-
-def interleave(
-    ours: Side, theirs: Side, num_pairs: int, limit_cores: float = LIMIT_CORES, max_attempts: int | None = None
-) -> Iterator[Pair]:
+def repeat(measure_pair: Callable[[int], Pair], num_pairs: int, max_attempts: int | None = None) -> Iterator[Pair]:
     """Pairs as they are measured, disturbed ones included, until num_pairs are undisturbed.
 
-    Gives up after max_attempts pairs (left out: twice num_pairs); whoever reads must look at how many are good.
+    measure_pair: takes the number of the attempt, from 0. Gives up after max_attempts (left out: twice num_pairs);
+    whoever reads must look at how many are good.
     """
     good = 0
     for attempt in range(max_attempts or 2 * num_pairs):
         if good == num_pairs:
             return
-        if attempt % 2 == 0:
-            mine = ours(attempt)
-            pair = Pair(mine, theirs(attempt))
-        else:
-            other = theirs(attempt)
-            pair = Pair(ours(attempt), other)
-        good += not pair.is_disturbed(limit_cores)
+        pair = measure_pair(attempt)
+        good += not pair.disturbed
         yield pair
 
 
-def undisturbed(pairs: Sequence[Pair], limit_cores: float = LIMIT_CORES) -> list[Pair]:
-    return [pair for pair in pairs if not pair.is_disturbed(limit_cores)]
+def in_turns(ours: Side, theirs: Side, number: int, limit_cores: float = LIMIT_CORES) -> Pair:
+    """One pair of whole runs; the order swaps from pair to pair."""
+    if number % 2 == 0:
+        mine = ours()
+        other = theirs()
+    else:
+        other = theirs()
+        mine = ours()
+    return Pair(mine, other, disturbed=max(mine.foreign_cores, other.foreign_cores) > limit_cores)
+
+
+def undisturbed(pairs: Sequence[Pair]) -> list[Pair]:
+    return [pair for pair in pairs if not pair.disturbed]
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
@@ -107,19 +111,23 @@ def measure(script: str, run_file: Path, result_file: Path) -> Measurement:
     watch = ForeignWork()
     with log.open("w") as out:
         command = [sys.executable, str(BENCH / script), str(run_file), str(result_file)]
-        done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=_environment(), check=False)
+        done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=child_environment(), check=False)
     foreign = watch.cores()
     if done.returncode != 0 or not result_file.exists():
-        tail = "\n".join(log.read_text().splitlines()[-30:])
-        raise RuntimeError(f"{script} ended with code {done.returncode}:\n{tail}")
+        raise failed(script, done.returncode, log)
     facts = json.loads(result_file.read_text())
     return Measurement(facts.pop("rate"), foreign, facts)
 
 
-def _environment() -> dict[str, str]:
+def child_environment(**more: str) -> dict[str, str]:
     """As it is, with the checkout's own package first, and without a model hub to ask."""
     path = os.pathsep.join(filter(None, [str(BENCH.parent / "src"), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", **more}
+
+
+def failed(script: str, code: int, log: Path) -> RuntimeError:
+    tail = "\n".join(log.read_text().splitlines()[-30:])
+    return RuntimeError(f"{script} ended with code {code}:\n{tail}")
 
 
 class ForeignWork:
@@ -128,9 +136,9 @@ class ForeignWork:
     def __init__(self) -> None:
         self._start, self._busy, self._own = time.perf_counter(), _busy_seconds(), _own_seconds()
 
-    def cores(self) -> float:
-        """Per second since the start, never below 0. Call it when the child was waited for."""
-        foreign = (_busy_seconds() - self._busy) - (_own_seconds() - self._own)
+    def cores(self, children_seconds: float = 0.0) -> float:
+        """Per second since the start, never below 0. children_seconds: used by children not waited for yet."""
+        foreign = (_busy_seconds() - self._busy) - (_own_seconds() - self._own) - children_seconds
         return max(0.0, foreign / (time.perf_counter() - self._start))
 
 

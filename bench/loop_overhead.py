@@ -4,9 +4,10 @@
     python bench/loop_overhead.py --images CIFAR-10-images --text reviews.csv --vocab vocab.txt
 
 Both sides read the same run file: same model, batches, optimizer, clipping, precision and malloc setting; the losses
-are compared, so that "the same work" is seen and not claimed. Rates are of steady steps, from the first point of the
-curve (step 10) to the last step: interpreter, imports, data reading, drivetrain's measured first steps, evaluation and
-saving lie outside. Points of the curve, progress display, events.jsonl and the utilisation sampler lie inside.
+are compared, so that "the same work" is seen and not claimed. Two fresh processes a pair, in turns of ten steps (see
+lockstep.py); the first ten steps are not timed. So interpreter, imports, data reading, drivetrain's one instrumented
+step, evaluation and saving lie outside. Points of the curve, progress display, events.jsonl and the utilisation sampler
+lie inside.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from typing import Any
 
 import recipes
 import samples
-from interleaved import LIMIT_CORES, Measurement, Pair, interleave, measure, quartiles, undisturbed
+from interleaved import Pair, quartiles, repeat, undisturbed
+from lockstep import TURN_LIMIT_CORES, Child, lockstep
 from tables import machine_line, markdown_table, write
+from turns import TRACKER
 
 RESULTS = Path(__file__).resolve().parent / "results"
+STEPS_A_TURN = 10  # drivetrain's default distance of two points of the curve
 SAME_LOSS = {"fp32": 1e-3, "bf16-mixed": 2e-2}  # relative, at the last step: rounding, grown over all steps
 
 
@@ -42,22 +46,21 @@ def main() -> None:
             pairs = []
             for pair in measured(case, Path(folder), options):
                 pairs.append(pair)
-                rows.append(pair_row(case, len(pairs), pair, options.foreign))
+                rows.append(pair_row(case, len(pairs), pair))
                 print("  ".join(rows[-1]), flush=True)
-            summary.append(summary_row(case, pairs, options))
+            summary.append(summary_row(case, pairs))
     write(options.output, page(options, summary, rows))
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="drivetrain's loop against a plain PyTorch loop")
     parser.add_argument("--pairs", type=int, default=9, help="undisturbed pairs a case")
-    parser.add_argument("--steps", type=int, default=70, help="steps a measurement, the first 10 not timed")
+    parser.add_argument("--turns", type=int, default=12, help="timed turns of 10 steps a pair and side")
     parser.add_argument("--workloads", nargs="+", default=["images", "texts"], choices=["images", "texts"])
     parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16-mixed"])
     parser.add_argument("--images", type=Path, help="folder with train/ and test/ of class folders; left out, made")
     parser.add_argument("--text", type=Path, help="CSV with the columns review and label; left out, made")
     parser.add_argument("--vocab", type=Path, help="WordPiece vocab.txt for --text")
-    parser.add_argument("--foreign", type=float, default=LIMIT_CORES, help="cores of foreign work a pair may have")
     parser.add_argument("--attempts", type=int, help="most pairs a case; left out, twice --pairs")
     parser.add_argument("--output", type=Path, default=RESULTS / "loop_overhead.md")
     return parser.parse_args()
@@ -73,13 +76,15 @@ def cases(options: argparse.Namespace, folder: Path) -> Iterator[Case]:
         workloads["texts"] = recipes.text_workload(texts, 2, 128, 128, cache=folder / "cache"), 32
     for name, (workload, batch) in workloads.items():
         for precision in options.precisions:
+            steps = STEPS_A_TURN * (1 + options.turns)
             run = {
                 "workload": workload,
                 "precision": precision,
                 "batch_size": batch,
-                "loop": {"steps": options.steps, "max_grad_norm": 1.0},
+                "loop": {"steps": steps, "max_grad_norm": 1.0},
                 "optimizer": {"name": "adamw", "lr": 5e-4},
-                "evaluation": {"every_steps": options.steps},
+                "evaluation": {"every_steps": steps},
+                "tracking": {"trackers": ["progress", TRACKER]},
                 "output": str(folder / "run"),
             }
             yield Case(f"{name} {precision}", run)
@@ -88,13 +93,13 @@ def cases(options: argparse.Namespace, folder: Path) -> Iterator[Case]:
 def measured(case: Case, folder: Path, options: argparse.Namespace) -> Iterator[Pair]:
     run_file = recipes.write_run(folder / "run.yaml", case.run)
 
-    def ours(_: int) -> Measurement:
-        return measure("ours.py", run_file, folder / "ours.json")
+    def pair(number: int) -> Pair:
+        ours = Child("ours.py", run_file, folder / "ours.json")
+        plain = Child("plain_loop.py", run_file, folder / "plain.json")
+        samples_a_turn = STEPS_A_TURN * case.run["batch_size"]
+        return lockstep(ours, plain, options.turns, samples_a_turn, swap=number % 2 == 1)
 
-    def plain(_: int) -> Measurement:
-        return measure("plain_loop.py", run_file, folder / "plain.json")
-
-    return interleave(ours, plain, options.pairs, options.foreign, options.attempts)
+    return repeat(pair, options.pairs, options.attempts)
 
 
 def loss_difference(pair: Pair) -> float:
@@ -104,20 +109,20 @@ def loss_difference(pair: Pair) -> float:
     return max(differences, default=math.nan)
 
 
-def pair_row(case: Case, number: int, pair: Pair, limit_cores: float) -> list[str]:
+def pair_row(case: Case, number: int, pair: Pair) -> list[str]:
     return [
         case.name,
         str(number),
         f"{pair.ours.rate:.1f}",
         f"{pair.theirs.rate:.1f}",
         f"{pair.ratio:.3f}",
-        f"{pair.foreign_cores:.3f}" + (" (discarded)" if pair.is_disturbed(limit_cores) else ""),
+        f"{pair.ours.facts['quiet_turns']} of {pair.ours.facts['turns']}" + (" (discarded)" if pair.disturbed else ""),
         f"{loss_difference(pair):.1e}",
     ]
 
 
-def summary_row(case: Case, pairs: list[Pair], options: argparse.Namespace) -> list[str]:
-    good = undisturbed(pairs, options.foreign)
+def summary_row(case: Case, pairs: list[Pair]) -> list[str]:
+    good = undisturbed(pairs)
     name = case.name + (" (emulated)" if pairs[0].ours.facts["emulated"] else "")
     if not good:
         return [name, f"0 of {len(pairs)}", *["no undisturbed pair"] * 4]
@@ -131,19 +136,21 @@ def summary_row(case: Case, pairs: list[Pair], options: argparse.Namespace) -> l
 def page(options: argparse.Namespace, summary: list[list[str]], rows: list[list[str]]) -> str:
     made = "made" if options.images is None else "real", "made" if options.text is None else "real"
     head = ["work", "pairs kept", "median ratio", "quartiles", "overhead", "largest loss difference"]
-    each = ["work", "pair", "drivetrain, samples/s", "plain loop, samples/s", "ratio", "foreign cores", "loss difference"]
+    each = ["work", "pair", "drivetrain, samples/s", "plain loop, samples/s", "ratio", "quiet turns", "loss difference"]
     return "\n".join(
         [
             "# What drivetrain's loop costs",
             "",
             "Samples a second of steady training steps, drivetrain over a plain PyTorch loop that does the same work "
-            "(1.000 = no cost). Fresh processes in turns, order swapped from pair to pair; pairs with more than "
-            f"{options.foreign} cores of foreign work discarded. `python bench/loop_overhead.py` repeats it.",
+            f"(1.000 = no cost). A pair is two fresh processes in {options.turns} turns of {STEPS_A_TURN} steps, order "
+            f"swapped from turn to turn; turns with more than {TURN_LIMIT_CORES} cores of foreign work are left out on "
+            "both sides, pairs with less than half of their turns quiet are discarded. "
+            "`python bench/loop_overhead.py` repeats it.",
             "",
             machine_line(),
             "",
             f"Images: half-width ResNet-10 at 32 px, batch 128, {made[0]} data. Texts: BERT 2 x 128, up to 128 tokens, "
-            f"batch 32, {made[1]} data. AdamW (fused), clipping at 1. Steps 11 to {options.steps}. \"Emulated\": on this "
+            f"batch 32, {made[1]} data. AdamW (fused), clipping at 1. \"Emulated\": on this "
             "CPU both sides compute 16-bit products as rounded fp32 products.",
             "",
             markdown_table(head, summary),

@@ -36,7 +36,7 @@ def main(run_file: Path, result_file: Path) -> None:
     evaluation = report.seconds_by_part.get("evaluation", 0.0)
     points = [event for event in read_events(config.folder / "events.jsonl") if event["event"] == "step"]
     result = {
-        "rate": steady_rate(points),
+        "rate": report.samples / (wall - evaluation),
         "wall_seconds": wall - evaluation,
         "loop_seconds": report.seconds - evaluation,
         "samples": report.samples,

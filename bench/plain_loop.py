@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from drivetrain.precision import arithmetic
 from drivetrain.workloads.base import Workload
 from drivetrain.workloads.build import build_workload
 from ours import checked
+from turns import Turns
 
 AUTO_CLASSES = {
     "image_classification": transformers.AutoModelForImageClassification,
@@ -39,12 +39,12 @@ def main(run_file: Path, result_file: Path) -> None:
     if config.allocator == "keep" and machine.device == "cpu":
         keep_freed_blocks()
     with arithmetic(config.precision_spec, machine):
-        rate, losses = train(config, torch.device(machine.device))
-    result_file.write_text(json.dumps({"rate": rate, "losses": losses}))
+        losses = train(config, torch.device(machine.device), Turns())
+    result_file.write_text(json.dumps({"losses": losses}))
 
 
-def train(config: RunConfig, device: torch.device) -> tuple[float, dict[int, float]]:
-    """Samples a second of the steps after the first point of the curve, and the losses of all steps."""
+def train(config: RunConfig, device: torch.device, turns: Turns) -> dict[int, float]:
+    """The losses of all steps. A turn is as long as drivetrain's: from one point of the curve to the next."""
     workload = build_workload(config.workload, config.seed)
     torch.manual_seed(config.seed)
     model = build_model(config, workload).to(device)
@@ -52,7 +52,7 @@ def train(config: RunConfig, device: torch.device) -> tuple[float, dict[int, flo
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.optimizer.lr, weight_decay=0.0, fused=True)
     precision = config.precision_spec
     scaler = torch.amp.GradScaler(device.type, enabled=precision.scaled)
-    losses, samples, start = [], 0, 0.0
+    losses = []
 
     for step, batch in enumerate(batches(config, workload), 1):
         batch = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
@@ -67,14 +67,12 @@ def train(config: RunConfig, device: torch.device) -> tuple[float, dict[int, flo
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
         losses.append(loss.detach())
-        samples += len(labels)
-        if step == config.tracking.log_every:
-            finish(device)
-            samples, start = 0, time.perf_counter()
+        if step % config.tracking.log_every == 0:
+            if device.type == "cuda":
+                torch.cuda.synchronize()  # the turn is over when its work is done
+            turns.take(step)
 
-    finish(device)
-    seconds = time.perf_counter() - start
-    return samples / seconds, {step: float(loss) for step, loss in enumerate(losses, 1)}
+    return {step: float(loss) for step, loss in enumerate(losses, 1)}
 
 
 def build_model(config: RunConfig, workload: Workload) -> torch.nn.Module:
@@ -113,11 +111,6 @@ def batches(config: RunConfig, workload: Workload) -> Iterator[dict[str, torch.T
             generator=torch.Generator().manual_seed(0),  # or it would draw from the generator that dropout uses
         )
     )
-
-
-def finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

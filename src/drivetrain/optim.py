@@ -26,12 +26,22 @@ def optimizer_factory(config: training.Optimizer) -> OptimizerFactory:
 
     def build(model: nn.Module) -> torch.optim.Optimizer:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        fused = {"fused": True} if config.name in OPTIMIZERS and _fuses([p for _, p in named]) else {}
         try:
-            return cls(list(_groups(named, config.weight_decay)), **arguments)
+            return cls(list(_groups(named, config.weight_decay)), **{**fused, **arguments})
         except (TypeError, ValueError) as error:
             raise problem("optimizer", f"{cls.__name__} refuses its arguments: {error}", "correct options") from error
 
     return build
+
+
+def _fuses(parameters: list[nn.Parameter]) -> bool:
+    """Whether one kernel may update all parameters.
+
+    On a CPU only in fp32: torch 2.13's fused SGD with momentum leaves 16-bit parameters as they are (its vector path
+    writes nothing back), which looks like a model that does not learn. tests/test_optim.py watches for the cure.
+    """
+    return all(p.device.type == "cuda" or p.dtype == torch.float32 for p in parameters)
 
 
 def _imported(name: str) -> type[torch.optim.Optimizer]:
@@ -51,8 +61,6 @@ def _arguments(config: training.Optimizer, cls: type[torch.optim.Optimizer]) -> 
         arguments["momentum"] = config.momentum
     elif config.name in OPTIMIZERS:
         arguments |= {"betas": config.betas, "eps": config.eps}
-    if config.name in OPTIMIZERS:
-        arguments["fused"] = True  # one kernel for all parameters; exists on CPU and CUDA since torch 2.4
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
     for key in config.options:
         if key not in accepted and not takes_any:

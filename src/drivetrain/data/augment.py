@@ -46,11 +46,10 @@ def shifted(image: np.ndarray, down: int, right: int) -> np.ndarray:
     if not down and not right:
         return image
     height, width = image.shape[:2]
-    moved = np.zeros_like(image)
-    target = image[max(0, -down) : height - down if down > 0 else height]
-    target = target[:, max(0, -right) : width - right if right > 0 else width]
     top, left = max(0, down), max(0, right)
-    moved[top : top + target.shape[0], left : left + target.shape[1]] = target
+    seen = image[max(0, -down) : max(0, height - top), max(0, -right) : max(0, width - left)]
+    moved = np.zeros_like(image)
+    moved[top : top + seen.shape[0], left : left + seen.shape[1]] = seen
     return moved
 
 

@@ -1,7 +1,7 @@
 """CIFAR-10 in its original form: python pickles, read without running what a pickle may ask for.
 
-Format: https://www.cs.toronto.edu/~kriz/cifar.html. Each batch is a dict with b"data", (10000, 3072) uint8 whose rows are
-the red, green and blue planes of 32 x 32, and b"labels"; batches.meta has b"label_names".
+Format: https://www.cs.toronto.edu/~kriz/cifar.html. Each batch is a dict with b"data", (10000, 3072) uint8 whose rows
+are the red, green and blue planes of 32 x 32, and b"labels"; batches.meta has b"label_names".
 """
 
 from __future__ import annotations

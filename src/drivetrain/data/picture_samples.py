@@ -147,8 +147,8 @@ def _problems(found: Sequence[RunError], field: str) -> list[Problem]:
         more = len(unreadable) - MOST_REPORTED
         problems.append(Problem(field, f"{more} more cannot be read", "remove or replace them"))
     if other_size:
-        more = f", and {len(other_size) - 1} more" if len(other_size) > 1 else ""
-        why = f"images differ in size: {other_size[0]}{more}"
+        others = f", and {len(other_size) - 1} more" if len(other_size) > 1 else ""
+        why = f"images differ in size: {other_size[0]}{others}"
         problems.append(Problem("workload.data.image_size", why, "give the image_size that all are resized to"))
     return problems
 

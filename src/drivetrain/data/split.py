@@ -11,13 +11,14 @@ from drivetrain.errors import problem
 def stratified_split(labels: np.ndarray, fraction: float, seed: int, field: str) -> tuple[np.ndarray, np.ndarray]:
     """Indices (train, evaluation), both sorted, with every class in the same proportion.
 
-    labels: (N,) integers. UserError on `field` if a class is too small to be in both.
+    labels: (N,) class numbers or names. UserError on `field` if a class is too small to be in both.
     """
     classes, counts = np.unique(labels, return_counts=True)
     if counts.min() < 2:
+        names = ", ".join(str(name) for name in classes[counts < 2][:5]) + (" ..." if (counts < 2).sum() > 5 else "")
         raise problem(
             field,
-            f"class number {classes[counts.argmin()]} has {counts.min()} sample, too few to be in both parts",
+            f"a class of one sample cannot be in both training and evaluation data: {names}",
             "give evaluation data of their own, or drop the class",
         )
     size = max(len(classes), round(fraction * len(labels)))

@@ -1,12 +1,20 @@
-"""Tables as people keep them: CSV, TSV, JSON, JSON Lines, parquet, hub data sets."""
+"""Tables as people keep them: CSV, TSV, JSON, JSON Lines, parquet, hub data sets.
+
+CSV and TSV are read by Python's own csv module in its strict mode. pandas is quicker, but cuts a text that holds an
+unquoted comma and joins the lines between two stray quotes, both without a word; here each is an error with its line.
+"""
 
 from __future__ import annotations
 
+import csv
 import difflib
+import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from drivetrain.errors import problem
@@ -22,7 +30,7 @@ def read_table(
     path: a file, or a hub id where there is no such file. UserError, on `field`, for what cannot be read or is empty.
     """
     file = Path(path)
-    if not file.exists() and not file.suffix:
+    if not file.exists() and _may_be_hub_id(path):
         return _from_hub(path, field, subset, split)
     if not file.is_file():
         why = f"{path} is a folder, not a file" if file.is_dir() else f"{path} does not exist"
@@ -34,11 +42,12 @@ def read_table(
     try:
         table = _read(file, header)
     except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        guess = guess_encoding(error.object)
         raise problem(
             field,
-            f"{path} is not UTF-8 (byte {error.object[error.start] if error.start < len(error.object) else '?'} at "
-            f"{error.start})",
-            f"convert it, e.g. iconv -f {_guess_encoding(file)} -t UTF-8",
+            f"{path} is not UTF-8: line {line} cannot be read; it looks like {guess}",
+            f"convert it: iconv -f {guess} -t UTF-8 {file.name} > utf8-{file.name}",
         ) from None
     except Exception as error:  # pandas and pyarrow raise many kinds
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -49,14 +58,25 @@ def read_table(
 
 
 def column(table: pd.DataFrame, name: str | int, path: str, field: str) -> pd.Series:
-    """One column, by name or position. UserError with the nearest name if it is not there."""
-    names = list(table.columns)
+    """One column, by name or position, of plain values. UserError with the nearest name if it is not there."""
+    place = _place(list(table.columns), name, path, field)
+    values = table.iloc[:, place]
+    nested = next((v for v in values if isinstance(v, list | dict | tuple | bytes | np.ndarray)), None)
+    if nested is not None:
+        raise problem(field, f"column {name!r} of {path} holds {type(nested).__name__}s", "give a column of texts")
+    return values
+
+
+def _place(names: list[Any], name: str | int, path: str, field: str) -> int:
     if isinstance(name, int):
         if 0 <= name < len(names):
-            return table.iloc[:, name]
+            return name
         raise problem(field, f"{path} has {len(names)} columns, so none at position {name}", "positions start at 0")
-    if name in names:
-        return table[name]
+    places = [place for place, known in enumerate(names) if known == name]
+    if len(places) == 1:
+        return places[0]
+    if places:
+        raise problem(field, f"{path} has {len(places)} columns {name!r}", "give the position of the one you mean")
     near = difflib.get_close_matches(name, [str(n) for n in names], n=1)
     known = ", ".join(str(n) for n in names[:20])
     fix = f"did you mean {near[0]}? It has: {known}" if near else f"it has: {known}"
@@ -64,73 +84,136 @@ def column(table: pd.DataFrame, name: str | int, path: str, field: str) -> pd.Se
 
 
 def _read(file: Path, header: bool) -> pd.DataFrame:
+    if file.suffix.lower() == ".parquet":
+        return pd.read_parquet(file)
+    text = file.read_bytes().decode("utf-8-sig")
     match file.suffix.lower():
-        case ".csv" | ".tsv":
-            separator = "\t" if file.suffix.lower() == ".tsv" else ","
-            return pd.read_csv(
-                file,
-                sep=separator,
-                header=0 if header else None,
-                dtype=str,
-                keep_default_na=False,
-                encoding="utf-8-sig",
-                index_col=False,
-                on_bad_lines="error",
-            )
         case ".jsonl":
-            return pd.DataFrame(list(_json_lines(file)))
+            return pd.DataFrame(list(_json_lines(text)))
         case ".json":
-            rows = json.loads(file.read_text(encoding="utf-8-sig"))
+            rows = json.loads(text)
             if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
                 raise ValueError("it holds no list of objects")
             return pd.DataFrame(rows)
-    return pd.read_parquet(file)
+        case ".csv":
+            return _table(_records(text, ","), header)
+    plain = _unquoted_lines(text)
+    return _table(iter(plain) if plain else _records(text, "\t"), header)
 
 
-def _json_lines(file: Path) -> Any:
-    with file.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                try:
-                    row = json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise ValueError(f"line {number} is broken JSON: {error.msg}") from None
-                if not isinstance(row, dict):
-                    raise ValueError(f"line {number} holds no object")
-                yield row
+# --- CSV and TSV -----------------------------------------------------------------------------------------------------
+
+Record = tuple[int, list[str]]  # number of its last line in the file, and its fields
 
 
-def _guess_encoding(file: Path) -> str:
-    data = file.read_bytes()[:100_000]
-    for encoding in ("utf-16", "gb18030", "big5", "cp1252"):
-        try:
-            data.decode(encoding)
-        except UnicodeDecodeError as error:
-            if error.start < len(data) - 4:
-                continue
-        return encoding.upper()
-    return "ITS-ENCODING"
+def _table(records: Iterator[Record], header: bool) -> pd.DataFrame:
+    """The records as strings, all as wide as the first. ValueError names the line of one that is not."""
+    first = next(records, None)
+    if first is None:
+        raise ValueError("it holds blank lines only")
+    width, rows = len(first[1]), [] if header else [first[1]]
+    for line, fields in records:
+        if len(fields) > width and not any(fields[width:]):  # separators at the end of the line
+            del fields[width:]
+        if len(fields) != width:
+            hint = ": quote a text that holds the separator" if len(fields) > width else ""
+            raise ValueError(f"line {line} has {len(fields)} columns where the first has {width}{hint}")
+        rows.append(fields)
+    return pd.DataFrame(rows, columns=first[1] if header else range(width), dtype=str)
+
+
+def _records(text: str, separator: str) -> Iterator[Record]:
+    longest = csv.field_size_limit(max(len(text), 131_072))  # the module's own bound is 128 KiB a field
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    try:
+        for fields in reader:
+            if fields:
+                yield reader.line_num, fields
+    except csv.Error as error:
+        raise ValueError(f"line {reader.line_num}: {error} (a quote that is not doubled or not closed?)") from None
+    finally:
+        csv.field_size_limit(longest)
+
+
+def _unquoted_lines(text: str) -> list[Record] | None:
+    """A TSV's records if each line is one, as in files whose quotes mean nothing; None if quotes must join lines."""
+    lines = [(number, line) for number, line in enumerate(io.StringIO(text, newline=None), 1) if line.strip("\r\n")]
+    records = [(number, line.rstrip("\r\n").split("\t")) for number, line in lines]
+    if len({len(fields) for _, fields in records}) > 1:
+        return None
+    return [(number, [_without_quotes(field) for field in fields]) for number, fields in records]
+
+
+def _without_quotes(field: str) -> str:
+    """What a writer of quoted fields meant; a field that merely holds quotes stays as it is."""
+    inner = field[1:-1]
+    quoted = len(field) > 1 and field[0] == field[-1] == '"' and '"' not in inner.replace('""', "")
+    return inner.replace('""', '"') if quoted else field
+
+
+# --- others ----------------------------------------------------------------------------------------------------------
+
+
+def _json_lines(text: str) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(io.StringIO(text, newline=None), start=1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"line {number} is broken JSON: {error.msg}") from None
+            if not isinstance(row, dict):
+                raise ValueError(f"line {number} holds no object")
+            yield row
+
+
+def guess_encoding(data: bytes) -> str:
+    """The likely encoding of a text that is not UTF-8, by the name that iconv takes."""
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "UTF-16"
+    for codec, name in (("gb2312", "GB18030"), ("big5", "BIG5"), ("shift_jis", "SHIFT_JIS")):
+        text = data[:100_000].decode(codec, errors="replace")
+        foreign = sum(character > "\x7f" for character in text)
+        # a European text fits such codecs by accident, but is ASCII for the most part
+        if text.count("\ufffd") <= 0.05 * foreign and foreign > 0.2 * len(text):
+            return name
+    return "WINDOWS-1252"
+
+
+def _may_be_hub_id(path: str) -> bool:
+    given = Path(path)
+    named = path.startswith((".", "/", "~")) or given.suffix.lower() in {*READERS, ".txt", ".zip", ".gz"}
+    return not named and len(given.parts) <= 2
 
 
 def _from_hub(name: str, field: str, subset: str | None, split: str) -> pd.DataFrame:
-    datasets = import_datasets(field)
+    datasets = import_datasets(field, f"{name} is no file here, and ")
     try:
+        _check_reachable(name, datasets)
         table: pd.DataFrame = datasets.load_dataset(name, subset, split=split).to_pandas()
     except Exception as error:  # network, missing data set, missing split: many kinds
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise problem(
             field,
-            f"{name} is no file here and cannot be had from the hub: {str(error).splitlines()[0][:200]}",
-            "without a network: download the data elsewhere and give the file",
+            f"{name} is no file here and cannot be had from the hub: {reason}",
+            "correct the path; or, without a network, download the data elsewhere and give the file",
         ) from error
     return table
 
 
-def import_datasets(field: str) -> Any:
+def _check_reachable(name: str, datasets: Any) -> None:
+    """One quick question, as `load_dataset` tries for half a minute; what it has in its cache needs no network."""
+    from huggingface_hub import HfApi
+
+    if not (Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___")).exists():
+        HfApi().dataset_info(name, timeout=10)
+
+
+def import_datasets(field: str, because: str = "") -> Any:
     """The optional package for hub data sets."""
     try:
         import datasets
     except ImportError:
         raise problem(
-            field, "data sets named by hub id need the package datasets", "pip install drivetrain[hub]"
+            field, f"{because}data sets named by hub id need the package datasets", "pip install drivetrain[hub]"
         ) from None
     return datasets

@@ -16,17 +16,17 @@ def has_batch_norm(model: nn.Module) -> bool:
 
 
 def batch_norm_to_group_norm(model: nn.Module) -> int:
-    """Replace every BatchNorm2d in place, gain and bias kept. Returns how many there were."""
+    """Replace every BatchNorm over images in place, gain and bias kept. Returns how many there were."""
     count = 0
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if isinstance(child, nn.BatchNorm2d):
+            if isinstance(child, nn.BatchNorm2d | nn.SyncBatchNorm):
                 setattr(module, name, _group_norm(child))
                 count += 1
     return count
 
 
-def _group_norm(batch_norm: nn.BatchNorm2d) -> nn.GroupNorm:
+def _group_norm(batch_norm: nn.BatchNorm2d | nn.SyncBatchNorm) -> nn.GroupNorm:
     channels = batch_norm.num_features
     groups = max(n for n in range(1, min(MOST_GROUPS, channels) + 1) if channels % n == 0)
     if groups == channels:  # one channel a group would be instance normalisation, which forgets the channel's mean

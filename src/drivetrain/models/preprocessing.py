@@ -12,6 +12,7 @@ from drivetrain.errors import problem
 from drivetrain.models.transformers_classifiers import located, unloadable
 
 FILE = "preprocessor_config.json"
+NORM_KEY = "drivetrain_norm"  # in config.json
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Preprocessing:
     size: int | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    group_norm: bool = False  # trained with BatchNorm replaced, which only we know how to build
 
 
 def expected_by(path: str | None, field: str) -> Preprocessing:
@@ -45,6 +47,7 @@ def expected_by(path: str | None, field: str) -> Preprocessing:
         size=size or _side(processor.get("size")) or _side(config.get("image_size")),
         mean=_numbers(processor.get("image_mean")) if normalised else (0.0,),
         std=_numbers(processor.get("image_std")) if normalised else (1.0,),
+        group_norm=config.get(NORM_KEY) == "group",
     )
 
 

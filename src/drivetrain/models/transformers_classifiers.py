@@ -232,7 +232,8 @@ def _say_what_is_new(model: Any, info: Mapping[str, Any], path: str, field: str,
             f"{len(in_body)} weights in {path} do not fit its own config, {in_body[0]} first: {there} against {here}",
             "give a folder whose config.json belongs to its weights",
         )
-    new = sorted({*mismatched, *info["missing_keys"]})
+    parameters = {name for name, _ in model.named_parameters()}
+    new = sorted(parameters & {*mismatched, *info["missing_keys"]})
     head = [name for name in new if not name.startswith(body)]
     rest = [name for name in new if name.startswith(body)]
     if head:

@@ -20,7 +20,7 @@ from drivetrain.data.split import evenly, stratified_split
 from drivetrain.data.texts import class_names, encode
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.models.normalisation import batch_norm_to_group_norm, has_batch_norm
-from drivetrain.models.preprocessing import Preprocessing, expected_by, write_preprocessing
+from drivetrain.models.preprocessing import NORM_KEY, Preprocessing, expected_by, write_preprocessing
 from drivetrain.models.transformers_classifiers import build_classifier, config_accepts, config_problems
 from drivetrain.workloads.base import Batch, BestMetric, NamedSamples, Outputs, Workload
 from drivetrain.workloads.classification import (
@@ -45,12 +45,12 @@ class ImageClassificationWorkload(Workload):
     def __init__(self, config: ImageClassification, seed: int) -> None:
         self._config, self._seed = config, seed
         self._warnings: list[str] = []
-        train, held_out, expected = self._read()
+        train, held_out, self._expected = self._read()
         self._classes = _classes(train)
-        self._size = config.data.image_size or expected.size
+        self._size = config.data.image_size or self._expected.size
         self.train, self.evaluation = self._parts(train, held_out)
-        self._shape = self._prepare(expected)
-        self._mean, self._std = self._statistics(expected)
+        self._shape = self._prepare()
+        self._mean, self._std = self._statistics()
         self._scale = _pixel_scale(self._shape, self._mean, self._std)
         self._derived = self._derived_config()
 
@@ -62,6 +62,9 @@ class ImageClassificationWorkload(Workload):
         expected = Preprocessing()
         with _gathered(problems):
             expected = expected_by(model.path, "workload.model.path")
+        if expected.group_norm and model.norm != "group":
+            why = f"{model.path} was trained with GroupNorm in place of BatchNorm"
+            problems.append(Problem("workload.model.norm", why, "give norm: group"))
         if model.config is not None:
             problems += config_problems(HEAD, model.config, "workload.model.config")
         with _gathered(problems):
@@ -104,9 +107,9 @@ class ImageClassificationWorkload(Workload):
             part = part[evenly(numbers[part], limit, self._seed)]
         return PictureSamples(held.pictures, numbers[part], part, self._size, augment)
 
-    def _prepare(self, expected: Preprocessing) -> tuple[int, ...]:
+    def _prepare(self) -> tuple[int, ...]:
         """Both parts looked at, all pictures of one shape and of as many channels as the model takes."""
-        channels = (self._config.model.config or {}).get("num_channels") or expected.channels
+        channels = (self._config.model.config or {}).get("num_channels") or self._expected.channels
         if channels not in (None, 1, 3):
             raise problem("workload.model", f"it takes images of {channels} channels", "grey (1) and RGB (3) are read")
         problems: list[Problem] = []
@@ -121,12 +124,12 @@ class ImageClassificationWorkload(Workload):
         assert shape is not None
         return shape
 
-    def _statistics(self, expected: Preprocessing) -> tuple[list[float], list[float]]:
+    def _statistics(self) -> tuple[list[float], list[float]]:
         """Mean and standard deviation a channel: the run file's, else the model's own, else 0.5."""
         data, channels = self._config.data, self._shape[-1]
         problems: list[Problem] = []
         found = []
-        for name, given, own in (("mean", data.mean, expected.mean), ("std", data.std, expected.std)):
+        for name, given, own in (("mean", data.mean, self._expected.mean), ("std", data.std, self._expected.std)):
             values = list(given or own or [0.5])
             values = values * channels if len(values) == 1 else values
             field = f"workload.data.{name}"
@@ -153,17 +156,21 @@ class ImageClassificationWorkload(Workload):
         config = None if model_config.config is None else {**model_config.config, **self._derived}
         model = build_classifier(HEAD, model_config.path, config, self._classes, "workload.model", self._warn)
         if model_config.norm == "group":
-            replaced = batch_norm_to_group_norm(model)
-            if not replaced:
-                self._warn("workload.model.norm has no effect: the model has no BatchNorm")
-            elif model_config.path is not None:
-                self._warn(
-                    f"{replaced} BatchNorms of {model_config.path} became GroupNorm: its accuracy must be regained"
-                )
+            self._replace_batch_norm(model)
         elif has_batch_norm(model):
             self._warn(BATCH_NORM)
         self._try(model)
-        return model.to(memory_format=self._memory_format)  # type: ignore[call-overload, no-any-return]
+        return model.to(memory_format=self._memory_format)  # type: ignore[call-overload]
+
+    def _replace_batch_norm(self, model: nn.Module) -> None:
+        path = self._config.model.path
+        replaced = batch_norm_to_group_norm(model)
+        if not replaced:
+            self._warn("workload.model.norm has no effect: the model has no BatchNorm")
+        elif path is not None and not self._expected.group_norm:
+            self._warn(f"{replaced} BatchNorms of {path} became GroupNorm: its accuracy must be regained by training")
+        if replaced:
+            setattr(model.config, NORM_KEY, "group")
 
     def _try(self, model: nn.Module) -> None:
         """One image forward, so that a model that cannot take these images is told of before training."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from drivetrain.config.workload import TextClassification, TextData
 from drivetrain.data.split import evenly, stratified_split
 from drivetrain.data.texts import Texts, class_names, encode, read_texts
 from drivetrain.data.tokenised import Tokens, load_tokenizer, tokenise
-from drivetrain.errors import problem
+from drivetrain.errors import Problem, UserError, problem
 from drivetrain.models.transformers_classifiers import build_classifier, config_accepts
 from drivetrain.workloads.base import Batch, BestMetric, NamedSamples, Outputs, Workload
 from drivetrain.workloads.classification import (
@@ -50,36 +51,48 @@ class TextClassificationWorkload(Workload):
     def __init__(self, config: TextClassification, seed: int) -> None:
         self._config, self._seed = config, seed
         self._warnings: list[str] = []
-        tokenizer = config.model.tokenizer or config.model.path
-        assert tokenizer is not None, "rules.check lets no run without a tokenizer pass"
-        self._tokenizer = load_tokenizer(tokenizer, "workload.model.tokenizer")
-        # a tokenizer without a padding token (GPT-2's) pads with the end of text; the mask hides it either way
-        self._pad = next((n for n in (self._tokenizer.pad_token_id, self._tokenizer.eos_token_id) if n is not None), 0)
-        train, evaluation = self._read(config.data)
+        self._tokenizer, (train, evaluation) = _together(self._load_tokenizer, lambda: self._read(config.data))
         self._classes = class_names(train.labels.tolist(), "workload.data.label_column")
         self.train = self._samples(train, "train")
         self.evaluation = self._samples(evaluation, "evaluation")
-        self._model_config = self._completed_model_config()
+
+    def _load_tokenizer(self) -> Any:
+        model = self._config.model
+        if model.tokenizer is not None:
+            return load_tokenizer(model.tokenizer, "workload.model.tokenizer")
+        assert model.path is not None, "rules.check lets no run without a tokenizer pass"
+        return load_tokenizer(model.path, "workload.model.path")
 
     def _read(self, data: TextData) -> tuple[Texts, Texts]:
-        train = read_texts(data, data.train, "workload.data.train")
-        self._dropped = train.without_text
-        if data.evaluation is not None:
-            evaluation = read_texts(data, data.evaluation, "workload.data.evaluation", split="test")
-            self._dropped += evaluation.without_text
-        else:
-            _, numbers = np.unique(train.labels.astype(str), return_inverse=True)
-            parts = stratified_split(numbers, data.evaluation_fraction, self._seed, "workload.data.train")
+        """Training and evaluation texts, limited; no row is in both."""
+        if data.evaluation is None:
+            train = read_texts(data, data.train, "workload.data.train")
+            self._dropped = train.without_text
+            labels = train.labels.astype(str)
+            parts = stratified_split(labels, data.evaluation_fraction, self._seed, "workload.data.train")
             train, evaluation = train.take(parts[0]), train.take(parts[1])
+        else:
+            given = data.evaluation
+            train, evaluation = _together(
+                lambda: read_texts(data, data.train, "workload.data.train"),
+                lambda: read_texts(data, given, "workload.data.evaluation", split="test"),
+            )
+            self._dropped = train.without_text + evaluation.without_text
+            self._warn_of_shared(train, evaluation)
         if self._dropped:
-            self._warnings.append(f"{self._dropped} row{'s' * (self._dropped > 1)} without text dropped")
+            self._warn(f"{self._dropped} row{'s' * (self._dropped > 1)} without text dropped")
         return self._limited(train, data.limit_train), self._limited(evaluation, data.limit_evaluation)
 
+    def _warn_of_shared(self, train: Texts, evaluation: Texts) -> None:
+        known = set(_joined(train))
+        shared = sum(text in known for text in _joined(evaluation))
+        if shared:
+            self._warn(
+                f"{shared} of {len(evaluation.first)} evaluation texts are also training texts: metrics will flatter"
+            )
+
     def _limited(self, texts: Texts, limit: int | None) -> Texts:
-        if limit is None:
-            return texts
-        _, numbers = np.unique(texts.labels.astype(str), return_inverse=True)
-        return texts.take(evenly(numbers, limit, self._seed))
+        return texts if limit is None else texts.take(evenly(texts.labels.astype(str), limit, self._seed))
 
     def _samples(self, texts: Texts, name: str) -> TextSamples:
         given = getattr(self._config.data, name) or self._config.data.train
@@ -90,46 +103,68 @@ class TextClassificationWorkload(Workload):
         data = self._config.data
         tokens, warning = tokenise(self._tokenizer, texts.first, texts.second, data.max_length, data.cache)
         if warning:
-            self._warnings.append(warning)
+            self._warn(warning)
         return tokens
 
-    def _completed_model_config(self) -> dict[str, Any] | None:
-        """The run file's model config, with what follows from the tokenizer where it is left out."""
-        given, size = self._config.model.config, len(self._tokenizer)
-        if given is None:
-            return None
-        if given.get("vocab_size", size) < size:
-            raise problem(
-                "workload.model.config.vocab_size",
-                f"vocab_size ({given['vocab_size']}) < the tokenizer's tokens ({size})",
-                "leave it out: it is taken from the tokenizer",
-            )
-        places = given.get("max_position_embeddings")
-        if places is not None and places < self._config.data.max_length:
-            raise problem(
-                "workload.data.max_length",
-                f"max_length ({self._config.data.max_length}) > max_position_embeddings ({places})",
-                "shorten the texts or give the model more positions",
-            )
-        derived = {"vocab_size": size, "pad_token_id": self._pad}
-        return {**{key: value for key, value in derived.items() if config_accepts(given, key)}, **given}
+    @property
+    def _pad(self) -> int:
+        """A tokenizer without any padding token pads with 0: the attention mask hides it."""
+        return self._tokenizer.pad_token_id or 0
 
     def build_model(self) -> nn.Module:
         model = self._config.model
-        return build_classifier(
-            "AutoModelForSequenceClassification", model.path, self._model_config, self._classes, "workload.model"
+        config = None if model.config is None else self._completed(model.config)
+        built = build_classifier(
+            "AutoModelForSequenceClassification", model.path, config, self._classes, "workload.model", self._warn
         )
+        self._check_fit(built)
+        # GPT-2 and its like find a text's last token by the padding token, and refuse batches without one
+        built.config.pad_token_id = self._pad  # type: ignore[union-attr]
+        self._takes_segments = "token_type_ids" in inspect.signature(built.forward).parameters
+        return built
+
+    def _completed(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The run file's model config, with what follows from the tokenizer where it is left out."""
+        derived = {"vocab_size": len(self._tokenizer), "pad_token_id": self._pad}
+        if given.get("pad_token_id", self._pad) != self._pad:
+            raise problem(
+                "workload.model.config.pad_token_id",
+                f"pad_token_id ({given['pad_token_id']}) is not the tokenizer's ({self._pad})",
+                "leave it out: it is taken from the tokenizer",
+            )
+        return {**{key: value for key, value in derived.items() if config_accepts(given, key)}, **given}
+
+    def _check_fit(self, model: nn.Module) -> None:
+        """UserError if some token or some position would lie outside the model's tables."""
+        problems = []
+        scratch = self._config.model.config is not None
+        known, tokens = model.get_input_embeddings().num_embeddings, len(self._tokenizer)  # type: ignore[operator]
+        if known < tokens:
+            field = "workload.model.config.vocab_size" if scratch else "workload.model.tokenizer"
+            fix = "leave it out: it is taken from the tokenizer" if scratch else "give the model's own tokenizer"
+            problems.append(Problem(field, f"vocab_size ({known}) < the tokenizer's tokens ({tokens})", fix))
+        places, length = _positions(model), self._config.data.max_length
+        if places is not None and places < length:
+            why = f"max_length ({length}) > the model's positions ({places}; see max_position_embeddings)"
+            fix = "shorten max_length" + (" or raise workload.model.config.max_position_embeddings" if scratch else "")
+            problems.append(Problem("workload.data.max_length", why, fix))
+        if problems:
+            raise UserError(problems)
+
+    def _warn(self, message: str) -> None:
+        if message not in self._warnings:  # a model may be built more than once
+            self._warnings.append(message)
 
     def collate(self, samples: Sequence[Any]) -> Batch:
         """input_ids, attention_mask, labels, and token_type_ids for pairs: (B, L) and (B,), int64."""
         data = self._config.data
-        longest = data.max_length if data.padding == "fixed" else max(len(ids) for ids, _, _ in samples)
+        longest = data.max_length if data.padding == "fixed" else max(1, *(len(ids) for ids, _, _ in samples))
         ids = np.full((len(samples), longest), self._pad, dtype=np.int64)
         mask = np.zeros((len(samples), longest), dtype=np.int64)
         segments = np.zeros((len(samples), longest), dtype=np.int64)
         for row, (tokens, kinds, _) in enumerate(samples):
             ids[row, : len(tokens)] = tokens
-            mask[row, : len(tokens)] = 1
+            mask[row, : max(1, len(tokens))] = 1  # attention over nothing would be NaN
             if kinds is not None:
                 segments[row, : len(tokens)] = kinds
         batch = {"input_ids": ids, "attention_mask": mask, "labels": np.array([label for *_, label in samples])}
@@ -137,17 +172,24 @@ class TextClassificationWorkload(Workload):
             batch["token_type_ids"] = segments
         return {name: torch.from_numpy(array) for name, array in batch.items()}
 
+    def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        """(B, classes)."""
+        left_out = {"labels"} if self._takes_segments else {"labels", "token_type_ids"}
+        inputs = {name: tensor for name, tensor in batch.items() if name not in left_out}
+        logits: Tensor = model(**inputs).logits
+        return logits
+
     def count(self, batch: Batch) -> int:
         return batch["labels"].numel()
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
-        return cross_entropy_sum(_logits(model, batch), batch["labels"])
+        return cross_entropy_sum(self._logits(model, batch), batch["labels"])
 
     def outputs(self, model: nn.Module, batch: Batch) -> Outputs:
-        return classification_outputs(_logits(model, batch), batch["labels"])
+        return classification_outputs(self._logits(model, batch), batch["labels"])
 
     def predict(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
-        return classification_rows(_logits(model, batch), self._classes)
+        return classification_rows(self._logits(model, batch), self._classes)
 
     def metrics(self) -> Mapping[str, Metric]:
         return classification_metrics(len(self._classes))
@@ -174,6 +216,7 @@ class TextClassificationWorkload(Workload):
             "evaluation_samples": len(self.evaluation),
             "classes": len(self._classes),
             "rows_without_text": self._dropped,
+            "vocabulary": len(self._tokenizer),
             "truncated": round(tokens.truncated / len(self.train), 4),
             "mean_tokens": round(float(tokens.lengths.mean()), 1),
         }
@@ -186,6 +229,8 @@ class TextClassificationWorkload(Workload):
         if path is None:
             return self.evaluation
         texts = read_texts(self._config.data, path, "--data", labelled=False)
+        if texts.without_text:
+            self._warn(f"{texts.without_text} rows of {path} have no text and no prediction")
         return TextSamples(self._tokens(texts), None, [f"row {row}" for row in texts.rows])
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:
@@ -193,7 +238,28 @@ class TextClassificationWorkload(Workload):
         self._tokenizer.save_pretrained(folder)
 
 
-def _logits(model: nn.Module, batch: Batch) -> Tensor:
-    inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-    logits: Tensor = model(**inputs).logits
-    return logits
+def _together(*calls: Callable[[], Any]) -> list[Any]:
+    """The results of all calls, or one UserError with all their problems."""
+    results: list[Any] = []
+    problems: list[Problem] = []
+    for call in calls:
+        try:
+            results.append(call())
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(problems)
+    return results
+
+
+def _joined(texts: Texts) -> Iterable[Any]:
+    return texts.first if texts.second is None else zip(texts.first, texts.second, strict=True)
+
+
+def _positions(model: nn.Module) -> int | None:
+    """Positions a text may take; RoBERTa and its like keep the first of theirs for padding. None: no bound is known."""
+    tables = [m for name, m in model.named_modules() if name.endswith("position_embeddings")]
+    table = next((m for m in tables if isinstance(m, nn.Embedding)), None)
+    if table is not None:
+        return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+    return getattr(model.config, "max_position_embeddings", None)

@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_model
+from torch import nn
+
+from drivetrain.config.workload import TextClassification
+from drivetrain.errors import UserError
+from drivetrain.workloads.text_classification import TextClassificationWorkload
+
+WORDS = ["good", "bad", "hotel", "room", "the", "was", "##s"]
+BERT = {
+    "model_type": "bert",
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "max_position_embeddings": 32,
+}
+LINES = [*["1,good hotel"] * 10, *["0,the bad bad room"] * 20]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TextClassificationWorkload]:
+    """A workload over LINES, or other lines, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    Path("vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+    Path("train.csv").write_text("\n".join(["label,text", *LINES]))
+
+    def made(model: dict[str, Any] | None = None, seed: int = 0, **data: Any) -> TextClassificationWorkload:
+        for name in ("train", "evaluation"):
+            if isinstance(data.get(name), list):
+                Path(f"{name}.csv").write_text("\n".join(["label,text", *data[name]]))
+                data[name] = f"{name}.csv"
+        given = {"train": "train.csv", "cache": "cache", "max_length": 16, **data}
+        model = {"tokenizer": "vocab.txt", "config": BERT} if model is None else model
+        return TextClassificationWorkload(TextClassification.model_validate({"model": model, "data": given}), seed)
+
+    return made
+
+
+Build = Callable[..., TextClassificationWorkload]
+
+
+def everything(workload: TextClassificationWorkload, part: str = "train") -> dict[str, torch.Tensor]:
+    samples = getattr(workload, part)
+    return workload.collate([samples.load(i, 0) for i in range(len(samples))])
+
+
+def test_the_split_holds_every_class_though_the_file_is_sorted(build: Build) -> None:
+    workload = build(evaluation_fraction=0.2)
+    assert Counter(everything(workload, "evaluation")["labels"].tolist()) == {1: 2, 0: 4}
+    assert not set(workload.train.names) & set(workload.evaluation.names)
+    assert len(workload.train) + len(workload.evaluation) == 30
+
+
+def test_classes_that_are_numbers_sort_as_numbers(build: Build) -> None:
+    workload = build(train=[f"{label},good" for label in (10, 9, 2) for _ in range(4)])
+    assert workload.build_model().config.id2label == {0: "2", 1: "9", 2: "10"}  # type: ignore[union-attr]
+
+
+def test_dynamic_padding_reaches_the_longest_of_the_batch(build: Build) -> None:
+    workload = build(train=["1,good", "0,the bad room"] * 6)
+    pick = {tuple(workload.train.load(i, 0)[0]): workload.train.load(i, 0) for i in range(len(workload.train))}
+    batch = workload.collate([pick[key] for key in sorted(pick, key=len)])
+    assert batch["input_ids"].tolist() == [[2, 5, 3, 0, 0], [2, 9, 6, 8, 3]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
+    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
+
+
+def test_fixed_padding_always_reaches_max_length(build: Build) -> None:
+    workload = build(padding="fixed")
+    assert everything(workload)["input_ids"].shape == (27, 16)
+    assert workload.lengths is None
+
+
+def test_lengths_are_known_for_grouping_unless_it_is_off(build: Build) -> None:
+    workload = build()
+    assert workload.lengths is not None
+    assert sorted(set(workload.lengths)) == [4, 6]
+    assert build(group_by_length=False).lengths is None
+
+
+def test_loss_is_cross_entropy_summed_and_does_not_depend_on_padding(build: Build) -> None:
+    workload = build()
+    model = workload.build_model().eval()
+    batch = everything(workload)
+    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    expected = nn.CrossEntropyLoss()(logits, batch["labels"]) * 27
+    assert workload.count(batch) == 27
+    torch.testing.assert_close(workload.loss_sum(model, batch), expected)
+    one_by_one = [workload.loss_sum(model, workload.collate([workload.train.load(i, 0)])) for i in range(27)]
+    torch.testing.assert_close(sum(one_by_one), expected)
+
+
+def test_metrics_are_plain_accuracy_and_macro_f1(build: Build) -> None:
+    metrics = build().metrics()
+    for metric in metrics.values():
+        metric.update(torch.tensor([1, 1, 0, 0]), torch.tensor([1, 0, 0, 0]))
+    assert float(metrics["accuracy"].compute()) == pytest.approx(3 / 4)
+    assert float(metrics["macro_f1"].compute()) == pytest.approx((2 / 3 + 4 / 5) / 2)
+
+
+def test_rows_without_text_are_dropped_and_said(build: Build) -> None:
+    workload = build(train=[*LINES, "1,", "0,  "])
+    assert len(workload.train) + len(workload.evaluation) == 30
+    assert workload.facts["rows_without_text"] == 2
+    assert list(workload.warnings) == ["2 rows without text dropped"]
+
+
+def test_vocabulary_and_padding_come_from_the_tokenizer(build: Build) -> None:
+    model = build(model={"tokenizer": "vocab.txt", "config": {**BERT, "model_type": "roberta"}}).build_model()
+    assert model.config.vocab_size == 12  # type: ignore[union-attr]
+    assert model.config.pad_token_id == 0  # type: ignore[union-attr]
+
+
+def test_evaluation_texts_that_are_training_texts_are_said(build: Build) -> None:
+    workload = build(evaluation=["1,good hotel", "0,was bad"])
+    assert list(workload.warnings) == ["1 of 2 evaluation texts are also training texts: metrics will flatter"]
+
+
+def test_limits_are_shared_by_the_classes(build: Build) -> None:
+    workload = build(limit_train=6, limit_evaluation=2)
+    assert Counter(everything(workload)["labels"].tolist()) == {0: 3, 1: 3}
+    assert len(workload.evaluation) == 2
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "distilbert", "gpt2"])
+def test_pairs_go_through_any_architecture(build: Build, model_type: str) -> None:
+    Path("train.jsonl").write_text(
+        "\n".join(json.dumps({"label": i % 2, "text": "good", "other": "the room"}) for i in range(12))
+    )
+    sizes = {
+        "distilbert": {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16},
+        "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2},
+    }
+    config = {**sizes.get(model_type, BERT), "model_type": model_type, "max_position_embeddings": 32}
+    if model_type == "roberta":
+        config["type_vocab_size"] = 2  # a BERT vocabulary's pairs have two
+    model_block = {"tokenizer": "vocab.txt", "config": config}
+    workload = build(model_block, train="train.jsonl", text_pair_column="other")
+    batch = everything(workload)
+    assert batch["token_type_ids"][0].tolist() == [0, 0, 0, 1, 1, 1]
+    assert workload.loss_sum(workload.build_model(), batch).isfinite()
+
+
+def test_prediction_takes_a_file_without_labels(build: Build) -> None:
+    workload = build()
+    Path("new.csv").write_text("text\ngood\n\nbad room\n")
+    samples = workload.prediction_samples("new.csv")
+    assert list(samples.names) == ["row 1", "row 2"]
+    rows = workload.predict(workload.build_model(), workload.collate([samples.load(i, 0) for i in range(2)]))
+    assert {row["label"] for row in rows} <= {"0", "1"}
+    assert all(0.5 <= row["probability"] <= 1 for row in rows)
+    assert workload.prediction_samples(None) is workload.evaluation
+
+
+def test_saved_assets_and_weights_load_into_plain_transformers(build: Build, tmp_path: Path) -> None:
+    from transformers import pipeline
+
+    workload = build(train=[*["great,good hotel"] * 10, *["awful,bad room"] * 10])
+    model = workload.build_model().eval()
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    workload.save_assets(model, folder)
+    save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    (theirs,) = pipeline("text-classification", model=str(folder))("good hotel")
+    ids = torch.tensor([workload._tokenizer("good hotel")["input_ids"]])
+    ours = workload.predict(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})[0]
+    assert theirs["label"] == ours["label"]
+    assert theirs["score"] == pytest.approx(ours["probability"], abs=1e-5)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "one class": ({"train": ["1,good"] * 5}, ["one class", "'1'"]),
+    "a class of one sample": ({"train": [*LINES, "2,good"]}, ["one sample", ": 2"]),
+    "no label": ({"train": [*LINES, ",good"]}, ["1 rows", "no label: 31"]),
+    "a label that training lacks": ({"evaluation": ["1,good", "7,bad"]}, ["data.evaluation", "'7'", "known: 0, 1"]),
+    "no text at all": ({"train": ["1,", "0, "]}, ["no row of", "text"]),
+    "two wrong columns": ({"text_column": "txt", "label_column": "lable"}, ["data.text_column", "data.label_column"]),
+    "data and tokenizer": (
+        {"train": "no.csv", "evaluation": "none.csv", "model": {"tokenizer": "voc.txt", "config": BERT}},
+        ["workload.model.tokenizer", "workload.data.train", "workload.data.evaluation"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "said"), REFUSED.values(), ids=REFUSED)
+def test_data_that_cannot_serve_are_refused_with_every_reason(
+    build: Build, given: dict[str, Any], said: list[str]
+) -> None:
+    with pytest.raises(UserError) as caught:
+        build(**given)
+    assert all(part in str(caught.value) for part in said), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "max_length", "said"),
+    [
+        ({"vocab_size": 7}, 16, ["workload.model.config.vocab_size", "vocab_size (7) < the tokenizer's tokens (12)"]),
+        ({}, 33, ["workload.data.max_length", "max_length (33) > the model's positions (32"]),
+        ({"vocab_size": 7}, 33, ["vocab_size", "max_length"]),
+        ({"model_type": "roberta"}, 32, ["max_length (32) > the model's positions (31"]),  # one is the padding's
+        ({"pad_token_id": 3}, 16, ["workload.model.config.pad_token_id", "(3) is not the tokenizer's (0)"]),
+    ],
+)
+def test_a_model_that_the_tokens_do_not_fit_is_refused(
+    build: Build, config: dict[str, Any], max_length: int, said: list[str]
+) -> None:
+    workload = build(model={"tokenizer": "vocab.txt", "config": {**BERT, **config}}, max_length=max_length)
+    with pytest.raises(UserError) as caught:
+        workload.build_model()
+    assert all(part in str(caught.value) for part in said), str(caught.value)
+
+
+def test_the_hotel_reviews_lose_their_one_empty_row(shared_data: Path, tmp_path: Path) -> None:
+    config = {
+        "model": {"tokenizer": str(shared_data / "vocab/bert-base-chinese/vocab.txt"), "config": BERT},
+        "data": {
+            "train": str(shared_data / "ChnSentiCorp_htl_all.csv"),
+            "text_column": "review",
+            "cache": str(tmp_path),
+            "max_length": 32,
+        },
+    }
+    workload = TextClassificationWorkload(TextClassification.model_validate(config), seed=0)
+    assert len(workload.train) + len(workload.evaluation) == 7_765
+    assert workload.facts["rows_without_text"] == 1
+    assert "row 6375" not in [*workload.train.names, *workload.evaluation.names]
+    assert Counter(everything(workload, "evaluation")["labels"].tolist()) == {1: 532, 0: 244}
