@@ -28,6 +28,7 @@ TURN_LIMIT_CORES = 0.1  # a turn is short, and the kernel counts processor time 
 class Turn:
     step: int  # the last one of the turn
     seconds: float
+    used_seconds: float  # of processor time, over all threads of the process
     foreign_cores: float
 
 
@@ -37,8 +38,8 @@ class Child:
     def __init__(self, script: str, run_file: Path, result_file: Path) -> None:
         result_file.unlink(missing_ok=True)
         self._script, self._result, self._log = script, result_file, result_file.with_suffix(".log")
-        their_read, self._go = os.pipe()
-        self._said, their_write = os.pipe()
+        their_read, go = os.pipe()
+        said, their_write = os.pipe()
         command = [sys.executable, str(BENCH / script), str(run_file), str(result_file)]
         with self._log.open("w") as out:
             self._process = subprocess.Popen(
@@ -50,7 +51,8 @@ class Child:
             )
         os.close(their_read)
         os.close(their_write)
-        self._lines = os.fdopen(self._said)
+        self._go = os.fdopen(go, "wb", buffering=0)
+        self._lines = os.fdopen(said)
 
     def first_turn(self) -> None:
         """Start-up and the steps that are not steady. The child begins by itself."""
@@ -58,23 +60,24 @@ class Child:
 
     def take_turn(self) -> Turn:
         watch = ForeignWork()
-        os.write(self._go, b".")
+        self._go.write(b".")
         turn = self._listen()
         foreign = watch.cores(children_seconds=turn["used"])  # the child lives on: nobody has waited for it yet
-        return Turn(turn["step"], turn["seconds"], foreign)
+        return Turn(turn["step"], turn["seconds"], turn["used"], foreign)
 
     def finish(self) -> dict[str, Any]:
         """Let it end; what it reported."""
-        os.write(self._go, b".")
-        os.close(self._go)
+        self._go.write(b".")
         code = self._process.wait()
-        self._lines.close()
         if code != 0 or not self._result.exists():
             raise failed(self._script, code, self._log)
         facts: dict[str, Any] = json.loads(self._result.read_text())
         return facts
 
     def stop(self) -> None:
+        """Leave nothing behind, however it went."""
+        self._go.close()
+        self._lines.close()
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -126,5 +129,10 @@ def joined(
         used = [both[number] for both in (quiet if enough else turns)]
         rate = samples_a_turn * len(used) / sum(turn.seconds for turn in used)
         foreign = statistics.fmean(turn.foreign_cores for turn in used)
-        sides.append(Measurement(rate, foreign, {**facts, "quiet_turns": len(quiet), "turns": len(turns)}))
-    return Pair(*sides, disturbed=not enough)
+        counted = {
+            "quiet_turns": len(quiet),
+            "turns": len(turns),
+            "processor_seconds": sum(turn.used_seconds for turn in used),
+        }
+        sides.append(Measurement(rate, foreign, {**facts, **counted}))
+    return Pair(sides[0], sides[1], disturbed=not enough)

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import statistics
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import recipes
+import run_files
 import samples
 from interleaved import Pair, quartiles, repeat, undisturbed
 from lockstep import TURN_LIMIT_CORES, Child, lockstep
@@ -70,10 +71,10 @@ def cases(options: argparse.Namespace, folder: Path) -> Iterator[Case]:
     workloads = {}
     if "images" in options.workloads:
         images = samples.images(options.images, folder / "images", num_train=2560, num_evaluation=50)
-        workloads["images"] = recipes.image_workload(images, depths=[1, 1, 1, 1]), 128
+        workloads["images"] = run_files.image_workload(images, depths=[1, 1, 1, 1]), 128
     if "texts" in options.workloads:
         texts = samples.texts(options.text, options.vocab, folder / "texts", num_train=2560, num_evaluation=50)
-        workloads["texts"] = recipes.text_workload(texts, 2, 128, 128, cache=folder / "cache"), 32
+        workloads["texts"] = run_files.text_workload(texts, 2, 128, 128, cache=folder / "cache"), 32
     for name, (workload, batch) in workloads.items():
         for precision in options.precisions:
             steps = STEPS_A_TURN * (1 + options.turns)
@@ -91,7 +92,7 @@ def cases(options: argparse.Namespace, folder: Path) -> Iterator[Case]:
 
 
 def measured(case: Case, folder: Path, options: argparse.Namespace) -> Iterator[Pair]:
-    run_file = recipes.write_run(folder / "run.yaml", case.run)
+    run_file = run_files.write_run(folder / "run.yaml", case.run)
 
     def pair(number: int) -> Pair:
         ours = Child("ours.py", run_file, folder / "ours.json")
@@ -109,6 +110,11 @@ def loss_difference(pair: Pair) -> float:
     return max(differences, default=math.nan)
 
 
+def processor_ratio(pair: Pair) -> float:
+    """Processor time instead of the clock's, plain over drivetrain: steadier, and it counts all threads."""
+    return float(pair.theirs.facts["processor_seconds"] / pair.ours.facts["processor_seconds"])
+
+
 def pair_row(case: Case, number: int, pair: Pair) -> list[str]:
     return [
         case.name,
@@ -116,6 +122,7 @@ def pair_row(case: Case, number: int, pair: Pair) -> list[str]:
         f"{pair.ours.rate:.1f}",
         f"{pair.theirs.rate:.1f}",
         f"{pair.ratio:.3f}",
+        f"{processor_ratio(pair):.3f}",
         f"{pair.ours.facts['quiet_turns']} of {pair.ours.facts['turns']}" + (" (discarded)" if pair.disturbed else ""),
         f"{loss_difference(pair):.1e}",
     ]
@@ -125,18 +132,21 @@ def summary_row(case: Case, pairs: list[Pair]) -> list[str]:
     good = undisturbed(pairs)
     name = case.name + (" (emulated)" if pairs[0].ours.facts["emulated"] else "")
     if not good:
-        return [name, f"0 of {len(pairs)}", *["no undisturbed pair"] * 4]
+        return [name, f"0 of {len(pairs)}", *["no undisturbed pair"] * 5]
     low, median, high = quartiles([pair.ratio for pair in good])
     difference = max(map(loss_difference, pairs))
     same = "same" if difference <= SAME_LOSS.get(case.run["precision"], 2e-2) else "NOT THE SAME WORK"
     count = f"{len(good)} of {len(pairs)}"
-    return [name, count, f"{median:.3f}", f"{low:.3f} to {high:.3f}", f"{1 / median - 1:+.1%}", f"{same}: {difference:.1e}"]
+    processor = f"{statistics.median(map(processor_ratio, good)):.3f}"
+    spread, overhead = f"{low:.3f} to {high:.3f}", f"{1 / median - 1:+.1%}"
+    return [name, count, f"{median:.3f}", spread, overhead, processor, f"{same}: {difference:.1e}"]
 
 
 def page(options: argparse.Namespace, summary: list[list[str]], rows: list[list[str]]) -> str:
     made = "made" if options.images is None else "real", "made" if options.text is None else "real"
-    head = ["work", "pairs kept", "median ratio", "quartiles", "overhead", "largest loss difference"]
-    each = ["work", "pair", "drivetrain, samples/s", "plain loop, samples/s", "ratio", "quiet turns", "loss difference"]
+    head = ["work", "pairs kept", "median ratio", "quartiles", "overhead", "processor time", "largest loss difference"]
+    each = ["work", "pair", "drivetrain, samples/s", "plain loop, samples/s", "ratio", "processor time", "quiet turns"]
+    each += ["loss difference"]
     return "\n".join(
         [
             "# What drivetrain's loop costs",
@@ -144,13 +154,13 @@ def page(options: argparse.Namespace, summary: list[list[str]], rows: list[list[
             "Samples a second of steady training steps, drivetrain over a plain PyTorch loop that does the same work "
             f"(1.000 = no cost). A pair is two fresh processes in {options.turns} turns of {STEPS_A_TURN} steps, order "
             f"swapped from turn to turn; turns with more than {TURN_LIMIT_CORES} cores of foreign work are left out on "
-            "both sides, pairs with less than half of their turns quiet are discarded. "
-            "`python bench/loop_overhead.py` repeats it.",
+            'both sides, pairs with less than half of their turns quiet are discarded. "Processor time" is the same '
+            "ratio of processor seconds. `python bench/loop_overhead.py` repeats it.",
             "",
             machine_line(),
             "",
             f"Images: half-width ResNet-10 at 32 px, batch 128, {made[0]} data. Texts: BERT 2 x 128, up to 128 tokens, "
-            f"batch 32, {made[1]} data. AdamW (fused), clipping at 1. \"Emulated\": on this "
+            f'batch 32, {made[1]} data. AdamW (fused), clipping at 1. "Emulated": on this '
             "CPU both sides compute 16-bit products as rounded fp32 products.",
             "",
             markdown_table(head, summary),

@@ -10,9 +10,7 @@ import json
 import sys
 import time
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import transformers
 
@@ -65,18 +63,6 @@ def checked(run_file: Path) -> RunConfig:
     if problems:
         raise UserError(problems)
     return config
-
-
-def steady_rate(points: list[dict[str, Any]]) -> float | None:
-    """Samples a second from the first point of the curve to the last: what happens between points is all counted.
-
-    None if a run is so short that it has one point.
-    """
-    if len(points) < 2:
-        return None
-    first, last = points[0], points[-1]
-    assert all(a["elapsed_seconds"] < b["elapsed_seconds"] for a, b in pairwise(points))
-    return float((last["samples"] - first["samples"]) / (last["elapsed_seconds"] - first["elapsed_seconds"]))
 
 
 if __name__ == "__main__":

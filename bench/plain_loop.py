@@ -15,17 +15,18 @@ from typing import Any
 
 import torch
 import transformers
+from ours import checked
 from torch.utils.data import DataLoader, Dataset
+from turns import Turns
 
 from drivetrain.config.run import RunConfig
+from drivetrain.config.workload import ImageClassification, TextClassification, UserModule
 from drivetrain.data.order import GlobalOrder
 from drivetrain.hardware import detect
 from drivetrain.memory.allocator import keep_freed_blocks
 from drivetrain.precision import arithmetic
 from drivetrain.workloads.base import Workload
 from drivetrain.workloads.build import build_workload
-from ours import checked
-from turns import Turns
 
 AUTO_CLASSES = {
     "image_classification": transformers.AutoModelForImageClassification,
@@ -45,6 +46,7 @@ def main(run_file: Path, result_file: Path) -> None:
 
 def train(config: RunConfig, device: torch.device, turns: Turns) -> dict[int, float]:
     """The losses of all steps. A turn is as long as drivetrain's: from one point of the curve to the next."""
+    assert config.loop.max_grad_norm is not None, "the bench's run files clip"
     workload = build_workload(config.workload, config.seed)
     torch.manual_seed(config.seed)
     model = build_model(config, workload).to(device)
@@ -76,12 +78,14 @@ def train(config: RunConfig, device: torch.device, turns: Turns) -> dict[int, fl
 
 
 def build_model(config: RunConfig, workload: Workload) -> torch.nn.Module:
-    given = dict(config.workload.model.config)
-    if config.workload.type == "text_classification":
-        given |= {"vocab_size": len(Path(config.workload.model.tokenizer).read_text().splitlines()), "pad_token_id": 0}
+    assert not isinstance(config.workload, UserModule), "AUTO_CLASSES has no class for it"
+    given = dict(config.workload.model.config or {})
+    if isinstance(config.workload, TextClassification):
+        words = Path(config.workload.model.tokenizer or "").read_text(encoding="utf-8").splitlines()
+        given |= {"vocab_size": len(words), "pad_token_id": words.index("[PAD]")}
     built = transformers.AutoConfig.for_model(**given, num_labels=workload.facts["classes"])
     model = AUTO_CLASSES[config.workload.type].from_config(built)
-    if config.workload.type == "image_classification" and config.workload.channels_last:
+    if isinstance(config.workload, ImageClassification) and config.workload.channels_last:
         model = model.to(memory_format=torch.channels_last)
     return model
 
@@ -98,6 +102,7 @@ class Keyed(Dataset[Any]):
 def batches(config: RunConfig, workload: Workload) -> Iterator[dict[str, torch.Tensor]]:
     order = GlobalOrder(len(workload.train), config.global_batch(), config.seed, workload.lengths)
     keys = []
+    assert config.loop.steps is not None, "the bench's run files count steps"
     for step in range(config.loop.steps):
         epoch, indices = order.batch(step)
         keys.append([(epoch, int(index)) for index in indices])

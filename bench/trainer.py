@@ -6,8 +6,8 @@
 Same data, model, batch size, optimizer (AdamW, no decay, clipping at 1), learning rate and its schedule (linear to 0,
 no warm-up), number of samples and evaluation data on both sides. The rest is what a user of either gets: the Trainer
 with its defaults, drivetrain with its own (like lengths in one batch, decoded images kept, channels-last, malloc that
-keeps freed blocks). The clock runs from reading the data to the last step, with reading, decoding, tokenising and saving
-on both sides; imports and evaluation are left out.
+keeps freed blocks). The clock runs from reading the data to the last step, with reading, decoding, tokenising and
+saving on both sides; imports and evaluation are left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import recipes
+import run_files
 import samples
 from interleaved import LIMIT_CORES, Measurement, Pair, in_turns, measure, quartiles, repeat, undisturbed
 from tables import machine_line, markdown_table, write
@@ -72,13 +72,11 @@ def parse() -> argparse.Namespace:
 def cases(options: argparse.Namespace, folder: Path) -> Iterator[Case]:
     if "images" in options.workloads:
         images = samples.images(options.images, folder / "images", options.num_images, options.num_evaluation)
-        run = training(options, folder, recipes.image_workload(images, depths=[2, 2, 2, 2]), batch_size=128, lr=1e-3)
+        run = training(options, folder, run_files.image_workload(images, depths=[2, 2, 2, 2]), batch_size=128, lr=1e-3)
         yield Case("images", 1.2, run)
     if "texts" in options.workloads:
-        texts = samples.texts(
-            options.text, options.vocab, folder / "texts", options.num_texts, options.num_evaluation
-        )
-        workload = recipes.text_workload(texts, 4, 256, options.max_length, cache=folder / "cache")
+        texts = samples.texts(options.text, options.vocab, folder / "texts", options.num_texts, options.num_evaluation)
+        workload = run_files.text_workload(texts, 4, 256, options.max_length, cache=folder / "cache")
         yield Case("texts", 1.4, training(options, folder, workload, batch_size=32, lr=3e-4))
 
 
@@ -105,7 +103,7 @@ def measured(case: Case, folder: Path, options: argparse.Namespace) -> Iterator[
         cache = folder / f"cache-{number}"  # a fresh one, so that tokenising is counted
         if case.name == "texts":
             run["workload"] = {**run["workload"], "data": {**run["workload"]["data"], "cache": str(cache)}}
-        run_file = recipes.write_run(folder / "run.yaml", run)
+        run_file = run_files.write_run(folder / "run.yaml", run)
 
         def ours() -> Measurement:
             return measure("ours.py", run_file, folder / "ours.json")
@@ -174,16 +172,16 @@ def page(options: argparse.Namespace, summary: list[list[str]], rows: list[list[
             "",
             "Samples a second from reading the data to the last step, drivetrain over Trainer (above 1: drivetrain is "
             "quicker), for the same task and number of samples; each with its own defaults. Fresh processes in turns, "
-            f"order swapped from pair to pair, a new seed for each pair; pairs with more than {options.foreign} cores of "
-            "foreign work are discarded. \"Difference\" is the mean over the pairs and its standard error. "
+            f"order swapped from pair to pair, a new seed for each pair; pairs with more than {options.foreign} cores "
+            'of foreign work are discarded. "Difference" is the mean over the pairs and its standard error. '
             "`python bench/trainer.py` repeats it.",
             "",
             machine_line(),
             "",
-            f"Images: half-width ResNet-18 at 32 px, {options.num_images:,} JPEGs ({made[0]}), shifted and mirrored, batch "
-            f"128, drivetrain with {options.workers} loader processes. Texts: BERT 4 x 256 from scratch, "
-            f"{made[1]} data, up to {options.max_length} tokens, batch 32. {options.precision}, {options.epochs} epochs, "
-            f"AdamW, linear schedule; {options.num_evaluation:,} evaluation samples.",
+            f"Images: half-width ResNet-18 at 32 px, {options.num_images:,} JPEGs ({made[0]}), shifted and mirrored, "
+            f"batch 128, drivetrain with {options.workers} loader processes. Texts: BERT 4 x 256 from scratch, "
+            f"{made[1]} data, up to {options.max_length} tokens, batch 32. {options.precision}, {options.epochs} "
+            f"epochs, AdamW, linear schedule; {options.num_evaluation:,} evaluation samples.",
             "",
             markdown_table(head, summary),
             "",

@@ -38,7 +38,7 @@ def optimizer_factory(config: training.Optimizer) -> OptimizerFactory:
 def _fuses(parameters: list[nn.Parameter]) -> bool:
     """Whether one kernel may update all parameters.
 
-    On a CPU only in fp32: torch 2.13's fused SGD with momentum leaves 16-bit parameters as they are (its vector path
+    On a CPU only in fp32: torch 2.13's fused SGD leaves 16-bit parameters as they are (its vector path
     writes nothing back), which looks like a model that does not learn. tests/test_optim.py watches for the cure.
     """
     return all(p.device.type == "cuda" or p.dtype == torch.float32 for p in parameters)

@@ -28,46 +28,104 @@ def _load(name: str) -> ModuleType:
     return module
 
 
-interleaved = _load("interleaved")
+sys.path.insert(0, str(BENCH))  # its files import each other as scripts do
+interleaved, lockstep = _load("interleaved"), _load("lockstep")
+sys.path.remove(str(BENCH))
 
 
-def side(name: str, journal: list[str], rate: float, foreign: dict[int, float]) -> Callable[[int], object]:
-    def measured(number: int) -> object:
-        journal.append(f"{name}{number}")
-        return interleaved.Measurement(rate, foreign.get(number, 0.0))
+def side(name: str, journal: list[str], rate: float, foreign: float = 0.0) -> Callable[[], object]:
+    def measured() -> object:
+        journal.append(name)
+        return interleaved.Measurement(rate, foreign)
 
     return measured
 
 
-def pairs_of(num_pairs: int, foreign: dict[int, float], **options: object) -> tuple[list[str], list]:
-    journal: list[str] = []
-    ours, theirs = side("a", journal, 12.0, foreign), side("b", journal, 10.0, {})
-    return journal, list(interleaved.interleave(ours, theirs, num_pairs, **options))
+def pair_of(foreign: float) -> object:
+    return interleaved.in_turns(side("a", [], 12.0, foreign), side("b", [], 10.0), 0, limit_cores=0.05)
 
 
 def test_sides_take_turns_and_the_order_swaps_from_pair_to_pair() -> None:
-    journal, pairs = pairs_of(3, {})
-    assert journal == ["a0", "b0", "b1", "a1", "a2", "b2"]
+    journal: list[str] = []
+    ours, theirs = side("a", journal, 12.0), side("b", journal, 10.0)
+    pairs = [interleaved.in_turns(ours, theirs, number) for number in range(3)]
+    assert journal == ["a", "b", "b", "a", "a", "b"]
     assert [pair.ratio for pair in pairs] == pytest.approx([1.2, 1.2, 1.2])
 
 
 def test_a_disturbed_pair_is_kept_in_sight_left_out_and_repeated() -> None:
-    _, pairs = pairs_of(3, {1: 0.4})
-    assert [pair.is_disturbed(0.05) for pair in pairs] == [False, True, False, False]
+    pairs = list(interleaved.repeat(lambda number: pair_of(0.4 if number == 1 else 0.0), 3))
+    assert [pair.disturbed for pair in pairs] == [False, True, False, False]
     assert interleaved.undisturbed(pairs) == [pairs[0], pairs[2], pairs[3]]
 
 
 def test_measuring_ends_on_a_machine_that_never_rests() -> None:
-    _, pairs = pairs_of(3, dict.fromkeys(range(100), 1.0), max_attempts=5)
+    pairs = list(interleaved.repeat(lambda _: pair_of(1.0), 3, max_attempts=5))
     assert len(pairs) == 5
     assert interleaved.undisturbed(pairs) == []
 
 
 def test_a_pair_is_as_disturbed_as_its_worse_side() -> None:
-    pair = interleaved.Pair(interleaved.Measurement(1.0, 0.01), interleaved.Measurement(1.0, 0.2))
-    assert pair.foreign_cores == 0.2
-    assert pair.is_disturbed(0.1)
-    assert not pair.is_disturbed(0.2)
+    assert pair_of(0.2).foreign_cores == 0.2
+    assert pair_of(0.2).disturbed
+    assert not pair_of(0.05).disturbed
+
+
+def turn(step: int, seconds: float, foreign: float = 0.0) -> object:
+    return lockstep.Turn(step, seconds, 2 * seconds, foreign)
+
+
+def test_a_disturbed_turn_is_left_out_on_both_sides() -> None:
+    turns = [
+        (turn(20, 1.0), turn(20, 2.0)),
+        (turn(30, 9.0, foreign=0.5), turn(30, 2.0)),
+        (turn(40, 1.0), turn(40, 2.0)),
+    ]
+    pair = lockstep.joined(turns, 100, {"mine": 1}, {})
+    assert (pair.ours.rate, pair.theirs.rate, pair.disturbed) == (100.0, 50.0, False)
+    assert pair.ours.facts == {"mine": 1, "quiet_turns": 2, "turns": 3, "processor_seconds": 4.0}
+
+
+def test_a_pair_with_few_quiet_turns_counts_as_disturbed() -> None:
+    turns = [(turn(20, 1.0), turn(20, 1.0)), *[(turn(s, 1.0, 0.5), turn(s, 1.0)) for s in (30, 40)]]
+    assert lockstep.joined(turns, 100, {}, {}).disturbed
+
+
+def test_sides_that_do_not_do_the_same_steps_are_refused() -> None:
+    with pytest.raises(AssertionError, match="same steps"):
+        lockstep.joined([(turn(20, 1.0), turn(30, 1.0))], 100, {}, {})
+
+
+TURNER = """
+import json, pathlib, sys, time
+sys.path.insert(0, {bench!r})
+from turns import Turns
+turns = Turns()
+for step in (10, 20, 30):
+    time.sleep(0.05)
+    turns.take(step)
+pathlib.Path(sys.argv[2]).write_text(json.dumps({{"name": sys.argv[1]}}))
+"""
+
+
+def test_two_processes_take_turns_and_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "turner.py").write_text(TURNER.format(bench=str(BENCH)))
+    monkeypatch.setattr(lockstep, "BENCH", tmp_path)
+    monkeypatch.setattr(lockstep, "wait_until_idle", lambda: True)
+    a, b = (lockstep.Child("turner.py", Path(name), tmp_path / f"{name}.json") for name in "ab")
+    pair = lockstep.lockstep(a, b, num_turns=2, samples_a_turn=10)
+    assert (pair.ours.facts["name"], pair.theirs.facts["name"]) == ("a", "b")
+    assert pair.ours.facts["turns"] == 2
+    assert 10 < pair.ours.rate <= 10 / 0.05
+
+
+def test_a_process_that_dies_between_turns_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dies.py").write_text("raise SystemExit('out of memory')")
+    monkeypatch.setattr(lockstep, "BENCH", tmp_path)
+    child = lockstep.Child("dies.py", Path("run"), tmp_path / "dies.json")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        child.first_turn()
+    child.stop()
 
 
 @settings(deadline=None, max_examples=30)

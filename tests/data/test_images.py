@@ -189,6 +189,17 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, kind: str) -> None:
         read(path)
 
 
+def test_postscript_is_not_run_whatever_its_file_is_called(tmp_path: Path) -> None:
+    Image.new("RGB", (4, 4)).save(tmp_path / "image.eps")
+    with Image.open(tmp_path / "image.eps") as image:
+        assert image.format == "EPS"
+    (tmp_path / "image.eps").rename(tmp_path / "image.png")
+    pictures = file_pictures([str(tmp_path / "image.png")], ["image.png"])
+    for read_it in (lambda: pictures.dimensions(0), lambda: pictures.pixels(0, None)):
+        with pytest.raises(RunError, match=r"image\.png cannot be read"):
+            read_it()
+
+
 # --- to predict for --------------------------------------------------------------------------------------------------
 
 

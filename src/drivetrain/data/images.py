@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 from abc import ABC, abstractmethod
@@ -89,7 +90,7 @@ class EncodedPictures(Pictures):
 
     def _read(self, index: int, read: Callable[[Image.Image], Any]) -> Any:
         try:
-            with Image.open(self._open_file(index)) as image:
+            with Image.open(self._open_file(index), formats=readable_formats()) as image:
                 return read(image)
         except Exception as error:  # PIL raises OSError, SyntaxError, ValueError, struct.error and more
             name = self.names[index]
@@ -198,9 +199,16 @@ def _hidden(name: str) -> bool:
 
 
 def image_suffixes() -> frozenset[str]:
-    """File endings that PIL decodes itself; PostScript it would hand to a program that runs it."""
-    known = Image.registered_extensions()
-    return frozenset(suffix for suffix, kind in known.items() if kind in Image.OPEN and kind not in {"EPS", "WMF"})
+    """File endings of the formats that are read."""
+    formats = readable_formats()
+    return frozenset(suffix for suffix, kind in Image.registered_extensions().items() if kind in formats)
+
+
+@functools.cache
+def readable_formats() -> tuple[str, ...]:
+    """What PIL decodes itself; PostScript, whatever its file is called, would be run by another program."""
+    Image.init()
+    return tuple(kind for kind in Image.OPEN if kind not in {"EPS", "WMF"})
 
 
 # --- pixels ----------------------------------------------------------------------------------------------------------

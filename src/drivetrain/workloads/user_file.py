@@ -1,0 +1,185 @@
+"""A Python file of the user's: imported, its names checked, its functions called, its errors told in its own words."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib.util
+import inspect
+import linecache
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from drivetrain.errors import Problem, UserError, problem
+
+FIELD = "workload.path"
+KNOWN = (
+    "build_model", "model", "train_data", "evaluation_data", "loss", "loss_sum", "count", "collate", "metrics",
+    "predict", "splits_batches",
+)  # fmt: skip
+TAKE_OPTIONS = ("build_model", "model", "train_data", "evaluation_data")
+
+# Names that scripts give to what has another name here.
+SYNONYMS = {
+    "model": {"net", "network"},
+    "loss": {"criterion", "loss_fn", "loss_function", "loss_func"},
+    "train_data": {"train_dataset", "train_set", "trainset", "training_data", "dataset"},
+    "evaluation_data": {
+        *("eval_data", "val_data", "valid_data", "validation_data", "test_data"),
+        *("eval_dataset", "val_dataset", "validation_dataset", "test_dataset", "val_set", "test_set", "testset"),
+    },
+    "collate": {"collate_fn"},
+}
+DECIDED_BY_THE_RUN_FILE = {
+    "optimizer": "optimizer",
+    "scheduler": "schedule",
+    "lr": "optimizer.lr",
+    "learning_rate": "optimizer.lr",
+    "batch_size": "batch_size",
+    "epochs": "loop.epochs",
+    "num_epochs": "loop.epochs",
+}
+
+
+class UserFile:
+    """What the file defines. UserError if it cannot be read, lacks a name, or takes no such option."""
+
+    def __init__(self, path: Path, options: Mapping[str, Any]) -> None:
+        self.path, self._options = path, options
+        with self.telling("it failed while it was read"):
+            self._module = _imported(path)
+        problems = [*self._missing(), *self._given_twice()] or [*self._bad_options()]
+        if problems:
+            raise UserError(problems)
+
+    def has(self, name: str) -> bool:
+        return hasattr(self._module, name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return getattr(self._module, name, default)
+
+    def made(self, name: str) -> Any:
+        """The object called `name`; or what the function or class of that name gives for the options it accepts."""
+        given = self.get(name)
+        if not _makes(given):
+            return given
+        parameters = _parameters(given)
+        options = {key: value for key, value in self._options.items() if _accepts(parameters, key)}
+        with self.telling(f"{name}() failed"):
+            return given(**options)
+
+    @contextmanager
+    def telling(self, what: str) -> Iterator[None]:
+        """Whatever is raised within becomes a UserError with the last line of the user's file that led to it."""
+        try:
+            yield
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:  # a script may call sys.exit or parse arguments
+            where = _line(self.path, error)
+            reason = f"{type(error).__name__}: {error}".strip().removesuffix(":")
+            raise problem(FIELD, f"{self.path}: {what}{where}: {reason}", "correct the file") from error
+
+    def misnamed(self) -> list[str]:
+        """What the file defines that nothing reads, though it looks as if it should be read."""
+        said = []
+        for name in self._own_names():
+            meant = _meant(name)
+            if name in DECIDED_BY_THE_RUN_FILE:
+                said.append(f"{name} is not read: {DECIDED_BY_THE_RUN_FILE[name]} of the run file decides")
+            elif meant is not None and not self.has(meant):
+                said.append(f"{name} is not read; did you mean {meant}?")
+        return [f"{self.path.name}: {what}" for what in said]
+
+    def _own_names(self) -> list[str]:
+        """Public names of the file's own: not what it imported."""
+        own = []
+        for name, value in vars(self._module).items():
+            module = getattr(value, "__module__", None) if inspect.isroutine(value) or inspect.isclass(value) else None
+            if not name.startswith("_") and not inspect.ismodule(value) and module in (None, self._module.__name__):
+                own.append(name)
+        return sorted(own)
+
+    def _missing(self) -> Iterator[Problem]:
+        needed = {
+            "model (or build_model)": self.has("model") or self.has("build_model"),
+            "train_data": self.has("train_data"),
+            "loss (or loss_sum and count)": self.has("loss") or (self.has("loss_sum") and self.has("count")),
+        }
+        own = [name for name in self._own_names() if name not in KNOWN]
+        for name, found in needed.items():
+            if not found:
+                near = [other for other in own if _meant(other) == name.split()[0]]
+                known = f"found: {', '.join(self._own_names()) or 'nothing'}"
+                fix = f"rename {near[0]} to {name.split()[0]}" if near else f"define it; {known}"
+                yield Problem(FIELD, f"{self.path} defines no {name}", fix)
+
+    def _given_twice(self) -> Iterator[Problem]:
+        for one, other in (("model", "build_model"), ("loss", "loss_sum")):
+            if self.has(one) and self.has(other):
+                yield Problem(FIELD, f"{self.path} defines both {one} and {other}", "keep one of them")
+
+    def _bad_options(self) -> Iterator[Problem]:
+        functions = {name: _parameters(self.get(name)) for name in TAKE_OPTIONS if _makes(self.get(name))}
+        for key in self._options:
+            if not any(_accepts(parameters, key) for parameters in functions.values()):
+                taken = sorted({name for parameters in functions.values() for name in parameters})
+                near = difflib.get_close_matches(key, taken, n=1)
+                fix = f"did you mean {near[0]}?" if near else f"they take: {', '.join(taken) or 'no options'}"
+                yield Problem(f"workload.options.{key}", f"no function of {self.path.name} accepts it", fix)
+        for name, parameters in functions.items():
+            for key, parameter in parameters.items():
+                variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+                if parameter.default is parameter.empty and not variadic and key not in self._options:
+                    fix = f"add options: {{{key}: ...}} to the workload, or give it a default"
+                    yield Problem(f"workload.options.{key}", f"{self.path.name}: {name}() requires it", fix)
+
+
+def _meant(name: str) -> str | None:
+    """The name that `name` probably stands for, if it is not that name itself."""
+    if name in KNOWN:
+        return None
+    by_synonym = next((known for known, others in SYNONYMS.items() if name in others), None)
+    return by_synonym or next(iter(difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.8)), None)
+
+
+def _makes(given: Any) -> bool:
+    return inspect.isroutine(given) or inspect.isclass(given) or isinstance(given, functools.partial)
+
+
+def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
+
+
+def _accepts(parameters: Mapping[str, inspect.Parameter], key: str) -> bool:
+    return key in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+
+
+def _imported(path: Path) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(f"drivetrain_user_{path.stem}", path)
+    if specification is None or specification.loader is None:
+        raise problem(FIELD, f"{path} is no Python file", "give a file that ends in .py")
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module  # loader workers find its classes by name
+    folder = str(path.parent.resolve())
+    if folder not in sys.path:  # as when the file is run: what lies beside it can be imported, also later
+        sys.path.insert(0, folder)
+    linecache.checkcache(str(path))
+    specification.loader.exec_module(module)
+    return module
+
+
+def _line(path: Path, error: BaseException) -> str:
+    """ " at line 7 (x = foo())", or nothing if the file had no part in it."""
+    here = path.resolve()
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == here]
+    number = error.lineno if isinstance(error, SyntaxError) else (frames[-1].lineno if frames else None)
+    if number is None:
+        return ""
+    source = linecache.getline(str(path), number).strip()
+    return f" at line {number}" + (f" ({source})" if source else "")

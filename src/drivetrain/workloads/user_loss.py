@@ -1,0 +1,63 @@
+"""A loss that gives a mean, as the sum and the number of terms that the engine asks for.
+
+`mean * count` is exact for any loss whose mean is over `count` equal terms. PyTorch's own losses average over every
+element of the target, those over classes over every label that is not ignored, `batchmean` over samples. Of a loss of
+the user's it is taken that it averages over samples.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from drivetrain.errors import problem
+from drivetrain.workloads.user_file import FIELD
+
+OVER_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
+
+
+class SummedLoss:
+    """loss(output, target) → a mean, made to give its sum. UserError if it gives no mean, or a weighted one."""
+
+    def __init__(self, loss: Any) -> None:
+        reduction = getattr(loss, "reduction", "mean")
+        if reduction not in ("mean", "batchmean"):
+            raise problem(FIELD, f"the loss has reduction={reduction!r}", "use reduction='mean', PyTorch's default")
+        if isinstance(loss, OVER_CLASSES) and loss.weight is not None:
+            raise problem(
+                FIELD,
+                "class weights make the loss a weighted mean, which depends on how a batch is cut",
+                "define loss_sum(model, batch) with reduction='sum' and count(batch) in place of loss",
+            )
+        self._loss = loss
+        self._over_samples = reduction == "batchmean" or not type(loss).__module__.startswith("torch.nn.")
+        self.ignored: int | None = loss.ignore_index if isinstance(loss, OVER_CLASSES) else None
+
+    @property
+    def is_binary(self) -> bool:
+        return isinstance(self._loss, nn.BCEWithLogitsLoss | nn.BCELoss)
+
+    @property
+    def takes_logits(self) -> bool:
+        return isinstance(self._loss, nn.BCEWithLogitsLoss)
+
+    def count(self, target: Tensor) -> int:
+        if self._over_samples:
+            return len(target)
+        if self.ignored is None:
+            return target.numel()
+        if target.is_floating_point():  # class probabilities: (B, classes, ...)
+            return target.numel() // target.shape[1]
+        return int((target != self.ignored).sum())
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        """Scalar, in fp32."""
+        count = self.count(target)
+        if not count:  # the mean of no terms is NaN; their sum is 0
+            return output.float().sum() * 0.0
+        if isinstance(self._loss, nn.Module):
+            self._loss.to(output.device)  # its weights, if it has any
+        both_float = output.is_floating_point() and target.is_floating_point()
+        mean: Tensor = self._loss(output.float(), target.float() if both_float else target)
+        return mean * count

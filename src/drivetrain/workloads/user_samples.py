@@ -1,0 +1,72 @@
+"""A data set of the user's behind the contract that a sample depends on (seed, epoch, index) alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from drivetrain.data.augment import counter_bits
+from drivetrain.errors import problem
+from drivetrain.workloads.user_file import FIELD, UserFile
+
+NEVER_RANDOM = (list, tuple, np.ndarray, torch.Tensor, TensorDataset)
+
+
+class UserSamples:
+    """Whatever a sample draws from Python's, NumPy's or torch's generator is drawn from one of its own.
+
+    So random augmentation works as in any script, yet neither workers nor ranks nor a resumed run change it.
+    """
+
+    def __init__(self, data: Any, called: str, seed: int) -> None:
+        self._data, self._called, self._seed = data, called, seed
+        self._may_draw = type(data) not in NEVER_RANDOM
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    @property
+    def names(self) -> Sequence[str]:
+        return [f"{self._called} {i}" for i in range(len(self))]
+
+    def load(self, index: int, epoch: int) -> Any:
+        if not self._may_draw:
+            return self._data[index]
+        with _seeded(counter_bits(self._seed, epoch, index)):
+            return self._data[index]
+
+
+def user_samples(file: UserFile, name: str, called: str, seed: int) -> UserSamples:
+    """The file's data set of that name. UserError if it has no items, or none that can be had by number."""
+    data = file.made(name)
+    if isinstance(data, DataLoader):
+        raise problem(FIELD, f"{name} is a DataLoader", "give its data set: the run file has the batch size and order")
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        why = f"{name} is a {type(data).__name__}, which has no length or no items"
+        raise problem(FIELD, why, "give a Dataset or a list of (input, target)")
+    if isinstance(data, tuple) and any(isinstance(part, torch.Tensor | np.ndarray) for part in data):
+        raise problem(FIELD, f"{name} is a tuple of tensors, not of samples", "give TensorDataset(inputs, targets)")
+    if not len(data):
+        raise problem(FIELD, f"{name} is empty", "give at least one sample")
+    return UserSamples(data, called, seed)
+
+
+@contextmanager
+def _seeded(number: int) -> Iterator[None]:
+    """The CPU generators start from `number`, and afterwards go on where they were. A GPU's is left alone."""
+    kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    torch.default_generator.manual_seed(number % 2**63)
+    try:
+        yield
+    finally:
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])
+        torch.set_rng_state(kept[2])

@@ -1,0 +1,117 @@
+"""What the outputs of a user's model mean, as far as outputs, targets and loss tell: metrics and predictions follow."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.classification import BinaryAccuracy, MulticlassAccuracy, MulticlassF1Score
+from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError, R2Score
+
+from drivetrain.workloads.user_loss import SummedLoss
+
+
+def task_of(output: Tensor, target: Tensor, loss: SummedLoss) -> Task:
+    """output, target: of one batch, as model and data give them."""
+    if loss.is_binary:
+        return Binary(loss.takes_logits)
+    if not target.is_floating_point() and output.dim() == target.dim() + 1:
+        return Classes(output.shape[1], loss.ignored)
+    if output.is_floating_point() and output.shape == target.shape:
+        return Numbers()
+    return Unknown()
+
+
+class Task(ABC):
+    @abstractmethod
+    def metrics(self) -> Mapping[str, Metric]: ...
+
+    @abstractmethod
+    def compared(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """What the metrics take: predictions and targets."""
+
+    @abstractmethod
+    def predictions(self, output: Tensor) -> list[Any]:
+        """One JSON-able value a sample. output: (B, ...)."""
+
+
+@dataclass(frozen=True)
+class Classes(Task):
+    """output: (B, classes, ...) scores; target: (B, ...) class numbers."""
+
+    num_classes: int
+    ignored: int | None
+
+    def metrics(self) -> Mapping[str, Metric]:
+        given: dict[str, Any] = {
+            "num_classes": self.num_classes, "ignore_index": self.ignored, "validate_args": False,
+        }  # fmt: skip
+        return {
+            "accuracy": MulticlassAccuracy(average="micro", **given),
+            "macro_f1": MulticlassF1Score(average="macro", **given),
+        }
+
+    def compared(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        return output.argmax(1), target
+
+    def predictions(self, output: Tensor) -> list[Any]:
+        return list(output.argmax(1).tolist())
+
+
+@dataclass(frozen=True)
+class Binary(Task):
+    """output: (B, ...) of yes and no; target: as many numbers from 0 to 1."""
+
+    logits: bool
+
+    def metrics(self) -> Mapping[str, Metric]:
+        return {"accuracy": BinaryAccuracy(validate_args=False)}
+
+    def compared(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        yes = output > (0.0 if self.logits else 0.5)
+        return yes.int().flatten(), (target > 0.5).int().flatten()
+
+    def predictions(self, output: Tensor) -> list[Any]:
+        return _rows(output.float().sigmoid() if self.logits else output)
+
+
+@dataclass(frozen=True)
+class Numbers(Task):
+    """output and target: (B, ...) of one shape. r2 is over all numbers together."""
+
+    def metrics(self) -> Mapping[str, Metric]:
+        return {
+            "mean_absolute_error": MeanAbsoluteError(),
+            "mean_squared_error": MeanSquaredError(),
+            "r2": R2Score(),
+        }
+
+    def compared(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        return output.float().flatten(), target.float().flatten()
+
+    def predictions(self, output: Tensor) -> list[Any]:
+        return _rows(output)
+
+
+@dataclass(frozen=True)
+class Unknown(Task):
+    """No metric is safe but the loss."""
+
+    def metrics(self) -> Mapping[str, Metric]:
+        return {}
+
+    def compared(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        return output, target
+
+    def predictions(self, output: Tensor) -> list[Any]:
+        return _rows(output)
+
+
+def _rows(output: Tensor) -> list[Any]:
+    """Numbers where a sample has one, else lists."""
+    output = output.float() if output.dim() else output.float()[None]  # a model may squeeze a batch of one
+    return list((output.flatten() if output[0].numel() == 1 else output).tolist())
