@@ -28,9 +28,12 @@ def optimizer_factory(config: training.Optimizer) -> OptimizerFactory:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         fused = {"fused": True} if config.name in OPTIMIZERS and _fuses([p for _, p in named]) else {}
         try:
-            return cls(list(_groups(named, config.weight_decay)), **{**fused, **arguments})
+            optimizer = cls(list(_groups(named, config.weight_decay)), **{**fused, **arguments})
         except (TypeError, ValueError) as error:
             raise problem("optimizer", f"{cls.__name__} refuses its arguments: {error}", "correct options") from error
+        if cls is torch.optim.SGD:
+            _start_momentum(optimizer)
+        return optimizer
 
     return build
 
@@ -42,6 +45,18 @@ def _fuses(parameters: list[nn.Parameter]) -> bool:
     writes nothing back), which looks like a model that does not learn. tests/test_optim.py watches for the cure.
     """
     return all(p.device.type == "cuda" or p.dtype == torch.float32 for p in parameters)
+
+
+def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Let fused SGD start from zero momentum, which gives the same updates.
+
+    torch 2.13 starts it from uninitialised memory instead: that stays if the first step overflows and is skipped, and
+    a parameter that gets its first gradient later than its group is refused.
+    """
+    for group in optimizer.param_groups:
+        if group["fused"] and group["momentum"] and not group["dampening"]:
+            for parameter in group["params"]:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _imported(name: str) -> type[torch.optim.Optimizer]:

@@ -156,6 +156,18 @@ def test_pairs_go_through_any_architecture(build: Build, model_type: str) -> Non
     assert workload.loss_sum(workload.build_model(), batch).isfinite()
 
 
+@pytest.mark.parametrize("told_apart", [True, False])
+def test_a_model_is_told_which_text_a_token_is_of_if_its_tokenizer_says_so(build: Build, told_apart: bool) -> None:
+    Path("pairs.csv").write_text("label,text,other\n" + "0,good,the room\n1,bad,hotel\n" * 6)
+    workload = build(train="pairs.csv", text_pair_column="other")
+    if not told_apart:
+        workload._tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    model, batch = workload.build_model().eval(), everything(workload)
+    forgotten = {**batch, "token_type_ids": torch.zeros_like(batch["token_type_ids"])}
+    same = torch.equal(workload.loss_sum(model, batch), workload.loss_sum(model, forgotten))
+    assert same is not told_apart
+
+
 def test_prediction_takes_a_file_without_labels(build: Build) -> None:
     workload = build()
     Path("new.csv").write_text("text\ngood\n\nbad room\n")

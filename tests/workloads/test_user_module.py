@@ -228,13 +228,12 @@ def test_one_sample_gets_one_row_even_if_the_model_squeezes(build: Build) -> Non
     assert len(workload.predict(workload.build_model(), workload.collate([workload.train.load(0, 0)]))) == 1
 
 
-def test_building_leaves_the_random_generators_as_the_file_left_them(build: Build) -> None:
-    text = LINEAR + "loss = nn.MSELoss()\n"
+def test_trying_the_file_out_leaves_the_random_generators_as_they_were(build: Build) -> None:
+    text = REGRESSION + "def build_model():\n    return nn.Linear(3, 1)\n" + "loss = nn.MSELoss()\n"
     build(text)
     drawn = torch.rand(1)
     torch.manual_seed(0)
-    namespace: dict[str, Any] = {}
-    exec(text, namespace)
+    exec(text, {})
     assert torch.equal(drawn, torch.rand(1))
 
 

@@ -1,15 +1,18 @@
 """Checkpoints as directories that are whole or not there.
 
 A checkpoint is written aside, synced, read back and compared, and only then renamed into place. Its manifest is
-written last and holds the size and SHA-256 of every other file. A kill at any moment leaves a hidden `.partial` folder
-and every earlier checkpoint as it was.
+written last and holds the size and SHA-256 of every other file. A kill at any moment leaves hidden folders, which the
+next run clears away, and every earlier checkpoint.
 
     step-00000120/
         model.safetensors       weights under plain parameter names
         optimizer.safetensors   tensors of the optimizer's state, and .json its shape
         training.safetensors    random generators, progress, scaler
         config.json, ...        what the workload puts beside the weights
-        manifest.json           format, step, facts, size and checksum of each file
+        manifest.json           format, step, facts, parts, size and checksum of each file
+    .step-00000130.partial-4711     process 4711 is writing it
+    .step-00000120.replaced-4711    being replaced by a save of the same step: good until the new one is in place
+    .step-00000100.deleted-4711     being deleted
 """
 
 from __future__ import annotations
@@ -21,22 +24,37 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
-import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from drivetrain.checkpoint.state import State, is_channels_last, join, split
+from drivetrain.checkpoint.state import State, join, same, split
 from drivetrain.errors import Problem, RunError, UserError, problem
 
-FORMAT = 1
-MODEL = "model"
 MANIFEST = "manifest.json"
 _STEP = re.compile(r"step-(\d{8,})")
-_PARTIAL = re.compile(r"\.(?:step-\d+|old)-?.*\.partial-(\d+)")
+_HIDDEN = re.compile(r"\.(step-(\d{8,}))\.(partial|replaced|deleted)-(\d+)")
+
+
+class FileRecord(BaseModel):
+    bytes: int
+    sha256: str
+
+
+class Manifest(BaseModel):
+    """What a checkpoint holds. `facts` are the run's: metric, precision, engine."""
+
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
+
+    format: Literal[2] = 2
+    step: int
+    facts: dict[str, Any]
+    parts: list[str]
+    files: dict[str, FileRecord]
 
 
 def save(
@@ -49,25 +67,31 @@ def save(
     """Write a checkpoint of `parts` ("model": {name: tensor}, others any state) and return its folder.
 
     assets: writes further files into the folder it is given. Raises RunError, and leaves the earlier checkpoints as
-    they were, if the disk is full or the folder cannot be written.
+    they were, if the disk is full, the folder cannot be written, or a part holds what has no form in a checkpoint.
     """
     target = root / f"step-{step:08d}"
-    aside = root / f".{target.name}.partial-{os.getpid()}"
+    aside = hidden(target, "partial")
+    needed = 0
     try:
+        encoded = {name: split(part) for name, part in parts.items()}
+        needed = sum(t.numel() * t.element_size() for tensors, _ in encoded.values() for t in tensors.values())
         root.mkdir(parents=True, exist_ok=True)
-        _need_space(root, parts)
+        if needed > shutil.disk_usage(root).free:
+            raise OSError("no space left")
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
-        for name, part in parts.items():
-            _write_part(aside, name, part)
+        for name, (tensors, tree) in encoded.items():
+            save_file(_separate(tensors), aside / f"{name}.safetensors", {"format": "pt"})
+            (aside / f"{name}.json").write_text(json.dumps(tree), encoding="utf-8")
         if assets is not None:
             assets(aside)
-        _write_manifest(aside, step, facts)
+        _write_manifest(aside, step, facts, list(parts))
         _prove(aside, parts)
-        _replace(aside, target)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise _save_failed(root, step, error) from error
+        _put_in_place(aside, target)
+    except (OSError, SafetensorError, TypeError) as error:
+        raise _save_failed(root, step, needed, error) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)  # still there only if the save failed or was interrupted
     return target
 
 
@@ -75,28 +99,24 @@ def verify(path: Path) -> list[str]:
     """What is wrong with a checkpoint; empty if every file is there with its size and checksum."""
     try:
         manifest = read_manifest(path)
+    except FileNotFoundError:
+        return [f"it has no {MANIFEST}" if path.is_dir() else "there is no such folder"]
     except (OSError, ValueError) as error:
         return [f"its {MANIFEST} cannot be read: {error}"]
-    wrong = []
-    for name, expected in manifest["files"].items():
-        file = path / name
-        if not file.is_file():
-            wrong.append(f"{name} is missing")
-        elif file.stat().st_size != expected["bytes"]:
-            wrong.append(f"{name} has {file.stat().st_size} bytes, not {expected['bytes']}")
-        elif _sha256(file) != expected["sha256"]:
-            wrong.append(f"{name} does not have its checksum")
-    return wrong
+    return [wrong for name, record in manifest.files.items() if (wrong := _wrong_with(path / name, name, record))]
 
 
 def load(path: Path) -> dict[str, State]:
     """The parts of a checkpoint. UserError if it does not verify."""
     wrong = verify(path)
     if wrong:
+        other, _ = newest_good(path.parent)
         raise problem(
-            "--checkpoint", f"{path} is damaged or no checkpoint: {'; '.join(wrong)}", "use another checkpoint"
+            "--checkpoint",
+            f"{path} is damaged or no checkpoint: {'; '.join(wrong)}",
+            f"use {other}, the newest good one beside it" if other else "use another: none beside it is good",
         )
-    return _read_parts(path)
+    return {name: _read_part(path, name) for name in read_manifest(path).parts}
 
 
 def newest_good(root: Path) -> tuple[Path | None, list[str]]:
@@ -111,41 +131,53 @@ def newest_good(root: Path) -> tuple[Path | None, list[str]]:
 
 
 def steps(root: Path) -> list[Path]:
-    """Finished checkpoints, oldest first."""
+    """Finished checkpoints, oldest first. One whose replacement was killed counts, under its hidden name."""
     if not root.is_dir():
         return []
-    return sorted(path for path in root.iterdir() if path.is_dir() and _STEP.fullmatch(path.name))
+    found: dict[int, Path] = {}
+    for path in root.iterdir():
+        if (name := _HIDDEN.fullmatch(path.name)) and name[3] == "replaced":
+            found.setdefault(int(name[2]), path)
+        elif name := _STEP.fullmatch(path.name):
+            found[int(name[1])] = path
+    return [path for _, path in sorted(found.items()) if path.is_dir()]
 
 
 def clean_partials(root: Path) -> None:
-    """Remove what killed processes left half-written."""
-    for path in root.glob(".*.partial-*") if root.is_dir() else ():
-        found = _PARTIAL.fullmatch(path.name)
-        if found and not psutil.pid_exists(int(found.group(1))):
+    """Remove what killed processes left half-written, and put back what they were about to replace."""
+    for path in sorted(root.iterdir()) if root.is_dir() else ():
+        name = _HIDDEN.fullmatch(path.name)
+        if not name or psutil.pid_exists(int(name[4])):
+            continue
+        target = path.with_name(name[1])
+        if name[3] == "replaced" and not target.exists():
+            path.rename(target)
+        else:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
-    """Raises OSError or ValueError."""
-    manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT or "files" not in manifest:
-        raise ValueError(f"not in format {FORMAT}")
-    return manifest
+def read_manifest(path: Path) -> Manifest:
+    """Raises OSError, or ValueError if it is cut off, of another format, or not a manifest at all."""
+    try:
+        return Manifest.model_validate_json((path / MANIFEST).read_bytes())
+    except ValidationError as error:
+        found = "; ".join(f"{'.'.join(map(str, e['loc']))} {e['msg']}".strip() for e in error.errors()[:3])
+        raise ValueError(found) from None
 
 
 def check_fits(model: Mapping[str, Tensor], saved: Mapping[str, Tensor], path: Path) -> None:
     """UserError if the saved weights are of another model: names and shapes that differ, the first few of each."""
     differing = [
-        f"{name} is {tuple(saved[name].shape)} there and {tuple(model[name].shape)} here"
+        f"{name} {tuple(saved[name].shape)} there, {tuple(model[name].shape)} here"
         for name in model.keys() & saved.keys()
         if model[name].shape != saved[name].shape
     ]
     problems = [
-        Problem("workload.model", f"{path} is of another model: {_some(found)} {why}", "give the run file it came from")
-        for found, why in (
-            (sorted(model.keys() - saved.keys()), "missing there"),
-            (sorted(saved.keys() - model.keys()), "unknown here"),
-            (sorted(differing), "shaped differently"),
+        Problem("workload.model", f"{path} is of another model: {_some(found)}", "give the run file it came from")
+        for found in (
+            [f"{name} missing there" for name in sorted(model.keys() - saved.keys())],
+            [f"{name} unknown here" for name in sorted(saved.keys() - model.keys())],
+            sorted(differing),
         )
         if found
     ]
@@ -153,123 +185,93 @@ def check_fits(model: Mapping[str, Tensor], saved: Mapping[str, Tensor], path: P
         raise UserError(problems)
 
 
+def hidden(checkpoint: Path, purpose: Literal["partial", "replaced", "deleted"]) -> Path:
+    """The name beside a checkpoint under which this process works on it; no reader takes it for a finished one."""
+    name = _HIDDEN.fullmatch(checkpoint.name)
+    return checkpoint.with_name(f".{name[1] if name else checkpoint.name}.{purpose}-{os.getpid()}")
+
+
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def _write_part(folder: Path, name: str, part: State) -> None:
-    if name == MODEL:
-        tree: Any = {"channels_last": sorted(key for key, tensor in part.items() if is_channels_last(tensor))}
-        tensors, tree["shared"] = _untied(part)
-    else:
-        tensors, tree = split(part)
-    written = {key: _alone(tensor) for key, tensor in tensors.items()}
-    save_file(written, folder / f"{name}.safetensors", {"format": "pt"})
-    (folder / f"{name}.json").write_text(json.dumps(tree), encoding="utf-8")
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous, on the CPU and each alone in its storage, as safetensors wants them."""
+    separate: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for key, tensor in tensors.items():
+        tensor = tensor.cpu().contiguous()
+        storage = tensor.untyped_storage()
+        if storage.nbytes() != tensor.nbytes or storage.data_ptr() in storages:
+            tensor = tensor.clone()
+        storages.add(storage.data_ptr())
+        separate[key] = tensor
+    return separate
 
 
-def _alone(tensor: Tensor) -> Tensor:
-    """Contiguous on the CPU and alone in its storage, as safetensors wants it."""
-    tensor = tensor.detach().cpu().contiguous()
-    alone = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-    return tensor if alone else tensor.clone()
-
-
-def _untied(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Weights without second names of the same tensor, and second name → first name."""
-    first: dict[tuple[Any, ...], str] = {}
-    kept, shared = {}, {}
-    for name, tensor in weights.items():
-        identity = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
-        if tensor.numel() and identity in first:
-            shared[name] = first[identity]
-        else:
-            first[identity] = name
-            kept[name] = tensor
-    return kept, shared
-
-
-def _write_manifest(folder: Path, step: int, facts: Mapping[str, Any]) -> None:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    for file in files:
-        _sync(file)
-    listed = {str(file.relative_to(folder)): {"bytes": file.stat().st_size, "sha256": _sha256(file)} for file in files}
-    manifest = {"format": FORMAT, "step": step, "facts": dict(facts), "files": listed}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+def _write_manifest(folder: Path, step: int, facts: Mapping[str, Any], parts: list[str]) -> None:
+    written = sorted(folder.rglob("*"))
+    files = {
+        path.relative_to(folder).as_posix(): FileRecord(bytes=path.stat().st_size, sha256=_sha256(path))
+        for path in written
+        if path.is_file()
+    }
+    for path in written:
+        _sync(path)
+    manifest = Manifest(step=step, facts=dict(facts), parts=parts, files=files)
+    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
     _sync(folder / MANIFEST)
     _sync(folder)
 
 
 def _prove(folder: Path, parts: Mapping[str, State]) -> None:
-    """Read the checkpoint back and compare it with what is in memory."""
-    wrong = verify(folder)
-    if not wrong:
-        read = _read_parts(folder)
-        wrong = [f"{name} reads back different" for name, part in parts.items() if not same(part, read[name])]
+    """Read the checkpoint back and compare it with what is in memory. OSError if anything differs."""
+    wrong = verify(folder) or [
+        f"{name} reads back different" for name, part in parts.items() if not same(part, _read_part(folder, name))
+    ]
     if wrong:
         raise OSError("; ".join(wrong))
 
 
-def same(one: State, other: State) -> bool:
-    """Equal to the bit, NaN included."""
-    if isinstance(one, Tensor):
-        if not isinstance(other, Tensor) or one.dtype != other.dtype or one.shape != other.shape:
-            return False
-        mine, theirs = (t.detach().cpu().contiguous().flatten().view(torch.uint8) for t in (one, other))
-        return torch.equal(mine, theirs)
-    if isinstance(one, dict):
-        return isinstance(other, dict) and one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
-    if isinstance(one, list | tuple):
-        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
-    return type(one) is type(other) and repr(one) == repr(other)
-
-
-def _replace(aside: Path, target: Path) -> None:
-    if target.exists():  # a resumed run saves a step again
-        old = target.with_name(f".old-{target.name}.partial-{os.getpid()}")
-        target.rename(old)
+def _put_in_place(aside: Path, target: Path) -> None:
+    if not target.exists():
         aside.rename(target)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
+        _sync(target.parent)
+        return
+    old = hidden(target, "replaced")  # a resumed run saves a step again
+    target.rename(old)
+    try:
         aside.rename(target)
-    _sync(target.parent)
+    except OSError:
+        old.rename(target)
+        raise
+    _sync(target.parent)  # the new one is durable before the old one goes
+    shutil.rmtree(old, ignore_errors=True)
 
 
-def _need_space(root: Path, parts: Mapping[str, State]) -> None:
-    needed = sum(t.numel() * t.element_size() for part in parts.values() for t in split(part)[0].values())
-    free = shutil.disk_usage(root).free
-    if free < needed:
-        raise OSError(
-            f"no space left: the checkpoint needs {needed / 2**20:,.1f} MiB, {free / 2**20:,.1f} MiB are free"
-        )
-
-
-def _save_failed(root: Path, step: int, error: Exception) -> RunError:
-    newest, _ = newest_good(root)
-    kept = f"The last good checkpoint is {newest}" if newest else "There is no earlier checkpoint"
-    reason = getattr(error, "strerror", None) or error
+def _save_failed(root: Path, step: int, needed: int, error: Exception) -> RunError:
+    reason = getattr(error, "strerror", None) or str(error)
+    cure = "take it out of the state"
+    if not isinstance(error, TypeError):
+        reason += f" ({needed / 2**20:,.1f} MiB needed, {_free(root)} free)"
+        cure = "make room or make the folder writable"
+    try:
+        newest, _ = newest_good(root)
+    except OSError:  # the folder may not even be listed
+        newest = None
+    kept = f"The last good checkpoint is {newest}" if newest else "No earlier checkpoint can be read there"
     return RunError(
-        f"the checkpoint of step {step} could not be saved in {root}: {reason}. {kept}; make room or give another "
-        "output, then go on with --resume"
+        f"the checkpoint of step {step} could not be saved in {root}: {reason}. {kept}; {cure}, then go on with "
+        f"{'--resume' if newest else '--overwrite'}"
     )
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
-
-
-def _read_parts(path: Path) -> dict[str, State]:
-    parts = {}
-    for file in sorted(path.glob("*.safetensors")):
-        tensors = load_file(file)
-        tree = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
-        parts[file.stem] = _retied(tensors, tree) if file.stem == MODEL else join(tensors, tree)
-    return parts
-
-
-def _retied(weights: dict[str, Tensor], tree: dict[str, Any]) -> dict[str, Tensor]:
-    for name in tree["channels_last"]:
-        if name in weights:
-            weights[name] = weights[name].contiguous(memory_format=torch.channels_last)
-    return weights | {second: weights[name] for second, name in tree["shared"].items()}
+def _free(root: Path) -> str:
+    for path in (root, *root.absolute().parents):
+        try:
+            return f"{shutil.disk_usage(path).free / 2**20:,.1f} MiB"
+        except OSError:  # not there yet, or not ours to look at
+            continue
+    return "unknown"
 
 
 def _sync(path: Path) -> None:
@@ -280,10 +282,30 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _read_part(folder: Path, name: str) -> State:
+    tree = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    return join(load_file(folder / f"{name}.safetensors"), tree)
+
+
+def _wrong_with(file: Path, name: str, record: FileRecord) -> str | None:
+    try:
+        size = file.stat().st_size
+        if size != record.bytes:
+            return f"{name} has {size} bytes, not {record.bytes}"
+        return None if _sha256(file) == record.sha256 else f"{name} does not have its checksum"
+    except FileNotFoundError:
+        return f"{name} is missing"
+    except OSError as error:
+        return f"{name} cannot be read: {error.strerror}"
+
+
 def _sha256(file: Path) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+def _some(found: list[str]) -> str:
+    return "; ".join(found[:3]) + (f"; and {len(found) - 3} more of this kind" if len(found) > 3 else "")

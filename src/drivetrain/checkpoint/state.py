@@ -1,13 +1,13 @@
 """A nested state ↔ a flat dict of tensors and a JSON tree: no pickle, so loading runs no code.
 
 The tree mirrors the state; what JSON has no form for is a single-key object whose key starts with "$": a tensor, a
-tuple, a float that is not finite, a dict whose own keys could be mistaken.
+tuple, a float that is not finite, a dict whose own keys could be mistaken. A tensor that occurs twice is kept once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,62 +17,139 @@ State = Any  # nested dicts (str keys), lists and tuples of tensors, numbers, st
 
 
 def split(state: State) -> tuple[dict[str, Tensor], Any]:
-    """State → (tensors under made-up keys, JSON-able tree). TypeError for anything that has no safe form."""
+    """State → (tensors, JSON-able tree). Nothing is copied.
+
+    A tensor's key is its path with slashes between, so a flat dict of tensors keeps its keys. Subclasses of dict,
+    list, tuple and number come back as what they derive from. TypeError for anything that has no safe form.
+    """
     tensors: dict[str, Tensor] = {}
-    return tensors, _encode(state, tensors, "")
+    return tensors, _Encoder(tensors).encode(state, ())
 
 
 def join(tensors: Mapping[str, Tensor], tree: Any) -> State:
-    """The reverse of `split`."""
-    if isinstance(tree, list):
-        return [join(tensors, item) for item in tree]
-    if not isinstance(tree, dict):
-        return tree
-    if len(tree) == 1:
-        (key, value), *_ = tree.items()
-        match key:
-            case "$tensor":
-                return _restored(tensors[value["key"]], value["channels_last"])
-            case "$tuple":
-                return tuple(join(tensors, item) for item in value)
-            case "$float":
-                return float(value)
-            case "$dict":
-                return {name: join(tensors, item) for name, item in value.items()}
-    return {name: join(tensors, item) for name, item in tree.items()}
+    """The reverse of `split`. Ties are kept: a tensor that occurred twice is one tensor again."""
+    return _Decoder(tensors).decode(tree)
 
 
-def _encode(value: State, tensors: dict[str, Tensor], path: str) -> Any:
-    if isinstance(value, Tensor):
-        tensors[path] = value.detach().cpu()
-        return {"$tensor": {"key": path, "channels_last": is_channels_last(value)}}
-    if isinstance(value, dict):
-        for name in value:
-            if not isinstance(name, str):
-                raise TypeError(f"{path}: the key {name!r} is no string")
-        encoded = {name: _encode(item, tensors, f"{path}/{_escaped(name)}") for name, item in value.items()}
-        mistakable = len(encoded) == 1 and next(iter(encoded)).startswith("$")
-        return {"$dict": encoded} if mistakable else encoded
-    if isinstance(value, tuple):
-        return {"$tuple": [_encode(item, tensors, f"{path}/{i}") for i, item in enumerate(value)]}
-    if isinstance(value, list):
-        return [_encode(item, tensors, f"{path}/{i}") for i, item in enumerate(value)]
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"$float": repr(value)}
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(f"{path}: a {type(value).__name__} has no form in a checkpoint")
+def same(one: State, other: State) -> bool:
+    """Equal to the bit, NaN included; what `split` and `join` do not tell apart counts as equal."""
+    if isinstance(one, Tensor):
+        if not isinstance(other, Tensor) or one.dtype != other.dtype or one.shape != other.shape:
+            return False
+        mine, theirs = (t.detach().cpu().contiguous().flatten().view(torch.uint8) for t in (one, other))
+        return torch.equal(mine, theirs)
+    if isinstance(one, dict):
+        return isinstance(other, dict) and one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    for sequence in (list, tuple):
+        if isinstance(one, sequence):
+            return isinstance(other, sequence) and len(one) == len(other) and all(map(same, one, other))
+    mine, theirs = _plain(one), _plain(other)
+    return type(mine) is type(theirs) and repr(mine) == repr(theirs)
 
 
-def is_channels_last(tensor: Tensor) -> bool:
-    """Whether a 4-D tensor lies channels-last in memory (and not in both orders at once)."""
-    return tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+class _Encoder:
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._key_of: dict[tuple[Any, ...], str] = {}
+
+    def encode(self, value: State, path: tuple[str, ...]) -> Any:
+        if isinstance(value, Tensor):
+            return {"$tensor": self._tensor(value, path)}
+        if isinstance(value, dict):
+            for name in value:
+                if not isinstance(name, str):
+                    raise TypeError(f"{_at(path)} the key {name!r} is no string")
+            encoded = {str.__str__(name): self.encode(item, (*path, name)) for name, item in value.items()}
+            mistakable = len(encoded) == 1 and next(iter(encoded)).startswith("$")
+            return {"$dict": encoded} if mistakable else encoded
+        if isinstance(value, list | tuple):
+            items = [self.encode(item, (*path, str(position))) for position, item in enumerate(value)]
+            return {"$tuple": items} if isinstance(value, tuple) else items
+        plain = _plain(value)
+        if isinstance(plain, float) and not math.isfinite(plain):
+            return {"$float": repr(plain)}
+        if plain is None or isinstance(plain, bool | int | float | str):
+            return plain
+        raise TypeError(f"{_at(path)} a {type(value).__name__} has no form in a checkpoint")
+
+    def _tensor(self, tensor: Tensor, path: tuple[str, ...]) -> dict[str, Any]:
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.dtype == torch.complex128:
+            raise TypeError(f"{_at(path)} a tensor of {tensor.layout}, {tensor.dtype} has no form in a checkpoint")
+        identity = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        key = self._key_of.get(identity) if tensor.numel() else None
+        if key is None:
+            key = "/".join(path)
+            while key in self._tensors:  # {"a/b": ..., "a": {"b": ...}}
+                key += "~"
+            self._key_of[identity] = key
+            self._tensors[key] = tensor.detach()
+        strides = _own_strides(tensor)
+        return {"key": key} if strides is None else {"key": key, "strides": strides}
 
 
-def _restored(tensor: Tensor, channels_last: bool) -> Tensor:
-    # other strides may choose other kernels, whose sums round differently: exact resume needs the same layout
-    return tensor.contiguous(memory_format=torch.channels_last) if channels_last else tensor
+class _Decoder:
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._restored: dict[str, Tensor] = {}
+
+    def decode(self, tree: Any) -> State:
+        if isinstance(tree, list):
+            return [self.decode(item) for item in tree]
+        if not isinstance(tree, dict):
+            return tree
+        if len(tree) == 1:
+            (key, value), *_ = tree.items()
+            match key:
+                case "$tensor":
+                    return self._tensor(**value)
+                case "$tuple":
+                    return tuple(self.decode(item) for item in value)
+                case "$float":
+                    return float(value)
+                case "$dict":
+                    tree = value
+        return {name: self.decode(item) for name, item in tree.items()}
+
+    def _tensor(self, key: str, strides: list[int] | None = None) -> Tensor:
+        if key not in self._restored:
+            tensor = self._tensors[key]
+            if strides is not None:
+                tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
+            self._restored[key] = tensor
+        return self._restored[key]
 
 
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")  # as in JSON Pointer, RFC 6901: keys stay distinct
+def _own_strides(tensor: Tensor) -> list[int] | None:
+    """Strides of a tensor laid out in another order than row-major (channels-last, transposed), without gaps.
+
+    They are restored because other strides may choose other kernels, whose sums round differently: an exact resume
+    needs the same layout. Views with gaps or overlaps (slices, expanded) come back row-major.
+    """
+    if tensor.stride() == torch.empty(tensor.shape, device="meta").stride():
+        return None
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return None
+        expected *= size
+    return list(tensor.stride())
+
+
+_PLAIN: dict[type, Callable[[Any], Any]] = {  # bool before int: it is one
+    bool: bool,
+    int: int.__int__,
+    float: float.__float__,
+    str: str.__str__,
+}
+
+
+def _plain(value: Any) -> Any:
+    """A numpy float, an IntEnum, ... as the Python value it derives from."""
+    for kind, convert in _PLAIN.items():
+        if isinstance(value, kind):
+            return convert(value)
+    return value
+
+
+def _at(path: tuple[str, ...]) -> str:
+    return f"{'/'.join(path) or 'the state'}:"

@@ -120,7 +120,9 @@ class TextClassificationWorkload(Workload):
         self._check_fit(built)
         # GPT-2 and its like find a text's last token by the padding token, and refuse batches without one
         built.config.pad_token_id = self._pad  # type: ignore[union-attr]
-        self._takes_segments = "token_type_ids" in inspect.signature(built.forward).parameters
+        # GPT-2 takes them too, but adds the embedding of token 0 or 1: its own tokenizer gives none
+        given = "token_type_ids" in self._tokenizer.model_input_names
+        self._takes_segments = given and "token_type_ids" in inspect.signature(built.forward).parameters
         return built
 
     def _completed(self, given: dict[str, Any]) -> dict[str, Any]:
