@@ -26,10 +26,10 @@ def optimizer_factory(config: training.Optimizer) -> OptimizerFactory:
 
     def build(model: nn.Module) -> torch.optim.Optimizer:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        fused = {"fused": True} if config.name in OPTIMIZERS and _fuses([p for _, p in named]) else {}
+        fused = {"fused": True} if _fuses(config, [p for _, p in named]) else {}
         try:
             optimizer = cls(list(_groups(named, config.weight_decay)), **{**fused, **arguments})
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             raise problem("optimizer", f"{cls.__name__} refuses its arguments: {error}", "correct options") from error
         if cls is torch.optim.SGD:
             _start_momentum(optimizer)
@@ -38,13 +38,14 @@ def optimizer_factory(config: training.Optimizer) -> OptimizerFactory:
     return build
 
 
-def _fuses(parameters: list[nn.Parameter]) -> bool:
-    """Whether one kernel may update all parameters.
+def _fuses(config: training.Optimizer, parameters: list[nn.Parameter]) -> bool:
+    """Whether one kernel may update all parameters. A user's optimizer, or one with such options, decides itself.
 
     On a CPU only in fp32: torch 2.13's fused SGD leaves 16-bit parameters as they are (its vector path
     writes nothing back), which looks like a model that does not learn. tests/test_optim.py watches for the cure.
     """
-    return all(p.device.type == "cuda" or p.dtype == torch.float32 for p in parameters)
+    ours = config.name in OPTIMIZERS and not config.options.keys() & {"foreach", "differentiable", "dampening"}
+    return ours and all(p.device.type == "cuda" or p.dtype == torch.float32 for p in parameters)
 
 
 def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
@@ -54,7 +55,7 @@ def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
     a parameter that gets its first gradient later than its group is refused.
     """
     for group in optimizer.param_groups:
-        if group["fused"] and group["momentum"] and not group["dampening"]:
+        if group["fused"] and group["momentum"]:
             for parameter in group["params"]:
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
@@ -77,7 +78,13 @@ def _arguments(config: training.Optimizer, cls: type[torch.optim.Optimizer]) -> 
     elif config.name in OPTIMIZERS:
         arguments |= {"betas": config.betas, "eps": config.eps}
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
+    if config.weight_decay and "weight_decay" not in accepted and not takes_any:
+        raise problem("optimizer.weight_decay", f"{cls.__name__} has no weight decay", "leave it out")
     for key in config.options:
+        if key in arguments or key == "weight_decay":
+            raise problem(
+                f"optimizer.options.{key}", "the run file has a field of its own for it", f"give optimizer.{key}"
+            )
         if key not in accepted and not takes_any:
             known = ", ".join(name for name in accepted if name not in {"params", "self"})
             raise problem(f"optimizer.options.{key}", f"{cls.__name__} has no such argument", f"it takes: {known}")
@@ -99,8 +106,8 @@ def _groups(named: Iterable[tuple[str, nn.Parameter]], weight_decay: float) -> I
 def lr_factor(config: training.Schedule, total_steps: int) -> Callable[[int], float]:
     """Updates made so far → factor of the peak learning rate for the next update.
 
-    Warm-up rises linearly and reaches 1 at update `warmup`; then constant, or linear or half a cosine down to
-    final_lr_ratio at the last update.
+    Warm-up rises linearly from above 0 and reaches 1 after `warmup` updates; then constant, or linear or half a cosine
+    down to final_lr_ratio after the last update, so that no update is made at a rate of 0.
     """
     warmup = config.warmup_steps or round(config.warmup_ratio * total_steps)
     floor = config.final_lr_ratio

@@ -101,8 +101,9 @@ def test_a_read_only_file_system(small_disk: Path) -> None:
 
 
 @pytest.fixture
-def nobody() -> Iterator[None]:
-    """A user to whom permissions apply; the folders of these tests are root's own."""
+def nobody(tmp_path: Path) -> Iterator[None]:
+    """A user to whom permissions apply; the folder of the test stays root's own."""
+    assert tmp_path.stat().st_uid == 0
     os.seteuid(NOBODY)
     yield
     os.seteuid(0)
