@@ -54,7 +54,6 @@ def main(run_file: Path, result_file: Path) -> None:
     samples = len(parts["train_dataset"]) * run["loop"]["epochs"]
     result = {
         "rate": samples / wall,
-        "wall_seconds": wall,
         "loop_seconds": done.metrics["train_runtime"],
         "samples": samples,
         "metrics": {"accuracy": trainer.evaluate()["eval_accuracy"]},
@@ -63,7 +62,7 @@ def main(run_file: Path, result_file: Path) -> None:
 
 
 def warm_imports() -> None:
-    """Transformers imports lazily: by name, before the clock starts, what both sides use."""
+    """Transformers imports lazily: what a training uses, before the clock starts."""
     for name in ("ResNetForImageClassification", "BertForSequenceClassification", "TrainerCallback"):
         getattr(transformers, name)
 

@@ -31,7 +31,7 @@ import psutil
 BENCH = Path(__file__).resolve().parent
 LIMIT_CORES = 0.05  # more foreign processor time than this share of a core disturbs a measurement
 IDLE_SECONDS = 3.0  # the machine must have been this quiet for this long before a measurement
-PATIENCE_SECONDS = 5.0  # then it is measured all the same; the pair is judged by what happened meanwhile
+PATIENCE_SECONDS = 120.0  # then it is measured all the same; the pair is judged by what happened meanwhile
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from drivetrain.report import RunReport
 
@@ -38,19 +38,19 @@ def report_table(report: RunReport) -> Table:
 
 
 def comparison_table(reports: Sequence[RunReport]) -> Table:
-    """A row a run."""
-    memory = list(reports[0].peak_memory)
-    table = Table("precision", "time", "samples/s", *(f"peak {name}" for name in memory), "utilisation")
-    for name in (*reports[0].metrics, "skipped steps"):
+    """A row a run, with the metric that decided the best checkpoint."""
+    memory, metric = list(reports[0].peak_memory), (reports[0].best or {"metric": "loss"})["metric"]
+    table = Table(Column("precision", no_wrap=True))
+    for name in ("time", "samples/s", *(f"peak {kind}" for kind in memory), "utilisation", metric, "skipped steps"):
         table.add_column(name, justify="right")
     for report in reports:
         table.add_row(
             report.precision + (" (emulated)" if report.emulated else ""),
             seconds(report.seconds),
             f"{report.samples_per_second or 0:,.0f}",
-            *(mebibytes(report.peak_memory[name]) for name in memory),
+            *(mebibytes(report.peak_memory[kind]) for kind in memory),
             f"{report.utilisation['mean']:.0%}",
-            *(f"{value:.4f}" for value in report.metrics.values()),
+            f"{report.metrics[metric]:.4f}",
             str(report.skipped_steps),
         )
     return table

@@ -168,7 +168,9 @@ def check(pid, before, version):
     assert found in (before, version), (found, before, version)
     clean_partials(root)
     assert version_in(newest_good(root)[0]) == found, "cleaning up changed what is newest"
-    assert not [p for p in root.iterdir() if p.name.startswith(".")], "leftovers stay"
+    prune(root, keep_last=1, keep_best=0, higher_is_better=True)  # each saver starts from one, and so ends
+    assert [p.name for p in root.iterdir()] == [newest_good(root)[0].name], "leftovers stay"
+    assert version_in(newest_good(root)[0]) == found
     return found, status
 
 save_version(1)

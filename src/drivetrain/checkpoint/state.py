@@ -36,10 +36,7 @@ def same(one: State, other: State) -> bool:
     if isinstance(one, Tensor):
         if not isinstance(other, Tensor) or one.dtype != other.dtype or one.shape != other.shape:
             return False
-        if one.numel() == 0:
-            return True
-        mine, theirs = (t.detach().cpu().contiguous().flatten().view(torch.uint8) for t in (one, other))
-        return torch.equal(mine, theirs)
+        return torch.equal(_bytes(one), _bytes(other))
     if isinstance(one, dict):
         return isinstance(other, dict) and one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
     for sequence in (list, tuple):
@@ -151,6 +148,12 @@ def _plain(value: Any) -> Any:
         if isinstance(value, kind):
             return convert(value)
     return value
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    contiguous = tensor.detach().cpu().contiguous()
+    # one element counts as contiguous whatever its stride, but cannot be viewed as bytes unless that is 1
+    return contiguous.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _at(path: tuple[str, ...]) -> str:

@@ -7,6 +7,7 @@ restores the generator for the second forward.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -27,12 +28,16 @@ def apply_recompute(model: nn.Module) -> int:
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The outermost modules that repeat: children of one container, of one class, with parameters."""
-    for child in model.children():
-        if isinstance(model, nn.ModuleList | nn.Sequential):
-            same = [other for other in model.children() if type(other) is type(child) and _has_weights(other)]
-            if len(same) > 1:
-                return same
+    """The outermost modules that repeat: children of one container, of one class, with parameters and parts.
+
+    A bare layer is none: its input would be kept all the same, and nothing won.
+    """
+    if isinstance(model, nn.ModuleList | nn.Sequential):
+        composed = [child for child in model.children() if _has_weights(child) and any(child.children())]
+        classes = Counter(map(type, composed))
+        repeated = [child for child in composed if classes[type(child)] > 1]
+        if repeated:
+            return repeated
     return [block for child in model.children() for block in repeated_blocks(child)]
 
 
