@@ -340,7 +340,7 @@ def test_evaluation_over_ragged_batches_is_the_computation_over_all_samples_at_o
     engine = single_engine(workload)
     rows = workload.evaluation
     assert rows is not None
-    cuts = [range(0, 10), range(10, 11), range(11, 20), range(20, 23)]
+    cuts = [range(10), range(10, 11), range(11, 20), range(20, 23)]
     found = engine.evaluate([rows.batch(*cut) for cut in cuts], workload.metrics())
     with torch.no_grad():
         logits = with_dropout().eval()(rows.features)
@@ -373,7 +373,7 @@ def test_evaluation_leaves_no_graph_and_no_gradients() -> None:
 
 def test_predictions_come_in_order_without_dropout() -> None:
     engine = single_engine(TinyWorkload(with_dropout))
-    rows = list(engine.predict([ROWS.batch(*range(0, 50)), ROWS.batch(*range(50, 90))]))
+    rows = list(engine.predict([ROWS.batch(*range(50)), ROWS.batch(*range(50, 90))]))
     with torch.no_grad():
         expected = with_dropout().eval()(ROWS.features).argmax(1).tolist()
     assert [row["label"] for row in rows] == expected
