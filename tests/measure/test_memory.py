@@ -1,0 +1,113 @@
+"""Peak memory, against hand arithmetic and against the profiler's allocator events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from drivetrain.measure.memory import TensorPeak, peaks, reset_peaks
+
+CPU = torch.device("cpu")
+MEBIBYTE = 2**20
+
+
+def test_the_peak_of_plain_tensors_is_their_bytes() -> None:
+    with TensorPeak() as peak:
+        one = torch.zeros(1000, 1000)
+        two = one + 1
+        del one
+        three = two * 2
+        del two, three
+    assert peak.peak_bytes == 2 * 4_000_000
+
+
+def test_views_and_in_place_results_count_once() -> None:
+    with TensorPeak() as peak:
+        tensor = torch.zeros(1000, 1000)
+        tensor.view(-1)[::2].add_(1)
+        tensor.t().mul_(2)
+    assert peak.peak_bytes == 4_000_000
+
+
+def test_tensors_that_were_there_before_count_from_the_start() -> None:
+    before = torch.zeros(500_000)
+    with TensorPeak() as peak:
+        peak.track([before])
+        assert peak.peak_bytes == 2_000_000
+        before + 1
+    assert peak.peak_bytes == 4_000_000
+
+
+def test_a_linear_layer_peaks_as_counted_by_hand() -> None:
+    batch, width = 256, 512
+    layer = nn.Linear(width, width, bias=False)
+    inputs = torch.ones(batch, width)
+    with TensorPeak() as peak:
+        peak.track([*layer.parameters(), inputs])
+        outputs = layer(inputs)
+        outputs.sum().backward()
+    weight, activation = 4 * width * width, 4 * batch * width
+    # at the peak live: weight, inputs, outputs, the weight's gradient; the outputs' gradient is one expanded number
+    assert peak.peak_bytes == pytest.approx(2 * weight + 2 * activation, rel=0.01)
+
+
+def profiled_peak(work: Callable[[], None]) -> int:
+    """Peak growth by the profiler's allocator events."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        work()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    sizes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
+    return int(np.max(np.cumsum(sizes)))
+
+
+def test_a_training_step_peaks_as_the_allocator_says() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.LayerNorm(1024), nn.Dropout(0.1), nn.Linear(1024, 256))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    inputs = torch.randn(512, 256)
+
+    def step() -> None:
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    step()
+    theirs = profiled_peak(step)
+    held = [*model.parameters(), *(t for s in optimizer.state.values() for t in s.values())]
+    with TensorPeak() as peak:
+        peak.track([*held, inputs])
+        start = peak.peak_bytes
+        step()
+    assert peak.peak_bytes - start == pytest.approx(theirs, rel=0.02)
+
+
+def test_recompute_lowers_the_measured_peak() -> None:
+    from drivetrain.memory.recompute import apply_recompute
+
+    def measured(recompute: bool) -> int:
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(8)))
+        if recompute:
+            apply_recompute(model)
+        with TensorPeak() as peak:
+            peak.track(model.parameters())
+            model(torch.zeros(1024, 64)).sum().backward()
+        return peak.peak_bytes
+
+    assert measured(recompute=True) < 0.6 * measured(recompute=False)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the resident peak can be reset on Linux only")
+def test_the_resident_peak_is_of_the_time_since_the_reset() -> None:
+    big = np.ones(64 * MEBIBYTE // 8)
+    del big
+    reset_peaks(CPU)
+    small = peaks(CPU)["resident"]
+    big = np.ones(64 * MEBIBYTE // 8)
+    grown = peaks(CPU)["resident"]
+    assert big.sum() > 0
+    assert 60 * MEBIBYTE < grown - small < 90 * MEBIBYTE

@@ -1,0 +1,81 @@
+"""events.jsonl: what is written is what is read, also after a kill."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drivetrain.errors import RunError
+from drivetrain.tracking.events import Evaluated, RunStarted, StepDone, Warned
+from drivetrain.tracking.jsonl import FILE_NAME, JsonlTracker, read_events
+
+
+def started(first_step: int = 0) -> RunStarted:
+    return RunStarted("run", "runs/run", total_steps=100, first_step=first_step, samples_per_epoch=10)
+
+
+def step(number: int, loss: float = 1.0) -> StepDone:
+    return StepDone(number, 0.5, loss, 1.0, 1e-3, None, 0, 10 * number, 5.0, 2.0)
+
+
+def test_every_event_is_a_line_with_its_kind_and_time(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path)
+    for event in (started(), step(1), Evaluated(1, {"accuracy": 0.5}, 0.1, best=True), Warned("careful: ü")):
+        tracker.handle(event)
+    tracker.close()
+    events = list(read_events(tmp_path / FILE_NAME))
+    assert [event["event"] for event in events] == ["run_started", "step", "evaluation", "warning"]
+    assert events[1]["loss"] == 1.0
+    assert events[2]["metrics"] == {"accuracy": 0.5}
+    assert events[3]["message"] == "careful: ü"
+    assert all(event["time"].endswith("+00:00") for event in events)
+
+
+def test_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path)
+    for event in (started(), *(step(n) for n in range(1, 9))):
+        tracker.handle(event)
+    resumed = JsonlTracker(tmp_path)
+    for event in (started(first_step=5), *(step(n, loss=2.0) for n in range(6, 9))):
+        resumed.handle(event)
+    steps = [(e["step"], e["loss"]) for e in read_events(tmp_path / FILE_NAME) if e["event"] == "step"]
+    assert steps == [(n, 1.0 if n <= 5 else 2.0) for n in range(1, 9)]
+
+
+def test_a_line_cut_off_by_a_kill_is_left_out(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path)
+    tracker.handle(started())
+    tracker.handle(step(1))
+    file = tmp_path / FILE_NAME
+    file.write_text(file.read_text() + '{"event": "step", "st')
+    assert len(list(read_events(file))) == 2
+    JsonlTracker(tmp_path).handle(started(first_step=1))
+    assert [event["event"] for event in read_events(file)] == ["run_started", "step", "run_started"]
+
+
+def test_numbers_that_json_lacks_are_written_as_words(tmp_path: Path) -> None:
+    JsonlTracker(tmp_path).handle(step(1, loss=float("nan")))
+    assert json.loads((tmp_path / FILE_NAME).read_text())["loss"] == "nan"
+
+
+def test_a_folder_that_is_gone_ends_the_run_with_a_reason(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"cannot be written.*--resume"):
+        JsonlTracker(tmp_path / "gone").handle(step(1))
+
+
+@settings(deadline=None, max_examples=50)
+@given(message=st.text(), loss=st.floats())
+def test_any_text_and_number_is_one_line_of_json(
+    message: str, loss: float, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("events")
+    tracker = JsonlTracker(folder)
+    tracker.handle(Warned(message.encode("utf-8", "replace").decode()))
+    tracker.handle(step(1, loss))
+    warned, stepped = read_events(folder / FILE_NAME)
+    assert warned["message"] == message.encode("utf-8", "replace").decode()
+    assert repr(float(stepped["loss"])) == repr(loss)
