@@ -19,6 +19,8 @@ PRECISIONS = ("fp32", "bf16", "bf16-mixed", "fp16-mixed")
 def main() -> int:
     """Exit code of the first run that fails, else 0."""
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=120)  # a file has no width to keep to
     reports = []
     for precision in PRECISIONS:
         output = Path("runs/demo") / precision
