@@ -268,7 +268,8 @@ def test_an_island_outside_autocast_stays_fp32(precision: str) -> None:
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
-@pytest.mark.parametrize("optimizer", [SGD, Optimizer(lr=0.01, eps=1e-6)], ids=["sgd", "adamw"])
+# in fp16 the squares of small gradients are 0, and eps alone bounds the update
+@pytest.mark.parametrize("optimizer", [SGD, Optimizer(lr=0.01, eps=1e-2)], ids=["sgd", "adamw"])
 def test_a_pure_precision_keeps_everything_in_its_dtype_and_learns(
     precision: str, dtype: torch.dtype, optimizer: Optimizer
 ) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import os
+import multiprocessing
 import threading
 import time
 from typing import Any, Protocol
 
 import psutil
 import torch
+
+from drivetrain.hardware import usable_cores
 
 MOST_POINTS = 2000  # of the series kept for plots
 
@@ -75,13 +77,11 @@ class _Cpu:
     """Processor time of this process and its workers over the cores they may use."""
 
     def __init__(self) -> None:
-        self._process = psutil.Process()
-        self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._at = time.perf_counter()
-        self._used = self._processor_seconds()
+        self._cores = usable_cores()
+        self._used, self._at = self._processor_seconds(), time.perf_counter()
 
     def read(self) -> float:
-        now, used = time.perf_counter(), self._processor_seconds()
+        used, now = self._processor_seconds(), time.perf_counter()
         share = max(0.0, used - self._used) / max(1e-9, now - self._at) / self._cores
         self._at, self._used = now, used
         return min(1.0, share)
@@ -90,11 +90,12 @@ class _Cpu:
         return {}
 
     def _processor_seconds(self) -> float:
-        total = 0.0
-        for process in [self._process, *self._process.children(recursive=True)]:
+        # psutil's own search for children reads all of /proc: with the interpreter busy that took half a second
+        total = time.process_time()
+        for worker in multiprocessing.active_children():
             try:
-                times = process.cpu_times()
-            except psutil.Error:  # a worker that ended just now
+                times = psutil.Process(worker.pid).cpu_times()
+            except psutil.Error:  # it ended just now
                 continue
             total += times.user + times.system
         return total
