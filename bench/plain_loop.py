@@ -81,7 +81,7 @@ def build_model(config: RunConfig, workload: Workload) -> torch.nn.Module:
     assert not isinstance(config.workload, UserModule), "AUTO_CLASSES has no class for it"
     given = dict(config.workload.model.config or {})
     if isinstance(config.workload, TextClassification):
-        words = Path(config.workload.model.tokenizer or "").read_text(encoding="utf-8").splitlines()
+        words = Path(config.workload.model.tokenizer or "").read_text(encoding="utf-8").rstrip("\n").split("\n")
         given |= {"vocab_size": len(words), "pad_token_id": words.index("[PAD]")}
     built = transformers.AutoConfig.for_model(**given, num_labels=workload.facts["classes"])
     model = AUTO_CLASSES[config.workload.type].from_config(built)

@@ -206,9 +206,13 @@ def image_suffixes() -> frozenset[str]:
 
 @functools.cache
 def readable_formats() -> tuple[str, ...]:
-    """What PIL decodes itself; PostScript, whatever its file is called, would be run by another program."""
+    """What PIL decodes itself, the usual first: they are tried in this order, and some only by half-reading the file.
+
+    PostScript, whatever its file is called, would be run by another program.
+    """
     Image.init()
-    return tuple(kind for kind in Image.OPEN if kind not in {"EPS", "WMF"})
+    usual = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+    return *usual, *(kind for kind in Image.OPEN if kind not in {"EPS", "WMF", *usual})
 
 
 # --- pixels ----------------------------------------------------------------------------------------------------------

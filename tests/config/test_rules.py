@@ -1,0 +1,168 @@
+"""Rules: what cannot work is refused with all reasons at once; what works without effect is said."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivetrain.config import rules
+from drivetrain.config.load import validate
+from drivetrain.config.machine import Machine
+from drivetrain.config.precision import PRECISIONS
+from drivetrain.config.run import RunConfig
+
+CPU = Machine("cpu", "a CPU", 1, 2**33, 2, None, frozenset({"float32"}))
+T4 = Machine("cuda", "Tesla T4", 1, 2**34, 2, (7, 5), frozenset({"float32", "float16"}))
+H100 = Machine("cuda", "NVIDIA H100", 8, 2**36, 16, (9, 0), frozenset({"float32", "float16", "bfloat16"}))
+
+DIGITS = {"type": "image_classification", "model": {"config": {"model_type": "resnet"}}, "data": {"source": "digits"}}
+TEXTS = {
+    "type": "text_classification",
+    "model": {"path": "owner/model"},
+    "data": {"train": "owner/texts"},
+}
+
+
+def config(**changes: Any) -> RunConfig:
+    raw = {"workload": DIGITS, "batch_size": 8, "loop": {"steps": 10}} | changes
+    built, problems = validate({key: value for key, value in raw.items() if value is not None}, [])
+    assert not problems
+    assert built is not None
+    return built
+
+
+def workload(base: dict[str, Any], model: dict[str, Any] | None = None, **data: Any) -> dict[str, Any]:
+    return base | {"data": base["data"] | data, "model": base["model"] if model is None else model}
+
+
+REFUSED = {
+    "no batch": ({"batch_size": None}, CPU, "batch_size", "neither"),
+    "two batches": ({"batch_size_per_device": 8}, CPU, "batch_size", "both"),
+    "no length": ({"loop": {}}, CPU, "loop", "neither"),
+    "two lengths": ({"loop": {"steps": 1, "epochs": 1}}, CPU, "loop", "both"),
+    "two warm-ups": ({"schedule": {"warmup_steps": 1, "warmup_ratio": 0.1}}, CPU, "schedule", "both"),
+    "warm-up beyond the end": ({"schedule": {"warmup_steps": 11}}, CPU, "schedule.warmup_steps", "(11) > loop.steps (10)"),
+    "no model": ({"workload": workload(DIGITS, {})}, CPU, "workload.model", "neither"),
+    "no model type": ({"workload": workload(DIGITS, {"config": {}})}, CPU, "workload.model.config", "model_type"),
+    "no tokenizer": ({"workload": workload(TEXTS, {"config": {"model_type": "bert"}})}, CPU, "workload.model.tokenizer", "is required"),
+    "digits with a path": ({"workload": workload(DIGITS, train="digits.csv")}, CPU, "workload.data.train", "bundled"),
+    "no training data": ({"workload": workload(DIGITS, source="folder")}, CPU, "workload.data.train", "is required"),
+    "missing data": ({"workload": workload(TEXTS, train="./no.csv")}, CPU, "workload.data.train", "does not exist"),
+    "missing evaluation": ({"workload": workload(TEXTS, evaluation="no.csv")}, CPU, "workload.data.evaluation", "does not exist"),
+    "missing user file": ({"workload": {"type": "module", "path": "no.py"}}, CPU, "workload.path", "does not exist"),
+    "a GPU that is not there": ({"device": "cuda"}, CPU, "device", "no GPU"),
+    "tf32 on a CPU": ({"precision": "tf32"}, CPU, "precision", "exists on cuda only and this is a CPU"),
+    "tf32 on a T4": ({"precision": "tf32"}, T4, "precision", "compute capability 7.5; it needs 8.0"),
+    "bf16 on a T4": ({"precision": "bf16"}, T4, "precision", "Tesla T4 has compute capability 7.5"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_work_is_refused_with_field_reason_and_cure(case: str) -> None:
+    changes, machine, field, why = REFUSED[case]
+    (found,) = rules.check(config(**changes), machine)
+    assert found.field == field
+    assert why in found.why
+    assert found.fix
+
+
+def test_all_reasons_come_at_once() -> None:
+    run = config(batch_size=None, loop={}, precision="tf32", device="cuda", workload=workload(DIGITS, {}, train="x"))
+    assert {found.field for found in rules.check(run, CPU)} == {
+        "batch_size", "loop", "precision", "device", "workload.model", "workload.data.train",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_an_h100_takes_every_precision(precision: str) -> None:
+    run = config(precision=precision, optimizer={"name": "sgd"})
+    assert not rules.check(run, H100)
+    assert not rules.notices(run, H100)
+
+
+def test_a_t4_takes_fp16_and_the_refusal_of_bf16_names_it() -> None:
+    assert not rules.check(config(precision="fp16-mixed"), T4)
+    (found,) = rules.check(config(precision="bf16-mixed"), T4)
+    assert found.fix == "works here: fp32, fp16, fp16-mixed"
+
+
+@pytest.mark.parametrize(
+    ("precision", "emulated"), [("fp32", False), ("bf16", True), ("fp16-mixed", True), ("bf16-mixed", True)]
+)
+def test_a_cpu_without_16_bit_arithmetic_says_that_it_emulates(precision: str, emulated: bool) -> None:
+    said = " ".join(rules.notices(config(precision=precision), CPU))
+    assert ("emulated" in said) == emulated
+    native = replace(CPU, native_dtypes=frozenset({"float32", "bfloat16", "float16"}))
+    assert "emulated" not in " ".join(rules.notices(config(precision=precision), native))
+
+
+WITHOUT_EFFECT = {
+    "scaler": {"scaler": {"init_scale": 8.0}},
+    "optimizer.momentum": {"optimizer": {"name": "adamw", "momentum": 0.9}},
+    "optimizer.betas": {"optimizer": {"name": "sgd", "betas": [0.9, 0.99]}},
+    "optimizer.eps": {"optimizer": {"name": "sgd", "eps": 1e-6}},
+    "schedule.final_lr_ratio": {"schedule": {"final_lr_ratio": 0.1}},
+    "evaluation.every_epochs": {"evaluation": {"every_steps": 5, "every_epochs": 1}},
+    "loader.prefetch": {"loader": {"prefetch": 2}},
+    "micro_batch_size": {"micro_batch_size": 8},
+    "workload.data.group_by_length": {"workload": workload(TEXTS, padding="fixed", group_by_length=True)},
+}
+
+
+@pytest.mark.parametrize("field", WITHOUT_EFFECT)
+def test_a_setting_without_effect_is_said(field: str) -> None:
+    (said,) = rules.notices(config(**WITHOUT_EFFECT[field]), CPU)
+    assert said.startswith(f"{field} has no effect")
+
+
+def test_a_split_that_is_not_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "test.csv").touch()
+    data = workload(TEXTS, evaluation=str(tmp_path / "test.csv"), evaluation_fraction=0.2)
+    (said,) = rules.notices(config(workload=data), CPU)
+    assert said.startswith("workload.data.evaluation_fraction has no effect")
+
+
+def test_settings_that_have_an_effect_are_not_mentioned() -> None:
+    run = config(
+        precision="fp16-mixed",
+        scaler={"init_scale": 8.0},
+        optimizer={"name": "sgd", "momentum": 0.9},
+        schedule={"name": "cosine", "final_lr_ratio": 0.1},
+        evaluation={"every_steps": 5},
+        loader={"workers": 1, "prefetch": 2},
+        micro_batch_size=4,
+    )
+    assert not rules.notices(run, H100)
+
+
+def test_adams_eps_that_vanishes_in_fp16_is_said() -> None:
+    for optimizer, said in (
+        ({"name": "adamw"}, True),
+        ({"name": "adamw", "eps": 1e-6}, False),
+        ({"name": "sgd"}, False),
+    ):
+        assert ("eps" in " ".join(rules.notices(config(precision="fp16", optimizer=optimizer), H100))) == said
+
+
+@pytest.mark.parametrize(
+    ("path", "hub"),
+    [
+        ("owner/name", True),
+        ("reviews.csv", False),
+        ("folder/reviews.csv", False),
+        ("/owner/name", False),
+        ("a/b/c", False),
+    ],
+)
+def test_a_hub_id_is_told_from_a_path_that_is_not_there(path: str, hub: bool) -> None:
+    assert rules.looks_like_hub_id(path) == hub
+
+
+def test_rules_are_free_of_torch() -> None:
+    program = "import sys, drivetrain.config.rules, drivetrain.config.load; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,83 @@
+"""Windows and evaluation batches: which samples, in which pieces, however many workers load them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from drivetrain.config.training import Loader
+from drivetrain.data.loader import Window, evaluation_batches, training_windows
+from drivetrain.data.order import GlobalOrder
+
+
+class Numbers:
+    """Sample i of epoch e is 1000 e + i."""
+
+    def __init__(self, num_samples: int, broken: int | None = None) -> None:
+        self._num_samples, self._broken = num_samples, broken
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def load(self, index: int, epoch: int) -> int:
+        if index == self._broken:
+            raise ValueError(f"sample {index} is broken")
+        return 1000 * epoch + index
+
+
+def collate(samples: Sequence[Any]) -> dict[str, Tensor]:
+    return {"numbers": torch.tensor(samples)}
+
+
+def windows(steps: range, micro: int = 4, workers: int = 0, rank: int = 0, world: int = 1) -> list[Window]:
+    order = GlobalOrder(23, 10, seed=1)
+    return list(training_windows(Numbers(23), collate, order, steps, micro, Loader(workers=workers), rank, world))
+
+
+def numbers(window: Window) -> list[int]:
+    return [int(n) for batch in window.micro_batches for n in batch["numbers"]]
+
+
+def test_a_window_holds_its_steps_samples_in_bounded_pieces() -> None:
+    order = GlobalOrder(23, 10, seed=1)
+    for window in windows(range(9)):
+        epoch, indices = order.batch(window.step)
+        assert window.epoch == epoch
+        assert numbers(window) == [1000 * epoch + i for i in indices]
+        assert all(len(batch["numbers"]) <= 4 for batch in window.micro_batches)
+
+
+def test_workers_and_where_a_run_starts_change_nothing() -> None:
+    whole = list(map(numbers, windows(range(9))))
+    assert list(map(numbers, windows(range(5, 9)))) == whole[5:]
+    assert list(map(numbers, windows(range(9), workers=2))) == whole
+
+
+def test_ranks_together_take_the_global_batch() -> None:
+    whole = windows(range(9))
+    parts = [windows(range(9), rank=rank, world=3) for rank in range(3)]
+    for step, window in enumerate(whole):
+        assert sorted(numbers(window)) == sorted(n for part in parts for n in numbers(part[step]))
+
+
+def test_the_loader_draws_nothing_from_the_global_generator() -> None:
+    before = torch.get_rng_state()
+    windows(range(4))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_evaluation_takes_every_sample_once_in_order(workers: int) -> None:
+    batches = list(evaluation_batches(Numbers(23), collate, 10, Loader(workers=workers)))
+    assert [len(batch["numbers"]) for batch in batches] == [10, 10, 3]
+    assert [int(n) for batch in batches for n in batch["numbers"]] == list(range(23))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sample_that_cannot_be_loaded_says_so(workers: int) -> None:
+    with pytest.raises(ValueError, match="sample 7 is broken"):
+        list(evaluation_batches(Numbers(23, broken=7), collate, 10, Loader(workers=workers)))

@@ -1,0 +1,66 @@
+"""Recompute: same gradients, dropout included, from fewer kept activations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from transformers import AutoConfig, AutoModelForSequenceClassification, ResNetConfig, ResNetForImageClassification
+
+from drivetrain.errors import UserError
+from drivetrain.memory.recompute import apply_recompute, repeated_blocks
+
+
+def block() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Dropout(0.3), nn.Linear(64, 16))
+
+
+def deep() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 16), nn.Sequential(*(block() for _ in range(6))), nn.Linear(16, 2))
+
+
+def gradients_and_kept(model: nn.Module) -> tuple[dict[str, torch.Tensor], int]:
+    """Gradients by name, and the bytes that the forward pass keeps for the backward pass."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    torch.manual_seed(1)
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = model(torch.randn(32, 4, generator=torch.Generator().manual_seed(2))).square().sum()
+    size = sum(kept.values())
+    loss.backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}, size
+
+
+def test_gradients_are_the_same_and_less_is_kept() -> None:
+    plain, kept = gradients_and_kept(deep())
+    model = deep()
+    assert apply_recompute(model) == 6
+    recomputed, kept_less = gradients_and_kept(model)
+    assert plain.keys() == recomputed.keys()
+    for name, gradient in plain.items():
+        assert torch.equal(gradient, recomputed[name]), name
+    assert kept_less < 0.5 * kept
+
+
+def test_blocks_of_transformers_models_are_found() -> None:
+    bert = AutoModelForSequenceClassification.from_config(
+        AutoConfig.for_model(
+            "bert", vocab_size=9, hidden_size=8, num_hidden_layers=3, num_attention_heads=1, intermediate_size=8
+        )
+    )
+    assert [type(found).__name__ for found in repeated_blocks(bert)] == ["BertLayer"] * 3
+    resnet = ResNetForImageClassification(
+        ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[2, 2], layer_type="basic")
+    )
+    assert len(repeated_blocks(resnet)) >= 2
+
+
+def test_a_model_without_repeated_blocks_is_refused() -> None:
+    with pytest.raises(UserError, match="no repeated blocks"):
+        apply_recompute(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))

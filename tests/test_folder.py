@@ -1,0 +1,62 @@
+"""The run folder: made ready, protected, and described so that a run can be repeated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from drivetrain.config.load import load, validate
+from drivetrain.errors import UserError
+from drivetrain.folder import RunFolder
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    folder.prepare(resume=False, overwrite=False)
+    folder.run_file.write_text("x")
+    (folder.checkpoints / "step-00000001").mkdir(parents=True)
+    (folder.path / "predictions.csv").write_text("mine")
+    return folder
+
+
+def test_a_folder_with_a_run_is_refused_with_the_three_ways_on(finished: RunFolder) -> None:
+    with pytest.raises(UserError, match=r"run.yaml, checkpoints.*\n.*--resume.*--overwrite.*another output"):
+        finished.prepare(resume=False, overwrite=False)
+
+
+def test_resuming_keeps_the_run(finished: RunFolder) -> None:
+    finished.prepare(resume=True, overwrite=False)
+    assert finished.run_file.exists()
+    assert finished.checkpoints.exists()
+
+
+def test_overwriting_takes_the_runs_files_and_no_other(finished: RunFolder) -> None:
+    finished.prepare(resume=False, overwrite=True)
+    assert [path.name for path in finished.path.iterdir()] == ["predictions.csv"]
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        RunFolder(tmp_path / "file" / "run").prepare(resume=False, overwrite=False)
+
+
+def test_the_described_run_is_a_run_file_of_the_same_run(tmp_path: Path) -> None:
+    config, _ = validate(
+        {
+            "workload": {"type": "module", "path": "mine.py", "options": {"width": 3}},
+            "batch_size": 2,
+            "loop": {"steps": 1},
+        },
+        [],
+    )
+    assert config is not None
+    folder = RunFolder(tmp_path)
+    folder.describe(config, {"versions": {"torch": "2"}})
+    again, problems = load(folder.run_file)
+    assert not problems
+    assert again == config
+    assert json.loads((tmp_path / "environment.json").read_text())["versions"] == {"torch": "2"}

@@ -1,0 +1,258 @@
+"""The loop against the same training written by hand, and when it evaluates, saves, stops and refuses to go on."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from tests.tiny_workload import CLASSES, CPU, FEATURES, IGNORED, Rows, TinyWorkload, perceptron, single_engine
+from torch import nn
+from torch.nn import functional as F
+
+from drivetrain.config.load import validate
+from drivetrain.config.run import RunConfig
+from drivetrain.config.training import Loader, Scaler
+from drivetrain.data.loader import training_windows
+from drivetrain.data.order import GlobalOrder
+from drivetrain.errors import RunError
+from drivetrain.loop import Progress, Surroundings, train
+from drivetrain.measure.meters import Meters
+from drivetrain.optim import lr_factor
+from drivetrain.report import Status
+from drivetrain.signals import StopRequest
+from drivetrain.tracking.events import Evaluated, Event, StepDone
+from drivetrain.workloads.base import BestMetric
+
+
+def config(**changes: Any) -> RunConfig:
+    raw = {
+        "workload": {"type": "module", "path": "tiny.py"},
+        "batch_size": 16,
+        "loop": {"steps": 12},
+        "optimizer": {"name": "sgd", "lr": 0.1},
+        "tracking": {"log_every": 1},
+    }
+    built, problems = validate(raw | changes, [])
+    assert not problems
+    assert built is not None
+    return built
+
+
+@dataclass
+class Ride:
+    """One training, with everything the loop said and did."""
+
+    run: RunConfig
+    workload: TinyWorkload
+    scores: list[float] | None = None  # what successive evaluations give; None: there are no evaluation data
+    on_event: Callable[[Event, StopRequest], None] = lambda event, stop: None
+    precision: str = "fp32"
+    events: list[Event] = field(default_factory=list)
+    saves: list[int] = field(default_factory=list)
+    progress: Progress = field(default_factory=Progress)
+
+    def go(self) -> Status:
+        self.engine = single_engine(
+            self.workload,
+            self.precision,
+            self.run.optimizer,
+            max_grad_norm=self.run.loop.max_grad_norm,
+            scaler=self.run.scaler,
+        )
+        order = GlobalOrder(len(self.workload.train), self.run.global_batch(), self.run.seed)
+        total = self.run.loop.steps or order.steps_per_epoch * (self.run.loop.epochs or 0)
+        micro = self.run.micro_batch_size or self.run.global_batch()
+        windows = training_windows(
+            self.workload.train, self.workload.collate, order, range(self.progress.step, total), micro, Loader()
+        )
+        stop = StopRequest()
+        scores = iter(self.scores or ())
+
+        def send(event: Event) -> None:
+            self.events.append(event)
+            self.on_event(event, stop)
+
+        around = Surroundings(
+            evaluate=None if self.scores is None else lambda: {"accuracy": next(scores), "loss": 1.0},
+            save=lambda progress: self.saves.append(progress.step),
+            send=send,
+            stop=stop,
+            best_metric=BestMetric("accuracy", higher_is_better=True),
+            meters=Meters(CPU, self.run.precision_spec, self.engine, instrument=False),
+        )
+        with around.meters:
+            return train(self.engine, windows, self.run, total, order.steps_per_epoch, self.progress, around)
+
+    def curve(self) -> list[StepDone]:
+        return [event for event in self.events if isinstance(event, StepDone)]
+
+    def evaluations(self) -> list[Evaluated]:
+        return [event for event in self.events if isinstance(event, Evaluated)]
+
+
+def by_hand(run: RunConfig, rows: Rows, steps: int) -> tuple[nn.Module, list[float], list[float]]:
+    """The plain PyTorch loop of a tutorial over the same order: model, losses, gradient norms."""
+    model = perceptron()
+    optimizer = torch.optim.SGD(model.parameters(), lr=run.optimizer.lr)
+    order, factor = GlobalOrder(len(rows), run.global_batch(), run.seed), lr_factor(run.schedule, steps)
+    losses, norms = [], []
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = run.optimizer.lr * factor(step)
+        batch = rows.batch(*order.batch(step)[1].tolist())
+        loss = F.cross_entropy(model(batch["features"]), batch["labels"], ignore_index=IGNORED)
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), run.loop.max_grad_norm or math.inf).item())
+        optimizer.step()
+        losses.append(loss.item())
+    return model, losses, norms
+
+
+@pytest.mark.parametrize("micro", [16, 5, 1])
+def test_a_run_is_the_hand_written_loop_however_its_batches_are_cut(micro: int) -> None:
+    rows = Rows(40, ignored_share=0.3)  # the last batch of an epoch has 8, and valid targets differ a piece
+    run = config(
+        micro_batch_size=micro,
+        loop={"steps": 12, "max_grad_norm": 0.5},
+        schedule={"name": "cosine", "warmup_steps": 3},
+    )
+    ride = Ride(run, TinyWorkload(perceptron, rows))
+    assert ride.go() == "completed"
+    model, losses, norms = by_hand(run, rows, 12)
+    assert [point.loss for point in ride.curve()] == pytest.approx(losses, rel=1e-5)
+    assert [point.grad_norm for point in ride.curve()] == pytest.approx(norms, rel=1e-5)
+    for name, weight in model.state_dict().items():
+        assert torch.allclose(ride.engine.weights()[name], weight, rtol=1e-5, atol=1e-6), name
+    assert ride.progress.samples == 4 * 40
+
+
+def test_evaluation_and_saving_follow_their_cadences_and_the_end() -> None:
+    run = config(loop={"steps": 10}, evaluation={"every_steps": 4}, checkpoints={"every_steps": 3})
+    ride = Ride(run, TinyWorkload(perceptron), scores=[0.1, 0.3, 0.2])
+    ride.go()
+    assert [event.step for event in ride.evaluations()] == [4, 8, 10]
+    assert [event.best for event in ride.evaluations()] == [True, True, False]
+    assert ride.saves == [3, 6, 9, 10]
+    assert ride.progress.best == {"step": 8, "metric": "accuracy", "value": 0.3}
+
+
+def test_epochs_end_with_an_evaluation_and_a_save() -> None:
+    ride = Ride(config(loop={"epochs": 3}), TinyWorkload(perceptron, Rows(40)), scores=[0.1, 0.2, 0.3])
+    ride.go()
+    assert [event.step for event in ride.evaluations()] == ride.saves == [3, 6, 9]
+
+
+def test_points_of_the_curve_come_at_their_cadence_and_before_an_evaluation() -> None:
+    run = config(loop={"steps": 25}, tracking={"log_every": 10}, evaluation={"every_steps": 15})
+    ride = Ride(run, TinyWorkload(perceptron), scores=[0.1, 0.2])
+    ride.go()
+    assert [point.step for point in ride.curve()] == [10, 15, 20, 25]
+
+
+def test_patience_ends_the_run_after_a_save() -> None:
+    run = config(
+        loop={"steps": 100}, evaluation={"every_steps": 2, "early_stopping": {"patience": 2, "min_delta": 0.05}}
+    )
+    ride = Ride(run, TinyWorkload(perceptron), scores=[0.1, 0.3, 0.32, 0.34, 0.9])
+    assert ride.go() == "stopped_early"
+    assert ride.progress.step == 8
+    assert ride.saves[-1] == 8
+    assert ride.progress.best["value"] == 0.34  # type: ignore[index]
+
+
+def test_a_signal_saves_after_the_step_under_way_without_evaluating() -> None:
+    def stop_at_five(event: Event, stop: StopRequest) -> None:
+        if isinstance(event, StepDone) and event.step == 5:
+            stop.signal_number = signal.SIGTERM
+
+    run = config(evaluation={"every_steps": 6}, checkpoints={"every_steps": 100})
+    ride = Ride(run, TinyWorkload(perceptron), scores=[0.1, 0.2], on_event=stop_at_five)
+    assert ride.go() == "interrupted"
+    assert ride.saves == [6]
+    assert not ride.evaluations()
+
+
+def test_a_run_goes_on_from_its_step() -> None:
+    whole = Ride(config(), TinyWorkload(perceptron))
+    whole.go()
+    rest = Ride(config(), TinyWorkload(perceptron), progress=Progress(step=7, updates=7, samples=100))
+    rest.go()
+    assert [point.step for point in rest.curve()] == [8, 9, 10, 11, 12]
+    assert rest.curve()[0].lr == whole.curve()[7].lr
+
+
+# --- what is not finite ----------------------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_not_finite_names_step_and_samples_and_nothing_is_saved_after_it() -> None:
+    rows = Rows(40)
+    rows.features[13] = math.nan
+    run = config(loop={"steps": 3}, tracking={"log_every": 3}, checkpoints={"every_steps": 1})
+    ride = Ride(run, TinyWorkload(perceptron, rows))
+    order = GlobalOrder(40, 16, run.seed)
+    guilty = next(step for step in range(3) if 13 in order.batch(step)[1])
+    with pytest.raises(RunError, match=rf"step {guilty + 1}: the loss is nan.*\b13\b.*lower learning rate"):
+        ride.go()
+    assert ride.saves == list(range(1, guilty + 1))
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_too() -> None:
+    class Infinite(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # noqa: ARG004
+            return grad * math.inf
+
+    class Bad(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(FEATURES, CLASSES)
+
+        def forward(self, features: torch.Tensor) -> torch.Tensor:
+            return Infinite.apply(self.layer(features))  # type: ignore[no-any-return]
+
+    ride = Ride(config(), TinyWorkload(Bad))
+    with pytest.raises(RunError, match="step 1: the gradient norm is (nan|inf) though the loss"):
+        ride.go()
+    assert not ride.saves
+
+
+def test_an_evaluation_that_is_not_finite_saves_nothing() -> None:
+    run = config(evaluation={"every_steps": 4})
+    ride = Ride(run, TinyWorkload(perceptron), scores=[0.5, math.nan])
+    with pytest.raises(RunError, match="step 8: the evaluation's accuracy is nan"):
+        ride.go()
+    assert ride.saves == [4]
+
+
+def test_skipped_steps_are_seen_and_do_not_advance_the_schedule() -> None:
+    run = config(precision="fp16-mixed", scaler={"init_scale": 2.0**22}, schedule={"name": "linear", "warmup_steps": 4})
+    ride = Ride(run, TinyWorkload(perceptron), precision="fp16-mixed")
+    ride.go()
+    skipped = ride.progress.skipped
+    assert 0 < skipped < 12
+    assert ride.curve()[-1].skipped_steps == skipped
+    assert ride.curve()[skipped - 1].lr == ride.curve()[0].lr
+    assert ride.curve()[skipped + 1].lr > ride.curve()[skipped].lr
+    assert [point.scale for point in ride.curve()][:skipped] == [2.0**22 / 2**k for k in range(skipped)]
+
+
+def test_a_scale_that_falls_without_end_is_told() -> None:
+    class AlwaysInfinite(TinyWorkload):
+        def loss_sum(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            loss = super().loss_sum(model, batch)
+            return loss + (loss * 1e38 * 1e38 if self.count(batch) else 0)
+
+    run = config(precision="fp16-mixed", scaler={"init_scale": 2.0**-20, "backoff_factor": 0.01})
+    ride = Ride(run, AlwaysInfinite(perceptron), precision="fp16-mixed")
+    with pytest.raises(RunError, match="loss is inf|the loss scale fell"):
+        ride.go()
+    assert Scaler().backoff_factor == 0.5
