@@ -119,10 +119,8 @@ class Images(Dataset):
 
 
 def texts(workload: dict[str, Any]) -> dict[str, Any]:
-    data, words = (
-        workload["data"],
-        Path(workload["model"]["tokenizer"]).read_text(encoding="utf-8").rstrip("\n").split("\n"),
-    )
+    data = workload["data"]
+    words = Path(workload["model"]["tokenizer"]).read_text(encoding="utf-8").rstrip("\n").split("\n")
     tokenizer = BertTokenizerFast(vocab={word: number for number, word in enumerate(words)})
     train, evaluation = (Texts(data[part], data, tokenizer) for part in ("train", "evaluation"))
     config = AutoConfig.for_model(

@@ -56,8 +56,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--precision", default="fp32", help="fp32, bf16-mixed or fp16-mixed")
     parser.add_argument("--num-images", type=int, default=10_000, help="training images")
     parser.add_argument("--num-texts", type=int, help="training texts; left out, all of --text, or 2,000 made ones")
-    parser.add_argument("--num-evaluation", type=int, default=1_000, help="evaluation samples")
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--num-evaluation", type=int, default=2_000, help="evaluation samples")
+    parser.add_argument("--image-epochs", type=int, default=4)
+    parser.add_argument("--text-epochs", type=int, default=2)
     parser.add_argument("--max-length", type=int, default=128, help="tokens kept of a text")
     parser.add_argument("--workers", type=int, default=0, help="drivetrain's loader processes")
     parser.add_argument("--images", type=Path, help="folder with train/ and test/ of class folders; left out, made")
@@ -72,26 +73,26 @@ def parse() -> argparse.Namespace:
 def cases(options: argparse.Namespace, folder: Path) -> Iterator[Case]:
     if "images" in options.workloads:
         images = samples.images(options.images, folder / "images", options.num_images, options.num_evaluation)
-        run = training(options, folder, run_files.image_workload(images, depths=[2, 2, 2, 2]), batch_size=128, lr=1e-3)
-        yield Case("images", 1.2, run)
+        workload = run_files.image_workload(images, depths=[2, 2, 2, 2])
+        yield Case("images", 1.2, training(options, folder, workload, options.image_epochs, batch_size=128, lr=1e-3))
     if "texts" in options.workloads:
         texts = samples.texts(options.text, options.vocab, folder / "texts", options.num_texts, options.num_evaluation)
         workload = run_files.text_workload(texts, 4, 256, options.max_length, cache=folder / "cache")
-        yield Case("texts", 1.4, training(options, folder, workload, batch_size=32, lr=3e-4))
+        yield Case("texts", 1.4, training(options, folder, workload, options.text_epochs, batch_size=32, lr=3e-4))
 
 
 def training(
-    options: argparse.Namespace, folder: Path, workload: dict[str, Any], batch_size: int, lr: float
+    options: argparse.Namespace, folder: Path, workload: dict[str, Any], epochs: int, batch_size: int, lr: float
 ) -> dict[str, Any]:
     """The task as a run file. What the Trainer has as defaults is spelled out; the rest are drivetrain's defaults."""
     return {
         "workload": workload,
         "precision": options.precision,
         "batch_size": batch_size,
-        "loop": {"epochs": options.epochs, "max_grad_norm": 1.0},
+        "loop": {"epochs": epochs, "max_grad_norm": 1.0},
         "optimizer": {"name": "adamw", "lr": lr},
         "schedule": {"name": "linear"},
-        "evaluation": {"every_epochs": options.epochs},
+        "evaluation": {"every_epochs": epochs},
         "loader": {"workers": options.workers},
         "output": str(folder / "run"),
     }
@@ -180,8 +181,9 @@ def page(options: argparse.Namespace, summary: list[list[str]], rows: list[list[
             "",
             f"Images: half-width ResNet-18 at 32 px, {options.num_images:,} JPEGs ({made[0]}), shifted and mirrored, "
             f"batch 128, drivetrain with {options.workers} loader processes. Texts: BERT 4 x 256 from scratch, "
-            f"{made[1]} data, up to {options.max_length} tokens, batch 32. {options.precision}, {options.epochs} "
-            f"epochs, AdamW, linear schedule; {options.num_evaluation:,} evaluation samples.",
+            f"{made[1]} data, up to {options.max_length} tokens, batch 32. {options.precision}, "
+            f"{options.image_epochs} and {options.text_epochs} epochs, AdamW, linear schedule; "
+            f"{options.num_evaluation:,} evaluation samples.",
             "",
             markdown_table(head, summary),
             "",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.tiny_workload import Rows, TinyWorkload, perceptron
 
 from drivetrain.config.load import validate
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import UserError
 from drivetrain.workload_rules import best_metric, check_workload
 from drivetrain.workloads.base import BestMetric
+from tests.tiny_workload import Rows, TinyWorkload, perceptron
 
 
 def config(**changes: Any) -> RunConfig:

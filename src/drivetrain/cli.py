@@ -6,6 +6,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,6 +35,12 @@ app = typer.Typer(
 )
 errors = Console(stderr=True, highlight=False)
 output = Console(highlight=False)
+
+
+class Verb(StrEnum):
+    train = "train"
+    predict = "predict"
+
 
 RunFile = Annotated[Path, typer.Argument(metavar="RUN.YAML", help="Run file.", show_default=False)]
 Overrides = Annotated[
@@ -95,6 +102,49 @@ def predict(
     else:
         count = verbs.write_predictions(rows, to)
         errors.print(f"{count} predictions in {escape(str(to))}")
+
+
+@app.command()
+def compare(
+    run_file: RunFile,
+    axes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE,VALUE", help="Axes, e.g. precision=fp32,bf16-mixed; one value overrides."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each cell, at seed, seed + 1, ...")] = 1,
+    verb: Annotated[Verb, typer.Option(help="What each cell does.")] = Verb.train,
+    to: Annotated[Path | None, typer.Option("--output", "-o", help="Folder; left out, runs/<file>-compare.")] = None,
+    cell_timeout: Annotated[float | None, typer.Option(min=0, help="Seconds a cell may take.")] = None,
+    cell_memory: Annotated[float | None, typer.Option(min=0, help="MiB of resident memory a cell may take.")] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="To predict with: a folder; left out, fresh weights.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run finished cells again.")] = False,
+) -> None:
+    """Train (or predict) along any axes and put the results side by side."""
+    from drivetrain.compare import verbs
+    from drivetrain.compare.runner import Limits
+    from drivetrain.compare.table import comparison_table
+
+    limits = Limits(cell_timeout, None if cell_memory is None else int(cell_memory * 2**20))
+    comparison, folder = verbs.compare(run_file, axes or [], to, seeds, verb.value, limits, checkpoint, fresh)
+    _wide(output).print(comparison_table(comparison))
+    errors.print(f"page, tables and plots in {escape(str(folder))}", soft_wrap=True)
+    raise typer.Exit(0 if all(row.status in {"completed", "refused"} for row in comparison.rows) else 1)
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Folders of runs and of comparisons.")],
+    to: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for page, tables and plots.")] = None,
+) -> None:
+    """Put runs and comparisons of different times side by side."""
+    from drivetrain.compare import verbs
+    from drivetrain.compare.table import comparison_table
+
+    comparison = verbs.report(folders)
+    _wide(output).print(comparison_table(comparison))
+    if to is not None:
+        verbs.write_files(comparison, to)
+        errors.print(f"page, tables and plots in {escape(str(to))}", soft_wrap=True)
 
 
 @app.command()
@@ -182,6 +232,11 @@ def _read(run_file: Path, overrides: list[str] | None) -> tuple[RunConfig, Machi
     if problems:
         raise UserError(problems)
     return config, machine, rules.notices(config, machine)
+
+
+def _wide(console: Console) -> Console:
+    """A file has no width to keep to."""
+    return console if console.is_terminal else Console(highlight=False, width=200)
 
 
 def _say(notices: list[str]) -> None:

@@ -37,7 +37,7 @@ class RunReport(BaseModel):
     samples_per_second: float | None  # steady: without the first steps, evaluation and saving
     peak_memory: dict[str, int]
     utilisation: dict[str, Any]
-    flops_per_sample: float | None  # of the model: forward and backward, without recompute
+    flops_per_sample: float | None  # forward and backward, recompute included
     flops_per_second: float | None
     matmul_flops_per_second: float | None  # what this device reaches on large matrices in the compute dtype
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def test_a_file_that_is_not_text_or_not_there_is_told(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(UserError, match="cannot be read"):
         load(tmp_path / "run.yaml")
-    with pytest.raises(UserError, match="did you mean .*run.yaml"):
+    with pytest.raises(UserError, match=r"did you mean .*run\.yaml"):
         load(tmp_path / "rum.yaml")
     with pytest.raises(UserError, match="cannot be read"):
         load(tmp_path)
@@ -269,8 +270,6 @@ def test_any_change_of_a_valid_run_file_is_accepted_or_answered(raw: dict[Any, A
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(VALID), st.data())
 def test_any_damage_to_the_text_of_a_run_file_is_accepted_or_answered(raw: dict[str, Any], data: st.DataObject) -> None:
-    import tempfile
-
     text = json.dumps(raw, indent=1)
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, min(len(text), start + 10)))
@@ -298,8 +297,6 @@ def test_any_damage_to_the_text_of_a_run_file_is_accepted_or_answered(raw: dict[
     )
 )
 def test_any_override_is_accepted_or_answered(overrides: list[str]) -> None:
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.yaml"
         path.write_text(json.dumps(IMAGES))

@@ -6,9 +6,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import BaseModel
 
 from drivetrain.config.machine import Machine
 from drivetrain.config.precision import Precision
@@ -156,45 +159,32 @@ def _missing(field: str, path: Path) -> Iterator[Problem]:
 
 
 def _without_effect(run: RunConfig) -> Iterator[str]:
-    optimizer, loader, given = run.optimizer, run.loader, run.model_fields_set
+    """Settings that are not their defaults and that nothing reads. (A resolved run file spells out all defaults.)"""
+    optimizer = run.optimizer.name
     checks = (
-        (
-            "scaler",
-            "scaler" in given and not run.precision_spec.scaled,
-            "only fp16-mixed scales the loss",
-        ),
-        ("optimizer.momentum", optimizer.momentum and optimizer.name != "sgd", "only sgd reads it"),
-        ("optimizer.betas", "betas" in optimizer.model_fields_set and optimizer.name == "sgd", "sgd has none"),
-        ("optimizer.eps", "eps" in optimizer.model_fields_set and optimizer.name == "sgd", "sgd has none"),
-        ("schedule.final_lr_ratio", run.schedule.final_lr_ratio and run.schedule.name == "constant", "constant stays"),
-        ("evaluation.every_epochs", _both_cadences(run), "every_steps was given and decides"),
-        (
-            "loader.prefetch",
-            "prefetch" in loader.model_fields_set and not loader.workers,
-            "there are no workers",
-        ),
+        ("scaler", not run.precision_spec.scaled, "only fp16-mixed scales the loss"),
+        ("optimizer.momentum", optimizer != "sgd", "only sgd reads it"),
+        ("optimizer.betas", optimizer == "sgd", "sgd has none"),
+        ("optimizer.eps", optimizer == "sgd", "sgd has none"),
+        ("schedule.final_lr_ratio", run.schedule.name == "constant", "constant stays"),
+        ("evaluation.every_epochs", run.evaluation.every_steps is not None, "every_steps was given and decides"),
+        ("loader.prefetch", not run.loader.workers, "there are no workers"),
         ("micro_batch_size", _whole_batch(run), "it is not smaller than the batch"),
-        *_data_without_effect(run),
+        ("workload.data.evaluation_fraction", _has_evaluation_data(run), "evaluation data were given"),
     )
-    for field, applies, why in checks:
-        if applies:
+    for field, unread, why in checks:
+        if unread and not _is_default(run, field):
             yield f"{field} has no effect: {why}"
 
 
-def _data_without_effect(run: RunConfig) -> Iterator[tuple[str, bool, str]]:
-    if isinstance(run.workload, UserModule):
-        return
-    data = run.workload.data
-    split_too = data.evaluation is not None and "evaluation_fraction" in data.model_fields_set
-    yield "workload.data.evaluation_fraction", split_too, "evaluation data were given"
-    if isinstance(run.workload, TextClassification):
-        text = run.workload.data
-        grouped = text.padding == "fixed" and "group_by_length" in text.model_fields_set and text.group_by_length
-        yield "workload.data.group_by_length", grouped, "with fixed padding all samples are one length"
+def _is_default(run: RunConfig, field: str) -> bool:
+    *blocks, name = field.split(".")
+    block: BaseModel = functools.reduce(getattr, blocks, run)
+    return bool(getattr(block, name) == type(block).model_fields[name].get_default(call_default_factory=True))
 
 
-def _both_cadences(run: RunConfig) -> bool:
-    return run.evaluation.every_steps is not None and "every_epochs" in run.evaluation.model_fields_set
+def _has_evaluation_data(run: RunConfig) -> bool:
+    return not isinstance(run.workload, UserModule) and run.workload.data.evaluation is not None
 
 
 def _whole_batch(run: RunConfig) -> bool:

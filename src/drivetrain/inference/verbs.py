@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -63,6 +64,9 @@ def write_predictions(rows: Iterator[dict[str, Any]], path: Path) -> int:
         aside.replace(path)
     except OSError as error:
         raise problem("--output", f"{path} cannot be written: {error.strerror}", "give another file") from None
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)  # still there only if something failed
     return count
 
 

@@ -1,0 +1,1 @@
+"""The same run along any axes, side by side; failures are rows too."""

@@ -1,0 +1,90 @@
+"""One cell in a process of its own: `python -m drivetrain.compare.cell FOLDER`.
+
+The folder holds request.json. What the run prints goes to its log; what came of it to outcome.json, unless the process
+is killed: then the parent writes it. Standard input is a pipe from the parent; its end means that the parent is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel
+
+from drivetrain.compare.outcome import Outcome, Status
+from drivetrain.config.run import RunConfig
+from drivetrain.errors import RunError, UserError
+
+REQUEST = "request.json"
+
+
+class Request(BaseModel):
+    key: str
+    verb: Literal["train", "predict"]
+    run: RunConfig
+    checkpoint: str | None  # to predict with; None: fresh weights
+
+
+def main(folder: Path) -> int:
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    request = Request.model_validate_json((folder / REQUEST).read_bytes())
+    start = time.perf_counter()
+    status, reason = _judged(request)
+    Outcome(key=request.key, status=status, reason=reason, seconds=time.perf_counter() - start).write(folder)
+    return 0 if status == "completed" else 1
+
+
+def _judged(request: Request) -> tuple[Status, str]:
+    try:
+        _run(request)
+    except UserError as error:
+        return "refused", "; ".join(f"{found.field}: {found.why}" for found in error.problems)
+    except RunError as error:
+        return "failed", str(error)
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()  # into the log
+        return ("out of memory" if _is_out_of_memory(error) else "failed"), f"{type(error).__name__}: {_line(error)}"
+    return "completed", ""
+
+
+def _run(request: Request) -> None:
+    from drivetrain.hardware import detect
+
+    machine = detect(request.run.device)
+    if request.verb == "train":
+        from drivetrain.run import run
+
+        run(request.run, machine, overwrite=True)
+    else:
+        from drivetrain.inference.timing import time_predictions
+
+        time_predictions(request.run, machine, request.checkpoint)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Of a device, of Python, or of torch's CPU allocator, which raises a plain RuntimeError."""
+    import torch
+
+    told = ("not enough memory", "can't allocate memory", "Cannot allocate memory", "out of memory")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in str(error) for words in told)
+
+
+def _line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "no message")[:300]
+
+
+def _end_with_the_parent() -> None:
+    """A comparison killed in the middle must not leave a cell computing."""
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,139 @@
+"""The matrix filling: a live table on a terminal, a line a cell elsewhere. Writes to stderr."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from drivetrain.compare.matrix import Cell, Matrix
+from drivetrain.compare.outcome import Outcome
+from drivetrain.compare.runner import Glance
+
+SHOWN_AROUND = 6  # cells before and after the running one: a matrix may be longer than the screen
+TAIL_BYTES = 4096  # of the running cell's events
+
+
+class MatrixView:
+    """Hears of cells from the runner. `with` keeps the live table on the screen."""
+
+    def __init__(self, matrix: Matrix, console: Console | None = None) -> None:
+        self._matrix = matrix
+        self._console = console or Console(stderr=True, highlight=False)
+        self._outcomes: list[tuple[Outcome, bool]] = []
+        self._running: Cell | None = None
+        self._glance: Glance | None = None
+        self._live: Live | None = None
+
+    def __enter__(self) -> MatrixView:
+        if self._console.is_terminal:
+            self._live = Live(self._drawn(), console=self._console, auto_refresh=False, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def started(self, cell: Cell) -> None:
+        self._running, self._glance = cell, None
+        self._refresh(f"cell {self._place()}  {_name(cell)}")
+
+    def glanced(self, cell: Cell, glance: Glance) -> None:
+        del cell
+        self._glance = glance
+        self._refresh()
+
+    def ended(self, cell: Cell, outcome: Outcome, kept: bool) -> None:
+        place = self._place()
+        self._running = None
+        self._outcomes.append((outcome, kept))
+        self._refresh(f"cell {place}  {_name(cell)}: {_said(outcome, kept)}")
+
+    def _place(self) -> str:
+        return f"{len(self._outcomes) + 1}/{len(self._matrix.cells)}"
+
+    def _refresh(self, line: str | None = None) -> None:
+        if self._live is not None:
+            self._live.update(self._drawn(), refresh=True)
+        elif line is not None:
+            self._console.print(escape(line), soft_wrap=True)
+
+    def _drawn(self) -> Group:
+        done, cells = len(self._outcomes), self._matrix.cells
+        first = max(0, min(done - SHOWN_AROUND, len(cells) - 2 * SHOWN_AROUND))
+        table = Table("cell", "seed", "", box=None, pad_edge=False)
+        for number in range(first, min(len(cells), first + 2 * SHOWN_AROUND)):
+            cell = cells[number]
+            table.add_row(escape(cell.choice.label), str(cell.seed), self._state(number))
+        states = Counter(outcome.status for outcome, _ in self._outcomes)
+        counted = ", ".join(f"{number} {status}" for status, number in states.items())
+        return Group(table, Text(f"{done} of {len(cells)} cells" + (f": {counted}" if counted else "")))
+
+    def _state(self, number: int) -> str:
+        if number < len(self._outcomes):
+            outcome, kept = self._outcomes[number]
+            colour = "green" if outcome.status == "completed" else "red"
+            return f"[{colour}]{escape(_said(outcome, kept))}[/]"
+        if self._running is None or self._running is not self._matrix.cells[number]:
+            return "[dim]waiting[/]"
+        glance = self._glance
+        if glance is None:
+            return "[bold]starting[/]"
+        return (
+            f"[bold]{_progress(self._running.run_folder) or 'starting'}[/]  {glance.seconds:.0f} s  "
+            f"resident {glance.resident_bytes / 2**20:,.0f} MiB  processor {glance.utilisation:.0%}{_devices()}"
+        )
+
+
+def _name(cell: Cell) -> str:
+    return f"{cell.choice.label} (seed {cell.seed})" if cell.run is not None else cell.choice.label
+
+
+def _said(outcome: Outcome, kept: bool) -> str:
+    if outcome.status == "completed":
+        return "there already" if kept else f"completed in {outcome.seconds:.1f} s"
+    return f"{outcome.status}: {outcome.reason}"
+
+
+def _progress(run_folder: Path) -> str:
+    """The newest point of the running cell's curve, from the end of its events."""
+    try:
+        with (run_folder / "events.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]  # the last may be half-written
+    except OSError:
+        return ""
+    for line in reversed(lines):
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if event.get("event") == "step":
+            return f"step {event['step']}  loss {event['loss']:.4f}  {event['samples_per_second']:,.0f} samples/s"
+    return ""
+
+
+def _devices() -> str:
+    """Memory and utilisation of each GPU, where there are any."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        return "".join(
+            f"  GPU {i}: {pynvml.nvmlDeviceGetUtilizationRates(handle).gpu}% "
+            f"{pynvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20:,.0f} MiB"
+            for i, handle in enumerate(handles)
+        )
+    except Exception:  # no driver, no permission: NVML has an error class for each
+        return ""

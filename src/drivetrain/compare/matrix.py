@@ -1,0 +1,96 @@
+"""The cells of a comparison: a checked run each, its identity and its folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from drivetrain.compare.axes import Axis, Choice, choices
+from drivetrain.config import rules
+from drivetrain.config.load import load
+from drivetrain.config.machine import Machine
+from drivetrain.config.run import RunConfig
+from drivetrain.errors import Problem, problem
+
+Verb = Literal["train", "predict"]
+MOST_CELLS = 5000  # a matrix above is a slip of the keyboard
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the matrix. `run` is None, and `problems` says why, if it cannot work."""
+
+    choice: Choice
+    seed: int
+    run: RunConfig | None
+    problems: tuple[Problem, ...]
+    folder: Path  # of the cell; the run's own folder lies in it
+    key: str  # what makes its result: another key is another result
+
+    @property
+    def run_folder(self) -> Path:
+        return self.folder / "run"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    name: str
+    verb: Verb
+    axes: tuple[Axis, ...]
+    cells: tuple[Cell, ...]  # all choices with the first seed, then with the next: a drift of the machine hits all alike
+    num_seeds: int
+
+
+def build_matrix(
+    run_file: Path,
+    fixed: Sequence[str],
+    axes: Sequence[Axis],
+    num_seeds: int,
+    verb: Verb,
+    root: Path,
+    machine: Machine,
+    versions: dict[str, str],
+) -> Matrix:
+    """Every combination of the axes at seeds seed, seed + 1, ... of the run file. UserError if there are too many."""
+    chosen = list(choices(fixed, axes))
+    if len(chosen) * num_seeds > MOST_CELLS:
+        raise problem("axes", f"they make {len(chosen) * num_seeds:,} cells", f"give at most {MOST_CELLS:,}")
+    if num_seeds > 1 and any(axis.key == "seed" for axis in axes):
+        raise problem("--seeds", "seed is an axis already", "give one of the two")
+    cells = [
+        _cell(run_file, choice, offset, verb, root, machine, versions) for offset in range(num_seeds) for choice in chosen
+    ]
+    name = next((cell.run.name for cell in cells if cell.run is not None), run_file.stem)
+    return Matrix(name, verb, tuple(axes), tuple(cells), num_seeds)
+
+
+def _cell(
+    run_file: Path, choice: Choice, offset: int, verb: Verb, root: Path, machine: Machine, versions: dict[str, str]
+) -> Cell:
+    run, problems = load(run_file, choice.overrides)
+    told = {found.field for found in problems}
+    if run is not None:
+        problems += [found for found in rules.check(run, machine) if found.field not in told]
+    if run is None or problems:
+        folder = root / "cells" / _slug(f"{choice.label} refused")
+        return Cell(choice, offset, None, tuple(problems), folder, key="")
+    seeded = run.model_copy(update={"seed": run.seed + offset})
+    key = _key(seeded, verb, machine, versions)
+    folder = root / "cells" / f"{_slug(choice.label)}-{seeded.seed}-{key[:8]}"
+    return Cell(choice, seeded.seed, seeded.model_copy(update={"output": folder / "run"}), (), folder, key)
+
+
+def _key(run: RunConfig, verb: Verb, machine: Machine, versions: dict[str, str]) -> str:
+    made_of: dict[str, Any] = run.model_dump(mode="json", exclude={"output", "name", "tracking"})
+    made_of |= {"verb": verb, "device": machine.device_name, "versions": versions}
+    return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+
+
+def _slug(label: str) -> str:
+    """A folder's name: what is not a plain character becomes a hyphen."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", label).strip("-.")[:60] or "cell"

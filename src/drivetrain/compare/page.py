@@ -1,0 +1,117 @@
+"""A comparison as one HTML page that asks no server for anything: table, plots, configs, hardware."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from drivetrain.compare.advice import advice
+from drivetrain.compare.columns import Figures
+from drivetrain.compare.plots import INK, as_svg
+from drivetrain.compare.rows import Comparison, Result, Row
+
+TITLES = {
+    "loss": "Training loss, a curve a row",
+    "time": "Samples a second",
+    "memory": "Peak memory",
+    "utilisation": "Utilisation over time",
+    "breakdown": "Where the time goes",
+}
+MOST_CONFIGS = 32  # rows whose whole run file is shown; of the others what differs
+
+
+def as_html(comparison: Comparison, drawn: dict[str, Figure]) -> str:
+    """drawn: the plots, of which the page takes the SVG."""
+    template = files("drivetrain.compare").joinpath("page.html").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(template).render(
+        title=f"{comparison.name}: {comparison.verb}",
+        advice=advice(comparison),
+        head=comparison.head,
+        columns=[column.name for column in Figures(comparison).columns],
+        rows=_rows(comparison),
+        plots=[(name, TITLES[name], _inline(figure, TITLES[name])) for name, figure in drawn.items()],
+        configs=_configs(comparison),
+        machine=_machine(comparison),
+    )
+
+
+def _rows(comparison: Comparison) -> list[dict[str, Any]]:
+    figures = Figures(comparison)
+    return [
+        {
+            "names": row.names,
+            "status": row.status,
+            "reason": row.reason,
+            "figures": [
+                {"text": c.text(row), "value": c.value(row), "best": figures.is_best(row, c)} for c in figures.columns
+            ],
+        }
+        for row in comparison.rows
+    ]
+
+
+def _inline(figure: Figure, title: str) -> Markup:
+    """The SVG element alone, in the page's text colour, named for screen readers, its size left to the page."""
+    svg = as_svg(figure)
+    svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
+    svg = re.sub(r'^(<svg [^>]*?)width="[^"]*" height="[^"]*"|^<svg height="[^"]*" width="[^"]*"', r"\1", svg, count=1)
+    return Markup(re.sub("^<svg", f'<svg role="img" aria-label="{title}"', svg, count=1))
+
+
+def _configs(comparison: Comparison) -> list[dict[str, str]]:
+    """Of each row's first run that left one: what it differs in from the reference, and the whole."""
+    reference = None if comparison.reference is None else _config(comparison.reference)
+    shown = []
+    for row in comparison.rows:
+        config = _config(row)
+        if config is not None:
+            differs = {key: value for key, value in config.items() if reference is None or reference.get(key) != value}
+            whole = "\n".join(f"{key}: {value}" for key, value in config.items())
+            shown.append(
+                {
+                    "label": row.label,
+                    "differs": ", ".join(f"{key}: {value}" for key, value in differs.items()) or "the reference",
+                    "whole": whole if len(shown) < MOST_CONFIGS else "",
+                }
+            )
+    return shown
+
+
+def _config(row: Row) -> dict[str, str] | None:
+    result: Result = row.results[0]
+    return None if result.config is None else dict(_flat(result.config))
+
+
+def _flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Dotted keys; the folder of a run differs without meaning."""
+    found = []
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            found += _flat(value, f"{prefix}{key}.")
+        elif prefix + key not in {"output", "name"}:
+            found.append((prefix + key, json.dumps(value, ensure_ascii=False)))
+    return found
+
+
+def _machine(comparison: Comparison) -> list[tuple[str, str]]:
+    facts = dict(comparison.machine)
+    versions = facts.pop("versions", {})
+    memory = facts.pop("memory_bytes", None)
+    shown = [(key.replace("_", " "), _fact(value)) for key, value in facts.items() if value is not None]
+    if memory is not None:
+        shown.append(("memory", f"{memory / 2**30:.1f} GiB"))
+    return shown + [(name, str(number)) for name, number in versions.items()]
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,0 +1,149 @@
+"""`drivetrain compare` and `drivetrain report`: cells → rows → table, files and page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from drivetrain import environment
+from drivetrain.compare.axes import read_axes
+from drivetrain.compare.files import as_csv, as_json, as_markdown, write_text
+from drivetrain.compare.live import MatrixView
+from drivetrain.compare.matrix import Matrix, Verb, build_matrix
+from drivetrain.compare.outcome import Outcome
+from drivetrain.compare.page import as_html
+from drivetrain.compare.plots import as_png, as_svg, plots
+from drivetrain.compare.rows import Comparison, Result, Row
+from drivetrain.compare.runner import Limits, run_matrix
+from drivetrain.config.load import read_yaml
+from drivetrain.errors import Problem, UserError, problem
+from drivetrain.folder import RunFolder
+from drivetrain.hardware import detect
+
+ROWS = "rows.json"  # what `drivetrain report` reads of a comparison
+
+
+def compare(
+    run_file: Path,
+    arguments: Sequence[str],
+    root: Path | None,
+    num_seeds: int,
+    verb: Verb,
+    limits: Limits,
+    checkpoint: str | None,
+    fresh: bool,
+) -> tuple[Comparison, Path]:
+    """Run the matrix and write its files into the folder, which is returned too. UserError before any cell starts."""
+    fixed, axes = read_axes(arguments)
+    read_yaml(run_file)  # a file that cannot be read is no cell's fault
+    machine = detect()
+    folder = root or Path("runs") / f"{run_file.stem}-compare"
+    versions = environment.versions()
+    matrix = build_matrix(run_file, fixed, axes, num_seeds, verb, folder, machine, versions)
+    if all(cell.run is None for cell in matrix.cells):
+        raise UserError(list(dict.fromkeys(found for cell in matrix.cells for found in cell.problems)))
+    with MatrixView(matrix) as view:
+        outcomes = run_matrix(matrix, folder, limits, checkpoint, fresh, view)
+    comparison = _comparison(matrix, outcomes, environment.describe(machine))
+    _remember(comparison, folder)
+    write_files(comparison, folder)
+    return comparison, folder
+
+
+def report(folders: Sequence[Path]) -> Comparison:
+    """Runs and comparisons of different times side by side: a row a run, the rows of each comparison."""
+    rows: list[Row] = []
+    problems: list[Problem] = []
+    for folder in folders:
+        if (folder / ROWS).is_file():
+            rows += [_relabelled(row, folder) for row in _remembered(folder)]
+        elif RunFolder(folder).report.is_file():
+            outcome = Outcome(key="", status="completed")
+            rows.append(Row(folder.name, (), (Result.read(outcome, folder),)))
+        else:
+            why = f"{folder} holds neither a finished run nor a comparison"
+            problems.append(Problem(str(folder), why, "give folders that train or compare left"))
+    if problems:
+        raise UserError(problems)
+    return Comparison("side by side", "report", (), tuple(_distinct(rows)))
+
+
+def write_files(comparison: Comparison, folder: Path) -> None:
+    """comparison.csv, .json, .md, .html and the plots as PNG and SVG."""
+    try:
+        (folder / "plots").mkdir(parents=True, exist_ok=True)
+        drawn = plots(comparison)
+        for name, text in (("csv", as_csv), ("json", as_json), ("md", as_markdown)):
+            write_text(folder / f"comparison.{name}", text(comparison))
+        write_text(folder / "comparison.html", as_html(comparison, drawn))
+        for name, figure in drawn.items():
+            write_text(folder / "plots" / f"{name}.svg", as_svg(figure))
+            (folder / "plots" / f"{name}.png").write_bytes(as_png(figure))
+    except OSError as error:
+        raise problem("--output", f"{folder} cannot be written: {error.strerror}", "give another folder") from None
+
+
+def _comparison(matrix: Matrix, outcomes: Sequence[Outcome], machine: dict[str, Any]) -> Comparison:
+    width = len(matrix.cells) // matrix.num_seeds
+    results = [
+        Result.read(outcome, cell.run_folder) for cell, outcome in zip(matrix.cells, outcomes, strict=True)
+    ]
+    rows = tuple(
+        Row(cell.choice.label, cell.choice.values, tuple(results[number::width]))
+        for number, cell in enumerate(matrix.cells[:width])
+    )
+    return Comparison(matrix.name, matrix.verb, tuple(axis.key for axis in matrix.axes), rows, machine)
+
+
+def _remember(comparison: Comparison, folder: Path) -> None:
+    rows = [
+        {
+            "label": row.label,
+            "values": row.values,
+            "results": [
+                {"outcome": result.outcome.model_dump(), "folder": _beside(result.folder, folder)} for result in row.results
+            ],
+        }
+        for row in comparison.rows
+    ]
+    write_text(folder / ROWS, json.dumps({"name": comparison.name, "axes": comparison.axes, "rows": rows}, indent=1))
+
+
+def _beside(path: Path, folder: Path) -> str:
+    """Relative, so that a comparison may be moved as a whole."""
+    return str(path.relative_to(folder))
+
+
+def _remembered(folder: Path) -> list[Row]:
+    try:
+        kept = json.loads((folder / ROWS).read_text(encoding="utf-8"))
+        return [
+            Row(
+                row["label"],
+                tuple(row["values"]),
+                tuple(
+                    Result.read(Outcome.model_validate(result["outcome"]), folder / result["folder"])
+                    for result in row["results"]
+                ),
+            )
+            for row in kept["rows"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise problem(str(folder), f"its {ROWS} cannot be read: {error}", "run the comparison again") from None
+
+
+def _relabelled(row: Row, folder: Path) -> Row:
+    return Row(f"{folder.name}: {row.label}", (), row.results)
+
+
+def _distinct(rows: Sequence[Row]) -> list[Row]:
+    """Two folders of one name are told apart by a number."""
+    seen: dict[str, int] = {}
+    found = []
+    for row in rows:
+        seen[row.label] = seen.get(row.label, 0) + 1
+        number = seen[row.label]
+        found.append(row if number == 1 else Row(f"{row.label} ({number})", row.values, row.results))
+    return found

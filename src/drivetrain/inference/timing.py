@@ -1,0 +1,94 @@
+"""How quickly a run's model predicts, and at what cost: the same report as of a training."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from drivetrain import environment
+from drivetrain.assemble import assemble
+from drivetrain.config.machine import Machine
+from drivetrain.config.run import RunConfig
+from drivetrain.data.loader import evaluation_batches
+from drivetrain.engines.base import Engine
+from drivetrain.errors import problem
+from drivetrain.folder import RunFolder
+from drivetrain.inference.weights import load_into
+from drivetrain.measure.meters import Meters
+from drivetrain.precision import arithmetic, is_emulated
+from drivetrain.report import RunReport
+from drivetrain.run import evaluate
+from drivetrain.workloads.base import Workload
+
+LEAST_STEPS = 20  # the evaluation data are repeated until so many batches are predicted
+
+
+def time_predictions(run: RunConfig, machine: Machine, checkpoint: str | None) -> RunReport:
+    """Predict the evaluation data at the run's batch and write the report into the run's folder.
+
+    checkpoint: a folder; None: fresh weights, which predict as quickly. Metrics are of one evaluation, not timed.
+    """
+    with arithmetic(run.precision_spec, machine):
+        workload, engine = assemble(run, machine, training=False)
+        if workload.evaluation is None:
+            raise problem("workload", "there are no evaluation data", "give evaluation data in the run file")
+        if checkpoint is not None:
+            load_into(engine, Path(checkpoint))
+        folder = RunFolder(run.folder)
+        folder.prepare(resume=False, overwrite=True)
+        folder.describe(run, environment.describe(machine))
+        meters = Meters(machine, run.precision_spec, engine, instrument=not run.compile)
+        with meters:
+            batches = _predict(run, workload, engine, meters)
+            metrics = evaluate(run, workload, engine)
+        report = _report(run, machine, workload, engine, meters, batches, metrics)
+    report.write(folder.report)
+    return report
+
+
+def _predict(run: RunConfig, workload: Workload, engine: Engine, meters: Meters) -> int:
+    """Returns the number of batches."""
+    size = run.evaluation.batch_size or run.micro_batch_size or run.global_batch()
+    assert workload.evaluation is not None
+    done = 0
+    while done < LEAST_STEPS:
+        for batch in evaluation_batches(workload.evaluation, workload.collate, size, run.loader):
+            with meters.step([batch]), meters.part("forward"):
+                rows = list(engine.predict([batch]))
+            meters.step_done(len(rows))
+            done += 1
+    return done
+
+
+def _report(
+    run: RunConfig,
+    machine: Machine,
+    workload: Workload,
+    engine: Engine,
+    meters: Meters,
+    batches: int,
+    metrics: dict[str, float],
+) -> RunReport:
+    summary = meters.summary()
+    return RunReport(
+        name=run.name,
+        verb="predict",
+        status="completed",
+        precision=run.precision,
+        emulated=is_emulated(run.precision_spec, machine),
+        engine=run.engine.name,
+        device=machine.device_name,
+        engaged=asdict(engine.engaged()),
+        steps=batches,
+        skipped_steps=0,
+        epochs=meters.samples / len(workload.evaluation or ()),
+        samples=meters.samples,
+        metrics=metrics,
+        best=None,
+        seconds=sum(summary["seconds_by_part"].values()),
+        data=workload.facts,
+        checkpoint=None,
+        best_checkpoint=None,
+        versions=environment.versions(),
+        **summary,
+    )

@@ -1,0 +1,120 @@
+"""Evaluate and predict with what a run left."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from drivetrain.config.load import load
+from drivetrain.config.run import RunConfig
+from drivetrain.errors import UserError
+from drivetrain.hardware import detect
+from drivetrain.inference.verbs import evaluate, predict, write_predictions
+from drivetrain.run import run
+
+OWN = """
+import torch
+from torch import nn
+generator = torch.Generator().manual_seed(0)
+x = torch.randn(200, 4, generator=generator)
+y = (x.sum(1) > 0).long()
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+loss = nn.CrossEntropyLoss()
+train_data = torch.utils.data.TensorDataset(x[:150], y[:150])
+evaluation_data = torch.utils.data.TensorDataset(x[150:], y[150:])
+"""
+RUN = """
+workload: {type: module, path: own.py}
+device: cpu
+batch_size: 16
+loop: {steps: 30}
+optimizer: {name: sgd, lr: 0.5}
+evaluation: {every_steps: 10}
+checkpoints: {keep_last: 3}
+"""
+
+
+@pytest.fixture
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+    Path("run.yaml").write_text(RUN)
+    config, problems = load(Path("run.yaml"))
+    assert not problems
+    assert config is not None
+    run(config, detect("cpu"), quiet=True)
+    return config
+
+
+def test_evaluating_a_checkpoint_gives_what_the_run_measured(trained: RunConfig) -> None:
+    events = [json.loads(line) for line in (trained.folder / "events.jsonl").read_text().splitlines()]
+    measured = {event["step"]: event["metrics"] for event in events if event["event"] == "evaluation"}
+    for step in (10, 20, 30):
+        checkpoint = trained.folder / "checkpoints" / f"step-{step:08d}"
+        result = evaluate(trained, detect("cpu"), str(checkpoint))
+        assert result["metrics"] == pytest.approx(measured[step])
+        assert result["samples"] == 50
+
+
+def test_best_and_last_are_found(trained: RunConfig) -> None:
+    report = json.loads((trained.folder / "report.json").read_text())
+    assert evaluate(trained, detect("cpu"), "last")["checkpoint"].endswith("step-00000030")
+    best = evaluate(trained, detect("cpu"), "best")
+    assert best["checkpoint"] == report["best_checkpoint"]
+    assert best["metrics"]["accuracy"] == pytest.approx(report["best"]["value"])
+
+
+def test_predictions_are_those_of_the_weights_in_order(trained: RunConfig) -> None:
+    from safetensors.torch import load_file
+
+    rows = list(predict(trained, detect("cpu"), "last", None))
+    weights = load_file(trained.folder / "checkpoints" / "step-00000030" / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 4, generator=generator)[150:]
+    hidden = torch.relu(x @ weights["0.weight"].T + weights["0.bias"])
+    expected = (hidden @ weights["2.weight"].T + weights["2.bias"]).argmax(1).tolist()
+    assert [row["prediction"] for row in rows] == expected
+    assert len({row["sample"] for row in rows}) == 50
+
+
+def test_predictions_are_written_whole_as_json_lines_or_csv(tmp_path: Path) -> None:
+    rows = [{"sample": "a, b", "label": "ü"}, {"sample": 'say "x"', "label": "2"}]
+    assert write_predictions(iter(rows), tmp_path / "deep" / "out.csv") == 2
+    with (tmp_path / "deep" / "out.csv").open(newline="") as file:
+        assert list(csv.DictReader(file)) == rows
+    assert write_predictions(iter(rows), tmp_path / "out.jsonl") == 2
+    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == rows
+
+
+def test_predictions_that_cannot_be_written_are_told_and_leave_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        write_predictions(iter([{"sample": 1}]), tmp_path / "file" / "out.csv")
+
+
+def test_a_failure_on_the_way_leaves_no_half_file(tmp_path: Path) -> None:
+    def rows():  # type: ignore[no-untyped-def]
+        yield {"sample": 1}
+        raise RuntimeError("broken")
+
+    (tmp_path / "out.csv").write_text("earlier")
+    with pytest.raises(RuntimeError, match="broken"):
+        write_predictions(rows(), tmp_path / "out.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
+    assert (tmp_path / "out.csv").read_text() == "earlier"
+
+
+@pytest.mark.parametrize(("given", "said"), [("nowhere", "is no checkpoint folder"), (".", "has no manifest.json")])
+def test_what_is_no_checkpoint_is_told(given: str, said: str, trained: RunConfig) -> None:
+    with pytest.raises(UserError, match=said):
+        evaluate(trained, detect("cpu"), given)
+
+
+def test_before_training_there_is_nothing_to_evaluate(trained: RunConfig) -> None:
+    other = trained.model_copy(update={"output": Path("elsewhere")})
+    with pytest.raises(UserError, match="holds no good checkpoint"):
+        evaluate(other, detect("cpu"), "best")

@@ -1,0 +1,117 @@
+"""A run's checkpoints: what is restored, what is skipped, and what a resumed run may not change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drivetrain.checkpoint.directory import read_manifest, same, steps
+from drivetrain.checkpointing import RunCheckpoints
+from drivetrain.config.load import validate
+from drivetrain.config.training import Optimizer
+from drivetrain.engines.single import SingleEngine
+from drivetrain.errors import UserError
+from drivetrain.loop import Progress
+from drivetrain.tracking.events import CheckpointSaved, Event, Warned
+from drivetrain.workloads.base import BestMetric
+from tests.tiny_workload import Rows, TinyWorkload, perceptron, single_engine
+
+ADAMW = Optimizer(lr=0.01)
+
+
+class Training:
+    """An engine with the checkpoints of one folder, and what they said."""
+
+    def __init__(self, root: Path, precision: str = "fp32", **changes: Any) -> None:
+        raw = {"workload": {"type": "module", "path": "x.py"}, "batch_size": 8, "loop": {"steps": 9}}
+        run, _ = validate(raw | {"precision": precision} | changes, [])
+        assert run is not None
+        self.engine: SingleEngine = single_engine(TinyWorkload(perceptron), precision, ADAMW, scaler=run.scaler)
+        self.events: list[Event] = []
+        metric = BestMetric("accuracy", higher_is_better=True)
+        self.checkpoints = RunCheckpoints(root, run, self.engine, metric, 40, self.events.append)
+
+    def train(self, progress: Progress, steps: int) -> Progress:
+        for _ in range(steps):
+            self.engine.forward_backward([Rows(40).batch(*range(progress.step, progress.step + 8))])
+            progress.updates += not self.engine.optimizer_step(1.0).skipped
+            progress.step += 1
+        return progress
+
+    def warnings(self) -> list[str]:
+        return [event.message for event in self.events if isinstance(event, Warned)]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16-mixed"])
+def test_a_restored_run_goes_on_with_the_same_bits(precision: str, tmp_path: Path) -> None:
+    settings = {"scaler": {"growth_interval": 2}} if precision == "fp16-mixed" else {}
+    first = Training(tmp_path, precision, **settings)
+    progress = first.train(Progress(best={"step": 1, "metric": "accuracy", "value": 0.5}), 3)
+    first.checkpoints.save(progress)
+    first.train(progress, 4)
+    second = Training(tmp_path, precision, **settings)
+    again = second.checkpoints.restore()
+    assert again.step == 3
+    assert again.best == progress.best
+    second.train(again, 4)
+    assert same(first.engine.state_dict(), second.engine.state_dict())
+
+
+def test_random_numbers_go_on_where_the_checkpoint_stood(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    training.checkpoints.save(training.train(Progress(), 1))
+    expected = torch.rand(3)
+    torch.rand(100)
+    Training(tmp_path).checkpoints.restore()
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_the_metric_of_its_own_evaluation_stands_in_the_manifest(tmp_path: Path) -> None:
+    training = Training(tmp_path, checkpoints={"keep_last": 9})
+    training.checkpoints.save(Progress(step=1, metrics={"accuracy": 0.5}, last_evaluation=1))
+    training.checkpoints.save(Progress(step=2, metrics={"accuracy": 0.5}, last_evaluation=1))
+    evaluated, not_evaluated = (read_manifest(path).facts for path in steps(tmp_path))
+    assert evaluated["metric"] == 0.5
+    assert "metric" not in not_evaluated
+    assert (evaluated["precision"], evaluated["engine"]) == ("fp32", "single")
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    training = Training(tmp_path, checkpoints={"keep_last": 2, "keep_best": 1})
+    for step, accuracy in enumerate((0.1, 0.9, 0.3, 0.4, 0.5), 1):
+        training.checkpoints.save(Progress(step=step, metrics={"accuracy": accuracy}, last_evaluation=step))
+    assert [path.name for path in steps(tmp_path)] == ["step-00000002", "step-00000004", "step-00000005"]
+    assert training.checkpoints.best() == tmp_path / "step-00000002"
+    assert training.checkpoints.newest() == tmp_path / "step-00000005"
+    sizes = [event.bytes for event in training.events if isinstance(event, CheckpointSaved)]
+    assert len(sizes) == 5
+    assert min(sizes) > 0
+
+
+def test_nothing_to_resume_is_a_start_that_says_so(tmp_path: Path) -> None:
+    training = Training(tmp_path / "none")
+    assert training.checkpoints.restore() == Progress()
+    assert "starting from the beginning" in training.warnings()[0]
+
+
+def test_a_damaged_newest_is_skipped_and_only_damaged_ones_are_refused(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    for step in (1, 2):
+        training.checkpoints.save(Progress(step=step))
+    (tmp_path / "step-00000002" / "model.safetensors").write_bytes(b"cut")
+    other = Training(tmp_path)
+    assert other.checkpoints.restore().step == 1
+    assert "step-00000002: model.safetensors has 3 bytes" in other.warnings()[0]
+    (tmp_path / "step-00000001" / "optimizer.json").unlink()
+    with pytest.raises(UserError, match="no checkpoint in .* verifies"):
+        Training(tmp_path).checkpoints.restore()
+
+
+@pytest.mark.parametrize(("change", "said"), [({"batch_size": 4}, "batch_size was 8, now 4"), ({"seed": 1}, "seed was 0")])
+def test_a_resumed_run_keeps_the_order_of_the_data(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    Training(tmp_path).checkpoints.save(Progress(step=1))
+    with pytest.raises(UserError, match=said):
+        Training(tmp_path, **change).checkpoints.restore()

@@ -1,0 +1,125 @@
+"""What the README and the pages say is what happens: files, blocks, links, commands, the tree."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import typer
+from ruamel.yaml import YAML
+from typer.main import get_command
+
+from drivetrain.cli import app, main
+from drivetrain.config.load import load, resolve_key
+from drivetrain.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(text: str, language: str = "") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S)
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Command lines of drivetrain, in blocks and in backticks, placeholders taken out."""
+    text = page.read_text()
+    lines = [line for block in blocks(text) for line in block.splitlines()]
+    lines += re.findall(r"`(drivetrain [^`]+)`", text)
+    found = [re.sub(r"\[.*?\]|>.*|#.*|\.\.\.", "", line) for line in lines if line.startswith("drivetrain ")]
+    return [shlex.split(line)[1:] for line in found]
+
+
+@pytest.mark.parametrize("file", ["examples/linear.py", "recipes/linear.yaml"])
+def test_a_file_shown_in_the_readme_is_the_file_that_ships(file: str) -> None:
+    def code(text: str) -> str:
+        return "\n".join(line for line in text.splitlines() if line and not line.startswith(("#", '"""')))
+
+    shown = [code(block) for language in ("python", "yaml") for block in blocks(README, language)]
+    assert code((ROOT / file).read_text()) in shown
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_run_files_shown_are_run_files(page: Path, tmp_path: Path) -> None:
+    for block in blocks(page.read_text(), "yaml"):
+        if "workload" in YAML(typ="safe", pure=True).load(block):
+            (tmp_path / "run.yaml").write_text(block)
+            _, problems = load(tmp_path / "run.yaml")
+            assert not problems, problems
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_named_are_there(page: Path) -> None:
+    for name in re.findall(r"`((?:recipes|examples|bench|tests|docs)/[\w./-]+)`", page.read_text()):
+        assert (ROOT / name).exists(), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_name_verbs_options_and_keys_that_exist(page: Path) -> None:
+    verbs = get_command(app).commands  # type: ignore[attr-defined]
+    for verb, *arguments in commands(page):
+        assert verb in verbs, f"drivetrain {verb}"
+        options = {name for parameter in verbs[verb].params for name in parameter.opts}
+        for argument in arguments:
+            if argument.startswith("-"):
+                assert argument.split("=")[0] in options, f"drivetrain {verb} {argument}"
+            elif "=" in argument:
+                resolve_key(argument.split("=")[0])
+
+
+def test_every_verb_is_in_the_readme() -> None:
+    verbs = set(get_command(app).commands) - {"version"}  # type: ignore[attr-defined]
+    assert verbs <= {verb for verb, *_ in commands(ROOT / "README.md")}
+
+
+def test_the_tree_in_the_readme_is_the_tree() -> None:
+    tree = next(block for block in blocks(README) if block.startswith("src/drivetrain/\n"))
+    inside = {line.split()[0].rstrip("/") for line in tree.splitlines() if line.startswith("  ")}
+    inside |= {name for line in tree.splitlines() for name in re.findall(r"(\w+\.py)\b", line)}
+    folders = {path.name for path in (ROOT / "src/drivetrain").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    files = {path.name for path in (ROOT / "src/drivetrain").rglob("*.py")}
+    assert folders <= inside
+    assert inside <= folders | files
+    for line in tree.splitlines()[1:]:
+        if not line.startswith(" "):
+            assert (ROOT / line.split()[0]).exists(), line
+
+
+def test_fields_named_with_their_block_exist() -> None:
+    """`scaler.init_scale`, `workload.data.train`: dotted names in backticks that start with a block of the run file."""
+    heads = {"scaler", "optimizer", "schedule", "loop", "evaluation", "checkpoints", "tracking", "loader", "workload"}
+    for page in PAGES:
+        for name in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)(?::[^`]*)?`", page.read_text()):
+            if name.split(".")[0] in heads and name != "loop.py":
+                try:
+                    resolve_key(name)
+                except UserError as error:
+                    raise AssertionError(f"{page.name}: {name}") from error
+
+
+def test_the_readmes_own_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("recipes", "examples"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    block = next(block for block in blocks(README) if "recipes/linear.yaml" in block)
+    for line in block.splitlines():
+        with pytest.raises(SystemExit) as ended:
+            main([*shlex.split(line)[1:], *(["--quiet"] if " train " in line else [])])
+        assert ended.value.code == 0, line
+    assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 201
+
+
+def test_exit_codes_are_told_by_help() -> None:
+    assert isinstance(app, typer.Typer)
+    for code in ("0 done", "1 failed", "2 refused", "130 / 143"):
+        assert code in str(app.info.help)

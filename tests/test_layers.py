@@ -1,0 +1,112 @@
+"""The order of the layers, read off the imports: a layer imports only what stands before it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import drivetrain
+
+SOURCE = Path(drivetrain.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+MOST_LINES = 350
+
+# from the ground up; a name stands for a file or a folder, and what shares a line shares a layer
+LAYERS = [
+    ["errors", "__init__"],
+    ["imports", "config"],
+    ["hardware", "environment", "emulation", "rng", "signals"],
+    ["precision", "data", "models", "optim", "folder", "measure"],
+    ["workloads"],
+    ["memory", "workload_rules"],
+    ["engines", "tracking", "checkpoint"],
+    ["report"],
+    ["loop", "assemble"],
+    ["checkpointing"],
+    ["run"],
+    ["inference", "show", "doctor"],
+    ["demo", "cli"],
+    ["__main__"],
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+# heavy or optional packages, and who alone may import them
+OWNERS = {
+    "transformers": {"models", "data/tokenised.py"},
+    "tokenizers": {"data/tokenised.py"},
+    "datasets": {"data/tables.py", "data/image_tables.py"},
+    "tensorboard": {"tracking/tensorboard.py"},
+    "pynvml": {"measure/utilisation.py"},
+    "sklearn": {"data"},
+    "pandas": {"data"},
+    "pyarrow": {"data"},
+    "PIL": {"data"},
+    "rich": {"cli.py", "show.py", "doctor.py", "demo.py", "tracking/progress.py"},
+    "typer": {"cli.py"},
+    "safetensors": {"checkpoint", "models"},
+}
+
+
+def imported(file: Path) -> set[str]:
+    """Modules a file imports anywhere, also within functions."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{file}: imports are absolute"
+            module = node.module or ""
+            found |= {f"{module}.{alias.name}" for alias in node.names} if module == "drivetrain" else {module}
+    return found
+
+
+def layer(path: str) -> str:
+    return path.removesuffix(".py").split("/")[0]
+
+
+def relative(file: Path) -> str:
+    return file.relative_to(SOURCE).as_posix()
+
+
+@pytest.mark.parametrize("file", FILES, ids=relative)
+def test_a_file_imports_only_its_own_layer_and_those_below(file: Path) -> None:
+    own = LEVEL[layer(relative(file))]
+    for module in imported(file):
+        if module.startswith("drivetrain."):
+            other = module.split(".")[1]
+            level = LEVEL.get(other, 0)  # drivetrain.__version__
+            same = other == layer(relative(file))
+            assert same or level < own, f"{relative(file)} imports {module}, which does not stand below it"
+
+
+@pytest.mark.parametrize("file", FILES, ids=relative)
+def test_a_heavy_package_is_imported_by_its_owners_alone(file: Path) -> None:
+    for module in imported(file):
+        owners = OWNERS.get(module.split(".")[0])
+        if owners is not None:
+            name = relative(file)
+            assert name in owners or name.split("/")[0] in owners, f"{name} imports {module}"
+
+
+def test_every_layer_exists() -> None:
+    there = {layer(relative(file)) for file in FILES}
+    assert there == set(LEVEL)
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if relative(f).startswith("config/")], ids=relative)
+def test_the_run_file_is_read_without_torch_and_without_looking_at_the_machine(file: Path) -> None:
+    roots = {module.split(".")[0] for module in imported(file)}
+    assert not roots & {"torch", "numpy", "transformers", "psutil", "os", "platform"}
+
+
+def test_the_loop_names_no_engine_no_precision_and_no_tracker() -> None:
+    text = (SOURCE / "loop.py").read_text()
+    for name in ("single", "fsdp", "ddp", "bf16", "fp32", "float16", "tensorboard", "progress_bar"):
+        assert f'"{name}' not in text
+    assert not {m for m in imported(SOURCE / "loop.py") if m.startswith("drivetrain.tracking.") and "events" not in m}
+
+
+@pytest.mark.parametrize("file", FILES, ids=relative)
+def test_a_file_fits_a_readers_head(file: Path) -> None:
+    assert len(file.read_text().splitlines()) <= MOST_LINES

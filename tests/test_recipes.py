@@ -1,0 +1,96 @@
+"""Every shipped recipe trains: as it is where its data are bundled, else on small data of the same form."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from drivetrain.cli import main
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPES = sorted(path.name for path in (ROOT / "recipes").glob("*.yaml"))
+# what makes a recipe small; everything else stays as it ships
+SMALLER = {
+    "digits.yaml": ["workload.data.limit_train=128", "workload.data.limit_evaluation=50", "loop.epochs=1"],
+    "digits-small-lr.yaml": ["workload.data.limit_train=64", "workload.data.limit_evaluation=50", "loop.epochs=1"],
+    "linear.yaml": [],
+    "hotel-bert.yaml": ["config.num_hidden_layers=1", "loop.epochs=1"],
+    "cifar10-small.yaml": ["limit_train=64", "limit_evaluation=20", "loop.epochs=1"],
+    "cifar10-resnet50-224.yaml": [
+        "image_size=32", "crop_padding=4", "config.depths=[1,1,1,1]", "config.hidden_sizes=[8,16,32,64]",
+        "config.embedding_size=8", "loop.epochs=1", "batch_size=16", "loader.workers=1",
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The recipes and examples, with small data where the recipes look for large ones; the current folder."""
+    for name in ("recipes", "examples"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rng = np.random.default_rng(0)
+    reviews(tmp_path / "data")
+    cifar_pickles(tmp_path / "data" / "cifar-10-batches-py", rng)
+    for part, number in (("train", 8), ("test", 3)):
+        for name in ("airplane", "bird", "cat"):
+            folder = tmp_path / "data" / "cifar10" / part / name
+            folder.mkdir(parents=True)
+            for i in range(number * 3):
+                Image.fromarray(rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(folder / f"{i}.jpg")
+    return tmp_path
+
+
+def reviews(folder: Path) -> None:
+    """CSV with a BOM, as the real file has it, and a vocabulary of its characters."""
+    good, bad = "房间很干净", "服务太差了"
+    lines = [f"1,{good}\n0,{bad}\n"] * 40 + ["1,\n"]
+    (folder / "bert-base-chinese").mkdir(parents=True)
+    (folder / "ChnSentiCorp_htl_all.csv").write_text("label,review\n" + "".join(lines), encoding="utf-8-sig")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(set(good + bad))]
+    (folder / "bert-base-chinese" / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+
+
+def cifar_pickles(folder: Path, rng: np.random.Generator) -> None:
+    """The layout of the original archive: five training batches, a test batch, the names of the classes."""
+    folder.mkdir(parents=True)
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        pixels = rng.integers(0, 255, (10, 3072), dtype=np.uint8)
+        with (folder / name).open("wb") as file:
+            pickle.dump({b"data": pixels, b"labels": [int(i) for i in range(10)], b"batch_label": b"x"}, file)
+    names = [b"airplane", b"automobile", b"bird", b"cat", b"deer", b"dog", b"frog", b"horse", b"ship", b"truck"]
+    with (folder / "batches.meta").open("wb") as file:
+        pickle.dump({b"label_names": names}, file)
+
+
+def test_no_recipe_is_left_out() -> None:
+    assert RECIPES == sorted(SMALLER)
+
+
+@pytest.mark.usefixtures("checkout")
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_trains(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["train", f"recipes/{recipe}", *SMALLER[recipe], "--quiet"])
+    assert ended.value.code == 0, capsys.readouterr().err
+    report = json.loads((Path("runs") / Path(recipe).stem / "report.json").read_text())
+    assert report["status"] == "completed"
+    assert report["steps"] > 0
+    assert report["metrics"]["loss"] < 100
+
+
+@pytest.mark.usefixtures("checkout")
+def test_the_ten_line_script_learns_at_every_precision() -> None:
+    for precision in ("fp32", "bf16", "bf16-mixed", "fp16-mixed"):
+        with pytest.raises(SystemExit) as ended:
+            main(["train", "recipes/linear.yaml", f"precision={precision}", f"output={precision}", "--quiet"])
+        assert ended.value.code == 0
+        metrics = json.loads((Path(precision) / "report.json").read_text())["metrics"]
+        assert metrics["r2"] > 0.99, precision
