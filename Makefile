@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PI
 .PHONY: help demo test test-all lint bench clean
 
 help:
-	@echo "make demo      install and train the digits recipe at four precisions"
+	@echo "make demo      install, train the digits recipe at four precisions and compare"
 	@echo "make test      install and run the tests"
 	@echo "make test-all  the slow tests too"
 	@echo "make lint      ruff and mypy"
@@ -17,7 +17,7 @@ help:
 	@echo "make clean     remove .venv, runs and caches"
 
 demo: $(VENV)/.installed
-	$(BIN)/python -m drivetrain.demo
+	$(BIN)/drivetrain compare recipes/digits.yaml precision=fp32,bf16,bf16-mixed,fp16-mixed --output runs/demo --fresh
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not slow"

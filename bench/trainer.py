@@ -31,22 +31,20 @@ RESULTS = Path(__file__).resolve().parent / "results"
 @dataclass(frozen=True)
 class Case:
     name: str
+    what: str
     target: float  # what the ratio is to reach
     run: dict[str, Any]
 
 
 def main() -> None:
     options = parse()
-    rows, summary = [], []
     with tempfile.TemporaryDirectory(prefix="trainer-") as folder:
         for case in cases(options, Path(folder)):
-            pairs = []
+            pairs: list[Pair] = []
             for pair in measured(case, Path(folder), options):
                 pairs.append(pair)
-                rows.append(pair_row(case, len(pairs), pair))
-                print("  ".join(rows[-1]), flush=True)
-            summary.append(summary_row(case, pairs))
-    write(options.output, page(options, summary, rows))
+                print("  ".join(pair_row(len(pairs), pair)), flush=True)
+            write(options.output / f"trainer-{case.name}.md", page(case, pairs, options))
 
 
 def parse() -> argparse.Namespace:
@@ -58,7 +56,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--num-texts", type=int, help="training texts; left out, all of --text, or 2,000 made ones")
     parser.add_argument("--num-evaluation", type=int, default=2_000, help="evaluation samples")
     parser.add_argument("--image-epochs", type=int, default=4)
-    parser.add_argument("--text-epochs", type=int, default=2)
+    parser.add_argument("--text-epochs", type=int, default=1)
     parser.add_argument("--max-length", type=int, default=128, help="tokens kept of a text")
     parser.add_argument("--workers", type=int, default=0, help="drivetrain's loader processes")
     parser.add_argument("--images", type=Path, help="folder with train/ and test/ of class folders; left out, made")
@@ -66,7 +64,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--vocab", type=Path, help="WordPiece vocab.txt for --text")
     parser.add_argument("--foreign", type=float, default=LIMIT_CORES, help="cores of foreign work a pair may have")
     parser.add_argument("--attempts", type=int, help="most pairs a workload; left out, twice --pairs")
-    parser.add_argument("--output", type=Path, default=RESULTS / "trainer.md")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder; a page each workload")
     return parser.parse_args()
 
 
@@ -74,11 +72,13 @@ def cases(options: argparse.Namespace, folder: Path) -> Iterator[Case]:
     if "images" in options.workloads:
         images = samples.images(options.images, folder / "images", options.num_images, options.num_evaluation)
         workload = run_files.image_workload(images, depths=[2, 2, 2, 2])
-        yield Case("images", 1.2, training(options, folder, workload, options.image_epochs, batch_size=128, lr=1e-3))
+        what = f"half-width ResNet-18 at 32 px, {options.num_images:,} JPEGs ({made(options.images)}), shifted and mirrored"
+        yield Case("images", what, 1.2, training(options, folder, workload, options.image_epochs, batch_size=128, lr=1e-3))
     if "texts" in options.workloads:
         texts = samples.texts(options.text, options.vocab, folder / "texts", options.num_texts, options.num_evaluation)
         workload = run_files.text_workload(texts, 4, 256, options.max_length, cache=folder / "cache")
-        yield Case("texts", 1.4, training(options, folder, workload, options.text_epochs, batch_size=32, lr=3e-4))
+        what = f"BERT 4 x 256 from scratch, {made(options.text)} data, up to {options.max_length} tokens"
+        yield Case("texts", what, 1.4, training(options, folder, workload, options.text_epochs, batch_size=32, lr=3e-4))
 
 
 def training(
@@ -126,10 +126,9 @@ def loop_ratio(pair: Pair) -> float:
     return float(pair.theirs.facts["loop_seconds"] / pair.ours.facts["loop_seconds"])
 
 
-def pair_row(case: Case, number: int, pair: Pair) -> list[str]:
+def pair_row(number: int, pair: Pair) -> list[str]:
     assert pair.ours.facts["samples"] == pair.theirs.facts["samples"], "both sides train on the same samples"
     return [
-        case.name,
         str(number),
         f"{pair.ours.rate:.1f}",
         f"{pair.theirs.rate:.1f}",
@@ -145,11 +144,11 @@ def summary_row(case: Case, pairs: Sequence[Pair]) -> list[str]:
     good = undisturbed(pairs)
     count = f"{len(good)} of {len(pairs)}"
     if not good:
-        return [case.name, count, *["no undisturbed pair"] * 3, f"{case.target}", *accuracies(pairs)]
+        return [count, *["no undisturbed pair"] * 3, f"{case.target}", *accuracies(pairs)]
     low, median, high = quartiles([pair.ratio for pair in good])
     loops = statistics.median(loop_ratio(pair) for pair in good)
     reached = f"{case.target} {'reached' if median >= case.target else 'MISSED'}"
-    return [case.name, count, f"{median:.2f}", f"{low:.2f} to {high:.2f}", f"{loops:.2f}", reached, *accuracies(pairs)]
+    return [count, f"{median:.2f}", f"{low:.2f} to {high:.2f}", f"{loops:.2f}", reached, *accuracies(pairs)]
 
 
 def accuracies(pairs: Sequence[Pair]) -> list[str]:
@@ -161,15 +160,15 @@ def accuracies(pairs: Sequence[Pair]) -> list[str]:
     return [f"{statistics.fmean(ours):.4f}", f"{statistics.fmean(theirs):.4f}", difference]
 
 
-def page(options: argparse.Namespace, summary: list[list[str]], rows: list[list[str]]) -> str:
-    made = "made" if options.images is None else "real", "made" if options.text is None else "real"
-    head = ["work", "pairs kept", "median ratio", "quartiles", "loops alone", "target"]
+def page(case: Case, pairs: Sequence[Pair], options: argparse.Namespace) -> str:
+    head = ["pairs kept", "median ratio", "quartiles", "loops alone", "target"]
     head += ["accuracy, drivetrain", "accuracy, Trainer", "difference"]
-    each = ["work", "pair", "drivetrain, samples/s", "Trainer, samples/s", "ratio", "loops alone"]
+    each = ["pair", "drivetrain, samples/s", "Trainer, samples/s", "ratio", "loops alone"]
     each += ["accuracy, drivetrain", "accuracy, Trainer", "foreign cores"]
+    run = case.run
     return "\n".join(
         [
-            "# drivetrain against the Transformers Trainer",
+            f"# drivetrain against the Transformers Trainer: {case.name}",
             "",
             "Samples a second from reading the data to the last step, drivetrain over Trainer (above 1: drivetrain is "
             "quicker), for the same task and number of samples; each with its own defaults. Fresh processes in turns, "
@@ -179,20 +178,19 @@ def page(options: argparse.Namespace, summary: list[list[str]], rows: list[list[
             "",
             machine_line(),
             "",
-            f"Images: half-width ResNet-18 at 32 px, {options.num_images:,} JPEGs ({made[0]}), shifted and mirrored, "
-            f"batch 128, drivetrain with {options.workers} loader processes. Texts: BERT 4 x 256 from scratch, "
-            f"{made[1]} data, up to {options.max_length} tokens, batch 32. {options.precision}, "
-            f"{options.image_epochs} and {options.text_epochs} epochs, AdamW, linear schedule; "
-            f"{options.num_evaluation:,} evaluation samples.",
+            f"Work: {case.what}; {run['precision']}, batch {run['batch_size']}, epochs: {run['loop']['epochs']}, AdamW, "
+            f"linear schedule; {options.num_evaluation:,} evaluation samples; {options.workers} loader processes.",
             "",
-            markdown_table(head, summary),
+            markdown_table(head, [summary_row(case, pairs)]),
             "",
-            "## Every pair",
-            "",
-            markdown_table(each, rows),
+            markdown_table(each, [pair_row(number, pair) for number, pair in enumerate(pairs, 1)]),
             "",
         ]
     )
+
+
+def made(given: Path | None) -> str:
+    return "made" if given is None else "real"
 
 
 if __name__ == "__main__":

@@ -27,7 +27,8 @@ LAYERS = [
     ["checkpointing"],
     ["run"],
     ["inference", "show", "doctor"],
-    ["demo", "cli"],
+    ["compare"],
+    ["cli"],
     ["__main__"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -37,12 +38,15 @@ OWNERS = {
     "tokenizers": {"data/tokenised.py"},
     "datasets": {"data/tables.py", "data/image_tables.py"},
     "tensorboard": {"tracking/tensorboard.py"},
-    "pynvml": {"measure/utilisation.py"},
+    "pynvml": {"measure/utilisation.py", "compare/live.py"},
     "sklearn": {"data"},
     "pandas": {"data"},
     "pyarrow": {"data"},
     "PIL": {"data"},
-    "rich": {"cli.py", "show.py", "doctor.py", "demo.py", "tracking/progress.py"},
+    "rich": {"cli.py", "show.py", "doctor.py", "tracking/progress.py", "compare/live.py", "compare/table.py"},
+    "matplotlib": {"compare/plots.py", "compare/page.py"},
+    "jinja2": {"compare/page.py"},
+    "filelock": {"compare/runner.py"},
     "typer": {"cli.py"},
     "safetensors": {"checkpoint", "models"},
 }

@@ -21,6 +21,7 @@ from drivetrain.data.order import GlobalOrder
 from drivetrain.errors import RunError
 from drivetrain.loop import Progress, Surroundings, train
 from drivetrain.measure.meters import Meters
+from drivetrain.measure.throughput import Stopwatch
 from drivetrain.optim import lr_factor
 from drivetrain.report import Status
 from drivetrain.signals import StopRequest
@@ -83,7 +84,9 @@ class Ride:
             send=send,
             stop=stop,
             best_metric=BestMetric("accuracy", higher_is_better=True),
-            meters=Meters(CPU, self.run.precision_spec, self.engine, instrument=False),
+            meters=Meters(
+                CPU, self.run.precision_spec, self.engine, instrument=False, stopwatch=Stopwatch(torch.device("cpu"))
+            ),
         )
         with around.meters:
             return train(self.engine, windows, self.run, total, order.steps_per_epoch, self.progress, around)

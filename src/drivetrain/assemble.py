@@ -7,7 +7,7 @@ import torch
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.engines import build_engine
-from drivetrain.engines.base import Engine, EngineOptions
+from drivetrain.engines.base import Engine, EngineOptions, Part, untimed
 from drivetrain.hardware import torch_device
 from drivetrain.memory.allocator import keep_freed_blocks
 from drivetrain.optim import optimizer_factory
@@ -17,8 +17,11 @@ from drivetrain.workloads.base import Workload
 from drivetrain.workloads.build import build_workload
 
 
-def assemble(run: RunConfig, machine: Machine, training: bool) -> tuple[Workload, Engine]:
-    """Data read and checked, model built and wrapped, optimizer made if training. UserError before any work starts."""
+def assemble(run: RunConfig, machine: Machine, training: bool, part: Part = untimed) -> tuple[Workload, Engine]:
+    """Data read and checked, model built and wrapped, optimizer made if training. UserError before any work starts.
+
+    part: how the engine's parts of a step are timed.
+    """
     if run.allocator == "keep" and machine.device == "cpu":
         keep_freed_blocks()
     torch.use_deterministic_algorithms(run.deterministic)
@@ -35,6 +38,7 @@ def assemble(run: RunConfig, machine: Machine, training: bool) -> tuple[Workload
         max_grad_norm=run.loop.max_grad_norm,
         recompute=run.recompute and training,
         compile=run.compile,
+        part=part,
     )
     engine = build_engine(run.engine.name, options)
     seed_everything(run.seed)  # the model's start does not depend on what reading the data drew

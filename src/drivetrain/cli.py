@@ -125,7 +125,11 @@ def compare(
     from drivetrain.compare.table import comparison_table
 
     limits = Limits(cell_timeout, None if cell_memory is None else int(cell_memory * 2**20))
-    comparison, folder = verbs.compare(run_file, axes or [], to, seeds, verb.value, limits, checkpoint, fresh)
+    try:
+        comparison, folder = verbs.compare(run_file, axes or [], to, seeds, verb.value, limits, checkpoint, fresh)
+    except KeyboardInterrupt:
+        errors.print("[bold red]Interrupted.[/] Finished cells are kept: the same command goes on with the others.")
+        raise typer.Exit(130) from None
     _wide(output).print(comparison_table(comparison))
     errors.print(f"page, tables and plots in {escape(str(folder))}", soft_wrap=True)
     raise typer.Exit(0 if all(row.status in {"completed", "refused"} for row in comparison.rows) else 1)

@@ -97,8 +97,7 @@ def train(
         with meters.part("data"):
             window = next(windows)
         with meters.step(window.micro_batches):
-            with meters.part("forward_backward"):
-                loss = engine.forward_backward(window.micro_batches)
+            loss = engine.forward_backward(window.micro_batches)
             with meters.part("optimizer"):
                 lr_now = factor(progress.updates)
                 result = engine.optimizer_step(lr_now)

@@ -18,6 +18,7 @@ class RunReport(BaseModel):
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 
     name: str
+    verb: Literal["train", "predict"] = "train"
     status: Status
     precision: str
     emulated: bool  # 16-bit products were computed as rounded fp32 products

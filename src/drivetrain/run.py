@@ -18,7 +18,9 @@ from drivetrain.data.order import GlobalOrder
 from drivetrain.engines.base import Engine
 from drivetrain.folder import RunFolder
 from drivetrain.loop import Progress, Surroundings, train
+from drivetrain.hardware import torch_device
 from drivetrain.measure.meters import Meters
+from drivetrain.measure.throughput import Stopwatch
 from drivetrain.precision import arithmetic, is_emulated
 from drivetrain.report import RunReport, Status
 from drivetrain.signals import StopRequest, stop_on_signals
@@ -40,7 +42,8 @@ def run(
 ) -> tuple[RunReport, int]:
     """Train. Returns the report and the exit code: 0, or 130 / 143 if a signal ended the run after a save."""
     with arithmetic(config.precision_spec, machine), stop_on_signals() as stop:
-        workload, engine = assemble(config, machine, training=True)
+        stopwatch = Stopwatch(torch_device(machine))
+        workload, engine = assemble(config, machine, training=True, part=stopwatch.part)
         folder = RunFolder(config.folder)
         folder.prepare(resume, overwrite)
         folder.describe(config, environment.describe(machine))
@@ -48,7 +51,8 @@ def run(
         try:
             for message in (*warnings, *workload.warnings):
                 events.send(Warned(message=message))
-            report = _train(config, machine, workload, engine, folder, events, resume, stop)
+            meters = Meters(machine, config.precision_spec, engine, not config.compile, stopwatch)
+            report = _train(config, machine, workload, engine, meters, folder, events, resume, stop)
         except BaseException as error:
             events.send(RunFinished(status="failed", step=-1, message=f"{type(error).__name__}: {error}"))
             raise
@@ -64,6 +68,7 @@ def _train(
     machine: Machine,
     workload: Workload,
     engine: Engine,
+    meters: Meters,
     folder: RunFolder,
     events: EventStream,
     resume: bool,
@@ -74,7 +79,6 @@ def _train(
     metric = best_metric(config, workload)
     checkpoints = RunCheckpoints(folder.checkpoints, config, engine, metric, len(workload.train), events.send)
     progress = checkpoints.restore() if resume else Progress()
-    meters = Meters(machine, config.precision_spec, engine, instrument=not config.compile)
     events.send(_started(config, workload, engine, total_steps, progress, folder))
     windows = training_windows(
         workload.train,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from rich.table import Column, Table
+from rich.table import Table
 
 from drivetrain.report import RunReport
 
@@ -34,25 +32,6 @@ def report_table(report: RunReport) -> Table:
     for name, value in rows.items():
         if value:
             table.add_row(name, value)
-    return table
-
-
-def comparison_table(reports: Sequence[RunReport]) -> Table:
-    """A row a run, with the metric that decided the best checkpoint."""
-    memory, metric = list(reports[0].peak_memory), (reports[0].best or {"metric": "loss"})["metric"]
-    table = Table(Column("precision", no_wrap=True))
-    for name in ("time", "samples/s", *(f"peak {kind}" for kind in memory), "utilisation", metric, "skipped steps"):
-        table.add_column(name, justify="right")
-    for report in reports:
-        table.add_row(
-            report.precision + (" (emulated)" if report.emulated else ""),
-            seconds(report.seconds),
-            f"{report.samples_per_second or 0:,.0f}",
-            *(mebibytes(report.peak_memory[kind]) for kind in memory),
-            f"{report.utilisation['mean']:.0%}",
-            f"{report.metrics[metric]:.4f}",
-            str(report.skipped_steps),
-        )
     return table
 
 

@@ -35,7 +35,7 @@ def test_the_recent_rate_is_since_it_was_last_asked() -> None:
 
 
 def test_a_part_sums_its_seconds_also_when_it_fails() -> None:
-    stopwatch = Stopwatch()
+    stopwatch = Stopwatch(torch.device("cpu"))
     with stopwatch.part("data"):
         time.sleep(0.02)
     with pytest.raises(ZeroDivisionError), stopwatch.part("data"):

@@ -13,7 +13,8 @@ The wrap order, the same for every engine:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,11 @@ from drivetrain.optim import OptimizerFactory
 from drivetrain.workloads.base import Batch, Workload
 
 State = dict[str, Any]
+Part = Callable[[str], AbstractContextManager[Any]]  # times what runs within, under a name
+
+
+def untimed(_: str) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,7 @@ class EngineOptions:
     max_grad_norm: float | None
     recompute: bool
     compile: bool
+    part: Part = untimed
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,10 @@ class Engine(ABC):
 
     @abstractmethod
     def forward_backward(self, micro_batches: Sequence[Batch]) -> Tensor:
-        """The whole window, gradients accumulated. Returns the global batch's mean loss: scalar, detached, fp32."""
+        """The whole window, gradients accumulated. Returns the global batch's mean loss: scalar, detached, fp32.
+
+        Times its parts "forward" and "backward", or "forward_backward" where the two overlap.
+        """
 
     @abstractmethod
     def optimizer_step(self, lr_factor: float) -> StepResult:

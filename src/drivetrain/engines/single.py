@@ -61,10 +61,12 @@ class SingleEngine(Engine):
         self._model.train()
         count = max(1, sum(self._workload.count(batch) for batch in micro_batches))
         total = torch.zeros((), device=self._device)
+        part = self._options.part
         for batch in micro_batches:
-            with autocast(self._options.precision, self._device):
+            with part("forward"), autocast(self._options.precision, self._device):
                 loss = self._workload.loss_sum(self._forward, self._to_device(batch)) / count
-            self._scaler.scale(loss).backward()
+            with part("backward"):
+                self._scaler.scale(loss).backward()
             total += loss.detach()
         return total
 

@@ -14,7 +14,9 @@ from drivetrain.engines.base import Engine
 from drivetrain.errors import problem
 from drivetrain.folder import RunFolder
 from drivetrain.inference.weights import load_into
+from drivetrain.hardware import torch_device
 from drivetrain.measure.meters import Meters
+from drivetrain.measure.throughput import Stopwatch
 from drivetrain.precision import arithmetic, is_emulated
 from drivetrain.report import RunReport
 from drivetrain.run import evaluate
@@ -29,6 +31,7 @@ def time_predictions(run: RunConfig, machine: Machine, checkpoint: str | None) -
     checkpoint: a folder; None: fresh weights, which predict as quickly. Metrics are of one evaluation, not timed.
     """
     with arithmetic(run.precision_spec, machine):
+        stopwatch = Stopwatch(torch_device(machine))
         workload, engine = assemble(run, machine, training=False)
         if workload.evaluation is None:
             raise problem("workload", "there are no evaluation data", "give evaluation data in the run file")
@@ -37,7 +40,7 @@ def time_predictions(run: RunConfig, machine: Machine, checkpoint: str | None) -
         folder = RunFolder(run.folder)
         folder.prepare(resume=False, overwrite=True)
         folder.describe(run, environment.describe(machine))
-        meters = Meters(machine, run.precision_spec, engine, instrument=not run.compile)
+        meters = Meters(machine, run.precision_spec, engine, not run.compile, stopwatch)
         with meters:
             batches = _predict(run, workload, engine, meters)
             metrics = evaluate(run, workload, engine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +19,7 @@ from drivetrain.measure.throughput import Stopwatch, Throughput
 from drivetrain.measure.utilisation import UtilisationSampler
 
 WARM_UP_STEPS = 3  # not steady: caches, allocator and workers fill
+NOT_TRAINING = ("evaluation", "save")  # parts left out of the rate
 INSTRUMENTED_STEP = 1  # the second: by then the optimizer has its state
 
 
@@ -29,16 +30,18 @@ class Holder(Protocol):
 class Meters:
     """Times, memory, utilisation and FLOPs from `__enter__` to `__exit__`."""
 
-    def __init__(self, machine: Machine, precision: Precision, holder: Holder, instrument: bool) -> None:
+    def __init__(
+        self, machine: Machine, precision: Precision, holder: Holder, instrument: bool, stopwatch: Stopwatch
+    ) -> None:
         """holder: who holds the tensors that live between steps. instrument: count FLOPs and tensor memory in one step
-        (torch.compile'd code cannot be seen into)."""
+        (torch.compile'd code cannot be seen into). stopwatch: the one that the engine times its parts with."""
         self._device = torch.device(machine.device)
         self._dtype = getattr(torch, precision.compute)
         self._holder, self._instrument = holder, instrument
-        self._stopwatch, self._throughput = Stopwatch(), Throughput()
+        self._stopwatch, self._throughput = stopwatch, Throughput()
         self._sampler = UtilisationSampler(self._device)
         self._steps = 0
-        self._elements = self._samples = 0  # of steady and other steps alike, for the share of elements a sample
+        self._elements = self.samples = 0  # of steady and other steps alike, for the share of elements a sample
         self._flops_per_element: float | None = None
         self._tensor_peak: int | None = None
 
@@ -47,14 +50,19 @@ class Meters:
         reset_peaks(self._device)
         self._sampler.__enter__()
         self._mark = time.perf_counter()
-        self._aside = 0.0
+        self._aside = 0.0  # seconds since the mark that are no part of training
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._sampler.__exit__(*error)
 
-    def part(self, name: str) -> AbstractContextManager[None]:
-        return self._stopwatch.part(name)
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        with self._stopwatch.part(name):
+            yield
+        if name in NOT_TRAINING:
+            self._aside += time.perf_counter() - start
 
     @contextmanager
     def step(self, micro_batches: list[dict[str, Tensor]]) -> Iterator[None]:
@@ -73,13 +81,12 @@ class Meters:
     def step_done(self, samples: int) -> None:
         """After all that belongs to a step. Evaluation and saving are not counted into the rate."""
         now = time.perf_counter()
-        aside = self._stopwatch.seconds.get("evaluation", 0.0) + self._stopwatch.seconds.get("save", 0.0)
-        seconds = (now - self._mark) - (aside - self._aside)
+        seconds = now - self._mark - self._aside
         steady = self._steps >= WARM_UP_STEPS and not (self._instrument and self._steps == INSTRUMENTED_STEP)
         self._throughput.add(samples, seconds, steady=steady)
-        self._mark, self._aside = now, aside
+        self._mark, self._aside = now, 0.0
         self._steps += 1
-        self._samples += samples
+        self.samples += samples
 
     def recent_rate(self) -> float:
         """Samples a second since this was last asked."""
@@ -92,10 +99,10 @@ class Meters:
             memory = {"tensor": self._tensor_peak, **memory}
         rate = self._throughput.steady_rate()
         per_sample = None
-        if self._flops_per_element is not None and self._samples:
-            per_sample = self._flops_per_element * self._elements / self._samples
+        if self._flops_per_element is not None and self.samples:
+            per_sample = self._flops_per_element * self._elements / self.samples
         return {
-            "seconds_by_part": dict(self._stopwatch.seconds),
+            "seconds_by_part": self._stopwatch.seconds,
             "samples_per_second": rate,
             "peak_memory": memory,
             "utilisation": self._sampler.summary(),

@@ -1,0 +1,100 @@
+"""The page: nothing from outside, every row, bounded size; and the plots it holds."""
+
+from __future__ import annotations
+
+import random
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drivetrain.compare.files import as_csv
+from drivetrain.compare.page import as_html
+from drivetrain.compare.plots import MOST_POINTS, as_png, as_svg, plots, thinned
+from drivetrain.compare.rows import Comparison, Row
+from tests.compare.made import comparison, report, result
+
+
+class Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+        self.rows = 0
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.rows += tag == "tr"
+        for name, value in attributes:
+            if name in {"src", "href", "xlink:href", "action"} and value and not value.startswith("#"):
+                self.addresses.append(value)
+
+
+def large(folder: Path, rows: int, points: int) -> Comparison:
+    """Rows with noisy curves of so many points."""
+    dice = random.Random(0)
+    series = [[round(i / 2, 2), round(dice.random(), 4)] for i in range(points)]
+    made = []
+    for number in range(rows):
+        losses = {step: 2 / (1 + step / 100) + 0.1 * dice.random() for step in range(points)}
+        utilisation = {"mean": 0.5, "peak": 1.0, "samples": points, "series": series}
+        label = f"bf16-mixed, {number}"
+        one = result(folder / str(number), report(100 + number, utilisation=utilisation), losses)
+        made.append(Row(label, ("bf16-mixed", str(number)), (one,)))
+    return Comparison("large", "train", ("precision", "batch_size"), tuple(made))
+
+
+def test_the_page_asks_no_server_for_anything_and_escapes_what_it_shows(tmp_path: Path) -> None:
+    found = comparison(tmp_path, fp32=[report()], bf16=[report(200)], broken=[None])
+    page = as_html(found, plots(found))
+    reader = Reader()
+    reader.feed(page)
+    assert reader.addresses == []
+    assert not re.search(r"@import|url\((?!#)", page)
+    assert reader.rows == 1 + 3
+    assert "it broke &lt;b&gt;badly&lt;/b&gt;" in page
+    assert page.count("<svg") == 5
+    assert "#010203" not in page, "plots follow the page's text colour"
+
+
+def test_sixteen_cells_of_two_thousand_points_stay_under_a_megabyte(tmp_path: Path) -> None:
+    found = large(tmp_path, rows=16, points=2000)
+    assert len(as_html(found, plots(found)).encode()) < 2**20
+
+
+def test_two_hundred_cells_stay_usable(tmp_path: Path) -> None:
+    found = large(tmp_path, rows=200, points=2000)
+    page = as_html(found, plots(found))
+    assert len(page.encode()) < 2 * 2**20
+    assert page.count("<tr>") == 201
+    assert "the first 16 of 200" in page
+    assert len(as_csv(found).splitlines()) == 201
+
+
+def test_plots_are_pictures_and_the_same_each_time(tmp_path: Path) -> None:
+    found = comparison(tmp_path, fp32=[report()], bf16=[report(200)])
+    drawn = plots(found)
+    assert set(drawn) == {"loss", "time", "memory", "utilisation", "breakdown"}
+    for name, figure in drawn.items():
+        assert as_png(figure)[:8] == b"\x89PNG\r\n\x1a\n"
+        ElementTree.fromstring(as_svg(figure))
+        assert as_svg(figure) == as_svg(plots(found)[name])
+
+
+def test_what_has_nothing_to_show_is_not_drawn(tmp_path: Path) -> None:
+    assert plots(comparison(tmp_path, broken=[None])) == {}
+    bare = report(utilisation={"mean": 0, "peak": 0, "samples": 0, "series": []}, seconds_by_part={})
+    assert set(plots(comparison(tmp_path / "bare", fp32=[bare]))) == {"loss", "time", "memory"}
+
+
+@given(st.lists(st.floats(-1e6, 1e6), max_size=2000))
+def test_a_thinned_curve_keeps_its_extremes_and_its_order(values: list[float]) -> None:
+    points = list(enumerate(values))
+    kept = thinned(points)
+    assert len(kept) <= MOST_POINTS + 1
+    assert kept == sorted(kept)
+    assert set(kept) <= set(points)
+    if values:
+        heights = [y for _, y in kept]
+        assert (max(heights), min(heights)) == (max(values), min(values))

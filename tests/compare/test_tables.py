@@ -1,0 +1,121 @@
+"""Rows, columns, advice and files, from made-up reports."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from drivetrain.compare.advice import advice
+from drivetrain.compare.columns import Figures
+from drivetrain.compare.files import as_csv, as_json, as_markdown
+from drivetrain.compare.rows import Comparison, largest_difference
+from drivetrain.compare.table import comparison_table
+from tests.compare.made import comparison, report
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Comparison:
+    """A reference, a quicker row as good, and a quickest row that is worse; and one that failed."""
+    return comparison(
+        tmp_path,
+        fp32=[report(100, 0.90, 4 * 2**20), report(110, 0.92, 4 * 2**20)],
+        bf16=[report(200, 0.91, 2**20), report(190, 0.91, 2**20)],
+        rough=[report(400, 0.50, 2**20), report(400, 0.50, 2**20)],
+        broken=[None, None],
+    )
+
+
+def texts(found: Comparison, column: str) -> dict[str, str]:
+    figures = Figures(found)
+    (wanted,) = [c for c in figures.columns if c.name == column]
+    return {row.label: wanted.text(row) for row in found.rows}
+
+
+def test_figures_are_means_over_seeds_with_their_spread(three: Comparison) -> None:
+    assert texts(three, "samples/s")["fp32"] == "105 ± 7.1"
+    assert texts(three, "accuracy")["fp32"] == "0.9100 ± 0.0141"
+    assert texts(three, "accuracy")["broken"] == ""
+
+
+def test_speed_up_is_seed_by_seed_against_the_first_row_that_completed(three: Comparison, tmp_path: Path) -> None:
+    assert texts(three, "speed-up")["fp32"] == "1.00"
+    assert texts(three, "speed-up")["bf16"].startswith("1.86")  # the mean of 200/100 and 190/110
+    other = comparison(tmp_path / "other", broken=[None], fp32=[report(100)], bf16=[report(300)])
+    assert texts(other, "speed-up") == {"broken": "", "fp32": "1.00", "bf16": "3.00"}
+
+
+def test_the_loss_curves_largest_difference_is_relative_to_the_reference(three: Comparison) -> None:
+    # at step 1 the second row's curve is a hundredth of 0.5 e^(-1/5) above
+    shown = texts(three, "loss differs")
+    assert shown["fp32"] == ""
+    assert float(shown["bf16"]) == pytest.approx(0.005 * 0.8187 / 0.90937, rel=0.05)
+    assert largest_difference([({1: 2.0, 3: 9.0}, {1: 1.0, 2: 5.0}), ({}, {})]) == 1.0
+    assert largest_difference([({1: 2.0}, {2: 1.0})]) is None
+
+
+def test_the_best_of_each_column_is_marked(three: Comparison) -> None:
+    figures = Figures(three)
+    best = {
+        column.name: [row.label for row in three.rows if figures.is_best(row, column)] for column in figures.columns
+    }
+    assert best["samples/s"] == ["rough"]
+    assert best["accuracy"] == ["fp32", "bf16"]
+    assert best["loss"] == ["fp32", "bf16"] or len(best["loss"]) == 1
+    assert best["peak tensor"] == ["bf16", "rough"]
+    assert best["utilisation"] == [], "all equal: nothing to mark"
+
+
+def test_advice_takes_the_quickest_of_those_as_good(three: Comparison) -> None:
+    said = advice(three)
+    assert said.startswith("Choose bf16: 1.86 times the samples a second of fp32; accuracy 0.9100")
+    assert "0.25 times its peak tensor memory" in said
+
+
+def test_advice_keeps_the_reference_where_nothing_as_good_is_quicker(tmp_path: Path) -> None:
+    found = comparison(tmp_path, fp32=[report(100, 0.9)], bf16=[report(90, 0.9)], fp16=[report(500, 0.2)])
+    assert advice(found).startswith("Choose fp32: nothing as good is quicker; accuracy 0.9000.")
+
+
+def test_advice_goes_by_a_loss_where_that_decides(tmp_path: Path) -> None:
+    def lossy(rate: float, loss: float):  # type: ignore[no-untyped-def]
+        return report(rate, metrics={"loss": loss}, best={"step": 1, "metric": "loss", "value": loss})
+
+    found = comparison(tmp_path, slow=[lossy(100, 1.0)], quick=[lossy(200, 1.001)], worse=[lossy(300, 1.2)])
+    assert advice(found).startswith("Choose quick")
+
+
+def test_advice_says_when_there_is_none(tmp_path: Path) -> None:
+    assert "none completed" in advice(comparison(tmp_path, a=[None]))
+    assert "emulated" in advice(comparison(tmp_path / "b", a=[report(emulated=True)], b=[report()]))
+
+
+def test_files_hold_every_row_with_plain_numbers(three: Comparison) -> None:
+    rows = list(csv.DictReader(io.StringIO(as_csv(three))))
+    assert [row["precision"] for row in rows] == ["fp32", "bf16", "rough", "broken"]
+    assert float(rows[0]["samples_per_second"]) == 105
+    assert float(rows[0]["peak_tensor_bytes"]) == 4 * 2**20
+    assert (rows[3]["status"], rows[3]["samples_per_second"]) == ("failed", "")
+    kept = json.loads(as_json(three))
+    assert kept["rows"][1]["runs"][0]["report"]["samples_per_second"] == 200
+    assert kept["advice"] == advice(three)
+
+
+def test_markdown_is_one_table_whatever_the_reasons_hold(three: Comparison) -> None:
+    lines = [line for line in as_markdown(three).splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + 4
+    columns = {len(line.replace("\\|", "").split("|")) for line in lines}
+    assert len(columns) == 1
+    assert "**400 ± 0**" in as_markdown(three)
+
+
+def test_the_terminals_table_has_all_rows_and_reasons(three: Comparison) -> None:
+    console = Console(width=220, record=True, file=io.StringIO())
+    console.print(comparison_table(three))
+    text = console.export_text()
+    for words in ("fp32", "bf16", "rough", "broken", "it broke <b>badly</b> | so", "Choose bf16"):
+        assert words in text
