@@ -33,6 +33,7 @@ lint: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python bench/loop_overhead.py
 	$(BIN)/python bench/trainer.py
+	$(BIN)/python bench/comparing.py
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

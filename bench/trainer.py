@@ -72,8 +72,10 @@ def cases(options: argparse.Namespace, folder: Path) -> Iterator[Case]:
     if "images" in options.workloads:
         images = samples.images(options.images, folder / "images", options.num_images, options.num_evaluation)
         workload = run_files.image_workload(images, depths=[2, 2, 2, 2])
-        what = f"half-width ResNet-18 at 32 px, {options.num_images:,} JPEGs ({made(options.images)}), shifted and mirrored"
-        yield Case("images", what, 1.2, training(options, folder, workload, options.image_epochs, batch_size=128, lr=1e-3))
+        what = f"half-width ResNet-18 at 32 px, {options.num_images:,} {made(options.images)} JPEGs, shifted, mirrored"
+        yield Case(
+            "images", what, 1.2, training(options, folder, workload, options.image_epochs, batch_size=128, lr=1e-3)
+        )
     if "texts" in options.workloads:
         texts = samples.texts(options.text, options.vocab, folder / "texts", options.num_texts, options.num_evaluation)
         workload = run_files.text_workload(texts, 4, 256, options.max_length, cache=folder / "cache")
@@ -178,8 +180,9 @@ def page(case: Case, pairs: Sequence[Pair], options: argparse.Namespace) -> str:
             "",
             machine_line(),
             "",
-            f"Work: {case.what}; {run['precision']}, batch {run['batch_size']}, epochs: {run['loop']['epochs']}, AdamW, "
-            f"linear schedule; {options.num_evaluation:,} evaluation samples; {options.workers} loader processes.",
+            f"Work: {case.what}; {run['precision']}, batch {run['batch_size']}, epochs: {run['loop']['epochs']}, "
+            f"AdamW, linear schedule; {options.num_evaluation:,} evaluation samples; {options.workers} loader "
+            "processes.",
             "",
             markdown_table(head, [summary_row(case, pairs)]),
             "",

@@ -106,11 +106,13 @@ def test_a_damaged_newest_is_skipped_and_only_damaged_ones_are_refused(tmp_path:
     assert other.checkpoints.restore().step == 1
     assert "step-00000002: model.safetensors has 3 bytes" in other.warnings()[0]
     (tmp_path / "step-00000001" / "optimizer.json").unlink()
-    with pytest.raises(UserError, match="no checkpoint in .* verifies"):
+    with pytest.raises(UserError, match=r"no checkpoint in .* verifies"):
         Training(tmp_path).checkpoints.restore()
 
 
-@pytest.mark.parametrize(("change", "said"), [({"batch_size": 4}, "batch_size was 8, now 4"), ({"seed": 1}, "seed was 0")])
+@pytest.mark.parametrize(
+    ("change", "said"), [({"batch_size": 4}, "batch_size was 8, now 4"), ({"seed": 1}, "seed was 0")]
+)
 def test_a_resumed_run_keeps_the_order_of_the_data(change: dict[str, Any], said: str, tmp_path: Path) -> None:
     Training(tmp_path).checkpoints.save(Progress(step=1))
     with pytest.raises(UserError, match=said):

@@ -238,7 +238,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(
 
 
 def test_help_never_imports_torch() -> None:
-    for arguments in (["--help"], ["train", "--help"], ["fields"], ["schema"], ["version"]):
+    for arguments in (["--help"], ["train", "--help"], ["compare", "--help"], ["fields"], ["schema"], ["version"]):
         program = (
             "import sys; from drivetrain.cli import main\n"
             f"try: main({arguments!r})\nexcept SystemExit as end: assert not end.code, end.code\n"

@@ -106,8 +106,8 @@ def test_the_run_file_is_read_without_torch_and_without_looking_at_the_machine(f
 
 def test_the_loop_names_no_engine_no_precision_and_no_tracker() -> None:
     text = (SOURCE / "loop.py").read_text()
-    for name in ("single", "fsdp", "ddp", "bf16", "fp32", "float16", "tensorboard", "progress_bar"):
-        assert f'"{name}' not in text
+    for name in ("single", "fsdp", "ddp", "bf16", "fp32", "fp16-mixed", "float16", "tensorboard"):
+        assert f'"{name}"' not in text
     assert not {m for m in imported(SOURCE / "loop.py") if m.startswith("drivetrain.tracking.") and "events" not in m}
 
 

@@ -255,6 +255,6 @@ def test_skipped_steps_are_seen_and_do_not_advance_the_schedule() -> None:
 def test_a_loss_scale_that_falls_without_end_is_told() -> None:
     run = config(precision="fp16-mixed", loop={"steps": 100}, scaler={"init_scale": 2.0**-10})
     ride = Ride(run, TinyWorkload(InfiniteGradients), precision="fp16-mixed")
-    with pytest.raises(RunError, match="the loss scale fell to .* and the gradients still overflow"):
+    with pytest.raises(RunError, match=r"the loss scale fell to .* and the gradients still overflow"):
         ride.go()
     assert len(ride.curve()) == 15  # 2 ** -24 is the last that is tried

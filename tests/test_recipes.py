@@ -71,7 +71,7 @@ def cifar_pickles(folder: Path, rng: np.random.Generator) -> None:
 
 
 def test_no_recipe_is_left_out() -> None:
-    assert RECIPES == sorted(SMALLER)
+    assert sorted(SMALLER) == RECIPES
 
 
 @pytest.mark.usefixtures("checkout")

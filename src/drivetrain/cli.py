@@ -117,16 +117,20 @@ def compare(
     cell_timeout: Annotated[float | None, typer.Option(min=0, help="Seconds a cell may take.")] = None,
     cell_memory: Annotated[float | None, typer.Option(min=0, help="MiB of resident memory a cell may take.")] = None,
     checkpoint: Annotated[str | None, typer.Option(help="To predict with: a folder; left out, fresh weights.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Run finished cells again.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run all cells again.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Run cells again that did not complete.")] = False,
 ) -> None:
     """Train (or predict) along any axes and put the results side by side."""
     from drivetrain.compare import verbs
-    from drivetrain.compare.runner import Limits
+    from drivetrain.compare.matrix import Job
+    from drivetrain.compare.runner import Again, Limits
     from drivetrain.compare.table import comparison_table
 
+    again = Again.ALL if fresh else Again.FAILED if retry else Again.UNFINISHED
+    job = Job(verb.value, checkpoint)
     limits = Limits(cell_timeout, None if cell_memory is None else int(cell_memory * 2**20))
     try:
-        comparison, folder = verbs.compare(run_file, axes or [], to, seeds, verb.value, limits, checkpoint, fresh)
+        comparison, folder = verbs.compare(run_file, axes or [], to, seeds, job, limits, again)
     except KeyboardInterrupt:
         errors.print("[bold red]Interrupted.[/] Finished cells are kept: the same command goes on with the others.")
         raise typer.Exit(130) from None

@@ -20,6 +20,10 @@ def import_object(path: str, field: str) -> Any:
         raise problem(
             field, f"{path!r} cannot be imported: {error}", "install the package, or add its folder to PYTHONPATH"
         ) from None
+    except Exception as error:  # the user's own code runs here
+        raise problem(
+            field, f"{module_name} fails when it is imported: {type(error).__name__}: {error}", "correct it"
+        ) from error
     try:
         return getattr(module, name)
     except AttributeError:

@@ -17,8 +17,8 @@ from drivetrain.data.loader import evaluation_batches, training_windows
 from drivetrain.data.order import GlobalOrder
 from drivetrain.engines.base import Engine
 from drivetrain.folder import RunFolder
-from drivetrain.loop import Progress, Surroundings, train
 from drivetrain.hardware import torch_device
+from drivetrain.loop import Progress, Surroundings, train
 from drivetrain.measure.meters import Meters
 from drivetrain.measure.throughput import Stopwatch
 from drivetrain.precision import arithmetic, is_emulated

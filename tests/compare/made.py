@@ -59,4 +59,6 @@ def comparison(folder: Path, **rows: list[RunReport | None]) -> Comparison:
         losses = {step: 0.5 + 0.5 * math.exp(-step / 5) * (1 + number / 100) for step in range(1, 11)}
         results = [result(folder / f"{label}{seed}", made, losses) for seed, made in enumerate(reports)]
         found.append(Row(label, (label,), tuple(results)))
-    return Comparison("made", "train", ("precision",), tuple(found), {"device_name": "a CPU", "versions": {"torch": "2"}})
+    return Comparison(
+        "made", "train", ("precision",), tuple(found), {"device_name": "a CPU", "versions": {"torch": "2"}}
+    )

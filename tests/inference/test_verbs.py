@@ -65,7 +65,7 @@ def test_best_and_last_are_found(trained: RunConfig) -> None:
     assert evaluate(trained, detect("cpu"), "last")["checkpoint"].endswith("step-00000030")
     best = evaluate(trained, detect("cpu"), "best")
     assert best["checkpoint"] == report["best_checkpoint"]
-    assert best["metrics"]["accuracy"] == pytest.approx(report["best"]["value"])
+    assert best["metrics"][report["best"]["metric"]] == pytest.approx(report["best"]["value"])
 
 
 def test_predictions_are_those_of_the_weights_in_order(trained: RunConfig) -> None:

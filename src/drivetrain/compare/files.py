@@ -1,4 +1,4 @@
-"""A comparison as CSV, JSON and Markdown. Numbers in plain units (seconds, bytes, shares), spreads in columns of their own."""
+"""A comparison as CSV, JSON and Markdown. Files hold plain units (seconds, bytes, shares), spreads beside the means."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,10 +15,19 @@ from drivetrain.config import rules
 from drivetrain.config.load import load
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
+from drivetrain.config.workload import UserModule
 from drivetrain.errors import Problem, problem
 
 Verb = Literal["train", "predict"]
 MOST_CELLS = 5000  # a matrix above is a slip of the keyboard
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every cell does."""
+
+    verb: Verb
+    checkpoint: str | None  # to predict with; None: fresh weights
 
 
 @dataclass(frozen=True)
@@ -40,9 +49,11 @@ class Cell:
 @dataclass(frozen=True)
 class Matrix:
     name: str
-    verb: Verb
+    job: Job
     axes: tuple[Axis, ...]
-    cells: tuple[Cell, ...]  # all choices with the first seed, then with the next: a drift of the machine hits all alike
+    cells: tuple[
+        Cell, ...
+    ]  # all choices with the first seed, then with the next: a drift of the machine hits all alike
     num_seeds: int
 
 
@@ -51,7 +62,7 @@ def build_matrix(
     fixed: Sequence[str],
     axes: Sequence[Axis],
     num_seeds: int,
-    verb: Verb,
+    job: Job,
     root: Path,
     machine: Machine,
     versions: dict[str, str],
@@ -63,14 +74,16 @@ def build_matrix(
     if num_seeds > 1 and any(axis.key == "seed" for axis in axes):
         raise problem("--seeds", "seed is an axis already", "give one of the two")
     cells = [
-        _cell(run_file, choice, offset, verb, root, machine, versions) for offset in range(num_seeds) for choice in chosen
+        _cell(run_file, choice, offset, job, root, machine, versions)
+        for offset in range(num_seeds)
+        for choice in chosen
     ]
     name = next((cell.run.name for cell in cells if cell.run is not None), run_file.stem)
-    return Matrix(name, verb, tuple(axes), tuple(cells), num_seeds)
+    return Matrix(name, job, tuple(axes), tuple(cells), num_seeds)
 
 
 def _cell(
-    run_file: Path, choice: Choice, offset: int, verb: Verb, root: Path, machine: Machine, versions: dict[str, str]
+    run_file: Path, choice: Choice, offset: int, job: Job, root: Path, machine: Machine, versions: dict[str, str]
 ) -> Cell:
     run, problems = load(run_file, choice.overrides)
     told = {found.field for found in problems}
@@ -80,15 +93,24 @@ def _cell(
         folder = root / "cells" / _slug(f"{choice.label} refused")
         return Cell(choice, offset, None, tuple(problems), folder, key="")
     seeded = run.model_copy(update={"seed": run.seed + offset})
-    key = _key(seeded, verb, machine, versions)
+    key = _key(seeded, job, machine, versions)
     folder = root / "cells" / f"{_slug(choice.label)}-{seeded.seed}-{key[:8]}"
     return Cell(choice, seeded.seed, seeded.model_copy(update={"output": folder / "run"}), (), folder, key)
 
 
-def _key(run: RunConfig, verb: Verb, machine: Machine, versions: dict[str, str]) -> str:
+def _key(run: RunConfig, job: Job, machine: Machine, versions: dict[str, str]) -> str:
     made_of: dict[str, Any] = run.model_dump(mode="json", exclude={"output", "name", "tracking"})
-    made_of |= {"verb": verb, "device": machine.device_name, "versions": versions}
+    made_of |= {"job": asdict(job), "device": machine.device_name, "versions": versions, "files": _files(run)}
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+
+
+def _files(run: RunConfig) -> list[str]:
+    """State of the files the run reads: a changed one makes another result. What lies in folders is not looked at."""
+    workload = run.workload
+    if isinstance(workload, UserModule):
+        return [hashlib.sha256(workload.path.read_bytes()).hexdigest()]
+    paths = [Path(given) for given in (workload.data.train, workload.data.evaluation) if given is not None]
+    return [f"{path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths if path.is_file()]
 
 
 def _slug(label: str) -> str:

@@ -69,7 +69,7 @@ def _inline(figure: Figure, title: str) -> Markup:
 def _configs(comparison: Comparison) -> list[dict[str, str]]:
     """Of each row's first run that left one: what it differs in from the reference, and the whole."""
     reference = None if comparison.reference is None else _config(comparison.reference)
-    shown = []
+    shown: list[dict[str, str]] = []
     for row in comparison.rows:
         config = _config(row)
         if config is not None:

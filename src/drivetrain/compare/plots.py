@@ -25,7 +25,7 @@ MOST_BARS = 48
 MOST_POINTS = 300  # of a curve; more cannot be seen
 PARTS = ("data", "forward", "backward", "forward_backward", "optimizer", "evaluation", "save")
 
-STYLE = {
+STYLE: Any = {  # matplotlib types its hundreds of keys one by one
     "svg.fonttype": "none",
     "svg.hashsalt": "drivetrain",
     "text.color": INK,
@@ -124,7 +124,7 @@ def _memory(comparison: Comparison) -> Figure | None:
     figure, axes = _figure(height=_height(len(rows) * len(kinds)))
     thickness = 0.8 / len(kinds)
     for number, kind in enumerate(kinds):
-        values = [(row.mean(lambda report: report.peak_memory.get(kind)) or 0.0) / 2**20 for row in rows]
+        values = [_peak(row, kind) / 2**20 for row in rows]
         places = [i + number * thickness for i in range(len(rows))]
         axes.barh(places, values, thickness, color=COLOURS[number], label=kind)
         _write_values(axes, places, values)
@@ -134,13 +134,21 @@ def _memory(comparison: Comparison) -> Figure | None:
     return figure
 
 
+def _peak(row: Row, kind: str) -> float:
+    return row.mean(lambda report: report.peak_memory.get(kind)) or 0.0
+
+
 def _breakdown(comparison: Comparison) -> Figure | None:
     rows = [row for row in comparison.completed if any(report.seconds_by_part for report in row.reports)]
     if not rows:
         return None
     names = [name for name in PARTS if any(name in report.seconds_by_part for row in rows for report in row.reports)]
-    shares = {name: [row.mean(lambda report: report.seconds_by_part.get(name, 0.0)) or 0.0 for row in rows] for name in names}
-    return _stacked("seconds by part", [row.label for row in rows], shares)
+    parts = {name: [_seconds(row, name) for row in rows] for name in names}
+    return _stacked("seconds by part", [row.label for row in rows], parts)
+
+
+def _seconds(row: Row, part: str) -> float:
+    return row.mean(lambda report: report.seconds_by_part.get(part, 0.0)) or 0.0
 
 
 def _stacked(title: str, labels: Sequence[str], parts: dict[str, list[float]]) -> Figure:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Protocol
 
@@ -18,7 +19,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from drivetrain.compare.cell import REQUEST, Request
-from drivetrain.compare.matrix import Cell, Matrix
+from drivetrain.compare.matrix import Cell, Job, Matrix
 from drivetrain.compare.outcome import Outcome
 from drivetrain.errors import problem
 
@@ -54,33 +55,37 @@ class Listener(Protocol):
         """kept: it was there from an earlier start."""
 
 
-def run_matrix(
-    matrix: Matrix, root: Path, limits: Limits, checkpoint: str | None, fresh: bool, listener: Listener
-) -> list[Outcome]:
-    """Outcomes in the order of the cells. Finished cells of an earlier start are kept unless `fresh`.
+class Again(Enum):
+    """Which cells of an earlier start are run again."""
+
+    UNFINISHED = "unfinished"
+    FAILED = "failed"  # and those that did not complete
+    ALL = "all"
+
+
+def run_matrix(matrix: Matrix, root: Path, limits: Limits, again: Again, listener: Listener) -> list[Outcome]:
+    """Outcomes in the order of the cells.
 
     KeyboardInterrupt ends the running cell and is passed on; what finished stays.
     """
     with _alone(root):
-        return [_one(cell, matrix, limits, checkpoint, fresh, listener) for cell in matrix.cells]
+        return [_one(cell, matrix.job, limits, again, listener) for cell in matrix.cells]
 
 
-def _one(
-    cell: Cell, matrix: Matrix, limits: Limits, checkpoint: str | None, fresh: bool, listener: Listener
-) -> Outcome:
+def _one(cell: Cell, job: Job, limits: Limits, again: Again, listener: Listener) -> Outcome:
     if cell.run is None:
         reason = "; ".join(f"{found.field}: {found.why}" for found in cell.problems)
         outcome = Outcome(key="", status="refused", reason=reason)
         listener.ended(cell, outcome, kept=False)
         return outcome
-    earlier = None if fresh else Outcome.read(cell.folder)
-    if earlier is not None and earlier.key == cell.key:
+    earlier = None if again is Again.ALL else Outcome.read(cell.folder)
+    if earlier is not None and earlier.key == cell.key and (again is not Again.FAILED or earlier.status == "completed"):
         listener.ended(cell, earlier, kept=True)
         return earlier
     listener.started(cell)
     shutil.rmtree(cell.folder, ignore_errors=True)
     cell.folder.mkdir(parents=True)
-    request = Request(key=cell.key, verb=matrix.verb, run=cell.run, checkpoint=checkpoint)
+    request = Request(key=cell.key, verb=job.verb, run=cell.run, checkpoint=job.checkpoint)
     (cell.folder / REQUEST).write_text(request.model_dump_json(indent=1) + "\n", encoding="utf-8")
     outcome = _in_a_process(cell, limits, lambda glance: listener.glanced(cell, glance))
     listener.ended(cell, outcome, kept=False)

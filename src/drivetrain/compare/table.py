@@ -26,7 +26,9 @@ def comparison_table(comparison: Comparison) -> Group:
         status = [] if all_completed else ["" if row.status == "completed" else f"[red]{row.status}[/]"]
         shown = (_figure(row, column, figures) for column in figures.columns)
         table.add_row(*map(escape, row.names), *shown, *status)
-    reasons = [f"[bold]{escape(row.label)}[/]: {row.status}: {escape(row.reason)}" for row in comparison.rows if row.reason]
+    reasons = [
+        f"[bold]{escape(row.label)}[/]: {row.status}: {escape(row.reason)}" for row in comparison.rows if row.reason
+    ]
     return Group(table, *map(Text.from_markup, reasons), Text(advice(comparison), style="bold"))
 
 

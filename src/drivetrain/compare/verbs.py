@@ -11,12 +11,12 @@ from drivetrain import environment
 from drivetrain.compare.axes import read_axes
 from drivetrain.compare.files import as_csv, as_json, as_markdown, write_text
 from drivetrain.compare.live import MatrixView
-from drivetrain.compare.matrix import Matrix, Verb, build_matrix
+from drivetrain.compare.matrix import Job, Matrix, build_matrix
 from drivetrain.compare.outcome import Outcome
 from drivetrain.compare.page import as_html
 from drivetrain.compare.plots import as_png, as_svg, plots
 from drivetrain.compare.rows import Comparison, Result, Row
-from drivetrain.compare.runner import Limits, run_matrix
+from drivetrain.compare.runner import Again, Limits, run_matrix
 from drivetrain.config.load import read_yaml
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.folder import RunFolder
@@ -30,10 +30,9 @@ def compare(
     arguments: Sequence[str],
     root: Path | None,
     num_seeds: int,
-    verb: Verb,
+    job: Job,
     limits: Limits,
-    checkpoint: str | None,
-    fresh: bool,
+    again: Again,
 ) -> tuple[Comparison, Path]:
     """Run the matrix and write its files into the folder, which is returned too. UserError before any cell starts."""
     fixed, axes = read_axes(arguments)
@@ -41,11 +40,11 @@ def compare(
     machine = detect()
     folder = root or Path("runs") / f"{run_file.stem}-compare"
     versions = environment.versions()
-    matrix = build_matrix(run_file, fixed, axes, num_seeds, verb, folder, machine, versions)
+    matrix = build_matrix(run_file, fixed, axes, num_seeds, job, folder, machine, versions)
     if all(cell.run is None for cell in matrix.cells):
         raise UserError(list(dict.fromkeys(found for cell in matrix.cells for found in cell.problems)))
     with MatrixView(matrix) as view:
-        outcomes = run_matrix(matrix, folder, limits, checkpoint, fresh, view)
+        outcomes = run_matrix(matrix, folder, limits, again, view)
     comparison = _comparison(matrix, outcomes, environment.describe(machine))
     _remember(comparison, folder)
     write_files(comparison, folder)
@@ -87,14 +86,12 @@ def write_files(comparison: Comparison, folder: Path) -> None:
 
 def _comparison(matrix: Matrix, outcomes: Sequence[Outcome], machine: dict[str, Any]) -> Comparison:
     width = len(matrix.cells) // matrix.num_seeds
-    results = [
-        Result.read(outcome, cell.run_folder) for cell, outcome in zip(matrix.cells, outcomes, strict=True)
-    ]
+    results = [Result.read(outcome, cell.run_folder) for cell, outcome in zip(matrix.cells, outcomes, strict=True)]
     rows = tuple(
         Row(cell.choice.label, cell.choice.values, tuple(results[number::width]))
         for number, cell in enumerate(matrix.cells[:width])
     )
-    return Comparison(matrix.name, matrix.verb, tuple(axis.key for axis in matrix.axes), rows, machine)
+    return Comparison(matrix.name, matrix.job.verb, tuple(axis.key for axis in matrix.axes), rows, machine)
 
 
 def _remember(comparison: Comparison, folder: Path) -> None:
@@ -103,7 +100,8 @@ def _remember(comparison: Comparison, folder: Path) -> None:
             "label": row.label,
             "values": row.values,
             "results": [
-                {"outcome": result.outcome.model_dump(), "folder": _beside(result.folder, folder)} for result in row.results
+                {"outcome": result.outcome.model_dump(), "folder": _beside(result.folder, folder)}
+                for result in row.results
             ],
         }
         for row in comparison.rows

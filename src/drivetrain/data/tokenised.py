@@ -79,13 +79,17 @@ def _tokenise(tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None,
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     segments = np.concatenate(encoded["token_type_ids"]).astype(np.int8) if pairs is not None else None
     ids = np.concatenate(encoded["input_ids"]).astype(np.int32)
-    return Tokens(ids, offsets, segments, truncated=_count_truncated(tokenizer, texts, pairs, lengths, max_length))
+    if encoded.is_fast:
+        truncated = sum(bool(each.overflowing) for each in encoded.encodings)
+    else:
+        truncated = _count_truncated(tokenizer, texts, pairs, lengths, max_length)
+    return Tokens(ids, offsets, segments, truncated)
 
 
 def _count_truncated(
     tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, lengths: Sequence[int], max_length: int
 ) -> int:
-    """Of the texts of max_length tokens, those that have more when they may."""
+    """Of a slow tokenizer's texts of max_length tokens, those that have more when they may."""
     full = [i for i, length in enumerate(lengths) if length == max_length]
     if not full:
         return 0

@@ -13,8 +13,8 @@ from drivetrain.data.loader import evaluation_batches
 from drivetrain.engines.base import Engine
 from drivetrain.errors import problem
 from drivetrain.folder import RunFolder
-from drivetrain.inference.weights import load_into
 from drivetrain.hardware import torch_device
+from drivetrain.inference.weights import load_into
 from drivetrain.measure.meters import Meters
 from drivetrain.measure.throughput import Stopwatch
 from drivetrain.precision import arithmetic, is_emulated

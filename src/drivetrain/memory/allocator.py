@@ -1,7 +1,7 @@
 """The C library's malloc on a CPU run: keep freed blocks, so that the next step does not fault them in again.
 
 By default glibc gives every block above 32 MB back to the kernel when it is freed; the next step gets fresh pages,
-each zeroed on first touch. FACTS for one machine are in docs/speed.md.
+each zeroed on first touch. docs/speed.md says what it brings and what it costs.
 """
 
 from __future__ import annotations

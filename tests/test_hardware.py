@@ -1,0 +1,36 @@
+"""This machine as the rules see it."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+import pytest
+import torch
+
+from drivetrain.hardware import detect, torch_device, usable_cores
+
+
+def test_a_cpu_is_described_by_what_a_process_may_use() -> None:
+    machine = detect("cpu")
+    assert (machine.device, machine.device_count, machine.compute_capability) == ("cpu", 1, None)
+    assert machine.device_name
+    assert 0 < machine.memory_bytes <= psutil.virtual_memory().total
+    assert 1 <= machine.cpu_cores <= (os.cpu_count() or 1)
+    assert "float32" in machine.native_dtypes
+    assert torch_device(machine) == torch.device("cpu")
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+def test_cores_are_those_of_the_affinity() -> None:
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert usable_cores() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_auto_takes_the_cpu_where_there_is_no_gpu() -> None:
+    assert detect("auto") == detect("cuda") == detect("cpu")
