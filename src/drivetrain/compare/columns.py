@@ -61,7 +61,7 @@ def _columns(comparison: Comparison) -> list[Column]:
         _speed_up(comparison),
         *_memory(comparison),
         _of("utilisation", "utilisation_mean", lambda r: r.utilisation["mean"], _share, "high"),
-        _of("peak", "utilisation_peak", lambda r: r.utilisation["peak"], _share, None),
+        _of("peak utilisation", "utilisation_peak", lambda r: r.utilisation["peak"], _share, None),
         *_metrics(comparison),
         _loss_difference(comparison),
         _of("skipped steps", "skipped_steps", lambda r: r.skipped_steps, _number, None),

@@ -36,6 +36,7 @@ STYLE: Any = {  # matplotlib types its hundreds of keys one by one
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.alpha": 0.15,
     "grid.color": INK,
     "legend.frameon": False,
@@ -52,7 +53,7 @@ def plots(comparison: Comparison) -> dict[str, Figure]:
         drawn["loss"] = _curves(comparison, "training loss", "step", "loss", _loss_points)
         drawn["time"] = _bars(comparison, "samples a second", lambda row: row.mean(lambda r: r.samples_per_second))
         drawn["memory"] = _memory(comparison)
-        drawn["utilisation"] = _curves(comparison, "utilisation", "seconds", "share of the device", _utilisation)
+        drawn["utilisation"] = _curves(comparison, "utilisation", "seconds", "share of the device", _utilisation, 1.02)
         drawn["breakdown"] = _breakdown(comparison)
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
@@ -72,8 +73,14 @@ def as_png(figure: Figure) -> bytes:
 
 
 def _curves(
-    comparison: Comparison, title: str, x: str, y: str, points: Callable[[Row], Sequence[tuple[float, float]]]
+    comparison: Comparison,
+    title: str,
+    x: str,
+    y: str,
+    points: Callable[[Row], Sequence[tuple[float, float]]],
+    top: float | None = None,
 ) -> Figure | None:
+    """top: of an axis that starts at 0; left out, the axis fits the curves."""
     curves = [(row, found) for row in comparison.completed if len(found := points(row)) > 1]
     if not curves:
         return None
@@ -85,6 +92,8 @@ def _curves(
     axes.set_title(title + _left_out(len(curves), MOST_CURVES), loc="left")
     axes.set_xlabel(x)
     axes.set_ylabel(y)
+    if top is not None:
+        axes.set_ylim(0, top)
     axes.legend(fontsize=8, ncols=1 + (len(curves) > 8))
     return figure
 
