@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from drivetrain.cli import main
 from drivetrain.config.run import RunConfig
 
 DIGITS = """
@@ -38,7 +37,7 @@ loop: {steps: 2}
 """
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a digits run, a text run with its data, and a folder of images; the current one."""
     monkeypatch.chdir(tmp_path)
@@ -55,21 +54,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             Image.fromarray(pixels).save(folder / f"{i}.png")
     Path("images.yaml").write_text(DIGITS.replace("source: digits", "source: folder, train: images, image_size: 8"))
     return tmp_path
-
-
-@pytest.fixture
-def drivetrain(here: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs a command line in that folder; gives exit code, stdout and stderr, with runs of white space folded."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as caught:
-            main(list(arguments))
-        out, err = capsys.readouterr()
-        assert Path.cwd() == here
-        assert isinstance(caught.value.code, int)
-        return caught.value.code, out, " ".join(err.split())
-
-    return call
 
 
 def write(text: str) -> Callable[[], None]:

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.cli import main
-
 OWN = """
 import os, signal, time
 import torch
@@ -65,25 +63,12 @@ tracking: {log_every: 1}
 """
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(OWN)
     Path("run.yaml").write_text(RUN)
     return tmp_path
-
-
-@pytest.fixture
-def drivetrain(here: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def call(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(list(arguments))
-        out, err = capsys.readouterr()
-        assert Path.cwd() == here
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, out, err
-
-    return call
 
 
 Call = Callable[..., tuple[int, str, str]]
