@@ -6,24 +6,29 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
-.PHONY: help demo test test-all lint bench clean
+.PHONY: help demo test test-all parity lint bench clean
 
 help:
-	@echo "make demo      install, train the digits recipe at four precisions and compare"
+	@echo "make demo      install, train the digits recipe at four precisions and on four engines, and compare"
 	@echo "make test      install and run the tests"
 	@echo "make test-all  the slow tests too"
+	@echo "make parity    every engine against plain PyTorch, all cases; writes docs/parity.md"
 	@echo "make lint      ruff and mypy"
 	@echo "make bench     the benchmarks of bench/ (tens of minutes; wants a quiet machine)"
 	@echo "make clean     remove .venv, runs and caches"
 
 demo: $(VENV)/.installed
 	$(BIN)/drivetrain compare recipes/digits.yaml precision=fp32,bf16,bf16-mixed,fp16-mixed --output runs/demo --fresh
+	$(BIN)/drivetrain compare recipes/digits.yaml engine=single,dp,ddp,fsdp processes=2 --output runs/demo-engines --fresh
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not slow"
 
 test-all: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest
+
+parity: $(VENV)/.installed-dev
+	PARITY_TABLE=docs/parity.md $(BIN)/python -m pytest tests/parity
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -34,6 +39,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python bench/loop_overhead.py
 	$(BIN)/python bench/trainer.py
 	$(BIN)/python bench/comparing.py
+	$(BIN)/python bench/engines.py
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -16,6 +16,7 @@ import transformers
 
 from drivetrain.config import rules
 from drivetrain.config.load import load
+from drivetrain.config.notices import notices
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import UserError
 from drivetrain.hardware import detect
@@ -28,7 +29,7 @@ def main(run_file: Path, result_file: Path) -> None:
     start = time.perf_counter()
     config = checked(run_file)
     machine = detect(config.device)
-    report, code = run(config, machine, rules.notices(config, machine), overwrite=True)
+    report, code = run(config, machine, notices(config, machine), overwrite=True)
     wall = time.perf_counter() - start
     assert code == 0, "the run was interrupted"
     evaluation = report.seconds_by_part.get("evaluation", 0.0)

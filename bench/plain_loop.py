@@ -100,7 +100,7 @@ class Keyed(Dataset[Any]):
 
 
 def batches(config: RunConfig, workload: Workload) -> Iterator[dict[str, torch.Tensor]]:
-    order = GlobalOrder(len(workload.train), config.global_batch(), config.seed, workload.lengths)
+    order = GlobalOrder(len(workload.train), config.global_batch, config.seed)
     keys = []
     assert config.loop.steps is not None, "the bench's run files count steps"
     for step in range(config.loop.steps):

@@ -36,8 +36,11 @@ def image_workload(data: Images, depths: list[int]) -> dict[str, Any]:
     }
 
 
-def text_workload(data: Texts, layers: int, width: int, max_length: int, cache: Path) -> dict[str, Any]:
-    """A small BERT from scratch. cache: where drivetrain keeps tokenised data; a fresh folder makes it tokenise."""
+def text_workload(data: Texts, layers: int, width: int, max_length: int, cache: Path, **other: Any) -> dict[str, Any]:
+    """A small BERT from scratch. other: further settings of the data.
+
+    cache: where drivetrain keeps tokenised data; a fresh folder makes it tokenise.
+    """
     return {
         "type": "text_classification",
         "model": {
@@ -57,6 +60,7 @@ def text_workload(data: Texts, layers: int, width: int, max_length: int, cache: 
             "label_column": "label",
             "max_length": max_length,
             "cache": str(cache),
+            **other,
         },
     }
 

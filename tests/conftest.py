@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.ranks import RankPool
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -16,6 +18,19 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip(f"real data are not at {SHARED_DATA}")
     return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Callable[[int], RankPool]]:
+    """World size → the processes of that many ranks, which live as long as the session."""
+    pools: dict[int, RankPool] = {}
+
+    def of(world: int) -> RankPool:
+        return pools.setdefault(world, RankPool(world))
+
+    yield of
+    for pool in pools.values():
+        pool.close()
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from drivetrain.checkpoint.directory import read_manifest, same, steps
 from drivetrain.checkpointing import RunCheckpoints
 from drivetrain.config.load import validate
 from drivetrain.config.training import Optimizer
-from drivetrain.engines.single import SingleEngine
 from drivetrain.errors import UserError
 from drivetrain.loop import Progress
+from drivetrain.ranks import Ranks
 from drivetrain.tracking.events import CheckpointSaved, Event, Warned
 from drivetrain.workloads.base import BestMetric
-from tests.tiny_workload import Rows, TinyWorkload, perceptron, single_engine
+from tests.tiny_workload import Rows, TinyWorkload, perceptron, tiny_engine
 
 ADAMW = Optimizer(lr=0.01)
 
@@ -29,14 +29,14 @@ class Training:
         raw = {"workload": {"type": "module", "path": "x.py"}, "batch_size": 8, "loop": {"steps": 9}}
         run, _ = validate(raw | {"precision": precision} | changes, [])
         assert run is not None
-        self.engine: SingleEngine = single_engine(TinyWorkload(perceptron), precision, ADAMW, scaler=run.scaler)
+        self.engine = tiny_engine(TinyWorkload(perceptron), precision, ADAMW, scaler=run.scaler)
         self.events: list[Event] = []
         metric = BestMetric("accuracy", higher_is_better=True)
-        self.checkpoints = RunCheckpoints(root, run, self.engine, metric, 40, self.events.append)
+        self.checkpoints = RunCheckpoints(root, run, self.engine, Ranks(), metric, 40, self.events.append)
 
     def train(self, progress: Progress, steps: int) -> Progress:
         for _ in range(steps):
-            self.engine.forward_backward([Rows(40).batch(*range(progress.step, progress.step + 8))])
+            self.engine.forward_backward([Rows(40).micro(*range(progress.step, progress.step + 8))])
             progress.updates += not self.engine.optimizer_step(1.0).skipped
             progress.step += 1
         return progress

@@ -252,6 +252,9 @@ def test_schema_is_a_json_schema_of_the_run_file(drivetrain: Callable[..., tuple
 
 def test_doctor_says_what_works_and_why_not(drivetrain: Callable[..., tuple[int, str, str]]) -> None:
     code, out, _ = drivetrain("doctor", "--json")
+    engines = json.loads(out)["engines"]
+    assert engines["single"][0] == engines["ddp"][0] == engines["fsdp"][0] == "yes"
+    assert engines["dp"][0] == ("emulated" if json.loads(out)["device"] == "cpu" else "yes")
     findings = json.loads(out)
     assert code == 0
     assert findings["precisions"]["fp32"][0] == "yes"

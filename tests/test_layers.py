@@ -17,8 +17,9 @@ MOST_LINES = 350
 LAYERS = [
     ["errors", "__init__"],
     ["imports", "config"],
-    ["hardware", "environment", "emulation", "rng", "signals"],
-    ["precision", "data", "models", "optim", "folder", "measure"],
+    ["hardware", "environment", "emulation", "rng", "signals", "ranks"],
+    ["precision", "data", "models", "optim", "folder"],
+    ["measure"],
     ["workloads"],
     ["memory", "workload_rules"],
     ["engines", "tracking", "checkpoint"],
@@ -27,7 +28,9 @@ LAYERS = [
     ["checkpointing"],
     ["run"],
     ["inference", "show", "doctor"],
-    ["compare"],
+    ["prove"],
+    ["launch"],
+    ["compare", "proving"],
     ["cli"],
     ["__main__"],
 ]

@@ -17,6 +17,7 @@ from drivetrain.config.load import validate
 from drivetrain.config.run import RunConfig
 from drivetrain.config.training import Loader
 from drivetrain.data.loader import training_windows
+from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
 from drivetrain.errors import RunError
 from drivetrain.loop import Progress, Surroundings, train
@@ -27,7 +28,7 @@ from drivetrain.report import Status
 from drivetrain.signals import StopRequest
 from drivetrain.tracking.events import Evaluated, Event, StepDone
 from drivetrain.workloads.base import BestMetric
-from tests.tiny_workload import CLASSES, CPU, FEATURES, IGNORED, Rows, TinyWorkload, perceptron, single_engine
+from tests.tiny_workload import CLASSES, CPU, FEATURES, IGNORED, Rows, TinyWorkload, perceptron, tiny_engine
 
 
 def config(**changes: Any) -> RunConfig:
@@ -58,18 +59,18 @@ class Ride:
     progress: Progress = field(default_factory=Progress)
 
     def go(self) -> Status:
-        self.engine = single_engine(
+        self.engine = tiny_engine(
             self.workload,
             self.precision,
             self.run.optimizer,
             max_grad_norm=self.run.loop.max_grad_norm,
             scaler=self.run.scaler,
         )
-        order = GlobalOrder(len(self.workload.train), self.run.global_batch(), self.run.seed)
+        order = GlobalOrder(len(self.workload.train), self.run.global_batch, self.run.seed)
         total = self.run.loop.steps or order.steps_per_epoch * (self.run.loop.epochs or 0)
-        micro = self.run.micro_batch_size or self.run.global_batch()
+        mine = Slice(0, 1, self.run.micro_batch)
         windows = training_windows(
-            self.workload.train, self.workload.collate, order, range(self.progress.step, total), micro, Loader()
+            self.workload.train, self.workload.collate, order, range(self.progress.step, total), mine, Loader()
         )
         stop = StopRequest()
         scores = iter(self.scores or ())
@@ -82,7 +83,7 @@ class Ride:
             evaluate=None if self.scores is None else lambda: {"accuracy": next(scores), "loss": 1.0},
             save=lambda progress: self.saves.append(progress.step),
             send=send,
-            stop=stop,
+            stop=lambda: stop.signal_number is not None,
             best_metric=BestMetric("accuracy", higher_is_better=True),
             meters=Meters(
                 CPU, self.run.precision_spec, self.engine, instrument=False, stopwatch=Stopwatch(torch.device("cpu"))
@@ -102,7 +103,7 @@ def by_hand(run: RunConfig, rows: Rows, steps: int) -> tuple[nn.Module, list[flo
     """The plain PyTorch loop of a tutorial over the same order: model, losses, gradient norms."""
     model = perceptron()
     optimizer = torch.optim.SGD(model.parameters(), lr=run.optimizer.lr)
-    order, factor = GlobalOrder(len(rows), run.global_batch(), run.seed), lr_factor(run.schedule, steps)
+    order, factor = GlobalOrder(len(rows), run.global_batch, run.seed), lr_factor(run.schedule, steps)
     losses, norms = [], []
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = run.optimizer.lr * factor(step)

@@ -15,18 +15,21 @@ from drivetrain.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted(path.name for path in (ROOT / "recipes").glob("*.yaml"))
+SMALL_BERT = ["config.num_hidden_layers=2", "config.hidden_size=32", "config.intermediate_size=32", "loop.epochs=1"]
+SMALL_RESNET = [
+    "image_size=32", "crop_padding=4", "config.depths=[1,1,1,1]", "config.hidden_sizes=[8,16,32,64]",
+    "config.embedding_size=8", "loop.epochs=1", "batch_size=16", "loader.workers=1",
+]  # fmt: skip
 # what makes a recipe small; everything else stays as it ships
 SMALLER = {
     "digits.yaml": ["workload.data.limit_train=128", "workload.data.limit_evaluation=50", "loop.epochs=1"],
     "digits-small-lr.yaml": ["workload.data.limit_train=64", "workload.data.limit_evaluation=50", "loop.epochs=1"],
     "linear.yaml": [],
-    "hotel-bert.yaml": ["config.num_hidden_layers=1", "loop.epochs=1"],
+    "hotel-bert.yaml": SMALL_BERT,
     "cifar10-small.yaml": ["limit_train=64", "limit_evaluation=20", "loop.epochs=1"],
-    "cifar10-resnet50-224.yaml": [
-        "image_size=32", "crop_padding=4", "config.depths=[1,1,1,1]", "config.hidden_sizes=[8,16,32,64]",
-        "config.embedding_size=8", "loop.epochs=1", "batch_size=16", "loader.workers=1",
-    ],
-}  # fmt: skip
+    **{f"cifar10-resnet50-{name}.yaml": SMALL_RESNET for name in ("224", "dp", "ddp", "fsdp")},
+    **{f"hotel-bert-{engine}.yaml": SMALL_BERT for engine in ("dp", "ddp", "fsdp")},
+}
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +12,16 @@ from torch.nn import functional as F
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
+from drivetrain.config.engine import EngineConfig
+from drivetrain.config.engine import SingleEngine as Single
 from drivetrain.config.machine import Machine
 from drivetrain.config.precision import PRECISIONS
 from drivetrain.config.training import Optimizer, Scaler
-from drivetrain.engines.base import EngineOptions
-from drivetrain.engines.single import SingleEngine
+from drivetrain.data.loader import MicroBatch
+from drivetrain.engines import build_engine
+from drivetrain.engines.base import Engine, EngineOptions
 from drivetrain.optim import optimizer_factory
+from drivetrain.ranks import Ranks
 from drivetrain.workloads.base import Batch, BestMetric, Outputs, Workload
 
 FEATURES, CLASSES, IGNORED = 8, 3, -100
@@ -43,6 +47,9 @@ class Rows:
 
     def batch(self, *indices: int) -> Batch:
         return {"features": self.features[list(indices)], "labels": self.labels[list(indices)]}
+
+    def micro(self, *indices: int) -> MicroBatch:
+        return MicroBatch(self.batch(*indices))
 
 
 class TinyWorkload(Workload):
@@ -116,27 +123,32 @@ def perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, CLASSES))
 
 
-def single_engine(
+def tiny_engine(
     workload: Workload,
     precision: str = "fp32",
     optimizer: Optimizer | None = None,
     *,
+    config: EngineConfig | None = None,
     max_grad_norm: float | None = None,
-    recompute: bool = False,
+    recompute: bool | Literal["selective"] = False,
     compile: bool = False,
     scaler: Scaler | None = None,
-) -> SingleEngine:
-    """Set up on the CPU; SGD at 0.1 unless an optimizer is given."""
-    engine = SingleEngine(
+    devices: int = 1,
+) -> Engine:
+    """Set up on the CPU, among the ranks of this process's group; SGD at 0.1 unless an optimizer is given."""
+    made = build_engine(
+        config or Single(),
         EngineOptions(
             precision=PRECISIONS[precision],
             scaler=scaler or Scaler(),
             machine=CPU,
             device=torch.device("cpu"),
+            devices=devices,
             max_grad_norm=max_grad_norm,
             recompute=recompute,
             compile=compile,
-        )
+        ),
+        Ranks(),
     )
-    engine.setup(workload, optimizer_factory(optimizer or Optimizer(name="sgd", lr=0.1)))
-    return engine
+    made.setup(workload, optimizer_factory(optimizer or Optimizer(name="sgd", lr=0.1)))
+    return made

@@ -10,37 +10,60 @@ from drivetrain.engines import build_engine
 from drivetrain.engines.base import Engine, EngineOptions, Part, untimed
 from drivetrain.hardware import torch_device
 from drivetrain.memory.allocator import keep_freed_blocks
-from drivetrain.optim import optimizer_factory
-from drivetrain.rng import seed_everything
+from drivetrain.optim import OptimizerFactory, optimizer_factory
+from drivetrain.ranks import Ranks
+from drivetrain.rng import seed_everything, seed_rank
 from drivetrain.workload_rules import check_workload
 from drivetrain.workloads.base import Workload
 from drivetrain.workloads.build import build_workload
 
 
-def assemble(run: RunConfig, machine: Machine, training: bool, part: Part = untimed) -> tuple[Workload, Engine]:
+def assemble(
+    run: RunConfig, machine: Machine, ranks: Ranks, training: bool, part: Part = untimed
+) -> tuple[Workload, Engine]:
     """Data read and checked, model built and wrapped, optimizer made if training. UserError before any work starts.
 
     part: how the engine's parts of a step are timed.
     """
-    if run.allocator == "keep" and machine.device == "cpu":
-        keep_freed_blocks()
-    torch.use_deterministic_algorithms(run.deterministic)
-    build_optimizer = optimizer_factory(run.optimizer) if training else None
+    build_optimizer = optimizer_factory(run.optimizer) if training else None  # its problems come before reading data
     seed_everything(run.seed)
     workload = build_workload(run.workload, run.seed)
     if training:
         check_workload(run, workload)
+    return workload, _engine(workload, run, machine, ranks, build_optimizer, part)
+
+
+def assemble_around(workload: Workload, run: RunConfig, machine: Machine, ranks: Ranks) -> Engine:
+    """The engine of a training of this workload."""
+    check_workload(run, workload)
+    return _engine(workload, run, machine, ranks, optimizer_factory(run.optimizer), untimed)
+
+
+def _engine(
+    workload: Workload,
+    run: RunConfig,
+    machine: Machine,
+    ranks: Ranks,
+    build_optimizer: OptimizerFactory | None,
+    part: Part,
+) -> Engine:
+    if run.allocator == "keep" and machine.device == "cpu":
+        keep_freed_blocks()
+    torch.use_deterministic_algorithms(run.deterministic)
     options = EngineOptions(
         precision=run.precision_spec,
         scaler=run.scaler,
         machine=machine,
         device=torch_device(machine),
+        devices=run.data_parallel_size,
         max_grad_norm=run.loop.max_grad_norm,
-        recompute=run.recompute and training,
+        recompute=run.recompute if build_optimizer is not None else False,
         compile=run.compile,
         part=part,
     )
-    engine = build_engine(run.engine.name, options)
+    engine = build_engine(run.engine, options, ranks)
     seed_everything(run.seed)  # the model's start does not depend on what reading the data drew
     engine.setup(workload, build_optimizer)
-    return workload, engine
+    if ranks.rank:
+        seed_rank(run.seed, ranks.rank)
+    return engine

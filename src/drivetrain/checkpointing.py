@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from drivetrain.checkpoint.directory import check_fits, clean_partials, load, newest_good, save
 from drivetrain.checkpoint.retention import best, prune
 from drivetrain.config.run import RunConfig
-from drivetrain.engines.base import Engine
+from drivetrain.engines.base import Engine, State
 from drivetrain.errors import problem
 from drivetrain.loop import Progress
+from drivetrain.ranks import Ranks
+from drivetrain.rng import restore_rng_state, rng_state, seed_rank
 from drivetrain.tracking.events import CheckpointSaved, Event, Warned
 from drivetrain.workloads.base import BestMetric
 
@@ -23,18 +26,29 @@ class RunCheckpoints:
         root: Path,
         run: RunConfig,
         engine: Engine,
+        ranks: Ranks,
         metric: BestMetric,
         num_samples: int,
         send: Callable[[Event], None],
     ) -> None:
-        self._root, self._run, self._engine, self._metric, self._send = root, run, engine, metric, send
+        self._root, self._run, self._engine, self._ranks, self._metric = root, run, engine, ranks, metric
+        self._send = send
         # the order of the data is a function of these; a resumed run must not change them under way
-        self._order = {"seed": run.seed, "batch_size": run.global_batch(), "num_samples": num_samples}
+        self._order = {"seed": run.seed, "batch_size": run.global_batch, "num_samples": num_samples}
 
     def save(self, progress: Progress) -> None:
-        """Write one, then delete what need not be kept. RunError leaves the earlier ones as they were."""
+        """Write one, then delete what need not be kept. RunError leaves the earlier ones as they were.
+
+        All ranks give their part; the first one writes, and the others hear how it went.
+        """
         start = time.perf_counter()
         state = self._engine.state_dict()
+        generators = self._ranks.gather(rng_state())
+        path, size = self._ranks.on_first(lambda: self._write(progress, state, generators))
+        seconds = time.perf_counter() - start
+        self._send(CheckpointSaved(step=progress.step, path=str(path), bytes=size, seconds=seconds))
+
+    def _write(self, progress: Progress, state: State, generators: list[Any] | None) -> tuple[Path, int]:
         facts: dict[str, Any] = {
             "run": self._run.name,
             "precision": self._run.precision,
@@ -45,20 +59,22 @@ class RunCheckpoints:
         parts = {
             "model": state["model"],
             "optimizer": state["optimizer"],
-            "training": {**progress.state(), "engine": state["engine"], "order": self._order},
+            "training": {
+                "progress": asdict(progress),
+                "generators": generators,  # of each rank
+                "engine": state["engine"],
+                "order": self._order,
+            },
         }
         path = save(self._root, progress.step, parts, facts, assets=self._engine.save_assets)
         prune(
             self._root, self._run.checkpoints.keep_last, self._run.checkpoints.keep_best, self._metric.higher_is_better
         )
-        size = sum(file.stat().st_size for file in path.iterdir())
-        seconds = time.perf_counter() - start
-        self._send(CheckpointSaved(step=progress.step, path=str(path), bytes=size, seconds=seconds))
+        return path, sum(file.stat().st_size for file in path.iterdir())
 
     def restore(self) -> Progress:
         """The state of the newest checkpoint that verifies; a fresh start, said so, if there is none."""
-        clean_partials(self._root)
-        newest, skipped = newest_good(self._root)
+        newest, skipped = self._ranks.on_first(self._found)
         for why in skipped:
             self._send(Warned(message=f"checkpoint skipped: {why}"))
         if newest is None:
@@ -69,9 +85,26 @@ class RunCheckpoints:
         state = load(newest)
         training = state["training"]
         self._same_order(training["order"])
-        check_fits(self._engine.weights(), state["model"], newest)
+        check_fits(self._engine.shapes(), state["model"], newest)
         self._engine.load_state_dict({**state, "engine": training["engine"]})
-        return Progress.restored(training)
+        progress = Progress(**training["progress"])
+        self._restore_generators(training["generators"], progress.step)
+        return progress
+
+    def _found(self) -> tuple[Path | None, list[str]]:
+        clean_partials(self._root)
+        return newest_good(self._root)
+
+    def _restore_generators(self, saved: list[Any], step: int) -> None:
+        if len(saved) == self._ranks.world:
+            restore_rng_state(saved[self._ranks.rank])
+            return
+        seed_rank(self._run.seed + step, self._ranks.rank)
+        message = (
+            f"the checkpoint is of {len(saved)} ranks and this run has {self._ranks.world}: dropout draws other masks "
+            "than it would have drawn; all else goes on as it was"
+        )
+        self._send(Warned(message=message))
 
     def newest(self) -> Path | None:
         return newest_good(self._root)[0]

@@ -16,11 +16,12 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from drivetrain import __version__
-from drivetrain.errors import RunError, UserError
+from drivetrain.errors import RankError, RunError, UserError
 
 if TYPE_CHECKING:
-    from drivetrain.config.machine import Machine
-    from drivetrain.config.run import RunConfig
+    from drivetrain.launch.checked import Checked
+    from drivetrain.launch.start import Node
+    from drivetrain.launch.task import Result
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 failed while running, 2 refused before any work, 130 / 143 saved after Ctrl-C / SIGTERM."
@@ -47,6 +48,9 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides, e.g. precision=bf16-mixed lr=3e-4.")
 ]
 CheckpointOption = Annotated[str, typer.Option("--checkpoint", help="best, last, or a checkpoint folder.")]
+NodesOption = Annotated[int | None, typer.Option("--nodes", min=1, help="Machines, each of which starts this command.")]
+NodeRankOption = Annotated[int, typer.Option("--node-rank", min=0, help="Which of them this one is, from 0.")]
+RendezvousOption = Annotated[str | None, typer.Option("--rendezvous", help="HOST:PORT of the first of them.")]
 
 
 @app.command()
@@ -56,28 +60,35 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest good checkpoint.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run that is in the folder.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and the result.")] = False,
+    nodes: NodesOption = None,
+    node_rank: NodeRankOption = 0,
+    rendezvous: RendezvousOption = None,
 ) -> None:
     """Train. `drivetrain fields` lists every key of a run file."""
     if resume and overwrite:
         raise typer.BadParameter("--resume keeps the run, --overwrite replaces it: give one of them")
-    config, machine, notices = _read(run_file, overrides)
-    from drivetrain.run import run
-    from drivetrain.show import report_table
+    from drivetrain.launch.checked import checked
+    from drivetrain.launch.start import Node
 
-    report, code = run(config, machine, notices, resume, overwrite, quiet)
-    output.print(report_table(report))
-    raise typer.Exit(code)
+    node = Node(node_rank, rendezvous)
+    ready = checked(run_file, overrides or [], nodes, node)
+    result = _start(ready, node, verb="train", resume=resume, overwrite=overwrite, quiet=quiet)
+    if result.of_first:
+        from drivetrain.report import RunReport
+        from drivetrain.show import report_table
+
+        output.print(report_table(RunReport.model_validate(result.value)))
+    raise typer.Exit(result.code)
 
 
 @app.command()
 def evaluate(run_file: RunFile, overrides: Overrides = None, checkpoint: CheckpointOption = "best") -> None:
     """Evaluate a checkpoint of a run; prints JSON."""
-    config, machine, notices = _read(run_file, overrides)
-    from drivetrain.inference import verbs
+    from drivetrain.launch.checked import checked
 
-    _say(notices)
-    result = verbs.evaluate(config, machine, checkpoint)
-    typer.echo(json.dumps(result, indent=2))
+    result = _start(checked(run_file, overrides or []), verb="evaluate", checkpoint=checkpoint)
+    if result.of_first:
+        typer.echo(json.dumps(result.value, indent=2))
 
 
 @app.command()
@@ -91,17 +102,12 @@ def predict(
     ] = None,
 ) -> None:
     """Predict with a checkpoint of a run: one row a sample, in order."""
-    config, machine, notices = _read(run_file, overrides)
-    from drivetrain.inference import verbs
+    from drivetrain.launch.checked import checked
 
-    _say(notices)
-    rows = verbs.predict(config, machine, checkpoint, data)
-    if to is None:
-        for row in rows:
-            typer.echo(json.dumps(row, ensure_ascii=False))
-    else:
-        count = verbs.write_predictions(rows, to)
-        errors.print(f"{count} predictions in {escape(str(to))}")
+    ready = checked(run_file, overrides or [])
+    result = _start(ready, verb="predict", checkpoint=checkpoint, data=data, output=to)
+    if result.of_first and to is not None:
+        errors.print(f"{result.value} predictions in {escape(str(to))}")
 
 
 @app.command()
@@ -153,6 +159,52 @@ def report(
     if to is not None:
         verbs.write_files(comparison, to)
         errors.print(f"page, tables and plots in {escape(str(to))}", soft_wrap=True)
+
+
+@app.command()
+def prove(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option(min=2, help="Steps to compare.")] = 10,
+) -> None:
+    """A few steps of your own run on its engine against one process: PASS or FAIL a promise. Nothing is kept."""
+    from drivetrain import proving
+    from drivetrain.launch.checked import checked
+
+    ready = checked(run_file, overrides or [])
+    _say(ready.notices)
+    proof = proving.prove(ready.run, steps, lambda line: errors.print(f"[dim]{escape(line)}[/]"))
+    table = Table("promise", "", "what was seen", box=None, pad_edge=False)
+    marks = {True: "[green]PASS[/]", False: "[bold red]FAIL[/]", None: "-"}
+    for verdict in proof.verdicts:
+        table.add_row(verdict.promise, marks[verdict.holds], escape(verdict.why))
+    output.print(table)
+    _say(proof.remarks)
+    raise typer.Exit(0 if proof.holds else 1)
+
+
+@app.command()
+def launch(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    slurm: Annotated[bool, typer.Option("--slurm", help="Print a batch script for Slurm.")] = False,
+    nodes: NodesOption = None,
+    time: Annotated[str, typer.Option(help="Time limit of the job, HH:MM:SS.")] = "24:00:00",
+    partition: Annotated[str | None, typer.Option(help="Slurm's partition.")] = None,
+    account: Annotated[str | None, typer.Option(help="Slurm's account.")] = None,
+    cpus: Annotated[int | None, typer.Option(min=1, help="CPU cores a node.")] = None,
+) -> None:
+    """Write what starts a run elsewhere: `drivetrain launch --slurm run.yaml processes=8 --nodes 2 > job.sbatch`."""
+    from drivetrain.config.load import load
+    from drivetrain.launch.slurm import Allocation, sbatch_script
+
+    if not slurm:
+        raise typer.BadParameter("say for what: --slurm")
+    given = [*(overrides or []), *([] if nodes is None else [f"nodes={nodes}"])]
+    run, problems = load(run_file, given)  # the rules are asked on the machine that runs it, not here
+    if run is None or problems:
+        raise UserError(problems)
+    typer.echo(sbatch_script(run_file, given, run, Allocation(time, partition, account, cpus)), nl=False)
 
 
 @app.command()
@@ -210,6 +262,9 @@ def _told(command: Callable[[], Any]) -> int:
     except RunError as error:
         errors.print(f"[bold red]The run failed.[/] {escape(str(error))}")
         return 1
+    except RankError as error:
+        errors.print(f"{escape(error.traceback)}[bold red]The run failed.[/] {escape(str(error))}", soft_wrap=True)
+        return 1
     except KeyboardInterrupt:
         errors.print("[bold red]Interrupted[/] before anything was saved.")
         return 130
@@ -224,22 +279,13 @@ def _print_problems(error: UserError) -> None:
         errors.print(f"      [green]{escape(found.fix)}[/]")
 
 
-def _read(run_file: Path, overrides: list[str] | None) -> tuple[RunConfig, Machine, list[str]]:
-    """The checked config, the machine, and notices. UserError with every problem of schema and rules."""
-    from drivetrain.config import rules
-    from drivetrain.config.load import load
+def _start(checked: Checked, node: Node | None = None, **job: Any) -> Result:
+    from drivetrain.launch.start import Node, start
+    from drivetrain.launch.task import Task
 
-    config, problems = load(run_file, overrides or [])
-    if config is None:
-        raise UserError(problems)
-    from drivetrain.hardware import detect  # only now: a broken run file is answered without importing torch
-
-    machine = detect(config.device)
-    told = {found.field for found in problems}  # a field that was taken out is not reported missing too
-    problems += [found for found in rules.check(config, machine) if found.field not in told]
-    if problems:
-        raise UserError(problems)
-    return config, machine, rules.notices(config, machine)
+    if job["verb"] != "train" and checked.is_first:
+        _say(checked.notices)  # a training tells them itself, and keeps them
+    return start(Task(run=checked.run, notices=checked.notices, **job), node or Node())
 
 
 def _wide(console: Console) -> Console:

@@ -13,7 +13,9 @@ from rich.table import Table
 
 from drivetrain import environment
 from drivetrain.config import rules
+from drivetrain.config.engine import ENGINES
 from drivetrain.config.machine import Machine
+from drivetrain.config.notices import emulation_notice
 from drivetrain.config.precision import PRECISIONS
 from drivetrain.hardware import detect
 
@@ -29,6 +31,7 @@ def examine() -> dict[str, Any]:
     return {
         **environment.describe(machine),
         "precisions": {name: _precision(name, machine) for name in PRECISIONS},
+        "engines": {name: _engine(name, machine) for name in ENGINES},
         "optional": {package: _optional(package) for package in EXTRAS},
         "compile": _compile(),
         "free_disk_bytes": shutil.disk_usage(".").free,
@@ -50,6 +53,8 @@ def render(findings: dict[str, Any]) -> Group:
     works = Table("what", "works", "why", title="what works here", title_justify="left")
     for name, (state, why) in findings["precisions"].items():
         works.add_row(f"precision={name}", _coloured(state), why)
+    for name, (state, why) in findings["engines"].items():
+        works.add_row(f"engine={name}", _coloured(state), why)
     for package, (state, why) in findings["optional"].items():
         works.add_row(package, _coloured(state), escape(why))
     works.add_row("compile=true", _coloured(findings["compile"][0]), findings["compile"][1])
@@ -60,8 +65,17 @@ def _precision(name: str, machine: Machine) -> tuple[str, str]:
     gaps = list(rules.precision_gap(name, machine))
     if gaps:
         return "no", gaps[0]
-    notice = rules.emulation_notice(PRECISIONS[name], machine)
+    notice = emulation_notice(PRECISIONS[name], machine)
     return ("emulated", notice) if notice else ("yes", "")
+
+
+def _engine(name: str, machine: Machine) -> tuple[str, str]:
+    if name == "single":
+        return "yes", ""
+    if machine.device == "cpu":
+        return ("emulated", "replicas on threads") if name == "dp" else ("yes", "processes that share the cores (gloo)")
+    found = f"{machine.device_count} GPU{'s' if machine.device_count > 1 else ''} here; "
+    return "yes", found + "it was tested with CPU ranks, and never on several GPUs"
 
 
 def _optional(package: str) -> tuple[str, str]:

@@ -26,9 +26,20 @@ class UserError(ValueError):
         self.problems = tuple(problems)
         super().__init__("\n".join(map(str, self.problems)))
 
+    def __reduce__(self) -> tuple[type[UserError], tuple[Sequence[Problem]]]:
+        return UserError, (self.problems,)  # from rank to rank
+
 
 class RunError(RuntimeError):
     """The run itself failed (a NaN loss, a full disk). The CLI prints it and exits with code 1."""
+
+
+class RankError(RuntimeError):
+    """A rank of several failed in a way that is nobody's known mistake; `traceback` is that rank's."""
+
+    def __init__(self, message: str, traceback: str = "") -> None:
+        super().__init__(message)
+        self.traceback = traceback
 
 
 def problem(field: str, why: str, fix: str) -> UserError:

@@ -28,6 +28,14 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def loopback() -> str | None:
+    """Name of the network interface that holds 127.0.0.1."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address == "127.0.0.1" for address in addresses):
+            return name
+    return None
+
+
 def _cuda() -> Machine:
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     capability = (properties.major, properties.minor)

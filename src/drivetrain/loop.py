@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,6 @@ from drivetrain.errors import RunError
 from drivetrain.measure.meters import Meters
 from drivetrain.optim import lr_factor
 from drivetrain.report import Status
-from drivetrain.rng import restore_rng_state, rng_state
-from drivetrain.signals import StopRequest
 from drivetrain.tracking.events import Evaluated, Event, StepDone
 from drivetrain.workloads.base import BestMetric
 
@@ -49,14 +47,6 @@ class Progress:
     def skipped(self) -> int:
         return self.step - self.updates
 
-    def state(self) -> dict[str, Any]:
-        return {"progress": asdict(self), "rng": rng_state()}
-
-    @classmethod
-    def restored(cls, state: dict[str, Any]) -> Progress:
-        restore_rng_state(state["rng"])
-        return cls(**state["progress"])
-
 
 @dataclass(frozen=True)
 class Surroundings:
@@ -65,7 +55,7 @@ class Surroundings:
     evaluate: Callable[[], dict[str, float]] | None
     save: Callable[[Progress], None]
     send: Callable[[Event], None]
-    stop: StopRequest
+    stop: Callable[[], bool]  # asked once a step, the same answer on all ranks
     best_metric: BestMetric
     meters: Meters
 
@@ -136,7 +126,7 @@ class Due:
 
 def _due(run: RunConfig, progress: Progress, total_steps: int, steps_per_epoch: int, around: Surroundings) -> Due:
     step, at_end = progress.step, progress.step == total_steps
-    stop = around.stop.signal_number is not None
+    stop = around.stop()
     every = run.evaluation.every_steps or run.evaluation.every_epochs * steps_per_epoch
     evaluation = around.evaluate is not None and (at_end or step % every == 0) and not (stop and not at_end)
     on_cadence = step % run.checkpoints.every_steps == 0 if run.checkpoints.every_steps else step % every == 0

@@ -5,16 +5,29 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from drivetrain.config import training
 from drivetrain.errors import problem
 from drivetrain.imports import import_object
 
-OptimizerFactory = Callable[[nn.Module], torch.optim.Optimizer]
+Maker = Callable[[type[torch.optim.Optimizer], list[dict[str, Any]], dict[str, Any]], torch.optim.Optimizer]
+
+
+class OptimizerFactory(Protocol):
+    def __call__(self, model: nn.Module, make: Maker = ...) -> torch.optim.Optimizer:
+        """The optimizer of a model. make: puts class, parameter groups and arguments together."""
+
+
+def plainly(
+    cls: type[torch.optim.Optimizer], groups: list[dict[str, Any]], arguments: dict[str, Any]
+) -> torch.optim.Optimizer:
+    return cls(groups, **arguments)
+
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
@@ -24,15 +37,15 @@ def optimizer_factory(config: training.Optimizer) -> OptimizerFactory:
     cls = OPTIMIZERS.get(config.name) or _imported(config.name)
     arguments = _arguments(config, cls)
 
-    def build(model: nn.Module) -> torch.optim.Optimizer:
+    def build(model: nn.Module, make: Maker = plainly) -> torch.optim.Optimizer:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         fused = {"fused": True} if _fuses(config, [p for _, p in named]) else {}
         try:
-            optimizer = cls(list(_groups(named, config.weight_decay)), **{**fused, **arguments})
+            optimizer = make(cls, list(_groups(named, config.weight_decay)), {**fused, **arguments})
         except (TypeError, ValueError, RuntimeError) as error:
             raise problem("optimizer", f"{cls.__name__} refuses its arguments: {error}", "correct options") from error
         if cls is torch.optim.SGD:
-            _start_momentum(optimizer)
+            _start_momentum(getattr(optimizer, "optim", optimizer))  # ZeroRedundancyOptimizer keeps one within
         return optimizer
 
     return build
@@ -45,6 +58,8 @@ def _fuses(config: training.Optimizer, parameters: list[nn.Parameter]) -> bool:
     writes nothing back), which looks like a model that does not learn. tests/test_optim.py watches for the cure.
     """
     ours = config.name in OPTIMIZERS and not config.options.keys() & {"foreach", "differentiable", "dampening"}
+    if config.name == "sgd" and any(isinstance(p, DTensor) for p in parameters):
+        return False  # torch 2.13 has no fused SGD over sharded parameters
     return ours and all(p.device.type == "cuda" or p.dtype == torch.float32 for p in parameters)
 
 

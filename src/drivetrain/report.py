@@ -36,11 +36,12 @@ class RunReport(BaseModel):
     seconds: float  # wall time of the training loop over all its parts, resumed ones included
     seconds_by_part: dict[str, float]  # of this process
     samples_per_second: float | None  # steady: without the first steps, evaluation and saving
-    peak_memory: dict[str, int]
-    utilisation: dict[str, Any]
+    peak_memory: dict[str, int]  # of the rank that needed most
+    utilisation: dict[str, Any]  # of all devices
     flops_per_sample: float | None  # forward and backward, recompute included
     flops_per_second: float | None
-    matmul_flops_per_second: float | None  # what this device reaches on large matrices in the compute dtype
+    matmul_flops_per_second: float | None  # what the devices reach on large matrices in the compute dtype
+    ranks: list[dict[str, Any]] = []  # of each: peak_memory, utilisation, local_parameters, ...
 
     data: dict[str, Any]
     checkpoint: str | None  # newest

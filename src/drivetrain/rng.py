@@ -15,6 +15,12 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)  # all devices
 
 
+def seed_rank(seed: int, rank: int) -> None:
+    """Another stream for each rank: equal dropout masks on all would be no dropout of the whole batch."""
+    first, *_ = np.random.SeedSequence([seed, rank]).generate_state(1)
+    seed_everything(int(first))
+
+
 def rng_state() -> dict[str, Any]:
     """JSON-able but for the tensors."""
     version, words, gauss = random.getstate()

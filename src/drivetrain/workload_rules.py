@@ -28,7 +28,7 @@ def best_metric(run: RunConfig, workload: Workload) -> BestMetric:
 
 
 def _batch(run: RunConfig, workload: Workload) -> Iterator[Problem]:
-    batch, samples = run.global_batch(), len(workload.train)
+    batch, samples = run.global_batch, len(workload.train)
     if batch > samples:
         yield Problem(
             "batch_size", f"the batch ({batch}) > the training data ({samples} samples)", f"give at most {samples}"
@@ -38,6 +38,13 @@ def _batch(run: RunConfig, workload: Workload) -> Iterator[Problem]:
             "micro_batch_size",
             f"{run.micro_batch_size} < the batch ({batch}), but this loss does not decompose over samples",
             "leave micro_batch_size out",
+        )
+    if not workload.splits_batches and run.data_parallel_size > 1:
+        yield Problem(
+            "engine",
+            f"{run.engine.name} spreads the batch over {run.data_parallel_size} devices, but this loss does not "
+            "decompose over samples",
+            "give engine=single",
         )
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from drivetrain.config import rules
 from drivetrain.config.load import field_paths, load, resolve_key, validate
 from drivetrain.config.machine import Machine
+from drivetrain.config.notices import notices
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError
 
@@ -249,7 +250,7 @@ def judged(raw: dict[Any, Any]) -> tuple[RunConfig | None, list[Problem]]:
     config, problems = validate(raw, [])
     if config is not None:
         problems = problems + rules.check(config, CPU)
-        rules.notices(config, CPU)
+        notices(config, CPU)
     return config, problems
 
 

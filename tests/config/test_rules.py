@@ -13,6 +13,7 @@ import pytest
 from drivetrain.config import rules
 from drivetrain.config.load import validate
 from drivetrain.config.machine import Machine
+from drivetrain.config.notices import notices
 from drivetrain.config.precision import PRECISIONS
 from drivetrain.config.run import RunConfig
 
@@ -57,6 +58,20 @@ REFUSED = {
     "missing test": ({"workload": workload(TEXTS, evaluation="no.csv")}, "workload.data.evaluation", "does not exist"),
     "missing user file": ({"workload": {"type": "module", "path": "no.py"}}, "workload.path", "does not exist"),
     "a GPU that is not there": ({"device": "cuda"}, "device", "no GPU"),
+    "more ranks than samples": ({"engine": "ddp", "processes": 9}, "batch_size", "(8) < the devices that share it (9)"),
+    "recompute under dp": ({"engine": "dp", "recompute": True}, "recompute", "engine=dp cannot have it"),
+    "compile under dp": ({"engine": "dp", "compile": True}, "compile", "engine=dp cannot have it"),
+    "dp on two nodes": ({"engine": "dp", "nodes": 2}, "nodes", "engine=dp runs in one process"),
+    "uneven shards": (
+        {"engine": {"name": "fsdp", "hybrid": 3}, "processes": 4},
+        "engine.hybrid",
+        "(4) is no multiple of the shards (3)",
+    ),
+    "bf16 over gloo": (
+        {"engine": {"name": "ddp", "gradient_compression": "bf16"}},
+        "engine.gradient_compression",
+        "gloo",
+    ),
     "tf32 on a CPU": ({"precision": "tf32"}, "precision", "exists on cuda only and this is a CPU"),
 }
 
@@ -85,24 +100,43 @@ def test_all_reasons_come_at_once() -> None:
     }  # fmt: skip
 
 
+def test_processes_left_out_are_one_a_gpu_and_never_more() -> None:
+    assert rules.resolved(config(engine="fsdp"), H100).processes == 8
+    assert rules.resolved(config(engine="fsdp", processes=2), H100).processes == 2
+    assert rules.resolved(config(engine="ddp"), CPU).processes == 1
+    assert rules.resolved(config(), H100).processes is None
+    (found,) = rules.check(config(engine="ddp", processes=16, batch_size=64), H100)
+    assert (found.field, found.why) == ("processes", "16 were given, but this machine has 8 GPUs")
+
+
+def test_the_global_batch_is_over_all_devices_of_all_nodes() -> None:
+    each = {"batch_size": None, "batch_size_per_device": 4, "processes": 2}
+    assert config(**each).global_batch == 4
+    assert config(**each, engine="dp").global_batch == 8
+    assert config(**each, engine="ddp", nodes=3).global_batch == 24
+    assert config(**each, engine={"name": "dp", "replicas": 5}).global_batch == 20
+    assert config(**each, engine="ddp", nodes=3).world_size == 6
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_an_h100_takes_every_precision(precision: str) -> None:
     run = config(precision=precision, optimizer={"name": "sgd"})
     assert not rules.check(run, H100)
-    assert not rules.notices(run, H100)
+    assert not notices(run, H100)
 
 
 @pytest.mark.parametrize(
     ("precision", "emulated"), [("fp32", False), ("bf16", True), ("fp16-mixed", True), ("bf16-mixed", True)]
 )
 def test_a_cpu_without_16_bit_arithmetic_says_that_it_emulates(precision: str, emulated: bool) -> None:
-    said = " ".join(rules.notices(config(precision=precision), CPU))
+    said = " ".join(notices(config(precision=precision), CPU))
     assert ("emulated" in said) == emulated
     native = replace(CPU, native_dtypes=frozenset({"float32", "bfloat16", "float16"}))
-    assert "emulated" not in " ".join(rules.notices(config(precision=precision), native))
+    assert "emulated" not in " ".join(notices(config(precision=precision), native))
 
 
 WITHOUT_EFFECT = {
+    "processes": {"processes": 2},
     "scaler": {"scaler": {"init_scale": 8.0}},
     "optimizer.momentum": {"optimizer": {"name": "adamw", "momentum": 0.9}},
     "optimizer.betas": {"optimizer": {"name": "sgd", "betas": [0.9, 0.99]}},
@@ -116,14 +150,14 @@ WITHOUT_EFFECT = {
 
 @pytest.mark.parametrize("field", WITHOUT_EFFECT)
 def test_a_setting_without_effect_is_said(field: str) -> None:
-    (said,) = rules.notices(config(**WITHOUT_EFFECT[field]), CPU)
+    (said,) = notices(config(**WITHOUT_EFFECT[field]), CPU)
     assert said.startswith(f"{field} has no effect")
 
 
 def test_a_split_that_is_not_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "test.csv").touch()
     data = workload(TEXTS, evaluation=str(tmp_path / "test.csv"), evaluation_fraction=0.2)
-    (said,) = rules.notices(config(workload=data), CPU)
+    (said,) = notices(config(workload=data), CPU)
     assert said.startswith("workload.data.evaluation_fraction has no effect")
 
 
@@ -132,7 +166,7 @@ def test_a_resolved_run_file_with_all_defaults_spelled_out_is_not_commented_on()
         spelled_out, problems = validate(run.model_dump(mode="json"), [])
         assert not problems
         assert spelled_out is not None
-        assert not rules.notices(spelled_out, CPU)
+        assert not notices(spelled_out, CPU)
 
 
 def test_settings_that_have_an_effect_are_not_mentioned() -> None:
@@ -145,7 +179,7 @@ def test_settings_that_have_an_effect_are_not_mentioned() -> None:
         loader={"workers": 1, "prefetch": 2},
         micro_batch_size=4,
     )
-    assert not rules.notices(run, H100)
+    assert not notices(run, H100)
 
 
 def test_adams_eps_that_vanishes_in_fp16_is_said() -> None:
@@ -154,7 +188,7 @@ def test_adams_eps_that_vanishes_in_fp16_is_said() -> None:
         ({"name": "adamw", "eps": 1e-6}, False),
         ({"name": "sgd"}, False),
     ):
-        assert ("eps" in " ".join(rules.notices(config(precision="fp16", optimizer=optimizer), H100))) == said
+        assert ("eps" in " ".join(notices(config(precision="fp16", optimizer=optimizer), H100))) == said
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from drivetrain.config.training import Loader
 from drivetrain.data.loader import Window, evaluation_batches, training_windows
+from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
 
 
@@ -35,11 +36,12 @@ def collate(samples: Sequence[Any]) -> dict[str, Tensor]:
 
 def windows(steps: range, micro: int = 4, workers: int = 0, rank: int = 0, world: int = 1) -> list[Window]:
     order = GlobalOrder(23, 10, seed=1)
-    return list(training_windows(Numbers(23), collate, order, steps, micro, Loader(workers=workers), rank, world))
+    mine = Slice(rank, world, micro)
+    return list(training_windows(Numbers(23), collate, order, steps, mine, Loader(workers=workers)))
 
 
 def numbers(window: Window) -> list[int]:
-    return [int(n) for batch in window.micro_batches for n in batch["numbers"]]
+    return [int(n) for batch in window.micro_batches if batch.counts for n in batch.tensors["numbers"]]
 
 
 def test_a_window_holds_its_steps_samples_in_bounded_pieces() -> None:
@@ -48,7 +50,7 @@ def test_a_window_holds_its_steps_samples_in_bounded_pieces() -> None:
         epoch, indices = order.batch(window.step)
         assert window.epoch == epoch
         assert numbers(window) == [1000 * epoch + i for i in indices]
-        assert all(len(batch["numbers"]) <= 4 for batch in window.micro_batches)
+        assert all(len(batch.tensors["numbers"]) <= 4 for batch in window.micro_batches)
 
 
 def test_workers_and_where_a_run_starts_change_nothing() -> None:
@@ -73,8 +75,8 @@ def test_the_loader_draws_nothing_from_the_global_generator() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_evaluation_takes_every_sample_once_in_order(workers: int) -> None:
     batches = list(evaluation_batches(Numbers(23), collate, 10, Loader(workers=workers)))
-    assert [len(batch["numbers"]) for batch in batches] == [10, 10, 3]
-    assert [int(n) for batch in batches for n in batch["numbers"]] == list(range(23))
+    assert [len(batch.tensors["numbers"]) for batch in batches] == [10, 10, 3]
+    assert [int(n) for batch in batches for n in batch.tensors["numbers"]] == list(range(23))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -15,11 +15,12 @@ from torch.nn import functional as F
 
 from drivetrain.config.precision import PRECISIONS
 from drivetrain.config.training import Optimizer, Scaler
-from drivetrain.data.order import micro_batches
+from drivetrain.data.loader import MicroBatch
+from drivetrain.data.micro_batches import Slice
 from drivetrain.emulation import fp32_products
 from drivetrain.engines.single import SingleEngine
 from drivetrain.workloads.base import Batch
-from tests.tiny_workload import FEATURES, IGNORED, Rows, TinyWorkload, perceptron, single_engine
+from tests.tiny_workload import FEATURES, IGNORED, Rows, TinyWorkload, perceptron, tiny_engine
 
 STEPS = 14
 SGD = Optimizer(name="sgd", lr=0.5, momentum=0.9)
@@ -52,10 +53,10 @@ def global_batches(steps: int = STEPS) -> Iterator[Tensor]:
 def ours(
     build: Callable[[], nn.Module] = perceptron, micro_batch_size: int = 20, steps: int = STEPS, **options: Any
 ) -> Curve:
-    engine = single_engine(TinyWorkload(build), **options)
+    engine = tiny_engine(TinyWorkload(build), **options)
     losses, norms = [], []
     for indices in global_batches(steps):
-        window = [ROWS.batch(*piece.tolist()) for piece in micro_batches(indices.numpy(), micro_batch_size)]
+        window = [ROWS.micro(*piece.tolist()) for piece in Slice(0, 1, micro_batch_size).pieces(indices.numpy())]
         losses.append(engine.forward_backward(window).item())
         norms.append(engine.optimizer_step(1.0).grad_norm.item())
     return Curve(losses, norms, engine.weights())
@@ -147,20 +148,20 @@ def test_cutting_the_batch_changes_nothing(micro_batch_size: int) -> None:
 
 
 def test_a_window_without_valid_targets_has_loss_zero_and_moves_nothing() -> None:
-    engine = single_engine(TinyWorkload(perceptron))
+    engine = tiny_engine(TinyWorkload(perceptron))
     batch = ROWS.batch(0, 1)
     batch["labels"] = torch.full_like(batch["labels"], IGNORED)
     before = {name: weight.clone() for name, weight in engine.weights().items()}
-    assert engine.forward_backward([batch]).item() == 0
+    assert engine.forward_backward([MicroBatch(batch)]).item() == 0
     assert engine.optimizer_step(1.0).grad_norm.item() == 0
     assert all(torch.equal(weight, before[name]) for name, weight in engine.weights().items())
 
 
 def test_the_schedules_factor_scales_the_peak_rate_of_every_step() -> None:
-    engine = single_engine(TinyWorkload(perceptron), optimizer=Optimizer(name="sgd", lr=0.5))
+    engine = tiny_engine(TinyWorkload(perceptron), optimizer=Optimizer(name="sgd", lr=0.5))
     for factor in (0.1, 1.0, 0.2):
         before = {name: weight.clone() for name, weight in engine.weights().items()}
-        engine.forward_backward([ROWS.batch(*range(20))])
+        engine.forward_backward([ROWS.micro(*range(20))])
         gradients = {name: p.grad.clone() for name, p in engine._model.named_parameters() if p.grad is not None}
         engine.optimizer_step(factor)
         for name, weight in engine.weights().items():
@@ -171,7 +172,7 @@ def test_the_schedules_factor_scales_the_peak_rate_of_every_step() -> None:
 
 
 def fp16_engine(init_scale: float, **options: Any) -> SingleEngine:
-    return single_engine(TinyWorkload(perceptron), "fp16-mixed", scaler=Scaler(init_scale=init_scale), **options)
+    return tiny_engine(TinyWorkload(perceptron), "fp16-mixed", scaler=Scaler(init_scale=init_scale), **options)
 
 
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
@@ -179,7 +180,7 @@ def test_an_overflow_skips_the_step_and_halves_the_scale(optimizer: Optimizer) -
     scale = 2.0**30
     engine = fp16_engine(scale, optimizer=optimizer)
     before = {name: weight.clone() for name, weight in engine.weights().items()}
-    window = [ROWS.batch(*range(20))]
+    window = [ROWS.micro(*range(20))]
     with fp32_products(True):
         assert 0 < engine.forward_backward(window).item() < 10, "the loss that is told is not scaled"
         overflowed = engine.optimizer_step(1.0)
@@ -195,11 +196,11 @@ def test_an_overflow_skips_the_step_and_halves_the_scale(optimizer: Optimizer) -
 
 def test_a_good_step_is_no_skipped_one_even_when_the_scale_grows() -> None:
     settings = Scaler(init_scale=8.0, growth_interval=2, growth_factor=4.0)
-    engine = single_engine(TinyWorkload(perceptron), "fp16-mixed", scaler=settings)
+    engine = tiny_engine(TinyWorkload(perceptron), "fp16-mixed", scaler=settings)
     scales = []
     with fp32_products(True):
         for _ in range(4):
-            engine.forward_backward([ROWS.batch(*range(20))])
+            engine.forward_backward([ROWS.micro(*range(20))])
             result = engine.optimizer_step(1.0)
             assert not result.skipped
             scales.append(result.scale)
@@ -208,9 +209,9 @@ def test_a_good_step_is_no_skipped_one_even_when_the_scale_grows() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16", "fp16"])
 def test_other_precisions_do_not_scale(precision: str) -> None:
-    engine = single_engine(TinyWorkload(perceptron), precision)
+    engine = tiny_engine(TinyWorkload(perceptron), precision)
     with fp32_products(True):
-        engine.forward_backward([ROWS.batch(*range(20))])
+        engine.forward_backward([ROWS.micro(*range(20))])
     result = engine.optimizer_step(1.0)
     assert result.scale is None
     assert not result.skipped
@@ -222,7 +223,7 @@ def test_gradients_are_unscaled_before_they_are_clipped() -> None:
     for scale in (1.0, 1024.0):
         engine = fp16_engine(scale, max_grad_norm=0.1)
         with fp32_products(True):
-            engine.forward_backward([ROWS.batch(*range(20))])
+            engine.forward_backward([ROWS.micro(*range(20))])
             norm = engine.optimizer_step(1.0).grad_norm.item()
         results.append((norm, engine.weights()["0.weight"]))
     (norm, weight), (scaled_norm, scaled_weight) = results
@@ -257,9 +258,9 @@ class FullPrecisionIsland(nn.Module):
 @pytest.mark.parametrize("precision", ["bf16-mixed", "fp16-mixed"])
 def test_an_island_outside_autocast_stays_fp32(precision: str) -> None:
     model = FullPrecisionIsland()
-    engine = single_engine(TinyWorkload(lambda: model), precision)
+    engine = tiny_engine(TinyWorkload(lambda: model), precision)
     with fp32_products(True):
-        engine.forward_backward([ROWS.batch(*range(20))])
+        engine.forward_backward([ROWS.micro(*range(20))])
     assert model.seen == [getattr(torch, PRECISIONS[precision].compute), torch.float32]
     with torch.autocast("cpu", enabled=False):
         outside = F.linear(ROWS.batch(*range(20))["features"], model.inside.weight, model.inside.bias)
@@ -273,13 +274,13 @@ def test_an_island_outside_autocast_stays_fp32(precision: str) -> None:
 def test_a_pure_precision_keeps_everything_in_its_dtype_and_learns(
     precision: str, dtype: torch.dtype, optimizer: Optimizer
 ) -> None:
-    engine = single_engine(TinyWorkload(perceptron), precision, optimizer)
+    engine = tiny_engine(TinyWorkload(perceptron), precision, optimizer)
     with fp32_products(True):
-        first = engine.forward_backward([ROWS.batch(*range(90))])
+        first = engine.forward_backward([ROWS.micro(*range(90))])
         assert {p.grad.dtype for p in engine._model.parameters() if p.grad is not None} == {dtype}
         for _ in range(STEPS):
             engine.optimizer_step(1.0)
-            last = engine.forward_backward([ROWS.batch(*range(90))])
+            last = engine.forward_backward([ROWS.micro(*range(90))])
     assert first.dtype == last.dtype == torch.float32
     assert last < 0.7 * first
     assert {p.dtype for p in engine._model.parameters()} == {dtype}
@@ -297,7 +298,7 @@ def test_floating_inputs_take_the_parameters_dtype_and_others_keep_theirs(precis
             return super().loss_sum(model, batch)
 
     with fp32_products(True):
-        single_engine(Watching(perceptron), precision).forward_backward([ROWS.batch(0, 1, 2)])
+        tiny_engine(Watching(perceptron), precision).forward_backward([ROWS.micro(0, 1, 2)])
     assert seen == {"features": getattr(torch, kept), "labels": torch.int64}
 
 
@@ -312,9 +313,9 @@ class BareVector(nn.Module):
 
 def test_the_norm_of_fp16_gradients_does_not_overflow() -> None:
     """Squares of fp16 numbers overflow from 256 on; the gradients here are about 2,000."""
-    engine = single_engine(TinyWorkload(BareVector), "fp16", max_grad_norm=1.0)
+    engine = tiny_engine(TinyWorkload(BareVector), "fp16", max_grad_norm=1.0)
     with fp32_products(True):
-        engine.forward_backward([ROWS.batch(*range(20))])
+        engine.forward_backward([ROWS.micro(*range(20))])
         (gradient,) = (p.grad.double().clone() for p in engine._model.parameters() if p.grad is not None)
         norm = engine.optimizer_step(1.0).grad_norm
     assert gradient.abs().max() > 256
@@ -338,11 +339,11 @@ def with_dropout() -> nn.Module:
 
 def test_evaluation_over_ragged_batches_is_the_computation_over_all_samples_at_once() -> None:
     workload = TinyWorkload(with_dropout, evaluation=Rows(23, seed=5, ignored_share=0.3))
-    engine = single_engine(workload)
+    engine = tiny_engine(workload)
     rows = workload.evaluation
     assert rows is not None
     cuts = [range(10), range(10, 11), range(11, 20), range(20, 23)]
-    found = engine.evaluate([rows.batch(*cut) for cut in cuts], workload.metrics())
+    found = engine.evaluate([rows.micro(*cut) for cut in cuts], workload.metrics())
     with torch.no_grad():
         logits = with_dropout().eval()(rows.features)
     valid = rows.labels != IGNORED
@@ -352,29 +353,29 @@ def test_evaluation_over_ragged_batches_is_the_computation_over_all_samples_at_o
 
 def test_metrics_start_anew_at_each_evaluation() -> None:
     workload = TinyWorkload(perceptron)
-    engine, metrics = single_engine(workload), workload.metrics()
-    first = engine.evaluate([ROWS.batch(*range(30))], metrics)
-    engine.evaluate([ROWS.batch(*range(30, 90))], metrics)
-    assert engine.evaluate([ROWS.batch(*range(30))], metrics) == first
+    engine, metrics = tiny_engine(workload), workload.metrics()
+    first = engine.evaluate([ROWS.micro(*range(30))], metrics)
+    engine.evaluate([ROWS.micro(*range(30, 90))], metrics)
+    assert engine.evaluate([ROWS.micro(*range(30))], metrics) == first
 
 
 def test_training_drops_out_again_after_an_evaluation() -> None:
     workload = TinyWorkload(with_dropout)
-    engine = single_engine(workload)
-    engine.evaluate([ROWS.batch(0, 1)], workload.metrics())
-    losses = {engine.forward_backward([ROWS.batch(*range(20))]).item() for _ in range(3)}
+    engine = tiny_engine(workload)
+    engine.evaluate([ROWS.micro(0, 1)], workload.metrics())
+    losses = {engine.forward_backward([ROWS.micro(*range(20))]).item() for _ in range(3)}
     assert len(losses) == 3
 
 
 def test_evaluation_leaves_no_graph_and_no_gradients() -> None:
-    engine = single_engine(TinyWorkload(perceptron))
-    engine.evaluate([ROWS.batch(0, 1)], {})
+    engine = tiny_engine(TinyWorkload(perceptron))
+    engine.evaluate([ROWS.micro(0, 1)], {})
     assert all(p.grad is None for p in engine._model.parameters())
 
 
 def test_predictions_come_in_order_without_dropout() -> None:
-    engine = single_engine(TinyWorkload(with_dropout))
-    rows = list(engine.predict([ROWS.batch(*range(50)), ROWS.batch(*range(50, 90))]))
+    engine = tiny_engine(TinyWorkload(with_dropout))
+    rows = list(engine.predict([ROWS.micro(*range(50)), ROWS.micro(*range(50, 90))]))
     with torch.no_grad():
         expected = with_dropout().eval()(ROWS.features).argmax(1).tolist()
     assert [row["label"] for row in rows] == expected
@@ -385,7 +386,7 @@ def test_predictions_come_in_order_without_dropout() -> None:
 
 
 def gradients_and_saved(recompute: bool) -> tuple[dict[str, Tensor], int]:
-    engine = single_engine(TinyWorkload(with_dropout), recompute=recompute)
+    engine = tiny_engine(TinyWorkload(with_dropout), recompute=recompute)
     saved: list[int] = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -394,7 +395,7 @@ def gradients_and_saved(recompute: bool) -> tuple[dict[str, Tensor], int]:
 
     torch.manual_seed(11)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        engine.forward_backward([ROWS.batch(*range(20))])
+        engine.forward_backward([ROWS.micro(*range(20))])
     return {name: p.grad for name, p in engine._model.named_parameters() if p.grad is not None}, sum(saved)
 
 
@@ -419,7 +420,7 @@ def test_a_compiled_model_trains_on_the_same_curve() -> None:
 def train(engine: SingleEngine, batches: Sequence[Tensor]) -> list[float]:
     losses = []
     for indices in batches:
-        losses.append(engine.forward_backward([ROWS.batch(*indices.tolist())]).item())
+        losses.append(engine.forward_backward([ROWS.micro(*indices.tolist())]).item())
         engine.optimizer_step(1.0)
     return losses
 
@@ -430,10 +431,10 @@ def test_an_engine_given_anothers_state_goes_on_to_the_same_bits(precision: str,
     options: dict[str, Any] = {"scaler": Scaler(init_scale=2.0**24, growth_interval=3)}
     batches = list(global_batches(10))
     with fp32_products(True):
-        first = single_engine(TinyWorkload(perceptron), precision, optimizer, **options)
+        first = tiny_engine(TinyWorkload(perceptron), precision, optimizer, **options)
         train(first, batches[:5])
         state = torch.utils._pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, first.state_dict())
-        second = single_engine(TinyWorkload(perceptron), precision, optimizer, **options)
+        second = tiny_engine(TinyWorkload(perceptron), precision, optimizer, **options)
         second.load_state_dict(state)
         assert train(second, batches[5:]) == train(first, batches[5:])
     assert all(torch.equal(weight, first.weights()[name]) for name, weight in second.weights().items())
@@ -441,22 +442,22 @@ def test_an_engine_given_anothers_state_goes_on_to_the_same_bits(precision: str,
 
 
 def test_weights_alone_are_enough_to_evaluate() -> None:
-    trained = single_engine(TinyWorkload(perceptron), optimizer=SGD)
+    trained = tiny_engine(TinyWorkload(perceptron), optimizer=SGD)
     train(trained, list(global_batches(5)))
     workload = TinyWorkload(perceptron)
-    fresh = single_engine(workload)
-    before = fresh.evaluate([ROWS.batch(*range(90))], {})
+    fresh = tiny_engine(workload)
+    before = fresh.evaluate([ROWS.micro(*range(90))], {})
     fresh.load_weights(trained.weights())
-    after = fresh.evaluate([ROWS.batch(*range(90))], {})
-    assert after == trained.evaluate([ROWS.batch(*range(90))], {})
+    after = fresh.evaluate([ROWS.micro(*range(90))], {})
+    assert after == trained.evaluate([ROWS.micro(*range(90))], {})
     assert after != before
 
 
 def test_names_of_weights_are_the_models_own_whatever_wraps_it() -> None:
     names = set(perceptron().state_dict())
-    assert set(single_engine(TinyWorkload(perceptron)).weights()) == names
-    assert set(single_engine(TinyWorkload(perceptron), compile=True).weights()) == names
-    assert set(single_engine(TinyWorkload(with_dropout), recompute=True).weights()) == set(with_dropout().state_dict())
+    assert set(tiny_engine(TinyWorkload(perceptron)).weights()) == names
+    assert set(tiny_engine(TinyWorkload(perceptron), compile=True).weights()) == names
+    assert set(tiny_engine(TinyWorkload(with_dropout), recompute=True).weights()) == set(with_dropout().state_dict())
 
 
 def test_engaged_tells_what_the_model_holds() -> None:
@@ -465,7 +466,7 @@ def test_engaged_tells_what_the_model_holds() -> None:
         model[0].requires_grad_(False)
         return model
 
-    engaged = single_engine(TinyWorkload(partly_frozen)).engaged()
+    engaged = tiny_engine(TinyWorkload(partly_frozen)).engaged()
     total = sum(p.numel() for p in perceptron().parameters())
     assert engaged.global_parameters == engaged.local_parameters == total
     assert engaged.trained_parameters == total - FEATURES * 16 - 16
@@ -474,7 +475,7 @@ def test_engaged_tells_what_the_model_holds() -> None:
 
 
 def test_tensors_are_all_that_is_held_between_steps() -> None:
-    engine = single_engine(TinyWorkload(perceptron), optimizer=ADAMW)
+    engine = tiny_engine(TinyWorkload(perceptron), optimizer=ADAMW)
     parameters = sum(p.numel() for p in perceptron().parameters())
     assert sum(t.numel() for t in engine.tensors()) == parameters
     train(engine, list(global_batches(1)))
@@ -483,5 +484,5 @@ def test_tensors_are_all_that_is_held_between_steps() -> None:
 
 
 def test_assets_are_the_workloads(tmp_path: Path) -> None:
-    single_engine(TinyWorkload(perceptron)).save_assets(tmp_path)
+    tiny_engine(TinyWorkload(perceptron)).save_assets(tmp_path)
     assert (tmp_path / "assets.txt").read_text() == "Sequential"

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
+import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -50,7 +51,7 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
 
-    format: Literal[2] = 2
+    format: Literal[3] = 3
     step: int
     facts: dict[str, Any]
     parts: list[str]
@@ -165,18 +166,18 @@ def read_manifest(path: Path) -> Manifest:
         raise ValueError(found) from None
 
 
-def check_fits(model: Mapping[str, Tensor], saved: Mapping[str, Tensor], path: Path) -> None:
+def check_fits(shapes: Mapping[str, torch.Size], saved: Mapping[str, Tensor], path: Path) -> None:
     """UserError if the saved weights are of another model: names and shapes that differ, the first few of each."""
     differing = [
-        f"{name} {tuple(saved[name].shape)} there, {tuple(model[name].shape)} here"
-        for name in model.keys() & saved.keys()
-        if model[name].shape != saved[name].shape
+        f"{name} {tuple(saved[name].shape)} there, {tuple(shape)} here"
+        for name, shape in shapes.items()
+        if name in saved and saved[name].shape != shape
     ]
     problems = [
         Problem("workload.model", f"{path} is of another model: {_some(found)}", "give the run file it came from")
         for found in (
-            [f"{name} missing there" for name in sorted(model.keys() - saved.keys())],
-            [f"{name} unknown here" for name in sorted(saved.keys() - model.keys())],
+            [f"{name} missing there" for name in sorted(shapes.keys() - saved.keys())],
+            [f"{name} unknown here" for name in sorted(saved.keys() - shapes.keys())],
             sorted(differing),
         )
         if found

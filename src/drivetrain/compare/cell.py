@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from drivetrain.compare.outcome import Outcome, Status
 from drivetrain.config.run import RunConfig
-from drivetrain.errors import RunError, UserError
+from drivetrain.errors import RankError, RunError, UserError
 
 REQUEST = "request.json"
 
@@ -48,23 +48,20 @@ def _judged(request: Request) -> tuple[Status, str]:
     except Exception as error:
         import traceback
 
-        traceback.print_exc()  # into the log
-        return ("out of memory" if _is_out_of_memory(error) else "failed"), f"{type(error).__name__}: {_line(error)}"
+        sys.stderr.write(error.traceback if isinstance(error, RankError) else traceback.format_exc())  # into the log
+        told = _line(error) if isinstance(error, RankError) else f"{type(error).__name__}: {_line(error)}"
+        return ("out of memory" if _is_out_of_memory(error) else "failed"), told
     return "completed", ""
 
 
 def _run(request: Request) -> None:
-    from drivetrain.hardware import detect
+    from drivetrain.launch.start import start
+    from drivetrain.launch.task import Task
 
-    machine = detect(request.run.device)
     if request.verb == "train":
-        from drivetrain.run import run
-
-        run(request.run, machine, overwrite=True)
+        start(Task(verb="train", run=request.run, overwrite=True))
     else:
-        from drivetrain.inference.timing import time_predictions
-
-        time_predictions(request.run, machine, request.checkpoint)
+        start(Task(verb="time_predictions", run=request.run, checkpoint=request.checkpoint))
 
 
 def _is_out_of_memory(error: Exception) -> bool:

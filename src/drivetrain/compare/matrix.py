@@ -86,9 +86,8 @@ def _cell(
     run_file: Path, choice: Choice, offset: int, job: Job, root: Path, machine: Machine, versions: dict[str, str]
 ) -> Cell:
     run, problems = load(run_file, choice.overrides)
-    told = {found.field for found in problems}
     if run is not None:
-        problems += [found for found in rules.check(run, machine) if found.field not in told]
+        run, problems = rules.judged(run, problems, machine)
     if run is None or problems:
         folder = root / "cells" / _slug(f"{choice.label} refused")
         return Cell(choice, offset, None, tuple(problems), folder, key="")

@@ -69,6 +69,8 @@ class Row:
         names = list(self.values or (self.label,))
         if any(report.emulated for report in self.reports):
             names[0] += " (emulated)"
+        if any(report.engaged.get("emulated") for report in self.reports):
+            names[0] += " (dp, CPU emulation)"
         return names
 
     @property

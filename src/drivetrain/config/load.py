@@ -12,8 +12,14 @@ from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+from drivetrain.config.engine import ENGINES
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError, problem
+
+UNION_TAGS = {  # what pydantic puts into a location to tell which kind of block it tried
+    "workload": ("image_classification", "text_classification", "module"),
+    "engine": tuple(ENGINES),
+}
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig | None, list[Problem]]:
@@ -89,7 +95,7 @@ def _apply(raw: dict[str, Any], override: str) -> None:
     node = raw
     for part in path[:-1]:
         below = node.get(part)
-        if isinstance(below, str) and part == "engine":  # `engine: ddp`, then `engine.x=...`
+        if isinstance(below, str) and part == "engine":  # `engine: ddp`, then `engine.bucket_mb=...`
             below = {"name": below}
         node[part] = node = below if isinstance(below, dict) else {}
     node[path[-1]] = value
@@ -177,7 +183,7 @@ def _path_in(location: tuple[int | str, ...], raw: Any) -> list[Any]:
         elif isinstance(node, list) and isinstance(part, int) and part < len(node):
             path.append(part)
             node = node[part]
-        elif path and part in {"image_classification", "text_classification", "module"} and path[-1] == "workload":
+        elif path and part in UNION_TAGS.get(str(path[-1]), ()):
             continue
         elif not isinstance(node, dict | list):
             break

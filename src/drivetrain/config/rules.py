@@ -1,20 +1,20 @@
 """The one place that answers "does this combination work on this machine?", free of torch.
 
-`check` returns what cannot work, `notices` what works but should be known before starting. Both look at the run and a
-`Machine` value, so that they answer as well for a machine that is only asked about.
+It looks at the run and a `Machine` value, so that it answers as well for a machine that is only asked about.
+(`notices` says what works but should be known before starting.)
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel
 
+from drivetrain.config.engine import ENGINES, DdpEngine, FsdpEngine
 from drivetrain.config.machine import Machine
-from drivetrain.config.precision import Precision
 from drivetrain.config.run import RunConfig
 from drivetrain.config.workload import ImageClassification, TextClassification, UserModule
 from drivetrain.errors import Problem
@@ -22,15 +22,23 @@ from drivetrain.errors import Problem
 
 def check(run: RunConfig, machine: Machine) -> list[Problem]:
     """Every reason why this run cannot work on this machine."""
-    of_the_run = [found for rule in (_batch, _length, _model, _paths) for found in rule(run)]
-    of_the_machine = [found for rule in (_device, _precision) for found in rule(run, machine)]
+    of_the_run = [found for rule in (_batch, _engine, _length, _model, _paths) for found in rule(run)]
+    of_the_machine = [found for rule in (_device, _precision, _processes) for found in rule(run, machine)]
     return of_the_run + of_the_machine
 
 
-def notices(run: RunConfig, machine: Machine) -> list[str]:
-    """What works but should be known: settings without effect, precisions the device only emulates."""
-    emulation = emulation_notice(run.precision_spec, machine)
-    return [*_without_effect(run), *_underflow(run), *([emulation] if emulation else [])]
+def judged(run: RunConfig, found: Sequence[Problem], machine: Machine) -> tuple[RunConfig, list[Problem]]:
+    """The run with what it left to the machine filled in, and the problems found before and here, a field once."""
+    told = {problem.field for problem in found}  # a field that was taken out is not reported missing too
+    run = resolved(run, machine)
+    return run, [*found, *(problem for problem in check(run, machine) if problem.field not in told)]
+
+
+def resolved(run: RunConfig, machine: Machine) -> RunConfig:
+    """processes left out: one a GPU."""
+    if run.processes is not None or run.engine.name == "single":
+        return run
+    return run.model_copy(update={"processes": machine.device_count if machine.device == "cuda" else 1})
 
 
 # --- what cannot work ----------------------------------------------------------------------------------------------
@@ -81,6 +89,41 @@ def _batch(run: RunConfig) -> Iterator[Problem]:
     if (run.batch_size is None) == (run.batch_size_per_device is None):
         given = "neither was given" if run.batch_size is None else "both were given"
         yield Problem("batch_size", f"of batch_size and batch_size_per_device {given}", "give one of the two")
+    elif run.global_batch < run.data_parallel_size:
+        yield Problem(
+            "batch_size",
+            f"the batch ({run.global_batch}) < the devices that share it ({run.data_parallel_size})",
+            "give at least one sample for each device",
+        )
+
+
+def _engine(run: RunConfig) -> Iterator[Problem]:
+    """What the engine cannot do, from its table."""
+    name, traits = run.engine.name, ENGINES[run.engine.name]
+    for field, why in traits.refuses.items():
+        if not is_default(run, field):
+            fix = f"leave it out, or take engine={' or '.join(_engines_with(field))}"
+            yield Problem(field, f"engine={name} cannot have it: {why}", fix)
+    if run.nodes > 1 and not traits.spreads:
+        yield Problem("nodes", f"{run.nodes} were given, but engine={name} runs in one process", "take engine=ddp")
+    if isinstance(run.engine, FsdpEngine) and run.engine.hybrid and run.world_size % run.engine.hybrid:
+        yield Problem(
+            "engine.hybrid",
+            f"the world size ({run.world_size}) is no multiple of the shards ({run.engine.hybrid})",
+            "give a divisor of processes * nodes",
+        )
+
+
+def _engines_with(field: str) -> list[str]:
+    return [name for name, traits in ENGINES.items() if field not in traits.refuses]
+
+
+def _processes(run: RunConfig, machine: Machine) -> Iterator[Problem]:
+    wanted = run.data_parallel_size // run.nodes
+    if machine.device == "cuda" and wanted > machine.device_count:
+        yield Problem("processes", f"{wanted} were given, but this machine has {machine.device_count} GPUs", "one each")
+    if isinstance(run.engine, DdpEngine) and run.engine.gradient_compression == "bf16" and machine.device == "cpu":
+        yield Problem("engine.gradient_compression", "gloo cannot sum bf16", "give fp16 or none")
 
 
 def _length(run: RunConfig) -> Iterator[Problem]:
@@ -155,60 +198,8 @@ def _missing(field: str, path: Path) -> Iterator[Problem]:
         yield Problem(field, f"{path} does not exist", f"paths are taken from the current folder, {Path.cwd()}")
 
 
-# --- what works, but should be known ---------------------------------------------------------------------------------
-
-
-def _without_effect(run: RunConfig) -> Iterator[str]:
-    """Settings that are not their defaults and that nothing reads. (A resolved run file spells out all defaults.)"""
-    optimizer = run.optimizer.name
-    checks = (
-        ("scaler", not run.precision_spec.scaled, "only fp16-mixed scales the loss"),
-        ("optimizer.momentum", optimizer != "sgd", "only sgd reads it"),
-        ("optimizer.betas", optimizer == "sgd", "sgd has none"),
-        ("optimizer.eps", optimizer == "sgd", "sgd has none"),
-        ("schedule.final_lr_ratio", run.schedule.name == "constant", "constant stays"),
-        ("evaluation.every_epochs", run.evaluation.every_steps is not None, "every_steps was given and decides"),
-        ("loader.prefetch", not run.loader.workers, "there are no workers"),
-        ("micro_batch_size", _whole_batch(run), "it is not smaller than the batch"),
-        ("workload.data.evaluation_fraction", _has_evaluation_data(run), "evaluation data were given"),
-    )
-    for field, unread, why in checks:
-        if unread and not _is_default(run, field):
-            yield f"{field} has no effect: {why}"
-
-
-def _is_default(run: RunConfig, field: str) -> bool:
+def is_default(run: RunConfig, field: str) -> bool:
+    """Whether a (dotted) field has the value it has when left out."""
     *blocks, name = field.split(".")
     block: BaseModel = functools.reduce(getattr, blocks, run)
     return bool(getattr(block, name) == type(block).model_fields[name].get_default(call_default_factory=True))
-
-
-def _has_evaluation_data(run: RunConfig) -> bool:
-    return not isinstance(run.workload, UserModule) and run.workload.data.evaluation is not None
-
-
-def _whole_batch(run: RunConfig) -> bool:
-    batch = run.batch_size or run.batch_size_per_device
-    return run.micro_batch_size is not None and batch is not None and run.micro_batch_size >= batch
-
-
-SMALLEST_FP16 = 2.0**-24  # the smallest positive fp16 number
-
-
-def _underflow(run: RunConfig) -> Iterator[str]:
-    in_fp16 = run.precision_spec.parameters == "float16" and run.optimizer.name in {"adam", "adamw"}
-    if in_fp16 and run.optimizer.eps < SMALLEST_FP16:
-        yield (
-            f"optimizer.eps={run.optimizer.eps:g} is 0 in fp16: a parameter whose gradient is 0 becomes NaN. Give "
-            "at least 1e-7, or take fp16-mixed"
-        )
-
-
-def emulation_notice(precision: Precision, machine: Machine) -> str | None:
-    """Said wherever 16-bit products are computed by the fp32 kernels."""
-    if machine.device != "cpu" or precision.compute in machine.native_dtypes:
-        return None
-    return (
-        f"{machine.device_name} has no {precision.compute} arithmetic: products are computed in fp32 from rounded "
-        "inputs and rounded back (emulated). Accuracy is what such hardware gives; time and memory are not"
-    )

@@ -9,9 +9,11 @@ from pydantic import Field
 
 from drivetrain.config import training
 from drivetrain.config.base import Frozen, doc
-from drivetrain.config.engine import EngineConfig, SingleEngine
+from drivetrain.config.engine import ENGINES, DpEngine, EngineConfig, SingleEngine
 from drivetrain.config.precision import PRECISIONS, Precision, PrecisionName
 from drivetrain.config.workload import Workload
+
+MOST_EVALUATED = 128  # samples: on many devices the global batch would be too much for each of them
 
 
 class RunConfig(Frozen):
@@ -22,6 +24,8 @@ class RunConfig(Frozen):
     precision: PrecisionName = doc("fp32, tf32, fp16, bf16, fp16-mixed or bf16-mixed", "fp32")
     scaler: training.Scaler = doc("Loss scaling (fp16-mixed)", training.Scaler())
     engine: EngineConfig = doc("How the run is spread over devices", SingleEngine())
+    processes: int | None = doc("Ranks a node, one a device; left out, as many as it has GPUs", None, gt=0)
+    nodes: int = doc("Machines the run is spread over", 1, gt=0)
     device: Literal["auto", "cpu", "cuda"] = doc("auto takes a GPU if there is one", "auto")
 
     batch_size: int | None = doc("Samples of one step over all devices: the global batch", None, gt=0)
@@ -36,7 +40,9 @@ class RunConfig(Frozen):
     tracking: training.Tracking = doc("Who listens to the run", training.Tracking())
     loader: training.Loader = doc("How data reach the model", training.Loader())
 
-    recompute: bool = doc("Recompute activations in the backward pass: less memory, more time", False)
+    recompute: bool | Literal["selective"] = doc(
+        "Recompute activations in the backward pass: less memory, more time; selective keeps matrix products", False
+    )
     compile: bool = doc("Compile the model with torch.compile", False)
     allocator: Literal["keep", "system"] = doc(
         "CPU memory: keep freed blocks for reuse (quicker, higher resident memory), or the system's way", "keep"
@@ -52,9 +58,33 @@ class RunConfig(Frozen):
     def precision_spec(self) -> Precision:
         return PRECISIONS[self.precision]
 
-    def global_batch(self, data_world: int = 1) -> int:
-        """Samples of one step over `data_world` data-parallel devices."""
+    @property
+    def world_size(self) -> int:
+        """Processes of the run; those left out count as one (`rules.resolved` fills them in)."""
+        return (self.processes or 1) * self.nodes if ENGINES[self.engine.name].spreads else 1
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Devices that share each global batch."""
+        if isinstance(self.engine, DpEngine):
+            return self.engine.replicas or self.processes or 1
+        return self.world_size
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of one step over all devices."""
         if self.batch_size is not None:
             return self.batch_size
         assert self.batch_size_per_device is not None, "rules.check lets no run without a batch pass"
-        return self.batch_size_per_device * data_world
+        return self.batch_size_per_device * self.data_parallel_size
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples one process runs forward at once, in training: of dp, over all its replicas."""
+        replicas = self.data_parallel_size // self.world_size
+        return self.global_batch if self.micro_batch_size is None else self.micro_batch_size * replicas
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Samples one process runs forward at once, in evaluation and prediction."""
+        return self.evaluation.batch_size or min(self.micro_batch, MOST_EVALUATED)

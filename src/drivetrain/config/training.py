@@ -41,7 +41,9 @@ class EarlyStopping(Frozen):
 class Evaluation(Frozen):
     every_steps: int | None = doc("Evaluate every so many steps; left out, by epochs", None, gt=0)
     every_epochs: int = doc("Evaluate every so many epochs", 1, gt=0)
-    batch_size: int | None = doc("Samples run forward at once in evaluation; left out, the training batch", None, gt=0)
+    batch_size: int | None = doc(
+        "Samples a process evaluates at once; left out, as in training, at most 128", None, gt=0
+    )
     metric: str | None = doc("Metric that decides the best checkpoint; left out, the workload's first", None)
     early_stopping: EarlyStopping | None = doc("End the run when the metric stops improving", None)
 

@@ -62,7 +62,7 @@ class TextData(Frozen):
     subset: str | None = doc("Hub only: the subset (configuration) of the data set", None)
     max_length: int = doc("Tokens kept of one sample, special tokens included", 128, gt=2)
     padding: Literal["dynamic", "fixed"] = doc("Pad to the longest of the batch, or always to max_length", "dynamic")
-    group_by_length: bool = doc("Put samples of like length in one batch: less padding; needs dynamic padding", True)
+    group_by_length: bool = doc("Cut batches into micro-batches of like length: less padding, same result", True)
     limit_train: int | None = doc("Use this many training samples, drawn evenly over the classes", None, gt=0)
     limit_evaluation: int | None = doc("Use this many evaluation samples, drawn evenly over the classes", None, gt=0)
     cache: Path | None = doc("Folder for tokenised data; left out, drivetrain's folder in the user's cache", None)

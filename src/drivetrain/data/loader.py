@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,7 +15,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from drivetrain.config.training import Loader
-from drivetrain.data.order import GlobalOrder, micro_batches, rank_share
+from drivetrain.data.micro_batches import Slice
+from drivetrain.data.order import GlobalOrder
 
 Collate = Callable[[Sequence[Any]], dict[str, Tensor]]
 
@@ -25,13 +27,22 @@ class Loadable(Protocol):
 
 
 @dataclass(frozen=True)
+class MicroBatch:
+    """What one rank runs forward at once. counts: False if it only keeps this rank in step with the others: where
+    the model's forward and backward talk to the other ranks, all must run equally many."""
+
+    tensors: dict[str, Tensor]
+    counts: bool = True
+
+
+@dataclass(frozen=True)
 class Window:
     """One step's data on this rank."""
 
     step: int  # from 0
     epoch: int
     indices: np.ndarray  # of the whole global batch
-    micro_batches: list[dict[str, Tensor]]
+    micro_batches: list[MicroBatch]
 
 
 def training_windows(
@@ -39,10 +50,8 @@ def training_windows(
     collate: Collate,
     order: GlobalOrder,
     steps: range,
-    micro_batch_size: int,
+    mine: Slice,
     loader: Loader,
-    data_rank: int = 0,
-    data_world: int = 1,
     pin_memory: bool = False,
 ) -> Iterator[Window]:
     """The windows of the given steps, loaded ahead by `loader.workers` processes.
@@ -50,26 +59,47 @@ def training_windows(
     One iterator serves the whole run: epochs do not restart the workers, and a resumed run starts at its step.
     """
 
+    planned: deque[tuple[int, np.ndarray, list[np.ndarray]]] = deque()  # prefetching workers run some steps ahead
+
     def keys() -> Iterator[list[tuple[int, int]]]:
         for step in steps:
             epoch, indices = order.batch(step)
-            for piece in micro_batches(rank_share(indices, data_rank, data_world), micro_batch_size):
-                yield [(epoch, int(index)) for index in piece]
+            pieces = mine.pieces(indices)
+            planned.append((epoch, indices, pieces))
+            for piece in pieces:
+                yield [(epoch, int(index)) for index in (piece if len(piece) else indices[:1])]
 
     batches = iter(_data_loader(samples, collate, keys(), loader, pin_memory))
-    reader = order.copy()  # with prefetching workers the keys run ahead, into the next epoch
     for step in steps:
-        epoch, indices = reader.batch(step)
-        pieces = math.ceil(len(rank_share(indices, data_rank, data_world)) / micro_batch_size)
-        yield Window(step, epoch, indices, [next(batches) for _ in range(pieces)])
+        first = next(batches)  # by now the step is planned
+        epoch, indices, pieces = planned.popleft()
+        tensors = [first, *(next(batches) for _ in pieces[1:])]
+        window = [MicroBatch(batch, counts=len(piece) > 0) for batch, piece in zip(tensors, pieces, strict=True)]
+        yield Window(step, epoch, indices, window)
 
 
 def evaluation_batches(
-    samples: Loadable, collate: Collate, batch_size: int, loader: Loader, pin_memory: bool = False
-) -> Iterable[dict[str, Tensor]]:
-    """All samples once, in order; the last batch may be smaller."""
-    keys = ([(0, i) for i in range(s, min(s + batch_size, len(samples)))] for s in range(0, len(samples), batch_size))
-    return _data_loader(samples, collate, keys, loader, pin_memory)
+    samples: Loadable,
+    collate: Collate,
+    batch_size: int,
+    loader: Loader,
+    data_rank: int = 0,
+    data_world: int = 1,
+    pin_memory: bool = False,
+) -> Iterator[MicroBatch]:
+    """All samples once over all ranks, in order; the last batch may be smaller.
+
+    Batches are dealt whole, in turns, so that outputs are the same to the bit on any number of ranks. All ranks get
+    equally many: who would get none in the last round gets the last batch again, not to be counted.
+    """
+    starts = range(0, len(samples), batch_size)
+    rounds = math.ceil(len(starts) / data_world)
+    mine = [turn * data_world + data_rank for turn in range(rounds)]
+    dealt = [starts[min(number, len(starts) - 1)] for number in mine]
+    keys = ([(0, i) for i in range(start, min(start + batch_size, len(samples)))] for start in dealt)
+    batches = _data_loader(samples, collate, keys, loader, pin_memory)
+    for number, batch in zip(mine, batches, strict=True):
+        yield MicroBatch(batch, counts=number < len(starts))
 
 
 class _Keyed(Dataset[Any]):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,8 +26,9 @@ from torchmetrics import Metric
 from drivetrain.config.machine import Machine
 from drivetrain.config.precision import Precision
 from drivetrain.config.training import Scaler
+from drivetrain.data.loader import MicroBatch
 from drivetrain.optim import OptimizerFactory
-from drivetrain.workloads.base import Batch, Workload
+from drivetrain.workloads.base import Workload
 
 State = dict[str, Any]
 Part = Callable[[str], AbstractContextManager[Any]]  # times what runs within, under a name
@@ -45,8 +46,9 @@ class EngineOptions:
     scaler: Scaler
     machine: Machine
     device: torch.device
+    devices: int  # that share a global batch
     max_grad_norm: float | None
-    recompute: bool
+    recompute: bool | Literal["selective"]
     compile: bool
     part: Part = untimed
 
@@ -66,10 +68,11 @@ class Engaged:
 
     wrapper: str  # type of the module that runs forward
     world_size: int
-    local_parameters: int
+    local_parameters: int  # elements this rank holds
     global_parameters: int
     trained_parameters: int
     parameter_dtype: str
+    emulated: bool = False  # a CPU stand-in computed it
 
 
 class Engine(ABC):
@@ -79,18 +82,18 @@ class Engine(ABC):
     data_world: int
 
     @abstractmethod
-    def __init__(self, options: EngineOptions) -> None: ...
-
-    @abstractmethod
     def setup(self, workload: Workload, build_optimizer: OptimizerFactory | None) -> None:
-        """Build and wrap the model; make the optimizer after wrapping (None: for evaluation only)."""
+        """Build and wrap the model; make the optimizer after wrapping (None: for evaluation only).
+
+        RunError if the engine did not engage: a run that asked for shards never trains replicas in silence.
+        """
 
     @abstractmethod
     def engaged(self) -> Engaged:
         """Looks at the wrapped model, not at what was asked for."""
 
     @abstractmethod
-    def forward_backward(self, micro_batches: Sequence[Batch]) -> Tensor:
+    def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
         """The whole window, gradients accumulated. Returns the global batch's mean loss: scalar, detached, fp32.
 
         Times its parts "forward" and "backward", or "forward_backward" where the two overlap.
@@ -101,23 +104,40 @@ class Engine(ABC):
         """Unscale, clip, update at lr_factor times the peak rate, clear gradients."""
 
     @abstractmethod
-    def evaluate(self, batches: Iterable[Batch], metrics: Mapping[str, Metric]) -> dict[str, float]:
-        """Mean loss and metrics, every sample counted once."""
+    def evaluate(self, batches: Iterable[MicroBatch], metrics: Mapping[str, Metric]) -> dict[str, float]:
+        """Mean loss and metrics over all ranks, every sample counted once; the same on each rank."""
 
     @abstractmethod
-    def predict(self, batches: Iterable[Batch]) -> Iterator[dict[str, Any]]:
-        """One row a sample, in order."""
+    def predict(self, batches: Iterable[MicroBatch]) -> Iterator[dict[str, Any]]:
+        """One row a sample, in the order of the whole data, on the first rank; none on the others.
+
+        All ranks must exhaust it.
+        """
 
     @abstractmethod
     def state_dict(self) -> State:
-        """{"model", "optimizer", "engine"}, by global parameter names: what going on exactly needs."""
+        """{"model", "optimizer", "engine"}, by global parameter names: what going on exactly needs.
+
+        Whole tensors, gathered one after the other; on the first rank only (elsewhere the parts are empty). All ranks
+        must call it.
+        """
 
     @abstractmethod
-    def load_state_dict(self, state: State) -> None: ...
+    def load_state_dict(self, state: State) -> None:
+        """Takes the whole state on every rank."""
+
+    @abstractmethod
+    def shapes(self) -> dict[str, torch.Size]:
+        """Global shape of each weight; needs no other rank."""
 
     @abstractmethod
     def weights(self) -> dict[str, Tensor]:
         """The model's part of the state."""
+
+    @abstractmethod
+    def gradients(self) -> dict[str, Tensor]:
+        """Whole gradients of the last window by parameter name, on every rank (for proofs, between the window and its
+        step; still scaled under a scaled precision)."""
 
     @abstractmethod
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:

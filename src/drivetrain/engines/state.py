@@ -1,27 +1,86 @@
-"""An optimizer's state under parameter names instead of positions, so that it fits the model on any engine."""
+"""State by global parameter names and as whole tensors, so that what one engine saved fits any other."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+Gather = Callable[[Tensor], Tensor | None]  # a held tensor → the whole one, or None on ranks that keep nothing
 
 
-def named_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """optimizer.state_dict() with names for numbers: {"state": {name: ...}, "param_groups": [{"params": [name]}]}."""
+def local_part(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """The whole of a sharded tensor; all ranks must ask."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def placed_as(whole: Tensor, held: Tensor) -> Tensor:
+    """This rank's part of a whole tensor, sharded as `held` is; needs no other rank."""
+    if not isinstance(held, DTensor):
+        return whole
+    return distribute_tensor(whole.to(held.device), held.device_mesh, held.placements, src_data_rank=None)
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    held = model.state_dict()
+    model.load_state_dict({name: placed_as(weights[name], held[name]) for name in weights})
+
+
+def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, gather: Gather) -> dict[str, Any]:
+    """optimizer.state_dict() with names for numbers: {"state": {name: ...}, "param_groups": [{"params": [name]}]}.
+
+    Tensors that `gather` answers with None are left out.
+    """
     names = _names_by_position(model, optimizer)
     saved = optimizer.state_dict()
     groups = [{**group, "params": [names[i] for i in group["params"]]} for group in saved["param_groups"]]
-    return {"state": {names[i]: state for i, state in saved["state"].items()}, "param_groups": groups}
+    state = {names[i]: _gathered_values(values, gather) for i, values in saved["state"].items()}
+    return {"state": state, "param_groups": groups}
 
 
-def load_named_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """The reverse; `optimizer` must hold the same parameters."""
+def load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """The reverse; `optimizer` must hold the same parameters, on any engine."""
     positions = {name: i for i, name in _names_by_position(model, optimizer).items()}
-    groups = [{**group, "params": [positions[n] for n in group["params"]]} for group in saved["param_groups"]]
-    state = {positions[name]: state for name, state in saved["state"].items()}
+    held = dict(model.named_parameters())
+    groups = [
+        {**group, **_kernels(own), "params": [positions[n] for n in group["params"]]}
+        for group, own in zip(saved["param_groups"], optimizer.param_groups, strict=True)
+    ]
+    state = {
+        positions[name]: {key: _placed_value(value, held[name]) for key, value in values.items()}
+        for name, values in saved["state"].items()
+    }
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _kernels(group: dict[str, Any]) -> dict[str, Any]:
+    """Which kernels update the parameters: chosen for this engine's, whatever the saved ones had."""
+    return {key: group[key] for key in ("fused", "foreach", "capturable") if key in group}
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """What the optimizer holds on this rank."""
+    states = getattr(optimizer, "optim", optimizer).state.values()  # ZeroRedundancyOptimizer keeps one within
+    return [value for state in states for value in state.values() if isinstance(value, Tensor)]
+
+
+def _gathered_values(values: dict[str, Any], gather: Gather) -> dict[str, Any]:
+    kept = {key: gather(value) if isinstance(value, Tensor) else value for key, value in values.items()}
+    return {key: value for key, value in kept.items() if value is not None or values[key] is None}
+
+
+def _placed_value(value: Any, parameter: Tensor) -> Any:
+    """Moments are sharded as their parameter; counters stay whole."""
+    is_moment = isinstance(value, Tensor) and value.shape == parameter.shape
+    return placed_as(value, parameter) if is_moment else value
 
 
 def _names_by_position(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[int, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from drivetrain import environment
 from drivetrain.assemble import assemble
@@ -18,8 +19,9 @@ from drivetrain.inference.weights import load_into
 from drivetrain.measure.meters import Meters
 from drivetrain.measure.throughput import Stopwatch
 from drivetrain.precision import arithmetic, is_emulated
+from drivetrain.ranks import Ranks
 from drivetrain.report import RunReport
-from drivetrain.run import evaluate
+from drivetrain.run import evaluate, measured, prepare
 from drivetrain.workloads.base import Workload
 
 LEAST_STEPS = 20  # the evaluation data are repeated until so many batches are predicted
@@ -31,34 +33,38 @@ def time_predictions(run: RunConfig, machine: Machine, checkpoint: str | None) -
     checkpoint: a folder; None: fresh weights, which predict as quickly. Metrics are of one evaluation, not timed.
     """
     with arithmetic(run.precision_spec, machine):
-        stopwatch = Stopwatch(torch_device(machine))
-        workload, engine = assemble(run, machine, training=False)
+        ranks, stopwatch = Ranks(), Stopwatch(torch_device(machine))
+        workload, engine = assemble(run, machine, ranks, training=False)
         if workload.evaluation is None:
             raise problem("workload", "there are no evaluation data", "give evaluation data in the run file")
         if checkpoint is not None:
             load_into(engine, Path(checkpoint))
         folder = RunFolder(run.folder)
-        folder.prepare(resume=False, overwrite=True)
-        folder.describe(run, environment.describe(machine))
+        ranks.on_first(lambda: prepare(folder, run, machine, resume=False, overwrite=True))
         meters = Meters(machine, run.precision_spec, engine, not run.compile, stopwatch)
         with meters:
             batches = _predict(run, workload, engine, meters)
             metrics = evaluate(run, workload, engine)
-        report = _report(run, machine, workload, engine, meters, batches, metrics)
-    report.write(folder.report)
+        summary = measured(meters, engine, ranks)
+        report = _report(run, machine, workload, engine, summary, meters.samples, batches, metrics)
+    ranks.on_first(lambda: report.write(folder.report))
     return report
 
 
 def _predict(run: RunConfig, workload: Workload, engine: Engine, meters: Meters) -> int:
-    """Returns the number of batches."""
-    size = run.evaluation.batch_size or run.micro_batch_size or run.global_batch()
+    """Returns the number of rounds: a batch on each rank."""
     assert workload.evaluation is not None
+    samples, size, world = workload.evaluation, run.evaluation.batch_size or run.micro_batch, engine.data_world
     done = 0
     while done < LEAST_STEPS:
-        for batch in evaluation_batches(workload.evaluation, workload.collate, size, run.loader):
+        batches = evaluation_batches(samples, workload.collate, size, run.loader, engine.data_rank, world)
+        left = len(samples)
+        for batch in batches:
             with meters.step([batch]), meters.part("forward"):
-                rows = list(engine.predict([batch]))
-            meters.step_done(len(rows))
+                list(engine.predict([batch]))
+            predicted = min(left, size * world)
+            left -= predicted
+            meters.step_done(predicted)
             done += 1
     return done
 
@@ -68,11 +74,11 @@ def _report(
     machine: Machine,
     workload: Workload,
     engine: Engine,
-    meters: Meters,
+    summary: dict[str, Any],
+    samples: int,
     batches: int,
     metrics: dict[str, float],
 ) -> RunReport:
-    summary = meters.summary()
     return RunReport(
         name=run.name,
         verb="predict",
@@ -84,8 +90,8 @@ def _report(
         engaged=asdict(engine.engaged()),
         steps=batches,
         skipped_steps=0,
-        epochs=meters.samples / len(workload.evaluation or ()),
-        samples=meters.samples,
+        epochs=samples / len(workload.evaluation or ()),
+        samples=samples,
         metrics=metrics,
         best=None,
         seconds=sum(summary["seconds_by_part"].values()),

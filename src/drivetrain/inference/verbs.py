@@ -16,13 +16,14 @@ from drivetrain.data.loader import evaluation_batches
 from drivetrain.errors import problem
 from drivetrain.inference.weights import find_checkpoint, load_into
 from drivetrain.precision import arithmetic
+from drivetrain.ranks import Ranks
 from drivetrain.run import evaluate as evaluate_workload
 
 
 def evaluate(run: RunConfig, machine: Machine, checkpoint: str) -> dict[str, Any]:
     """Metrics of a checkpoint over the evaluation data: {"checkpoint", "metrics", "samples", "seconds"}."""
     with arithmetic(run.precision_spec, machine):
-        workload, engine = assemble(run, machine, training=False)
+        workload, engine = assemble(run, machine, Ranks(), training=False)
         if workload.evaluation is None:
             raise problem("workload", "there are no evaluation data", "give evaluation data in the run file")
         path = find_checkpoint(run, workload, checkpoint)
@@ -39,14 +40,19 @@ def evaluate(run: RunConfig, machine: Machine, checkpoint: str) -> dict[str, Any
 
 
 def predict(run: RunConfig, machine: Machine, checkpoint: str, data: str | None) -> Iterator[dict[str, Any]]:
-    """One row a sample, in order: {"sample": name or number, ...what the workload predicts}."""
+    """One row a sample, in order: {"sample": name or number, ...what the workload predicts}.
+
+    On several ranks all must exhaust it; the rows come on the first.
+    """
     with arithmetic(run.precision_spec, machine):
-        workload, engine = assemble(run, machine, training=False)
+        ranks = Ranks()
+        workload, engine = assemble(run, machine, ranks, training=False)
         samples = workload.prediction_samples(data)
         load_into(engine, find_checkpoint(run, workload, checkpoint))
-        size = run.evaluation.batch_size or run.micro_batch_size or run.global_batch()
-        batches = evaluation_batches(samples, workload.collate, size, run.loader)
-        for name, row in zip(samples.names, engine.predict(batches), strict=True):
+        batches = evaluation_batches(
+            samples, workload.collate, run.evaluation_batch, run.loader, engine.data_rank, engine.data_world
+        )
+        for name, row in zip(samples.names if ranks.is_first else [], engine.predict(batches), strict=True):
             yield {"sample": name, **row}
 
 

@@ -32,5 +32,5 @@ def find_checkpoint(run: RunConfig, workload: Workload, given: str) -> Path:
 def load_into(engine: Engine, path: Path) -> None:
     """Put a checkpoint's weights into the engine's model. UserError if they are of another model."""
     saved = load(path)["model"]
-    check_fits(engine.weights(), saved, path)
+    check_fits(engine.shapes(), saved, path)
     engine.load_weights(saved)

@@ -49,7 +49,8 @@ class TensorPeak(TorchDispatchMode):
     """Peak bytes of live CPU tensor storages while active, those given to `track` included.
 
     Every storage an operator returns counts from its birth until it is freed, so a peak inside one operator (its
-    scratch space) is not seen. Too slow for every step: meant for one.
+    scratch space) is not seen; nor is it before it is resized to nothing, which is how FSDP frees what it gathered.
+    Too slow for every step: meant for one.
     """
 
     def __init__(self) -> None:
@@ -58,11 +59,27 @@ class TensorPeak(TorchDispatchMode):
         self._bytes = 0
         self.peak_bytes = 0
 
+    def __enter__(self) -> TensorPeak:
+        super().__enter__()
+        self._resize = torch.UntypedStorage.resize_
+
+        def resized(storage: Any, size: int) -> Any:
+            result = self._resize(storage, size)
+            self._resized(storage, size)
+            return result
+
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        super().__exit__(*error)
+
     def track(self, tensors: Iterable[Tensor]) -> None:
         """Count tensors that were there before."""
         for tensor in tensors:
             self._see(tensor)
-            if tensor.grad is not None:
+            if tensor.is_leaf and tensor.grad is not None:
                 self._see(tensor.grad)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -83,6 +100,12 @@ class TensorPeak(TorchDispatchMode):
         self._bytes += size
         self.peak_bytes = max(self.peak_bytes, self._bytes)
         weakref.finalize(storage, self._forget, key)
+
+    def _resized(self, storage: torch.UntypedStorage, size: int) -> None:
+        if (key := storage._cdata) in self._live:
+            self._bytes += size - self._live[key]
+            self._live[key] = size
+            self.peak_bytes = max(self.peak_bytes, self._bytes)
 
     def _forget(self, key: int) -> None:
         self._bytes -= self._live.pop(key, 0)

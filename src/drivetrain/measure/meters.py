@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -12,11 +13,13 @@ from torch import Tensor
 
 from drivetrain.config.machine import Machine
 from drivetrain.config.precision import Precision
+from drivetrain.data.loader import MicroBatch
 from drivetrain.measure.flops import FlopCount
 from drivetrain.measure.matmul import matmul_rate
 from drivetrain.measure.memory import TensorPeak, peaks, reset_peaks
 from drivetrain.measure.throughput import Stopwatch, Throughput
-from drivetrain.measure.utilisation import UtilisationSampler
+from drivetrain.measure.utilisation import UtilisationSampler, joined
+from drivetrain.ranks import Ranks
 
 WARM_UP_STEPS = 3  # not steady: caches, allocator and workers fill
 NOT_TRAINING = ("evaluation", "save")  # parts left out of the rate
@@ -65,13 +68,13 @@ class Meters:
             self._aside += time.perf_counter() - start
 
     @contextmanager
-    def step(self, micro_batches: list[dict[str, Tensor]]) -> Iterator[None]:
+    def step(self, micro_batches: list[MicroBatch]) -> Iterator[None]:
         """Around forward, backward and update."""
-        elements = sum(next(iter(batch.values())).numel() for batch in micro_batches)
+        elements = sum(next(iter(batch.tensors.values())).numel() for batch in micro_batches)
         self._elements += elements
         if self._instrument and self._steps == INSTRUMENTED_STEP:
             with TensorPeak() as memory, FlopCount() as flops:
-                memory.track([*self._holder.tensors(), *(t for batch in micro_batches for t in batch.values())])
+                memory.track([*self._holder.tensors(), *(t for b in micro_batches for t in b.tensors.values())])
                 yield
             self._tensor_peak = memory.peak_bytes
             self._flops_per_element = flops.total / elements
@@ -92,21 +95,39 @@ class Meters:
         """Samples a second since this was last asked."""
         return self._throughput.recent()
 
-    def summary(self) -> dict[str, Any]:
-        """The measured fields of a RunReport."""
+    def summary(self, ranks: Ranks) -> dict[str, Any]:
+        """The measured fields of a RunReport: of all ranks together, and of each."""
         memory = peaks(self._device)
         if self._tensor_peak is not None and self._device.type == "cpu":
             memory = {"tensor": self._tensor_peak, **memory}
+        mine = RankSummary(memory, self._sampler.summary(), self._elements, self._matmul_rate)
+        everyone = ranks.all_gather(mine)
         rate = self._throughput.steady_rate()
         per_sample = None
         if self._flops_per_element is not None and self.samples:
-            per_sample = self._flops_per_element * self._elements / self.samples
+            per_sample = self._flops_per_element * sum(other.elements for other in everyone) / self.samples
         return {
             "seconds_by_part": self._stopwatch.seconds,
             "samples_per_second": rate,
-            "peak_memory": memory,
-            "utilisation": self._sampler.summary(),
+            "peak_memory": {kind: max(other.peak_memory[kind] for other in everyone) for kind in memory},
+            "utilisation": joined([other.utilisation for other in everyone], shared=self._device.type == "cpu"),
             "flops_per_sample": per_sample,
             "flops_per_second": per_sample * rate if per_sample is not None and rate is not None else None,
-            "matmul_flops_per_second": self._matmul_rate,
+            "matmul_flops_per_second": sum(other.matmul_rate for other in everyone),
+            "ranks": [other.short(rank) for rank, other in enumerate(everyone)],
         }
+
+
+@dataclass(frozen=True)
+class RankSummary:
+    """What one rank measured."""
+
+    peak_memory: dict[str, int]
+    utilisation: dict[str, Any]
+    elements: int
+    matmul_rate: float
+
+    def short(self, rank: int) -> dict[str, Any]:
+        """For the report's list of ranks."""
+        shares = {key: self.utilisation[key] for key in ("mean", "peak")}
+        return {"rank": rank, "peak_memory": self.peak_memory, "utilisation": shares}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import psutil
@@ -71,6 +72,25 @@ class UtilisationSampler:
     @property
     def _keep_every(self) -> int:
         return max(1, 2 * self._seen // MOST_POINTS)
+
+
+def joined(summaries: Sequence[dict[str, Any]], shared: bool) -> dict[str, Any]:
+    """The ranks' summaries as one. shared: they share one device (a CPU's cores), and their shares add up."""
+    if len(summaries) == 1:
+        return summaries[0]
+    parts = 1 if shared else len(summaries)
+    points = zip(*(summary["series"] for summary in summaries), strict=False)  # sampled at the same pace
+    series = [[point[0][0], round(min(1.0, sum(share for _, share in point) / parts), 4)] for point in points]
+    energies = [summary["energy_joules"] for summary in summaries if summary.get("energy_joules") is not None]
+    extra = {key: value for key, value in summaries[0].items() if key == "device_memory_peak_bytes"}
+    return {
+        "mean": min(1.0, sum(summary["mean"] for summary in summaries) / parts),
+        "peak": max((share for _, share in series), default=0.0),
+        "samples": summaries[0]["samples"],
+        "series": series,
+        **extra,
+        **({"energy_joules": sum(energies)} if energies else {}),
+    }
 
 
 class _Cpu:

@@ -1,21 +1,38 @@
 """Recompute (activation checkpointing): blocks forget their activations and compute them again for the backward pass.
 
 Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost". Results are the same, dropout included: PyTorch
-restores the generator for the second forward.
+restores the generator for the second forward. Selective recompute keeps what is dear to compute, the outputs of matrix
+products, convolutions and attention, and computes the rest again (Korthikanti et al. 2022, "Reducing Activation
+Recomputation in Large Transformer Models", draw the line elsewhere: they recompute attention).
 """
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
+from typing import Any
 
+import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from drivetrain.errors import problem
 
+aten = torch.ops.aten
+KEPT = {  # what selective recompute does not compute twice
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.baddbmm.default,
+    aten.convolution.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+}
 
-def apply_recompute(model: nn.Module) -> int:
+
+def apply_recompute(model: nn.Module, selective: bool = False) -> int:
     """Make the model's repeated blocks recompute, in place; parameter names stay. Returns the number of blocks."""
     blocks = repeated_blocks(model)
     if not blocks:
@@ -23,8 +40,17 @@ def apply_recompute(model: nn.Module) -> int:
             "recompute", f"{type(model).__name__} has no repeated blocks in a ModuleList or Sequential", "leave it out"
         )
     for block in blocks:
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        how: dict[str, Any] = {"context_fn": _selective_contexts} if selective else {}
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, **how)
     return len(blocks)
+
+
+def _selective_contexts() -> Any:
+    return create_selective_checkpoint_contexts(_policy)
+
+
+def _policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:  # noqa: ARG001  torch's signature
+    return CheckpointPolicy.MUST_SAVE if operator in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:

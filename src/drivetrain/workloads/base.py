@@ -100,7 +100,7 @@ class Workload(ABC):
     @property
     @abstractmethod
     def lengths(self) -> Sequence[int] | None:
-        """Length of each training sample if like lengths should share a batch, else None."""
+        """Length of each training sample if batches should be cut by it into micro-batches, else None."""
 
     @property
     @abstractmethod

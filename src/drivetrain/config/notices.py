@@ -1,0 +1,80 @@
+"""What works but should be known before starting: settings without effect, precisions that are only emulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from drivetrain.config.engine import ENGINES, FsdpEngine
+from drivetrain.config.machine import Machine
+from drivetrain.config.precision import Precision
+from drivetrain.config.rules import is_default
+from drivetrain.config.run import RunConfig
+from drivetrain.config.workload import UserModule
+
+
+def notices(run: RunConfig, machine: Machine) -> list[str]:
+    emulation = emulation_notice(run.precision_spec, machine)
+    return [*_without_effect(run), *_spread(run, machine), *_underflow(run), *([emulation] if emulation else [])]
+
+
+def _without_effect(run: RunConfig) -> Iterator[str]:
+    """Settings that are not their defaults and that nothing reads. (A resolved run file spells out all defaults.)"""
+    optimizer = run.optimizer.name
+    checks = (
+        ("processes", run.engine.name == "single", "engine=single runs in one"),
+        ("scaler", not run.precision_spec.scaled, "only fp16-mixed scales the loss"),
+        ("optimizer.momentum", optimizer != "sgd", "only sgd reads it"),
+        ("optimizer.betas", optimizer == "sgd", "sgd has none"),
+        ("optimizer.eps", optimizer == "sgd", "sgd has none"),
+        ("schedule.final_lr_ratio", run.schedule.name == "constant", "constant stays"),
+        ("evaluation.every_epochs", run.evaluation.every_steps is not None, "every_steps was given and decides"),
+        ("loader.prefetch", not run.loader.workers, "there are no workers"),
+        ("micro_batch_size", _whole_batch(run), "it is not smaller than the batch"),
+        ("workload.data.evaluation_fraction", _has_evaluation_data(run), "evaluation data were given"),
+    )
+    for field, unread, why in checks:
+        if unread and not is_default(run, field):
+            yield f"{field} has no effect: {why}"
+
+
+def _has_evaluation_data(run: RunConfig) -> bool:
+    return not isinstance(run.workload, UserModule) and run.workload.data.evaluation is not None
+
+
+def _whole_batch(run: RunConfig) -> bool:
+    batch = run.batch_size or run.batch_size_per_device
+    return run.micro_batch_size is not None and batch is not None and run.micro_batch_size >= batch
+
+
+def _spread(run: RunConfig, machine: Machine) -> Iterator[str]:
+    engine = run.engine
+    if engine.name == "dp" and machine.device == "cpu":
+        yield "engine=dp on a CPU runs its replicas on threads (dp, CPU emulation): semantics, not speed"
+    if engine.name != "single" and run.data_parallel_size == 1:
+        yield f"engine={engine.name} has one device to spread over: give processes"
+    if ENGINES[engine.name].spreads and machine.device == "cpu" and run.world_size > machine.cpu_cores * run.nodes:
+        yield f"{run.processes} processes share {machine.cpu_cores} cores: they wait for one another"
+    if isinstance(engine, FsdpEngine) and engine.offload and machine.device == "cpu":
+        yield "engine.offload has no effect: on a CPU run everything is in CPU memory already"
+
+
+SMALLEST_FP16 = 2.0**-24  # the smallest positive fp16 number
+
+
+def _underflow(run: RunConfig) -> Iterator[str]:
+    in_fp16 = run.precision_spec.parameters == "float16" and run.optimizer.name in {"adam", "adamw"}
+    if in_fp16 and run.optimizer.eps < SMALLEST_FP16:
+        yield (
+            f"optimizer.eps={run.optimizer.eps:g} is 0 in fp16: a parameter whose gradient is 0 becomes NaN. Give "
+            "at least 1e-7, or take fp16-mixed"
+        )
+
+
+def emulation_notice(precision: Precision, machine: Machine) -> str | None:
+    """Said wherever 16-bit products are computed by the fp32 kernels."""
+    if machine.device != "cpu" or precision.compute in machine.native_dtypes:
+        return None
+    return (
+        f"{machine.device_name} has no {precision.compute} arithmetic: products are computed in fp32 from rounded "
+        "inputs and rounded back (emulated). Accuracy is what such hardware gives; time and memory are not"
+    )

@@ -1,0 +1,103 @@
+"""DistributedDataParallel: a process and a whole model for each device, gradients averaged during the backward pass.
+
+Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training"; with shard_optimizer,
+ZeRO-1: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models".
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from drivetrain.config import engine as config
+from drivetrain.engines.eager import EagerEngine
+from drivetrain.errors import RunError
+from drivetrain.optim import OptimizerFactory
+from drivetrain.precision import autocast
+from drivetrain.rng import restore_rng_state, rng_state
+
+NO_BUFFERS = "forward_sync_buffers"  # before torch 2.12 it had another name
+if NO_BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
+    NO_BUFFERS = "broadcast_buffers"
+COMPRESSION = {"fp16": fp16_compress_hook, "bf16": bf16_compress_hook}
+
+
+def wrap_ddp(model: nn.Module, device: torch.device, options: config.DdpEngine) -> DistributedDataParallel:
+    """The model is on `device`. Buffers are not copied in every forward: the engine does it before they are used."""
+    no_buffers: dict[str, Any] = {NO_BUFFERS: False}
+    wrapped = DistributedDataParallel(
+        model,
+        device_ids=[device] if device.type == "cuda" else None,
+        bucket_cap_mb=options.bucket_mb,
+        find_unused_parameters=options.find_unused,
+        gradient_as_bucket_view=True,
+        static_graph=options.static_graph,
+        **no_buffers,
+    )
+    if options.gradient_compression != "none":
+        wrapped.register_comm_hook(dist.group.WORLD, COMPRESSION[options.gradient_compression])
+    return wrapped
+
+
+class DdpEngine(EagerEngine):
+    _config: config.DdpEngine
+
+    def _wrap(self, model: nn.Module) -> nn.Module:
+        return wrap_ddp(model, self._device, self._config) if self._trains else model
+
+    def _check_engaged(self) -> None:
+        if not dist.is_initialized():
+            raise RunError("engine=ddp was asked for, but this process belongs to no group of ranks")
+        if isinstance(self._forward, DistributedDataParallel):
+            joined = self._forward.process_group.size()
+            if joined != self._ranks.world:
+                raise RunError(f"engine=ddp joins {joined} ranks, but the run has {self._ranks.world}")
+
+    @property
+    def _inference(self) -> nn.Module:
+        return self._model  # every rank holds the whole of it, and runs as many batches as it has
+
+    def _exchange(self, last: bool) -> AbstractContextManager[Any]:
+        return nullcontext() if last else cast(DistributedDataParallel, self._forward).no_sync()
+
+    def _build_optimizer(self, build: OptimizerFactory) -> torch.optim.Optimizer:
+        if not self._config.shard_optimizer:
+            return build(self._model)
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # brings torch.jit along, which is slow to import
+
+        return build(self._model, lambda cls, groups, options: ZeroRedundancyOptimizer(groups, cls, **options))
+
+    def _warm_up(self) -> None:
+        """One forward and backward whose result is thrown away.
+
+        DDP orders its buckets anew after the first backward pass, and with them the order in which gradients are
+        summed; a resumed run must not do that one step later than the run it goes on from.
+        """
+        state = rng_state()
+        buffers = [buffer.clone() for buffer in self._model.buffers()]
+        samples = self._workload.train
+        few = [samples.load(index, 0) for index in range(min(2, len(samples)))]
+        batch = self._to_device(self._workload.collate(few))
+        self._model.train()
+        for _ in range(2):  # the new order is taken up by the second forward
+            with autocast(self._options.precision, self._device):
+                loss = self._workload.loss_sum(self._forward, batch)
+            (loss * 0).backward()
+        self._model.zero_grad(set_to_none=True)
+        for buffer, before in zip(self._model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+        restore_rng_state(state)
+
+    def _optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        if self._config.shard_optimizer:
+            cast(Any, optimizer).consolidate_state_dict(to=0)
+            if not self._ranks.is_first:
+                return {}
+        return super()._optimizer_state(optimizer)

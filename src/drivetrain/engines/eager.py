@@ -1,0 +1,266 @@
+"""What single, dp, ddp and fsdp share: one nn.Module, PyTorch's autograd, gradients averaged over the ranks.
+
+Losses are divided by the valid targets of the whole global batch and multiplied by the number of ranks, over which
+the wrapped module averages: the same gradient on any number of ranks and in any number of pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from drivetrain.data.loader import MicroBatch
+from drivetrain.engines.base import Engaged, Engine, EngineOptions, State, StepResult
+from drivetrain.engines.state import (
+    gathered,
+    load_optimizer_state,
+    load_weights,
+    local_part,
+    optimizer_state,
+    optimizer_tensors,
+)
+from drivetrain.memory.recompute import apply_recompute
+from drivetrain.optim import OptimizerFactory
+from drivetrain.precision import autocast, dtype
+from drivetrain.ranks import Ranks
+from drivetrain.workloads.base import Batch, Workload
+
+
+class EagerEngine(Engine):
+    """An engine of this kind says how the model is wrapped, and the little that follows from it."""
+
+    def __init__(self, config: Any, options: EngineOptions, ranks: Ranks) -> None:
+        self._config, self._options, self._ranks = config, options, ranks
+        self._device = options.device
+        self._optimizer: torch.optim.Optimizer | None = None
+        scaler = options.scaler
+        self._scaler = torch.amp.GradScaler(
+            self._device.type,
+            init_scale=scaler.init_scale,
+            growth_factor=scaler.growth_factor,
+            backoff_factor=scaler.backoff_factor,
+            growth_interval=scaler.growth_interval,
+            enabled=options.precision.scaled,
+        )
+        self.data_rank, self.data_world = ranks.rank, ranks.world
+
+    # --- what each of these engines decides -------------------------------------------------------------------------
+
+    def _wrap(self, model: nn.Module) -> nn.Module:
+        """The module that runs forward. The model is on the device, in its dtype, recomputing and compiled."""
+        raise NotImplementedError
+
+    def _check_engaged(self) -> None:
+        """RunError if `_wrap` did not do what the engine's name says."""
+
+    def _exchange(self, last: bool) -> AbstractContextManager[Any]:
+        """Around forward and backward of a micro-batch; gradients travel with the window's last one."""
+        del last
+        return nullcontext()
+
+    def _built(self, workload: Workload) -> nn.Module:
+        return workload.build_model().to(self._device, dtype(self._options.precision.parameters))
+
+    def _build_optimizer(self, build: OptimizerFactory) -> torch.optim.Optimizer:
+        return build(self._model)
+
+    def _compile(self) -> None:
+        self._model.compile()  # in place: parameter names stay
+
+    @property
+    def _inference(self) -> nn.Module:
+        """Who runs forward in evaluation and prediction."""
+        return self._forward
+
+    # --- setting up --------------------------------------------------------------------------------------------------
+
+    def setup(self, workload: Workload, build_optimizer: OptimizerFactory | None) -> None:
+        self._workload, self._trains = workload, build_optimizer is not None
+        self._model = self._built(workload)
+        if self._options.recompute:
+            apply_recompute(self._model, selective=self._options.recompute == "selective")
+        if self._options.compile:
+            self._compile()
+        self._forward = self._wrap(self._model)
+        self._check_engaged()
+        if build_optimizer is not None:
+            self._optimizer = self._build_optimizer(build_optimizer)
+            for group in self._optimizer.param_groups:
+                group["peak_lr"] = group["lr"]
+            self._warm_up()
+
+    def _warm_up(self) -> None:
+        """What must have happened once before the first step, for a resumed run to do the same as this one."""
+
+    def engaged(self) -> Engaged:
+        parameters = list(self._model.parameters())
+        return Engaged(
+            wrapper=type(self._forward).__name__,
+            world_size=self._ranks.world,
+            local_parameters=sum(local_part(p).numel() for p in parameters),
+            global_parameters=sum(p.numel() for p in parameters),
+            trained_parameters=sum(p.numel() for p in parameters if p.requires_grad),
+            parameter_dtype=", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
+        )
+
+    # --- a step ------------------------------------------------------------------------------------------------------
+
+    def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
+        if not self._model.training:  # asked first: telling every module takes a tenth of a millisecond
+            self._model.train()
+        count = self._global_count(micro_batches)
+        total = torch.zeros((), device=self._device)
+        part = self._options.part
+        for number, batch in enumerate(micro_batches, 1):
+            with self._exchange(last=number == len(micro_batches)):
+                with part("forward"), autocast(self._options.precision, self._device):
+                    loss = self._workload.loss_sum(self._forward, self._to_device(batch.tensors)) / count
+                    if not batch.counts:
+                        loss = loss * 0
+                with part("backward"):
+                    self._scaler.scale(loss * self.data_world if self.data_world > 1 else loss).backward()
+            total += loss.detach()
+        return self._ranks.sum(total)
+
+    def _global_count(self, micro_batches: Sequence[MicroBatch]) -> Tensor | int:
+        """Valid targets of the whole global batch. On several GPUs it stays there, so that nobody waits for it."""
+        count = sum(self._workload.count(batch.tensors) for batch in micro_batches if batch.counts)
+        if self.data_world > 1:
+            return self._ranks.sum(torch.tensor(count, device=self._device)).clamp_(min=1)
+        return max(1, count)
+
+    def optimizer_step(self, lr_factor: float) -> StepResult:
+        optimizer = self._optimizer
+        assert optimizer is not None, "set up for evaluation only"
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * lr_factor
+        self._scaler.unscale_(optimizer)  # before the norm, so that clipping sees true gradients
+        grad_norm = self._clip()
+        scale = self._scaler.get_scale() if self._scaler.is_enabled() else None
+        self._scaler.step(optimizer)
+        self._scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        skipped = scale is not None and self._scaler.get_scale() < scale
+        return StepResult(grad_norm, scale, skipped)
+
+    def _clip(self) -> Tensor:
+        """The global gradient norm in fp32 (a sum of squares overflows fp16 at 256), gradients clipped to the bound.
+
+        Clipped as torch.nn.utils.clip_grad_norm_ does: by max_norm / (norm + 1e-6) where that is below 1.
+        """
+        gradients = [local_part(p.grad) for p in self._model.parameters() if p.grad is not None]
+        norm = torch.zeros((), device=self._device)
+        if gradients:
+            norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
+            norm = torch.linalg.vector_norm(torch.stack(norms))
+        norm = self._global_norm(norm)
+        if self._options.max_grad_norm is not None and gradients:
+            factor = torch.clamp(self._options.max_grad_norm / (norm + 1e-6), max=1.0)
+            torch._foreach_mul_(gradients, factor.to(gradients[0].device))
+        return norm
+
+    def _global_norm(self, local: Tensor) -> Tensor:
+        """Of all gradients, from the norm of those this rank holds."""
+        return local
+
+    # --- evaluation and prediction -----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[MicroBatch], metrics: Mapping[str, Metric]) -> dict[str, float]:
+        self._ready_for_inference()
+        for metric in metrics.values():
+            metric.reset()
+            metric.to(self._device)
+        sums = torch.zeros(2, dtype=torch.float64, device=self._device)  # loss, count
+        for batch in batches:
+            with autocast(self._options.precision, self._device):
+                outputs = self._workload.outputs(self._inference, self._to_device(batch.tensors))
+            if batch.counts:
+                sums[0] += outputs.loss_sum
+                sums[1] += outputs.count
+                for metric in metrics.values():
+                    metric.update(outputs.predictions, outputs.targets)
+        loss_sum, count = self._ranks.sum(sums).tolist()
+        values = {name: float(metric.compute()) for name, metric in metrics.items()}  # torchmetrics joins the ranks
+        return {"loss": loss_sum / max(1, count), **values}
+
+    @torch.no_grad()
+    def predict(self, batches: Iterable[MicroBatch]) -> Iterator[dict[str, Any]]:
+        self._ready_for_inference()
+        for batch in batches:
+            with autocast(self._options.precision, self._device):
+                rows = self._workload.predict(self._inference, self._to_device(batch.tensors))
+            for dealt in self._ranks.gather(rows if batch.counts else []) or ():
+                yield from dealt
+
+    def _ready_for_inference(self) -> None:
+        """Buffers that training fills on each rank alone (BatchNorm's statistics) are the first rank's."""
+        self._ranks.copy_from_first(self._model.buffers())
+        self._model.eval()
+
+    def _to_device(self, batch: Batch) -> Batch:
+        """On the device; under a pure 16-bit precision floating inputs take the parameters' dtype."""
+        kept = dtype(self._options.precision.parameters)
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(self._device, kept if tensor.is_floating_point() else None, non_blocking=True)
+
+        return {name: move(tensor) for name, tensor in batch.items()}
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> State:
+        assert self._optimizer is not None, "set up for evaluation only"
+        return {
+            "model": self.weights(),
+            "optimizer": self._optimizer_state(self._optimizer),
+            "engine": {"scaler": self._scaler.state_dict()},
+        }
+
+    def _optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        return optimizer_state(self._model, optimizer, self._gather)
+
+    def load_state_dict(self, state: State) -> None:
+        assert self._optimizer is not None, "set up for evaluation only"
+        self.load_weights(state["model"])
+        load_optimizer_state(self._model, self._optimizer, state["optimizer"])
+        if self._scaler.is_enabled():
+            self._scaler.load_state_dict(state["engine"]["scaler"])
+
+    def shapes(self) -> dict[str, torch.Size]:
+        return {name: tensor.shape for name, tensor in self._model.state_dict().items()}
+
+    def weights(self) -> dict[str, Tensor]:
+        whole = {name: self._gather(held) for name, held in self._model.state_dict().items()}
+        return {name: tensor for name, tensor in whole.items() if tensor is not None}
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {name: gathered(p.grad) for name, p in self._model.named_parameters() if p.grad is not None}
+
+    def _gather(self, held: Tensor) -> Tensor | None:
+        """The whole tensor on the first rank, None elsewhere. A sharded one goes to CPU memory at once."""
+        whole = gathered(held)
+        if not self._ranks.is_first:
+            return None
+        return whole if whole is held else whole.cpu()
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        load_weights(self._model, weights)
+
+    def tensors(self) -> list[Tensor]:
+        held = [*self._model.parameters(), *self._model.buffers()]
+        if self._optimizer is not None:
+            held += optimizer_tensors(self._optimizer)
+        return [local_part(tensor) for tensor in held]
+
+    def save_assets(self, folder: Path) -> None:
+        self._workload.save_assets(self._model, folder)
+
+    def close(self) -> None:
+        self._optimizer = None

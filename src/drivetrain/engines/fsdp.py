@@ -1,0 +1,129 @@
+"""FSDP2: parameters, gradients and optimizer state sharded over the ranks, gathered block by block when needed.
+
+Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel"; the sharding is ZeRO-3's, or
+ZeRO-2's where gathered parameters are kept until the backward pass (Rajbhandari et al. 2020).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from drivetrain.config import engine as config
+from drivetrain.engines.eager import EagerEngine
+from drivetrain.engines.state import local_part
+from drivetrain.errors import RunError, problem
+from drivetrain.memory.recompute import repeated_blocks
+from drivetrain.precision import dtype
+from drivetrain.workloads.base import Workload
+
+
+def fsdp_mesh(device_type: str, world: int, options: config.FsdpEngine) -> DeviceMesh:
+    """(shard,), or (replicate, shard) for hybrid sharding."""
+    if options.hybrid is None:
+        return init_device_mesh(device_type, (world,), mesh_dim_names=("shard",))
+    sizes = (world // options.hybrid, options.hybrid)
+    return init_device_mesh(device_type, sizes, mesh_dim_names=("replicate", "shard"))
+
+
+def wrap_fsdp(model: nn.Module, mesh: DeviceMesh, options: config.FsdpEngine) -> None:
+    """Shard in place, innermost modules first; parameter names stay. Parameters move to the mesh's device."""
+    settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": options.reshard}
+    if options.offload:
+        settings["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+    for parameter in model.parameters():  # channels-last filters: fully_shard takes none
+        parameter.data = parameter.data.contiguous()
+    for module in gathered_apart(model, options):
+        fully_shard(module, **settings)
+    fully_shard(model, **settings)
+
+
+def gathered_apart(model: nn.Module, options: config.FsdpEngine) -> list[nn.Module]:
+    """The modules that are gathered and freed on their own, innermost first; what is left goes with the model."""
+    if options.wrap == "block":
+        return repeated_blocks(model)
+    inner_first = [module for module in reversed(list(model.modules())) if module is not model]
+    if options.wrap == "size":
+        return list(_large_enough(inner_first, options.wrap_min_parameters))
+    known = {type(module).__name__ for module in inner_first}
+    unknown = sorted(set(options.wrap) - known)
+    if unknown:
+        raise problem("engine.wrap", f"the model has no {', '.join(unknown)}", f"it has: {', '.join(sorted(known))}")
+    return [module for module in inner_first if type(module).__name__ in options.wrap]
+
+
+def _large_enough(inner_first: list[nn.Module], least: int) -> Iterator[nn.Module]:
+    """Modules that hold so many parameters beside those of chosen ones within them (containers are never called)."""
+    taken: set[int] = set()
+    for module in inner_first:
+        own = [p for p in module.parameters() if id(p) not in taken]
+        if sum(p.numel() for p in own) >= least and not isinstance(module, nn.ModuleList | nn.ModuleDict):
+            taken.update(map(id, own))
+            yield module
+
+
+class FsdpEngine(EagerEngine):
+    _config: config.FsdpEngine
+    _whole: dict[str, Tensor] | None = None  # the first rank's weights, where only it has built them
+
+    def _built(self, workload: Workload) -> nn.Module:
+        """On the CPU: sharding moves each piece to the device."""
+        builds = self._ranks.is_first or not self._config.meta
+        with nullcontext() if builds else torch.device("meta"):
+            return workload.build_model().to(dtype(self._options.precision.parameters))
+
+    def _compile(self) -> None:
+        """By block, so that gathering stays between the compiled parts."""
+        for module in repeated_blocks(self._model) or [self._model]:
+            module.compile()
+
+    def _wrap(self, model: nn.Module) -> nn.Module:
+        self._mesh = fsdp_mesh(self._device.type, self._ranks.world, self._config)
+        whole = dict(model.state_dict()) if self._config.meta else None
+        buffers = [buffer.clone() for buffer in model.buffers()] if self._config.meta else []
+        wrap_fsdp(model, self._mesh, self._config)
+        if whole is not None:
+            self._fill(model, whole, buffers)
+        return model
+
+    @torch.no_grad()
+    def _fill(self, model: nn.Module, whole: dict[str, Tensor], buffers: list[Tensor]) -> None:
+        """Each rank's shards, from the only rank that has built the weights."""
+        if not self._ranks.is_first:
+            model.to_empty(device="cpu" if self._config.offload else self._device)
+        for name, held in model.state_dict().items():
+            if isinstance(held, DTensor):
+                given = whole[name] if self._ranks.is_first else torch.empty(held.shape, dtype=held.dtype)
+                held.copy_(distribute_tensor(given.to(self._device), held.device_mesh, held.placements))
+        for held, own in zip(model.buffers(), buffers, strict=True):  # also those that no state_dict names
+            if self._ranks.is_first:
+                held.copy_(own)
+        self._ranks.copy_from_first(model.buffers())
+
+    def _check_engaged(self) -> None:
+        parameters = dict(self._model.named_parameters())
+        whole = [name for name, parameter in parameters.items() if not isinstance(parameter, DTensor)]
+        if not isinstance(self._forward, FSDPModule) or whole:
+            raise RunError(f"engine=fsdp was asked for, but not sharded: {', '.join(whole[:3]) or 'the model'}")
+        held = torch.tensor(sum(local_part(p).numel() for p in parameters.values()), device=self._device)
+        copies = self._ranks.world // (self._config.hybrid or self._ranks.world)
+        total = sum(p.numel() for p in parameters.values()) * copies
+        if int(self._ranks.sum(held)) != total:
+            raise RunError(f"engine=fsdp: the ranks hold {int(held):,} parameters together, not {total:,}")
+
+    def _exchange(self, last: bool) -> AbstractContextManager[Any]:
+        cast(FSDPModule, self._forward).set_requires_gradient_sync(last)
+        return contextlib.nullcontext()
+
+    def _global_norm(self, local: Tensor) -> Tensor:
+        squares = local.to(self._device) ** 2
+        torch.distributed.all_reduce(squares, group=self._mesh["shard"].get_group())
+        return squares.sqrt()

@@ -1,0 +1,60 @@
+"""What became of one rank, on disk for the process that started it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel
+
+from drivetrain.errors import Problem, RankError, RunError, UserError
+from drivetrain.launch.task import Result
+
+Kind = Literal["done", "user", "run", "crash"]
+
+
+class RankOutcome(BaseModel):
+    rank: int
+    kind: Kind
+    time: float  # seconds since 1970: the first failure is the cause of the others
+    result: Result | None = None
+    problems: list[Problem] = []
+    message: str = ""
+    traceback: str = ""
+
+    def write(self, folder: Path) -> None:
+        target = folder / f"rank-{self.rank}.json"
+        aside = target.with_suffix(f".partial-{os.getpid()}")
+        aside.write_text(self.model_dump_json(), encoding="utf-8")
+        aside.replace(target)
+
+
+def outcomes(folder: Path) -> list[RankOutcome]:
+    """Of the ranks that left one, by rank."""
+    found = [RankOutcome.model_validate_json(path.read_bytes()) for path in folder.glob("rank-*.json")]
+    return sorted(found, key=lambda outcome: outcome.rank)
+
+
+def done(rank: int, result: Result) -> RankOutcome:
+    return RankOutcome(rank=rank, kind="done", time=time.time(), result=result)
+
+
+def failed(rank: int, error: BaseException, traceback: str) -> RankOutcome:
+    now = time.time()
+    if isinstance(error, UserError):
+        return RankOutcome(rank=rank, kind="user", time=now, problems=list(error.problems))
+    if isinstance(error, RunError):
+        return RankOutcome(rank=rank, kind="run", time=now, message=str(error))
+    message = f"{type(error).__name__}: {error}"
+    return RankOutcome(rank=rank, kind="crash", time=now, message=message, traceback=traceback)
+
+
+def raised(outcome: RankOutcome) -> Exception:
+    """The rank's failure as an error of this process."""
+    if outcome.kind == "user":
+        return UserError(outcome.problems)
+    if outcome.kind == "run":
+        return RunError(f"rank {outcome.rank}: {outcome.message}")
+    return RankError(f"rank {outcome.rank}: {outcome.message}", outcome.traceback)

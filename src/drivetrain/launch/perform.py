@@ -1,0 +1,70 @@
+"""Does a task in this process: all of it, or one rank's part."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from drivetrain.config.engine import ENGINES
+from drivetrain.hardware import detect
+from drivetrain.inference import timing, verbs
+from drivetrain.launch.group import group_of_one
+from drivetrain.launch.task import Result, Task
+from drivetrain.prove.trace import trace
+from drivetrain.ranks import is_first_rank
+from drivetrain.run import run
+
+
+def perform(task: Task) -> Result:
+    """Errors of the user's and failed runs are raised."""
+    with group_of_one(ENGINES[task.run.engine.name].spreads):
+        return _PERFORMERS[task.verb](task)
+
+
+def _train(task: Task) -> Result:
+    machine = detect(task.run.device)
+    report, code = run(task.run, machine, task.notices, task.resume, task.overwrite, task.quiet)
+    return Result(code=code, value=report.model_dump())
+
+
+def _evaluate(task: Task) -> Result:
+    assert task.checkpoint is not None
+    return Result(code=0, value=verbs.evaluate(task.run, detect(task.run.device), task.checkpoint))
+
+
+def _predict(task: Task) -> Result:
+    """The number of rows; they go to the task's output or, one JSON object a line, to the screen."""
+    assert task.checkpoint is not None
+    rows = verbs.predict(task.run, detect(task.run.device), task.checkpoint, task.data)
+    if not is_first_rank():
+        return Result(code=0, value=sum(1 for _ in rows))
+    if task.output is not None:
+        return Result(code=0, value=verbs.write_predictions(rows, task.output))
+    count = sum(1 for row in rows if _print(row))
+    return Result(code=0, value=count)
+
+
+def _print(row: dict[str, Any]) -> bool:
+    sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return True
+
+
+def _time_predictions(task: Task) -> Result:
+    report = timing.time_predictions(task.run, detect(task.run.device), task.checkpoint)
+    return Result(code=0, value=report.model_dump())
+
+
+def _trace(task: Task) -> Result:
+    """resume: whether to try one in the middle."""
+    found = trace(task.run, detect(task.run.device), task.steps, task.resume)
+    return Result(code=0, value=found.model_dump())
+
+
+_PERFORMERS = {
+    "train": _train,
+    "evaluate": _evaluate,
+    "predict": _predict,
+    "time_predictions": _time_predictions,
+    "trace": _trace,
+}

@@ -1,0 +1,62 @@
+"""A batch script for Slurm: one task a node, each of which starts that node's ranks."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from drivetrain.config.run import RunConfig
+
+PORT = 29500
+GRACE_SECONDS = 300  # between SIGTERM and the end of the job: time to save
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What the job asks Slurm for."""
+
+    time: str  # HH:MM:SS
+    partition: str | None = None
+    account: str | None = None
+    cpus: int | None = None  # of each node
+
+
+def sbatch_script(run_file: Path, overrides: Sequence[str], run: RunConfig, allocation: Allocation) -> str:
+    """The script's text; processes and nodes are the run's."""
+    asked = {
+        "job-name": run.name,
+        "nodes": run.nodes,
+        "ntasks-per-node": 1,
+        "gpus-per-node": run.processes if run.device != "cpu" else None,
+        "cpus-per-task": allocation.cpus,
+        "time": allocation.time,
+        "partition": allocation.partition,
+        "account": allocation.account,
+        "signal": f"TERM@{GRACE_SECONDS}",
+        "output": "%x-%j.log",
+    }
+    lines = [f"#SBATCH --{key}={value}" for key, value in asked.items() if value is not None]
+    command = ["drivetrain", "train", str(run_file), *overrides]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *lines,
+            "",
+            "set -euo pipefail",
+            "# all nodes meet at the first one",
+            'first="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
+            f'export RENDEZVOUS="$first:{PORT}"',
+            "# the rank differs from node to node, so the shell that srun starts there fills it in",
+            f"srun bash -c {shlex.quote(_on_a_node(command, run))}",
+            "",
+        ]
+    )
+
+
+def _on_a_node(command: Sequence[str], run: RunConfig) -> str:
+    line = shlex.join(command)
+    if run.nodes == 1:
+        return f"exec {line}"
+    return f'exec {line} --node-rank "$SLURM_NODEID" --rendezvous "$RENDEZVOUS"'  # nodes is among the overrides

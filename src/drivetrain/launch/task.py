@@ -1,0 +1,37 @@
+"""What one verb is to do, as a value that travels to every rank, and what came of it. Free of torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from drivetrain.config.run import RunConfig
+
+Verb = Literal["train", "evaluate", "predict", "time_predictions", "trace"]
+
+
+class Task(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    verb: Verb
+    run: RunConfig
+    notices: list[str] = []
+    resume: bool = False
+    overwrite: bool = False
+    quiet: bool = False
+    checkpoint: str | None = None  # best, last or a folder
+    data: str | None = None  # what to predict for
+    output: Path | None = None  # where predictions go; None: the screen
+    steps: int = 0  # of a trace
+
+
+class Result(BaseModel):
+    """code: the exit code. value: JSON-able, what depends on the verb."""
+
+    model_config = ConfigDict(frozen=True)
+
+    code: int
+    value: Any
+    of_first: bool = True  # whether this is the first rank's, which is the one to tell

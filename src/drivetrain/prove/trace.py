@@ -1,0 +1,217 @@
+"""What one way of computing a run does in its first steps, on record: losses, gradients, samples, and a resume."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import zlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel
+from torch import Tensor
+
+from drivetrain.assemble import assemble_around
+from drivetrain.checkpointing import RunCheckpoints
+from drivetrain.config.machine import Machine
+from drivetrain.config.run import RunConfig
+from drivetrain.data.loader import evaluation_batches, training_windows
+from drivetrain.data.order import GlobalOrder
+from drivetrain.engines.base import Engine
+from drivetrain.loop import Progress
+from drivetrain.optim import lr_factor
+from drivetrain.precision import arithmetic
+from drivetrain.prove.stilled import Stilled, without_dropout
+from drivetrain.ranks import Ranks
+from drivetrain.run import total_steps_of, window_slice
+from drivetrain.tracking.events import Event
+from drivetrain.workload_rules import best_metric
+from drivetrain.workloads.base import Samples
+from drivetrain.workloads.build import build_workload
+
+EVALUATION_BATCHES = 3  # and a ragged one, on each rank
+
+
+class Trace(BaseModel):
+    """Of all ranks together."""
+
+    losses: list[float]
+    norms: list[float]
+    gradients: list[dict[str, tuple[float, float]]]  # a step: name → (norm, projection on a fixed direction)
+    batches: list[list[int]]  # a step: the samples of the global batch
+    loaded: list[list[int]]  # a step: the samples that the ranks loaded and counted
+    evaluation: dict[str, float] | None  # before the first step
+    engaged: list[dict[str, Any]]  # of each rank
+    dropouts: int
+    batch_norms: int
+    resumed: bool | None  # whether a save, a fresh start and a resume in the middle led to the same bits
+
+
+def trace(run: RunConfig, machine: Machine, steps: int, resume: bool) -> Trace:
+    """Called by every rank. Nothing is written but a checkpoint in a temporary folder."""
+    with arithmetic(run.precision_spec, machine), without_dropout():
+        tracer = _Tracer(run, machine, steps)
+        return tracer.traced(resume)
+
+
+class _Recorded:
+    """Samples that remember who asked for them."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def load(self, index: int, epoch: int) -> Any:
+        self.asked.append(index)
+        return self._samples.load(index, epoch)
+
+
+class _First:
+    """The first samples of some."""
+
+    def __init__(self, samples: Samples, number: int) -> None:
+        self._samples, self._number = samples, min(number, len(samples))
+
+    def __len__(self) -> int:
+        return self._number
+
+    def load(self, index: int, epoch: int) -> Any:
+        return self._samples.load(index, epoch)
+
+
+class _Tracer:
+    def __init__(self, run: RunConfig, machine: Machine, steps: int) -> None:
+        self._run, self._machine, self._steps = run, machine, steps
+        self._ranks = Ranks()
+        inner = build_workload(run.workload, run.seed)
+        self._samples = _Recorded(inner.train)
+        evaluation = None
+        if inner.evaluation is not None:
+            number = EVALUATION_BATCHES * run.evaluation_batch * self._ranks.world + run.evaluation_batch // 2 + 1
+            evaluation = _First(inner.evaluation, number)
+        self._workload = Stilled(inner, self._samples, evaluation)
+        self._order = GlobalOrder(len(inner.train), run.global_batch, run.seed)
+
+    def traced(self, resume: bool) -> Trace:
+        engine = self._engine()
+        found = Trace(
+            losses=[],
+            norms=[],
+            gradients=[],
+            batches=[],
+            loaded=[],
+            evaluation=self._evaluated(engine),
+            engaged=self._ranks.all_gather(asdict(engine.engaged())),
+            dropouts=self._workload.dropouts,
+            batch_norms=self._workload.batch_norms,
+            resumed=None,
+        )
+        middle = self._steps // 2
+        with tempfile.TemporaryDirectory(prefix="drivetrain-prove-") as own:
+            root = Path(self._ranks.on_first(lambda: own))  # the first rank's, for all
+            progress = Progress()
+            self._go(engine, progress, middle, found)
+            if resume:
+                self._checkpoints(root, engine).save(progress)
+            self._go(engine, progress, self._steps, found)
+            if resume:
+                whole = self._digest(engine)
+                engine.close()
+                found.resumed = self._resumed(root) == whole
+            self._ranks.on_first(lambda: None)  # nobody's folder goes while another reads it
+        return found
+
+    def _engine(self) -> Engine:
+        return assemble_around(self._workload, self._run, self._machine, self._ranks)
+
+    def _checkpoints(self, root: Path, engine: Engine) -> RunCheckpoints:
+        metric = best_metric(self._run, self._workload)
+        return RunCheckpoints(root, self._run, engine, self._ranks, metric, len(self._samples), _hush)
+
+    def _resumed(self, root: Path) -> str:
+        engine = self._engine()
+        progress = self._checkpoints(root, engine).restore()
+        self._go(engine, progress, self._steps, None)
+        return self._digest(engine)
+
+    def _go(self, engine: Engine, progress: Progress, until: int, found: Trace | None) -> None:
+        factor = lr_factor(self._run.schedule, total_steps_of(self._run, self._order))
+        windows = training_windows(
+            self._samples,
+            self._workload.collate,
+            self._order,
+            range(progress.step, until),
+            window_slice(self._run, self._machine, self._workload, engine),
+            self._run.loader.model_copy(update={"workers": 0}),  # loads are recorded in this process
+        )
+        self._samples.asked.clear()
+        for window in windows:
+            loss = engine.forward_backward(window.micro_batches)
+            fingerprints = _fingerprints(engine) if found is not None else {}
+            result = engine.optimizer_step(factor(progress.updates))
+            progress.step += 1
+            progress.updates += not result.skipped
+            asked, fillers = self._asked(), sum(not batch.counts for batch in window.micro_batches)
+            for _ in range(fillers):
+                asked.remove(int(window.indices[0]))
+            if found is not None:
+                found.losses.append(loss.item())
+                found.norms.append(result.grad_norm.item())
+                found.gradients.append(fingerprints)
+                found.batches.append(window.indices.tolist())
+                found.loaded.append([index for share in self._ranks.all_gather(asked) for index in share])
+
+    def _asked(self) -> list[int]:
+        asked = list(self._samples.asked)
+        self._samples.asked.clear()
+        return asked
+
+    def _evaluated(self, engine: Engine) -> dict[str, float] | None:
+        if self._workload.evaluation is None:
+            return None
+        batches = evaluation_batches(
+            self._workload.evaluation,
+            self._workload.collate,
+            self._run.evaluation_batch,
+            self._run.loader,
+            engine.data_rank,
+            engine.data_world,
+        )
+        return engine.evaluate(batches, self._workload.metrics())
+
+    def _digest(self, engine: Engine) -> str:
+        """Of all weights' bits; the same on all ranks."""
+        weights = engine.weights()
+        return self._ranks.on_first(lambda: _digest(weights))
+
+
+def _hush(_: Event) -> None:
+    """A trace tells nothing on the way."""
+
+
+def _fingerprints(engine: Engine) -> dict[str, tuple[float, float]]:
+    return {name: fingerprint(name, gradient) for name, gradient in engine.gradients().items()}
+
+
+def fingerprint(name: str, gradient: Tensor) -> tuple[float, float]:
+    """Norm, and the projection on a direction that depends on the name only."""
+    flat = gradient.detach().flatten().double().cpu()
+    direction = torch.randn(flat.numel(), generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
+    return float(flat.norm()), float(flat @ direction.double())
+
+
+def _digest(weights: dict[str, Tensor]) -> str:
+    total = hashlib.sha256()
+    for name in sorted(weights):
+        total.update(name.encode())
+        total.update(_bytes(weights[name]))
+    return total.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,104 @@
+"""This process among those of the run, and what they do together. With one process every call is trivial.
+
+Tensors travel through the default group (NCCL between GPUs, gloo between CPUs). Python objects and requests to stop
+travel through a gloo group of their own, so that they never wait for a GPU nor mix with the model's collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from drivetrain.errors import RunError, UserError
+
+T = TypeVar("T")
+
+
+def is_first_rank() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+class Ranks:
+    def __init__(self) -> None:
+        """Looks for a process group that was made before."""
+        joined = dist.is_initialized()
+        self.rank = dist.get_rank() if joined else 0
+        self.world = dist.get_world_size() if joined else 1
+        self._control = dist.new_group(backend="gloo") if self.world > 1 else None
+        self._asking: tuple[dist.Work, Tensor] | None = None
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Summed over the ranks, in place."""
+        if self.world > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
+        if self.world > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
+
+    def gather(self, value: T) -> list[T] | None:
+        """Every rank's picklable value in order on the first rank, None on the others."""
+        if self._control is None:
+            return [value]
+        values: list[T] | None = [value] * self.world if self.is_first else None
+        dist.gather_object(value, values, dst=0, group=self._control)
+        return values
+
+    def all_gather(self, value: T) -> list[T]:
+        if self._control is None:
+            return [value]
+        values = [value] * self.world
+        dist.all_gather_object(values, value, group=self._control)
+        return values
+
+    def on_first(self, do: Callable[[], T]) -> T:
+        """The first rank does it; all get the (picklable) result, or the same UserError or RunError."""
+        if self._control is None:
+            return do()
+        box: list[T | Exception | None] = [None]
+        if self.is_first:
+            try:
+                box[0] = do()
+            except (UserError, RunError) as error:
+                box[0] = error
+        dist.broadcast_object_list(box, src=0, group=self._control)
+        result = box[0]
+        if isinstance(result, UserError | RunError):
+            raise result
+        return cast(T, result)
+
+    def any_asked(self, flag: bool) -> bool:
+        """Whether a rank's flag was set: the same answer on all ranks, to be called once a step.
+
+        On several ranks it answers for the call before, so that nobody waits for the slowest.
+        """
+        if self._control is None:
+            return flag
+        asked = self._answer()
+        tensor = torch.tensor(int(flag))
+        work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._control, async_op=True)
+        assert work is not None
+        self._asking = (work, tensor)
+        return asked
+
+    def close(self) -> None:
+        """No call is left under way."""
+        self._answer()
+
+    def _answer(self) -> bool:
+        if self._asking is None:
+            return False
+        work, tensor = self._asking
+        self._asking = None
+        work.wait()
+        return bool(tensor)

@@ -1,0 +1,68 @@
+"""The batch script: bash accepts it, and its command line trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.launch.test_start import free_port, prepared
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+def fake(folder: Path, name: str, text: str) -> None:
+    program = folder / name
+    program.write_text(f"#!/bin/bash\n{text}\n")
+    program.chmod(0o755)
+
+
+def test_the_script_passes_bash_and_its_command_line_runs_on_every_node(tmp_path: Path, drivetrain: Call) -> None:
+    prepared(tmp_path)
+    code, script, _ = drivetrain(
+        "launch", "--slurm", str(tmp_path / "run.yaml"), "engine=ddp", "processes=1", "device=cpu",
+        f"output={tmp_path / 'run'}", f"workload.path={tmp_path / 'workload.py'}", "--nodes", "2", "--time", "01:00:00",
+    )  # fmt: skip
+    assert code == 0
+    job = tmp_path / "job.sbatch"
+    job.write_text(script.replace(":29500", f":{free_port()}"))
+    assert subprocess.run(["bash", "-n", str(job)], check=False).returncode == 0
+    assert "#SBATCH --nodes=2" in script
+    assert "#SBATCH --time=01:00:00" in script
+    assert "gpus" not in script, "device=cpu asks for none"
+    # Slurm as far as the script sees it: srun starts the command on each node
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    fake(programs, "scontrol", "echo 127.0.0.1")
+    fake(
+        programs,
+        "srun",
+        'for n in 0 1; do SLURM_NODEID=$n "$@" & pids="$pids $!"; done; for p in $pids; do wait $p || exit 1; done',
+    )
+    fake(programs, "drivetrain", f'exec {sys.executable} -m drivetrain "$@"')
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "n[0-1]"}
+    done = subprocess.run(["bash", str(job)], env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["engaged"]["world_size"] == 2
+
+
+def test_gpus_and_cores_are_asked_for(tmp_path: Path, drivetrain: Call) -> None:
+    prepared(tmp_path)
+    code, script, _ = drivetrain(
+        "launch", "--slurm", str(tmp_path / "run.yaml"), "engine=fsdp", "processes=8",
+        "--partition", "long", "--cpus", "64",
+    )  # fmt: skip
+    assert code == 0
+    for line in ("--gpus-per-node=8", "--partition=long", "--cpus-per-task=64", "--nodes=1", "--signal=TERM@300"):
+        assert f"#SBATCH {line}" in script
+    assert "--node-rank" not in script, "one node needs no meeting place"
+
+
+def test_a_run_file_that_is_wrong_is_told_before_a_job_waits_in_a_queue(tmp_path: Path, drivetrain: Call) -> None:
+    prepared(tmp_path)
+    code, _, said = drivetrain("launch", "--slurm", str(tmp_path / "run.yaml"), "optimiser.lr=1")
+    assert code == 2
+    assert "optimizer.lr" in said

@@ -1,0 +1,212 @@
+"""What the parity tests run: the same twelve steps on an engine's ranks and in plain PyTorch in one process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from drivetrain.config.engine import EngineConfig
+from drivetrain.config.training import Loader, Optimizer
+from drivetrain.data.loader import training_windows
+from drivetrain.data.micro_batches import Slice
+from drivetrain.data.order import GlobalOrder
+from drivetrain.emulation import fp32_products
+from drivetrain.engines.base import Engine
+from tests.tiny_workload import FEATURES, IGNORED, Rows, TinyWorkload, perceptron, tiny_engine
+
+STEPS, BATCH, SAMPLES = 12, 20, 90  # the last batch of an epoch has 10
+CLIP = 0.5
+VOCABULARY, LONGEST = 30, 17
+OPTIMIZERS = {
+    "sgd": Optimizer(name="sgd", lr=0.5, momentum=0.9),
+    "adamw": Optimizer(name="adamw", lr=0.01, weight_decay=0.1),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    engine: str
+    world: int
+    precision: str = "fp32"
+    accumulation: int = 1
+    optimizer: str = "sgd"
+    model: str = "perceptron"
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
+    recompute: Any = False
+
+    @property
+    def name(self) -> str:
+        extra = [f"{key}={value}" for key, value in self.options.items()]
+        extra += [f"recompute={self.recompute}"] if self.recompute else []
+        parts = [self.engine, *extra, f"x{self.world}", self.precision, f"acc{self.accumulation}"]
+        return "-".join([*parts, self.optimizer, self.model]).replace(" ", "")
+
+    @property
+    def processes(self) -> int:
+        return 1 if self.engine in {"single", "dp"} else self.world
+
+
+@dataclass
+class Curve:
+    losses: list[float]
+    norms: list[float]
+    gradients: dict[str, Tensor]  # of the first step, before clipping
+    weights: dict[str, Tensor]  # at the end
+
+
+# --- what is trained -------------------------------------------------------------------------------------------------
+
+
+class Tagger(nn.Module):
+    """A small Transformer encoder that labels every token; no dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 16)
+        layer = {"d_model": 16, "nhead": 2, "dim_feedforward": 32, "dropout": 0.0, "batch_first": True}
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(**layer) for _ in range(3))
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(B, T) token ids, 0 where there is none → (B, T, 5)."""
+        hidden = self.embedding(features)
+        for layer in self.layers:
+            hidden = layer(hidden, src_key_padding_mask=features == 0)
+        return self.head(hidden)
+
+
+class Sentences(Rows):
+    """Token ids of uneven lengths, and a label for each but some."""
+
+    def __init__(self, num_samples: int) -> None:
+        generator = torch.Generator().manual_seed(3)
+        lengths = torch.randint(2, LONGEST + 1, (num_samples,), generator=generator).tolist()
+        self.features = [torch.randint(1, VOCABULARY, (n,), generator=generator) for n in lengths]  # type: ignore[assignment]
+        self.labels = [torch.where(ids % 7 == 0, IGNORED, ids % 5) for ids in self.features]  # type: ignore[assignment]
+        self.lengths = lengths
+        self.names = [f"sentence {i}" for i in range(num_samples)]
+
+
+class Tagging(TinyWorkload):
+    def collate(self, samples: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+        features, labels = zip(*samples, strict=True)
+        pad = nn.utils.rnn.pad_sequence
+        return {
+            "features": pad(list(features), batch_first=True),
+            "labels": pad(list(labels), batch_first=True, padding_value=IGNORED),
+        }
+
+    def loss_sum(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        logits = model(batch["features"]).float().flatten(0, 1)
+        return F.cross_entropy(logits, batch["labels"].flatten(), reduction="sum", ignore_index=IGNORED)
+
+
+def tagger() -> nn.Module:
+    torch.manual_seed(11)
+    return Tagger()
+
+
+def workload(model: str) -> TinyWorkload:
+    evaluation = Rows(37, seed=9)
+    if model == "tagger":
+        return Tagging(tagger, Sentences(SAMPLES))
+    if model == "dropout":
+        return TinyWorkload(with_dropout, Rows(SAMPLES, ignored_share=0.15), evaluation)
+    if model == "blocks":
+        return TinyWorkload(blocks, Rows(SAMPLES, ignored_share=0.15), evaluation)
+    return TinyWorkload(perceptron, Rows(SAMPLES, ignored_share=0.15), evaluation)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(width), nn.Linear(width, width)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + F.gelu(self.linear(self.norm(hidden)))
+
+
+def blocks() -> nn.Module:
+    """Blocks that recompute and wrapping find, of sizes that no world divides."""
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(FEATURES, 13), nn.Sequential(*(Block(13) for _ in range(3))), nn.Linear(13, 3))
+
+
+def with_dropout() -> nn.Module:
+    return nn.Sequential(blocks(), nn.Dropout(0.3))
+
+
+# --- the two sides ---------------------------------------------------------------------------------------------------
+
+
+def engine_of(case: Case, work: TinyWorkload) -> Engine:
+    config = TypeAdapter(EngineConfig).validate_python({"name": case.engine, **case.options})
+    return tiny_engine(
+        work,
+        case.precision,
+        OPTIMIZERS[case.optimizer],
+        config=config,
+        max_grad_norm=CLIP,
+        recompute=case.recompute,
+        devices=case.world,
+    )
+
+
+def run_case(case: Case) -> Curve:
+    """This rank's part; the weights on the first rank only."""
+    work = workload(case.model)
+    with fp32_products(case.precision != "fp32"):
+        engine = engine_of(case, work)
+        micro = -(-BATCH // case.processes // case.accumulation)
+        mine = Slice(engine.data_rank, engine.data_world, micro)
+        order = GlobalOrder(SAMPLES, BATCH, seed=1)
+        curve = Curve([], [], {}, {})
+        for window in training_windows(work.train, work.collate, order, range(STEPS), mine, Loader()):
+            loss = engine.forward_backward(window.micro_batches)
+            curve.gradients = curve.gradients or {n: g.float().clone() for n, g in engine.gradients().items()}
+            curve.losses.append(loss.item())
+            curve.norms.append(engine.optimizer_step(1.0).grad_norm.item())
+        curve.weights = {name: weight.clone() for name, weight in engine.weights().items()}
+        engine.close()
+    return curve
+
+
+def run_cases(cases: Sequence[Case]) -> list[Curve]:
+    return [run_case(case) for case in cases]
+
+
+def plain(case: Case) -> Curve:
+    """One process, whole batches, torch's own autocast and clipping: what every case must come to."""
+    work = workload(case.model)
+    model, optimizer = work.build_model(), OPTIMIZERS[case.optimizer]
+    matrices, vectors = [p for p in model.parameters() if p.ndim > 1], [p for p in model.parameters() if p.ndim == 1]
+    groups = [{"params": matrices, "weight_decay": optimizer.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    updates: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=optimizer.lr)
+    if optimizer.name == "sgd":
+        updates = torch.optim.SGD(groups, lr=optimizer.lr, momentum=optimizer.momentum)
+    compute = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}.get(case.precision)
+    order, curve = GlobalOrder(SAMPLES, BATCH, seed=1), Curve([], [], {}, {})
+    with fp32_products(compute is not None):
+        for step in range(STEPS):
+            batch = work.collate([work.train.load(int(index), 0) for index in order.batch(step)[1]])
+            with torch.autocast("cpu", dtype=compute) if compute else contextlib.nullcontext():
+                logits = model(batch["features"]).float()
+                labels = batch["labels"]
+                loss = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
+            loss.backward()
+            curve.gradients = curve.gradients or {
+                name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
+            }
+            curve.norms.append(nn.utils.clip_grad_norm_(model.parameters(), CLIP).item())
+            updates.step()
+            updates.zero_grad()
+            curve.losses.append(loss.item())
+    curve.weights = model.state_dict()
+    return curve

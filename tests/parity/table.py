@@ -1,0 +1,54 @@
+"""The table of the parity cases that ran, for the docs: written where PARITY_TABLE says."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tests.parity.cases import Case
+
+ROWS: list[Row] = []
+
+
+@dataclass(frozen=True)
+class Row:
+    case: Case
+    loss: float
+    norm: float
+
+
+def add_row(row: Row) -> None:
+    ROWS.append(row)
+    if "PARITY_TABLE" in os.environ:
+        Path(os.environ["PARITY_TABLE"]).write_text(page())
+
+
+def page() -> str:
+    """The worst of each engine, options, precision and world over accumulation, optimizer and model."""
+    groups: dict[tuple[str, str, int], list[Row]] = defaultdict(list)
+    for row in ROWS:
+        options = ", ".join(f"{key}: {value}" for key, value in row.case.options.items())
+        options += f"recompute: {str(row.case.recompute).lower()}" if row.case.recompute else ""
+        groups[
+            f"{row.case.engine} {f'({options})' if options else ''}".strip(), row.case.precision, row.case.world
+        ].append(row)
+    lines = [
+        "# Parity: every engine against plain PyTorch",
+        "",
+        "The largest relative difference of loss and gradient norm over twelve steps with clipping active, from plain "
+        "PyTorch in one process on the same global batches; the worst of all cases of a row (accumulation 1 and 3, SGD "
+        "with momentum and AdamW, a perceptron with ignored targets and a Transformer with uneven lengths, the last "
+        "batch of an epoch ragged). Allowed: 1e-5 in fp32, 1e-2 in bf16-mixed (emulated on this CPU). "
+        f"`make parity` repeats it. torch {torch.__version__}, gloo, CPU ranks.",
+        "",
+        "| engine | precision | ranks | cases | loss | gradient norm |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for (engine, precision, world), rows in groups.items():
+        loss, norm = max(row.loss for row in rows), max(row.norm for row in rows)
+        lines.append(f"| {engine} | {precision} | {world} | {len(rows)} | {loss:.1e} | {norm:.1e} |")
+    return "\n".join([*lines, ""])

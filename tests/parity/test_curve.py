@@ -1,0 +1,115 @@
+"""Promise 1: the engine, the number of ranks and the cut of the batch change neither loss nor gradient norm.
+
+Every case is compared with plain PyTorch in one process: twelve steps with clipping active, a ragged last batch, valid
+targets and lengths that differ from sample to sample. `make parity` runs all cases and writes the table in the docs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.parity.cases import CLIP, Case, Curve, plain, run_case, run_cases
+from tests.parity.table import Row, add_row
+from tests.ranks import RankPool
+
+TOLERANCE = {"fp32": 1e-5, "bf16-mixed": 1e-2}
+
+
+def every_case() -> list[Case]:
+    """engines x precisions x worlds x accumulation x models, and the engines' options."""
+    cases = [
+        Case(engine, world, precision, accumulation, optimizer, model)
+        for engine in ("dp", "ddp", "fsdp")
+        for world in (1, 2, 4)
+        for precision in ("fp32", "bf16-mixed")
+        for accumulation in (1, 3)
+        for optimizer, model in (("sgd", "perceptron"), ("adamw", "perceptron"), ("sgd", "tagger"))
+    ]
+    for engine, options, world in (
+        ("ddp", {"shard_optimizer": True}, 2),
+        ("ddp", {"shard_optimizer": True}, 4),
+        ("ddp", {"static_graph": True}, 2),
+        ("ddp", {"find_unused": True}, 2),
+        ("ddp", {"bucket_mb": 0.001}, 2),
+        ("fsdp", {"reshard": False}, 2),
+        ("fsdp", {"reshard": False}, 4),
+        ("fsdp", {"hybrid": 2}, 4),
+        ("fsdp", {"wrap": ["Linear"]}, 2),
+        ("fsdp", {"wrap": "size", "wrap_min_parameters": 100}, 2),
+        ("fsdp", {"meta": True}, 2),
+        ("fsdp", {"offload": True}, 2),
+    ):
+        cases += [
+            Case(engine, world, accumulation=3, optimizer=o, model="blocks", options=options) for o in ("sgd", "adamw")
+        ]
+    for kind in (True, "selective"):
+        cases += [Case(engine, 2, accumulation=3, model="blocks", recompute=kind) for engine in ("ddp", "fsdp")]
+    return cases
+
+
+def in_the_subset(case: Case) -> bool:
+    """What make test runs: every engine and option at two ranks, one case of each engine at one and four."""
+    if case.world == 2:
+        return case.accumulation == 3 and (case.precision == "fp32" or case.optimizer == "adamw")
+    return (
+        case.precision == "fp32" and case.accumulation == 3 and case.model != "perceptron" and case.optimizer == "sgd"
+    )
+
+
+CASES = [
+    pytest.param(case, id=case.name, marks=[] if in_the_subset(case) else [pytest.mark.slow]) for case in every_case()
+]
+
+
+@pytest.fixture(scope="module")
+def found(request: pytest.FixtureRequest, ranks: Callable[[int], RankPool]) -> Callable[[Case], Curve]:
+    """The curve of a case; all chosen cases of one world run in one go."""
+    items = [item for item in request.session.items if item.fspath == request.fspath]
+    chosen = [item.callspec.params["case"] for item in items if hasattr(item, "callspec")]  # type: ignore[attr-defined]
+
+    @functools.cache
+    def of_world(world: int) -> dict[str, Curve]:
+        cases = [case for case in chosen if case.processes == world]
+        return {case.name: curve for case, curve in zip(cases, ranks(world).run(run_cases, cases)[0], strict=True)}
+
+    def of(case: Case) -> Curve:
+        return run_case(case) if case.engine == "dp" else of_world(case.processes)[case.name]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def reference() -> Callable[[Case], Curve]:
+    known: dict[tuple[str, str, str], Curve] = {}
+
+    def of(case: Case) -> Curve:
+        key = case.precision, case.optimizer, case.model
+        if key not in known:
+            known[key] = plain(case)
+        return known[key]
+
+    return of
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_curve_is_that_of_plain_pytorch(
+    case: Case, found: Callable[[Case], Curve], reference: Callable[[Case], Curve]
+) -> None:
+    ours, theirs = found(case), reference(case)
+    assert sum(norm > CLIP for norm in theirs.norms) > 3, "clipping is active"
+    add_row(Row(case, largest(ours.losses, theirs.losses), largest(ours.norms, theirs.norms)))
+    tolerance = TOLERANCE[case.precision]
+    assert ours.losses == pytest.approx(theirs.losses, rel=tolerance)
+    assert ours.norms == pytest.approx(theirs.norms, rel=tolerance)
+    for name, gradient in theirs.gradients.items():
+        scale = float(gradient.abs().max())
+        assert torch.allclose(ours.gradients[name], gradient, rtol=tolerance, atol=tolerance * scale), name
+    assert ours.weights.keys() == theirs.weights.keys()
+
+
+def largest(ours: list[float], theirs: list[float]) -> float:
+    return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))

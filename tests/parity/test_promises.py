@@ -1,0 +1,118 @@
+"""The other promises, on several ranks: the engine engaged, every sample counts once, exact resume; and that the
+parity suite notices what it is there to notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.parity import promises
+from tests.parity.cases import CLIP, Case, Curve, plain
+from tests.ranks import RankPool
+
+Pools = Callable[[int], RankPool]
+
+
+def on_ranks(case: Case, pools: Pools, work: Callable[..., object], *args: object) -> list:  # type: ignore[type-arg]
+    return [work(case, *args)] if case.engine in {"single", "dp"} else pools(case.world).run(work, case, *args)
+
+
+# --- the engine engaged ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_engines_show_what_they_did(ranks: Pools, world: int) -> None:
+    single = promises.engaged(Case("single", 1, model="blocks"))
+    total = single["global_parameters"]
+    ddp = ranks(world).run(promises.engaged, Case("ddp", world, model="blocks"))
+    assert {e["wrapper"] for e in ddp} == {"DistributedDataParallel"}
+    assert {(e["world_size"], e["local_parameters"], e["global_parameters"]) for e in ddp} == {(world, total, total)}
+    fsdp = ranks(world).run(promises.engaged, Case("fsdp", world, model="blocks"))
+    assert {e["global_parameters"] for e in fsdp} == {total}
+    assert sum(e["local_parameters"] for e in fsdp) == total
+    assert max(e["local_parameters"] for e in fsdp) < 1.4 * total / world
+    dp = promises.engaged(Case("dp", world, model="blocks"))
+    assert (dp["wrapper"], dp["emulated"], dp["world_size"]) == ("ThreadReplicas", True, 1)
+
+
+# --- every sample counts once ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_size", [37, 10, 4])
+@pytest.mark.parametrize("engine", ["dp", "ddp", "fsdp"])
+def test_metrics_and_predictions_are_those_of_one_process(ranks: Pools, engine: str, batch_size: int) -> None:
+    metrics, rows = promises.evaluated(Case("single", 1), batch_size)
+    found = on_ranks(Case(engine, 2), ranks, promises.evaluated, batch_size)
+    for theirs, _ in found:
+        assert theirs == pytest.approx(metrics, rel=1e-6)
+    assert found[0][1] == rows, "in order, on the first rank"
+    assert all(not others for _, others in found[1:])
+
+
+# --- exact resume ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("dp", 2, model="blocks"),
+        Case("ddp", 1, model="blocks"),
+        Case("ddp", 2, model="blocks"),
+        Case("ddp", 2, model="blocks", optimizer="adamw", options={"shard_optimizer": True}),
+        Case("fsdp", 2, model="blocks", optimizer="adamw"),
+        pytest.param(Case("ddp", 4, model="blocks", optimizer="adamw"), marks=pytest.mark.slow),
+        pytest.param(Case("fsdp", 4, model="blocks"), marks=pytest.mark.slow),
+        pytest.param(Case("fsdp", 4, model="blocks", options={"hybrid": 2}), marks=pytest.mark.slow),
+        pytest.param(Case("fsdp", 4, model="dropout"), marks=pytest.mark.slow),
+        Case("ddp", 2, model="dropout", precision="bf16-mixed"),
+    ],
+    ids=lambda case: case.name,
+)
+def test_a_resumed_run_has_the_same_bits(ranks: Pools, case: Case, tmp_path: Path) -> None:
+    through, resumed = on_ranks(case, ranks, promises.interrupted, tmp_path)[0]
+    assert through.keys() == resumed.keys()
+    for name, weight in through.items():
+        assert torch.equal(weight, resumed[name]), name
+
+
+@pytest.mark.parametrize("saved", ["single", "ddp", "fsdp"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_what_one_engine_saved_another_goes_on_from(ranks: Pools, saved: str, optimizer: str, tmp_path: Path) -> None:
+    def case(engine: str) -> Case:
+        return Case(engine, 2 if engine != "single" else 1, model="blocks", optimizer=optimizer)
+
+    expected = on_ranks(case(saved), ranks, promises.saved_after, tmp_path / "state.pt")[0]
+    for engine in ("single", "dp", "ddp", "fsdp"):
+        found = on_ranks(case(engine), ranks, promises.gone_on, tmp_path / "state.pt")[0]
+        assert found == pytest.approx(expected, rel=1e-5), engine
+
+
+# --- overflow --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["dp", "ddp", "fsdp"])
+def test_an_overflow_on_one_rank_is_skipped_by_all(ranks: Pools, engine: str) -> None:
+    for told in on_ranks(Case(engine, 2), ranks, promises.overflowing):
+        assert [skipped for skipped, _ in told] == [False, True, False, False]
+        assert [scale for _, scale in told] == [128.0, 128.0, 64.0, 64.0]
+
+
+# --- the suite notices -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_mutations_of_the_engine_break_the_curve(ranks: Pools, engine: str) -> None:
+    def differs(curve: Curve, expected: Curve) -> bool:
+        return curve.losses != pytest.approx(expected.losses, rel=1e-2) or curve.norms != pytest.approx(
+            expected.norms, rel=1e-2
+        )
+
+    case = Case(engine, 2, "fp16-mixed", accumulation=3)
+    expected = plain(case)
+    assert max(expected.norms) > CLIP
+    found = ranks(2).run(promises.mutated, case)[0]
+    noticed = {name for name, curve in found.items() if differs(curve, expected)}
+    assert noticed == set(promises.MUTATIONS) - {"nothing wrong"}

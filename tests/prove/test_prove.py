@@ -1,0 +1,140 @@
+"""`drivetrain prove`: PASS where the promises hold, FAIL with the place where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from drivetrain.config.load import load
+from drivetrain.config.run import RunConfig
+from drivetrain.prove.trace import Trace, trace
+from drivetrain.prove.verdicts import Verdict, remarks, verdicts
+from tests.parity import promises
+from tests.prove.traced import mutated_traces, traced_on_ranks
+from tests.ranks import RankPool
+from tests.tiny_workload import CPU
+
+WORKLOAD = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+inputs = torch.randn(60, 6)
+targets = (inputs @ torch.randn(6, 4)).argmax(1)
+train_data = list(zip(inputs[:45], targets[:45]))
+evaluation_data = list(zip(inputs[45:], targets[45:]))
+loss = nn.CrossEntropyLoss()
+
+def build_model():
+    return nn.Sequential(nn.Linear(6, 16), MIDDLE, nn.Tanh(), nn.Linear(16, 4))
+"""
+RUN = """
+workload: {type: module, path: PATH}
+batch_size: 9
+loop: {steps: 20, max_grad_norm: 0.5}
+optimizer: {name: sgd, lr: 0.3, momentum: 0.9}
+"""
+STEPS = 6
+
+
+def config(folder: Path, middle: str = "nn.LayerNorm(16)", *overrides: str) -> RunConfig:
+    path = folder / "workload.py"
+    path.write_text(WORKLOAD.replace("MIDDLE", middle))
+    (folder / "run.yaml").write_text(RUN.replace("PATH", str(path)))
+    run, problems = load(folder / "run.yaml", overrides)
+    assert run is not None
+    assert not problems
+    return run
+
+
+def sides(run: RunConfig) -> tuple[Trace, Trace]:
+    """In one process, whole and cut."""
+    single = run.model_copy(update={"processes": None})
+    cut = single.model_copy(update={"micro_batch_size": 5})
+    return trace(single, CPU, STEPS, resume=False), trace(cut, CPU, STEPS, resume=False)
+
+
+def by_promise(found: list[Verdict]) -> dict[str, bool | None]:
+    return {verdict.promise: verdict.holds for verdict in found}
+
+
+ALL = {"same curve": True, "engaged": True, "each sample once": True, "same evaluation": True, "exact resume": True}
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_an_engine_that_keeps_its_promises_passes(
+    engine: str, ranks: Callable[[int], RankPool], tmp_path: Path
+) -> None:
+    run = config(tmp_path, "nn.LayerNorm(16)")
+    spread = config(tmp_path, "nn.LayerNorm(16)", f"engine={engine}", "processes=2")
+    asked = ranks(2).run(traced_on_ranks, spread, STEPS)[0]
+    found = verdicts(spread, asked, *sides(run))
+    assert by_promise(found) == ALL, found
+    assert not remarks(asked)
+
+
+def test_dropout_and_batch_norm_are_recognised_stilled_and_explained(
+    ranks: Callable[[int], RankPool], tmp_path: Path
+) -> None:
+    middle = "nn.Sequential(nn.BatchNorm1d(16), nn.Dropout(0.5))"
+    spread = config(tmp_path, middle, "engine=ddp", "processes=2")
+    asked = ranks(2).run(traced_on_ranks, spread, STEPS)[0]
+    reference, rounding = sides(config(tmp_path, middle))
+    assert by_promise(verdicts(spread, asked, reference, rounding)) == ALL
+    dropout, batch_norm = remarks(reference)
+    assert "dropout (1 modules)" in dropout
+    assert "BatchNorm (1 modules)" in batch_norm
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_what_is_broken_fails_and_is_named(engine: str, ranks: Callable[[int], RankPool], tmp_path: Path) -> None:
+    settings = ("precision=fp16-mixed", "scaler.init_scale=128")
+    run = config(tmp_path, "nn.LayerNorm(16)", *settings)
+    spread = config(tmp_path, "nn.LayerNorm(16)", *settings, f"engine={engine}", "processes=2")
+    reference, rounding = sides(run)
+    found = {
+        name: {v.promise for v in verdicts(spread, traced, reference, rounding) if v.holds is False}
+        for name, traced in ranks(2).run(mutated_traces, spread, STEPS)[0].items()
+    }
+    assert found.pop("nothing wrong") == set()
+    assert found.keys() == promises.MUTATIONS.keys() - {"nothing wrong"}
+    for name, failed in found.items():
+        assert "same curve" in failed, name
+    assert "each sample once" in found["sample reused"]
+
+
+def test_the_first_parameter_that_diverges_is_named(tmp_path: Path) -> None:
+    run = config(tmp_path)
+    reference, rounding = sides(run)
+    broken = reference.model_copy(deep=True)
+    for step in (2, 3):
+        norm, projection = broken.gradients[step]["3.weight"]
+        broken.gradients[step]["3.weight"] = (norm * 1.5, projection)
+    (curve,) = [v for v in verdicts(run, broken, reference, rounding) if v.promise == "same curve"]
+    assert curve.holds is False
+    assert "3.weight, at step 3" in curve.why
+
+
+def test_a_resume_that_differs_and_a_silent_single_process_fail(tmp_path: Path) -> None:
+    run = config(tmp_path)
+    reference, rounding = sides(run)
+    asked = reference.model_copy(update={"resumed": False})
+    spread = config(tmp_path, "nn.LayerNorm(16)", "engine=ddp", "processes=2")
+    held = by_promise(verdicts(spread, asked, reference, rounding))
+    assert held["exact resume"] is False
+    assert held["engaged"] is False
+    assert held["same curve"] is True
+
+
+def test_the_command_prints_a_verdict_a_promise(
+    tmp_path: Path, drivetrain: Callable[..., tuple[int, str, str]]
+) -> None:
+    config(tmp_path)
+    code, out, said = drivetrain("prove", str(tmp_path / "run.yaml"), "engine=fsdp", "processes=2", "--steps", "4")
+    assert code == 0, out + said
+    assert out.count("PASS") == 5
+    assert "FAIL" not in out
+    assert "FSDPSequential, 2 ranks of 2 asked for" in " ".join(out.split())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.yaml", "workload.py"], "nothing is kept"
