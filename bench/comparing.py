@@ -3,7 +3,8 @@
     python bench/comparing.py
 
 Both are timed by their own reports (the training loop's wall time), so that start-up is left out on both sides. The
-parent of a cell looks at its memory and processor time twice a second meanwhile.
+parent of a cell looks at its memory and processor time twice a second meanwhile. Whole runs vary by some percent from
+one to the next, more than is sought; so the processor time that the parent takes while it watches is told too.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def main() -> None:
         for pair in repeat(lambda number: one_pair(run_file, Path(folder), number), options.pairs):
             pairs.append(pair)
             print(f"{len(pairs)}  {pair.ratio:.3f}" + ("  (discarded)" if pair.disturbed else ""), flush=True)
-    write(options.output, page(pairs))
+        watched = watching(run_file, Path(folder))
+    write(options.output, page(pairs, watched))
 
 
 def made_run(folder: Path, steps: int) -> Path:
@@ -87,7 +89,34 @@ def timed(arguments: list[str], report: Callable[[], Path]) -> Measurement:
     return Measurement(found["samples"] / found["seconds"], foreign)
 
 
-def page(pairs: list[Pair]) -> str:
+WATCHING = """
+import json, sys, time
+from pathlib import Path
+from drivetrain.compare import runner, verbs
+from drivetrain.compare.matrix import Job
+
+watch = runner.run_matrix
+def timed(*given):
+    used, at = time.process_time(), time.perf_counter()
+    found = watch(*given)
+    print(json.dumps([time.process_time() - used, time.perf_counter() - at]))
+    return found
+verbs.run_matrix = timed
+verbs.compare(Path(sys.argv[1]), [], Path(sys.argv[2]), 1, Job("train", None), runner.Limits(), runner.Again.ALL)
+"""
+
+
+def watching(run_file: Path, folder: Path) -> float:
+    """Processor time of the parent over the wall time that it watched the cell."""
+    command = [sys.executable, "-c", WATCHING, str(run_file), str(folder / "watched")]
+    done = subprocess.run(
+        command, check=True, env=child_environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    used, seconds = json.loads(done.stdout.strip().splitlines()[-1])
+    return float(used / seconds)
+
+
+def page(pairs: list[Pair], watched: float) -> str:
     good = undisturbed(pairs)
     low, median, high = quartiles([pair.ratio for pair in good])
     rows = [
@@ -105,6 +134,8 @@ def page(pairs: list[Pair]) -> str:
             "",
             f"Median of {len(good)} undisturbed pairs of {len(pairs)}: **{median:.3f}**, quartiles {low:.3f} to "
             f"{high:.3f}.",
+            "",
+            f"The parent's processor time while it watched a cell: **{watched:.2%}** of the cell's wall time.",
             "",
             markdown_table(["pair", "as a cell, samples/s", "alone, samples/s", "ratio"], rows),
             "",

@@ -5,7 +5,7 @@
 
 Same data, model, batch size, optimizer (AdamW, no decay, clipping at 1), learning rate and its schedule (linear to 0,
 no warm-up), number of samples and evaluation data on both sides. The rest is what a user of either gets: the Trainer
-with its defaults, drivetrain with its own (like lengths in one batch, decoded images kept, channels-last, malloc that
+with its defaults, drivetrain with its own (batches cut by length, decoded images kept, channels-last, malloc that
 keeps freed blocks). The clock runs from reading the data to the last step, with reading, decoding, tokenising and
 saving on both sides; imports and evaluation are left out.
 """

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted(path.name for path in (ROOT / "recipes").glob("*.yaml"))
 SMALL_BERT = ["config.num_hidden_layers=2", "config.hidden_size=32", "config.intermediate_size=32", "loop.epochs=1"]
 SMALL_RESNET = [
-    "image_size=32", "crop_padding=4", "config.depths=[1,1,1,1]", "config.hidden_sizes=[8,16,32,64]",
+    "image_size=64", "crop_padding=4", "config.depths=[1,1,1,1]", "config.hidden_sizes=[8,16,32,64]",
     "config.embedding_size=8", "loop.epochs=1", "batch_size=16", "loader.workers=1",
 ]  # fmt: skip
 # what makes a recipe small; everything else stays as it ships

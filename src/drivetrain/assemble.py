@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
+from drivetrain.config.workload import TextClassification
 from drivetrain.engines import build_engine
 from drivetrain.engines.base import Engine, EngineOptions, Part, untimed
 from drivetrain.hardware import torch_device
@@ -27,7 +30,9 @@ def assemble(
     """
     build_optimizer = optimizer_factory(run.optimizer) if training else None  # its problems come before reading data
     seed_everything(run.seed)
-    workload = build_workload(run.workload, run.seed)
+    tokenises = isinstance(run.workload, TextClassification)
+    with ranks.first_ahead() if tokenises else nullcontext():
+        workload = build_workload(run.workload, run.seed)
     if training:
         check_workload(run, workload)
     return workload, _engine(workload, run, machine, ranks, build_optimizer, part)

@@ -46,7 +46,11 @@ def report(rate: float = 100.0, accuracy: float = 0.9, memory: int = 2**20, **ch
 def result(folder: Path, made: RunReport | None, losses: dict[int, float] | None = None) -> Result:
     """A completed run with a curve on disk; without a report, one that failed."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"event": "step", "step": step, "loss": loss}) for step, loss in (losses or {}).items()]
+    points = [
+        {"event": "step", "step": step, "epoch": step / 10, "samples": 10 * step, "loss": loss}
+        for step, loss in (losses or {}).items()
+    ]
+    lines = [json.dumps(point) for point in points]
     (folder / "events.jsonl").write_text("".join(f"{line}\n" for line in lines))
     status: Status = "failed" if made is None else "completed"
     return Result(Outcome(key="k", status=status, reason="" if made else "it broke <b>badly</b> | so"), folder, made)

@@ -133,7 +133,9 @@ def test_a_rank_that_is_killed_ends_the_run_with_its_number(tmp_path: Path) -> N
     assert "rank 1 was ended by SIGKILL" in " ".join(done.stderr.split())
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_a_signal_saves_on_all_ranks_and_the_run_goes_on_with_the_same_bits(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:

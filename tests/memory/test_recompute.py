@@ -64,7 +64,7 @@ def test_selective_recompute_multiplies_no_matrix_twice_and_keeps_less() -> None
     for name, gradient in plain.items():
         assert torch.equal(gradient, found[name]), name
     assert flops(selective) == flops(deep())
-    assert flops(full) > 1.2 * flops(deep())
+    assert flops(full) > 1.1 * flops(deep())
     # the checkpoint's own keeping of products is not seen by the hooks; what else there was is not kept
     assert gradients_and_kept(selective)[1] < 0.5 * kept
 

@@ -151,7 +151,8 @@ def test_workers_load_what_one_process_loads() -> None:
     work = workload(crop_padding=2, flip=True, limit_train=32)
 
     def batches(workers: int) -> list[torch.Tensor]:
-        return [b["pixel_values"] for b in evaluation_batches(work.train, work.collate, 8, Loader(workers=workers))]
+        loaded = evaluation_batches(work.train, work.collate, 8, Loader(workers=workers))
+        return [batch.tensors["pixel_values"] for batch in loaded]
 
     assert all(torch.equal(a, b) for a, b in zip(batches(0), batches(2), strict=True))
 

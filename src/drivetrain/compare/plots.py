@@ -50,7 +50,7 @@ def plots(comparison: Comparison) -> dict[str, Figure]:
     """Name → figure; only those that have something to show."""
     drawn: dict[str, Figure | None] = {}
     with matplotlib.rc_context(STYLE):
-        drawn["loss"] = _curves(comparison, "training loss", "step", "loss", _loss_points)
+        drawn["loss"] = _curves(comparison, "training loss", "epoch", "loss", _loss_points)
         drawn["time"] = _bars(comparison, "samples a second", lambda row: row.mean(lambda r: r.samples_per_second))
         drawn["memory"] = _memory(comparison)
         drawn["utilisation"] = _curves(comparison, "utilisation", "seconds", "share of the device", _utilisation, 1.02)
@@ -99,8 +99,8 @@ def _curves(
 
 
 def _loss_points(row: Row) -> list[tuple[float, float]]:
-    found = next((result.losses for result in row.results if result.losses), {})
-    return [(step, loss) for step, loss in sorted(found.items()) if isinstance(loss, float) and math.isfinite(loss)]
+    found = next((result.curve for result in row.results if result.curve), [])
+    return [(epoch, loss) for epoch, loss in sorted(found) if isinstance(loss, float) and math.isfinite(loss)]
 
 
 def _utilisation(row: Row) -> list[tuple[float, float]]:

@@ -18,6 +18,8 @@ from drivetrain.folder import RunFolder
 from drivetrain.report import RunReport
 from drivetrain.tracking.jsonl import read_events
 
+Point = tuple[int, int]  # step, samples so far: only runs of one batch size have points in common
+
 
 @dataclass(frozen=True, eq=False)
 class Result:
@@ -52,9 +54,14 @@ class Result:
             return None
 
     @cached_property
-    def losses(self) -> dict[int, float]:
-        """Step → training loss, at the points of the curve."""
-        return {event["step"]: event["loss"] for event in self.events if event["event"] == "step"}
+    def curve(self) -> list[tuple[float, float]]:
+        """(epoch, training loss): batches of other sizes take other numbers of steps to the same epoch."""
+        return [(event["epoch"], event["loss"]) for event in self.events if event["event"] == "step"]
+
+    @cached_property
+    def losses(self) -> dict[Point, float]:
+        """Training loss at the points of the curve."""
+        return {(event["step"], event["samples"]): event["loss"] for event in self.events if event["event"] == "step"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +139,7 @@ class Comparison:
         )
 
 
-def largest_difference(curves: Sequence[tuple[dict[int, float], dict[int, float]]]) -> float | None:
+def largest_difference(curves: Sequence[tuple[Mapping[Any, float], Mapping[Any, float]]]) -> float | None:
     """Of |a - b| / |b| over the steps that both have; None if they have none in common."""
     differences = [
         abs(mine[step] - other[step]) / max(abs(other[step]), 1e-12)

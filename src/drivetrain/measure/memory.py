@@ -68,7 +68,7 @@ class TensorPeak(TorchDispatchMode):
             self._resized(storage, size)
             return result
 
-        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign]
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
         return self
 
     def __exit__(self, *error: Any) -> None:

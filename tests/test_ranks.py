@@ -1,0 +1,84 @@
+"""What the ranks of a run do together, and that one process does it alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from drivetrain.errors import RunError, UserError, problem
+from drivetrain.ranks import Ranks
+from tests.ranks import RankPool
+
+
+def everything() -> dict[str, object]:
+    ranks = Ranks()
+    copied = torch.full((2,), float(ranks.rank))
+    ranks.copy_from_first([copied])
+    found: dict[str, object] = {
+        "sum": ranks.sum(torch.tensor([1.0, float(ranks.rank)])).tolist(),
+        "copied": copied.tolist(),
+        "gathered": ranks.gather(f"rank {ranks.rank}"),
+        "all": ranks.all_gather(ranks.rank),
+        "first": ranks.on_first(lambda: f"by {ranks.rank}"),
+    }
+    # the last rank asks at its third call
+    found["asked"] = [ranks.any_asked(call == 2 and ranks.rank == ranks.world - 1) for call in range(5)]
+    ranks.close()
+    return found
+
+
+def in_turn(folder: Path) -> bool:
+    """Whether this rank finds what the first one left."""
+    with Ranks().first_ahead():
+        found = (folder / "cache").exists()
+        if not found:
+            time.sleep(0.5)
+            (folder / "cache").touch()
+    return found
+
+
+def failing(kind: str) -> str:
+    ranks = Ranks()
+
+    def fail() -> None:
+        raise problem("x", "is wrong", "correct it") if kind == "user" else RunError("the disk is full")
+
+    try:
+        ranks.on_first(fail)
+    except (UserError, RunError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def test_one_process_alone() -> None:
+    assert not dist.is_initialized()
+    assert everything() == {
+        "sum": [1.0, 0.0],
+        "copied": [0.0, 0.0],
+        "gathered": ["rank 0"],
+        "all": [0],
+        "first": "by 0",
+        "asked": [False, False, True, False, False],
+    }
+
+
+def test_two_ranks_together(ranks: Callable[[int], RankPool]) -> None:
+    first, second = ranks(2).run(everything)
+    together = {"sum": [2.0, 1.0], "copied": [0.0, 0.0], "all": [0, 1], "first": "by 0"}
+    # answers come one call later, and are the same on both
+    assert first == {**together, "gathered": ["rank 0", "rank 1"], "asked": [False, False, False, True, False]}
+    assert second == {**together, "gathered": None, "asked": [False, False, False, True, False]}
+
+
+def test_the_others_find_what_the_first_one_cached(ranks: Callable[[int], RankPool], tmp_path: Path) -> None:
+    assert ranks(2).run(in_turn, tmp_path) == [False, True]
+
+
+@pytest.mark.parametrize(("kind", "told"), [("user", "UserError: x: is wrong"), ("run", "RunError: the disk is full")])
+def test_what_the_first_rank_may_not_do_all_ranks_hear(kind: str, told: str, ranks: Callable[[int], RankPool]) -> None:
+    assert all(said.startswith(told) for said in ranks(2).run(failing, kind))
