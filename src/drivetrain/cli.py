@@ -140,7 +140,8 @@ def compare(
     except KeyboardInterrupt:
         errors.print("[bold red]Interrupted.[/] Finished cells are kept: the same command goes on with the others.")
         raise typer.Exit(130) from None
-    _wide(output).print(comparison_table(comparison))
+    console = _wide(output)
+    console.print(comparison_table(comparison, console))
     errors.print(f"page, tables and plots in {escape(str(folder))}", soft_wrap=True)
     raise typer.Exit(0 if all(row.status in {"completed", "refused"} for row in comparison.rows) else 1)
 
@@ -155,7 +156,8 @@ def report(
     from drivetrain.compare.table import comparison_table
 
     comparison = verbs.report(folders)
-    _wide(output).print(comparison_table(comparison))
+    console = _wide(output)
+    console.print(comparison_table(comparison, console))
     if to is not None:
         verbs.write_files(comparison, to)
         errors.print(f"page, tables and plots in {escape(str(to))}", soft_wrap=True)

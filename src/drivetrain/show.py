@@ -12,6 +12,7 @@ def report_table(report: RunReport) -> Table:
     table = Table(title=f"{report.name}: {report.status.replace('_', ' ')}", show_header=False)
     rows = {
         "precision": report.precision + (" (emulated)" if report.emulated else ""),
+        "engine": _engine(report),
         "device": report.device,
         "parameters": f"{report.engaged['global_parameters']:,}",
         "steps": f"{report.steps:,} ({report.epochs:.4g} epochs, {report.samples:,} samples)",
@@ -19,20 +20,31 @@ def report_table(report: RunReport) -> Table:
         "time": seconds(report.seconds),
         "of which": ", ".join(f"{name} {seconds(value)}" for name, value in report.seconds_by_part.items()),
         "samples/s": "" if report.samples_per_second is None else f"{report.samples_per_second:,.1f}",
-        "peak memory": ", ".join(f"{name} {mebibytes(value)}" for name, value in report.peak_memory.items()),
+        "peak memory": _memory(report),
         "utilisation": f"mean {report.utilisation['mean']:.0%}, peak {report.utilisation['peak']:.0%}",
         "model FLOP/s": _flops(report),
         **{name: f"{value:.4f}" for name, value in report.metrics.items()},
         "checkpoint": report.checkpoint or "none",
         "best": ""
         if report.best is None
-        else f"{report.best_checkpoint} ({report.best['metric']} "
+        else f"{report.best_checkpoint or 'not kept'} ({report.best['metric']} "
         f"{report.best['value']:.4f} at step {report.best['step']})",
     }
     for name, value in rows.items():
         if value:
             table.add_row(name, value)
     return table
+
+
+def _memory(report: RunReport) -> str:
+    shown = ", ".join(f"{name} {mebibytes(value)}" for name, value in report.peak_memory.items())
+    return shown + (" (of the rank that needs most)" if len(report.ranks) > 1 else "")
+
+
+def _engine(report: RunReport) -> str:
+    ranks = f", {len(report.ranks)} ranks" if len(report.ranks) > 1 else ""
+    emulated = ", CPU emulation" if report.engaged.get("emulated") else ""
+    return f"{report.engine} ({report.engaged.get('wrapper', '')}{ranks}{emulated})"
 
 
 def seconds(value: float) -> str:

@@ -113,9 +113,19 @@ def test_markdown_is_one_table_whatever_the_reasons_hold(three: Comparison) -> N
     assert "**400 ± 0**" in as_markdown(three)
 
 
+def test_a_narrow_terminal_gets_what_tells_most_and_hears_what_is_left_out(three: Comparison) -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(comparison_table(three, console))
+    text = console.export_text()
+    assert "…" not in text, "nothing is cut short"
+    assert max(map(len, text.splitlines())) <= 80
+    for words in ("accuracy", "time", "samples/s", "too narrow for", "fp32", "rough"):
+        assert words in text
+
+
 def test_the_terminals_table_has_all_rows_and_reasons(three: Comparison) -> None:
     console = Console(width=220, record=True, file=io.StringIO())
-    console.print(comparison_table(three))
+    console.print(comparison_table(three, console))
     text = console.export_text()
     for words in ("fp32", "bf16", "rough", "broken", "it broke <b>badly</b> | so", "Choose bf16"):
         assert words in text

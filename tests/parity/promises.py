@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from drivetrain.config.training import Loader, Optimizer, Scaler
 from drivetrain.data import micro_batches
@@ -21,9 +21,10 @@ from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
 from drivetrain.engines.base import Engine
 from drivetrain.engines.eager import EagerEngine
+from drivetrain.errors import RunError, UserError
 from drivetrain.rng import seed_rank
 from tests.parity.cases import BATCH, SAMPLES, Case, Curve, engine_of, run_case, workload
-from tests.tiny_workload import Rows, TinyWorkload, tiny_engine
+from tests.tiny_workload import FEATURES, Rows, TinyWorkload, tiny_engine
 
 
 def rank() -> int:
@@ -107,6 +108,54 @@ def gone_on(case: Case, file: Path) -> list[float]:
     engine = engine_of(case, work)
     engine.load_state_dict(torch.load(file, weights_only=True))
     return steps(engine, work, range(4, 8))
+
+
+# --- models that not every rank can train alike ----------------------------------------------------------------------
+
+
+class Routed(nn.Module):
+    """Which of two layers runs depends on the batch: not the same on every rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(FEATURES, 3), nn.Linear(FEATURES, 3)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        alone = self.calls > 2 and rank() % 2  # the warm-up of ddp is alike
+        return (self.second if alone else self.first)(x) + 0 * (0 if self.calls > 2 else self.second(x))
+
+
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.idle = nn.Linear(FEATURES, 3), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.temperature = nn.Linear(FEATURES, 3), nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.temperature
+
+
+ODD = {"routed": Routed, "unused": Unused, "scaled": Scaled}
+
+
+def odd(case: Case) -> str:
+    """What training an odd model comes to: its error, or "trained"."""
+    work = TinyWorkload(ODD[case.model], Rows(SAMPLES))
+    try:
+        steps(engine_of(case, work), work, range(4))
+    except (UserError, RunError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "trained"
 
 
 # --- overflow --------------------------------------------------------------------------------------------------------

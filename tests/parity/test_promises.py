@@ -90,6 +90,35 @@ def test_what_one_engine_saved_another_goes_on_from(ranks: Pools, saved: str, op
         assert found == pytest.approx(expected, rel=1e-5), engine
 
 
+# --- models that not every rank can train alike ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "told"),
+    [
+        (
+            "fsdp",
+            "routed",
+            "RunError: first.weight, first.bias, second.weight, second.bias got a gradient",
+        ),
+        ("ddp", "unused", "UserError: engine.find_unused: idle.weight, idle.bias got no gradient"),
+        ("fsdp", "unused", "trained"),
+        ("fsdp", "scaled", "UserError: engine: fsdp cannot shard parameters without a dimension: temperature"),
+        ("ddp", "scaled", "trained"),
+    ],
+)
+def test_what_an_engine_cannot_train_is_told_and_never_trained_wrongly(
+    ranks: Pools, engine: str, model: str, told: str
+) -> None:
+    for said in ranks(2).run(promises.odd, Case(engine, 2, model=model)):
+        assert said.startswith(told)
+
+
+def test_ddp_trains_routed_models_if_asked_to_look_for_unused_parameters(ranks: Pools) -> None:
+    case = Case("ddp", 2, model="routed", options={"find_unused": True})
+    assert ranks(2).run(promises.odd, case) == ["trained", "trained"]
+
+
 # --- overflow --------------------------------------------------------------------------------------------------------
 
 

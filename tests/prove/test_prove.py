@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 torch.manual_seed(0)
-inputs = torch.randn(60, 6)
+inputs = torch.randn(120, 6)
 targets = (inputs @ torch.randn(6, 4)).argmax(1)
 train_data = list(zip(inputs[:45], targets[:45]))
 evaluation_data = list(zip(inputs[45:], targets[45:]))
@@ -35,6 +35,7 @@ workload: {type: module, path: PATH}
 batch_size: 9
 loop: {steps: 20, max_grad_norm: 0.5}
 optimizer: {name: sgd, lr: 0.3, momentum: 0.9}
+evaluation: {batch_size: 2}
 """
 STEPS = 6
 

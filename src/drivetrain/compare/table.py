@@ -2,34 +2,66 @@
 
 from __future__ import annotations
 
-from rich.console import Group
+from collections.abc import Sequence
+
+from rich.console import Console, Group
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from drivetrain.compare.advice import advice
-from drivetrain.compare.columns import Column, Figures
+from drivetrain.compare.columns import Column, Figures, deciding_metric
 from drivetrain.compare.rows import Comparison, Row
 
+# what a narrow terminal keeps longest, after the metric that decides; memory columns come by their order
+KEPT = ("seconds", "samples_per_second", "peak_", "largest_loss_difference", "speed_up", "utilisation_mean")
 
-def comparison_table(comparison: Comparison) -> Group:
-    """Rows in the order of the matrix; a row without a result has its reason below the table."""
-    figures, all_completed = Figures(comparison), all(row.status == "completed" for row in comparison.rows)
+
+def comparison_table(comparison: Comparison, console: Console) -> Group:
+    """Rows in the order of the matrix; a row without a result has its reason below the table.
+
+    Columns that the console has no room for are left out, the least telling first, and named below.
+    """
+    figures = Figures(comparison)
+    columns = list(figures.columns)
+    by_weight = sorted(columns, key=lambda column: _weight(column, columns, deciding_metric(comparison)))
+    table = _table(comparison, figures, columns)
+    unbounded = console.options.update(width=10_000)
+    while columns and Measurement.get(console, unbounded, table).maximum > console.width:
+        columns.remove(by_weight.pop())
+        table = _table(comparison, figures, columns)
+    left_out = [column.name for column in figures.columns if column not in columns]
+    notes = [
+        f"[bold]{escape(row.label)}[/]: {row.status}: {escape(row.reason)}" for row in comparison.rows if row.reason
+    ]
+    if left_out:
+        notes.append(f"[dim]too narrow for: {', '.join(left_out)}[/]")
+    return Group(table, *map(Text.from_markup, notes), Text(advice(comparison), style="bold"))
+
+
+def _weight(column: Column, columns: Sequence[Column], deciding: str | None) -> tuple[int, int]:
+    place = next((number for number, key in enumerate(KEPT) if column.key.startswith(key)), len(KEPT))
+    is_first_peak = column.key.startswith("peak_") and column is next(c for c in columns if c.key.startswith("peak_"))
+    if column.key.startswith("peak_") and not is_first_peak:
+        place = len(KEPT)
+    return (-1 if column.key == deciding else place), columns.index(column)
+
+
+def _table(comparison: Comparison, figures: Figures, columns: Sequence[Column]) -> Table:
+    all_completed = all(row.status == "completed" for row in comparison.rows)
     table = Table(title=f"{comparison.name}: {comparison.verb}", title_justify="left")
     for name in comparison.head:
         table.add_column(escape(name), no_wrap=True)
-    for column in figures.columns:
+    for column in columns:
         table.add_column(column.name, justify="right")
     if not all_completed:
         table.add_column("status")
     for row in comparison.rows:
         status = [] if all_completed else ["" if row.status == "completed" else f"[red]{row.status}[/]"]
-        shown = (_figure(row, column, figures) for column in figures.columns)
+        shown = (_figure(row, column, figures) for column in columns)
         table.add_row(*map(escape, row.names), *shown, *status)
-    reasons = [
-        f"[bold]{escape(row.label)}[/]: {row.status}: {escape(row.reason)}" for row in comparison.rows if row.reason
-    ]
-    return Group(table, *map(Text.from_markup, reasons), Text(advice(comparison), style="bold"))
+    return table
 
 
 def _figure(row: Row, column: Column, figures: Figures) -> str:

@@ -148,6 +148,9 @@ def _problem(detail: ErrorDetails, raw: dict[str, Any]) -> Problem:
     if detail["type"] == "extra_forbidden":
         siblings = [str(p[-1]) for p, _ in field_paths() if p[:-1] == [str(x) for x in path[:-1]]]
         return Problem(field, "there is no such key", _nearest(str(path[-1]), siblings))
+    if detail["type"] == "union_tag_invalid":
+        tag, known = str(detail["ctx"]["tag"]), [name.strip("'") for name in detail["ctx"]["expected_tags"].split(", ")]
+        return Problem(field, f"{tag} was given; there are {', '.join(known)}", _nearest(tag, known))
     documentation = next((info.description for p, info in field_paths() if p == path), None)
     if detail["type"] == "missing":
         return Problem(field, "is required and was not given", documentation or "add it to the run file")

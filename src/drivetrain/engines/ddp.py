@@ -7,18 +7,20 @@ ZeRO-1: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Tri
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain.config import engine as config
+from drivetrain.data.loader import MicroBatch
 from drivetrain.engines.eager import EagerEngine
-from drivetrain.errors import RunError
+from drivetrain.errors import RunError, problem
 from drivetrain.optim import OptimizerFactory
 from drivetrain.precision import autocast
 from drivetrain.rng import restore_rng_state, rng_state
@@ -90,10 +92,30 @@ class DdpEngine(EagerEngine):
             with autocast(self._options.precision, self._device):
                 loss = self._workload.loss_sum(self._forward, batch)
             (loss * 0).backward()
+            self._check_used()
         self._model.zero_grad(set_to_none=True)
         for buffer, before in zip(self._model.buffers(), buffers, strict=True):
             buffer.copy_(before)
         restore_rng_state(state)
+
+    def _check_used(self) -> None:
+        """UserError if a parameter got no gradient: DDP would wait for it in the next step."""
+        parameters = self._model.named_parameters()
+        unused = [name for name, parameter in parameters if parameter.requires_grad and parameter.grad is None]
+        if unused and not self._config.find_unused and not self._config.static_graph:
+            why = f"{', '.join(unused[:5])} got no gradient"
+            raise problem("engine.find_unused", why, "give engine.find_unused=true, or freeze these parameters")
+
+    def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
+        try:
+            return super().forward_backward(micro_batches)
+        except RuntimeError as error:
+            if "find_unused_parameters" not in str(error):
+                raise
+            raise RunError(
+                "some parameters got no gradient in this step, and DDP waits for all of them. Give "
+                "engine={name: ddp, find_unused: true}"
+            ) from error
 
     def _optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         if self._config.shard_optimizer:

@@ -7,7 +7,7 @@ ZeRO-2's where gathered parameters are kept until the backward pass (Rajbhandari
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from drivetrain.config import engine as config
+from drivetrain.data.loader import MicroBatch
 from drivetrain.engines.eager import EagerEngine
 from drivetrain.engines.state import local_part
 from drivetrain.errors import RunError, problem
@@ -39,6 +40,10 @@ def wrap_fsdp(model: nn.Module, mesh: DeviceMesh, options: config.FsdpEngine) ->
     settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": options.reshard}
     if options.offload:
         settings["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+    scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
+    if scalars:
+        why = f"fsdp cannot shard parameters without a dimension: {', '.join(scalars)}"
+        raise problem("engine", why, "make them of shape (1,), or take engine=ddp")
     for parameter in model.parameters():  # channels-last filters: fully_shard takes none
         parameter.data = parameter.data.contiguous()
     for module in gathered_apart(model, options):
@@ -72,7 +77,7 @@ def _large_enough(inner_first: list[nn.Module], least: int) -> Iterator[nn.Modul
 
 class FsdpEngine(EagerEngine):
     _config: config.FsdpEngine
-    _whole: dict[str, Tensor] | None = None  # the first rank's weights, where only it has built them
+    _uneven: Tensor | None = None  # a parameter → not 0 if only some ranks had its gradient in the last step
 
     def _built(self, workload: Workload) -> nn.Module:
         """On the CPU: sharding moves each piece to the device."""
@@ -122,6 +127,29 @@ class FsdpEngine(EagerEngine):
     def _exchange(self, last: bool) -> AbstractContextManager[Any]:
         cast(FSDPModule, self._forward).set_requires_gradient_sync(last)
         return contextlib.nullcontext()
+
+    def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
+        loss = super().forward_backward(micro_batches)
+        self._check_same_parameters()
+        return loss
+
+    def _check_same_parameters(self) -> None:
+        """RunError if a parameter got a gradient on some ranks only.
+
+        FSDP reduces what has a gradient, in order: with other parameters on another rank it would sum gradients of
+        different ones, in silence where their sizes agree.
+        """
+        names, parameters = zip(*self._model.named_parameters(), strict=True)
+        got = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=self._device)
+        uneven = self._ranks.sum(got) % self._ranks.world
+        # a GPU is asked for the step before, which it is done with
+        asked, self._uneven = (uneven, None) if self._device.type == "cpu" else (self._uneven, uneven)
+        if asked is not None and asked.any():
+            some = [name for name, differs in zip(names, asked.tolist(), strict=True) if differs]
+            raise RunError(
+                f"{', '.join(some[:5])} got a gradient on some ranks only, and FSDP then sums gradients of different "
+                "parameters. Let every batch use all of them, or take engine={name: ddp, find_unused: true}"
+            )
 
     def _global_norm(self, local: Tensor) -> Tensor:
         squares = local.to(self._device) ** 2

@@ -6,6 +6,7 @@ The folder holds task.json; what came of it goes beside it, as rank-<number>.jso
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
 import time
@@ -19,7 +20,7 @@ TASK = "task.json"
 
 
 def main(folder: Path, parent: int) -> None:
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent, folder), daemon=True).start()
     rank = int(os.environ["RANK"])
     code = 1
     try:
@@ -39,10 +40,11 @@ def main(folder: Path, parent: int) -> None:
     os._exit(code)  # threads of a broken process group may never end
 
 
-def _end_with(parent: int) -> None:
-    """A parent killed in the middle must not leave ranks computing."""
+def _end_with(parent: int, folder: Path) -> None:
+    """A parent killed in the middle must not leave ranks computing, nor its folder."""
     while os.getppid() == parent:
         time.sleep(0.5)
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 

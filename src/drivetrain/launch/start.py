@@ -72,16 +72,20 @@ def _in_ranks(task: Task, node: Node, folder: Path) -> Result:
     from torch.distributed.launcher.api import elastic_launch
 
     failure: ChildFailedError | None = None
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # it is told once, by us
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):  # each has a level of its own
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # what happens is told once, by us
     with _environment(_for_ranks(task)):
         try:
             command = ("-m", "drivetrain.launch.rank", str(folder), str(os.getpid()))
             elastic_launch(_launch_config(task, node, folder), sys.executable)(*command)
         except ChildFailedError as error:
             failure = error
-        except SignalException:
+        except SignalException as stopped:
             if not outcomes(folder):  # before they could save
-                raise KeyboardInterrupt from None
+                if stopped.sigval == signal.SIGINT:
+                    raise KeyboardInterrupt from None
+                raise RankError(f"ended by {signal.Signals(stopped.sigval).name} before anything was saved") from None
     return _result(folder, failure)
 
 
@@ -137,9 +141,9 @@ def _result(folder: Path, failure: ChildFailedError | None) -> Result:
     ended = outcomes(folder)
     bad = sorted((outcome for outcome in ended if outcome.kind != "done"), key=lambda outcome: outcome.time)
     told = {outcome.rank for outcome in ended}
-    for rank, code in _killed(failure).items():
+    for rank, code in _exit_codes(failure).items():
         if rank not in told:
-            raise RankError(f"rank {rank} was ended by {signal.Signals(code).name}{_last_words(folder, rank)}")
+            raise RankError(f"rank {rank} {_ended(code)}{_last_words(folder, rank, code)}")
     if bad:
         raise raised(bad[0])
     if not ended:
@@ -149,17 +153,22 @@ def _result(folder: Path, failure: ChildFailedError | None) -> Result:
     return first.result.model_copy(update={"of_first": first.rank == 0})
 
 
-def _killed(failure: ChildFailedError | None) -> dict[int, int]:
-    """Rank → signal, of those that a signal ended; the SIGTERM that follows another's failure is left out."""
+def _exit_codes(failure: ChildFailedError | None) -> dict[int, int]:
+    """Rank → exit code, of those that failed; the SIGTERM that follows another's failure is left out."""
     if failure is None:
         return {}
-    ended = {rank: -process.exitcode for rank, process in failure.failures.items() if process.exitcode < 0}
-    return {rank: code for rank, code in ended.items() if code != signal.SIGTERM}
+    codes = {rank: process.exitcode for rank, process in failure.failures.items()}
+    return {rank: code for rank, code in codes.items() if code not in (0, -signal.SIGTERM)}
 
 
-def _last_words(folder: Path, rank: int) -> str:
+def _ended(code: int) -> str:
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code} by itself"
+
+
+def _last_words(folder: Path, rank: int, code: int) -> str:
+    """What else can be said: the end of the rank's log (the first one's went to the screen)."""
     for log in folder.glob(f"logs/**/{rank}/stderr.log"):
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         if lines:
             return f": {lines[-1][:200]}"
-    return "; the system does that when memory runs out"
+    return "; the system does that when memory runs out" if code == -signal.SIGKILL else ""

@@ -31,7 +31,7 @@ from drivetrain.workload_rules import best_metric
 from drivetrain.workloads.base import Samples
 from drivetrain.workloads.build import build_workload
 
-EVALUATION_BATCHES = 3  # and a ragged one, on each rank
+EVALUATION_BATCHES = 16  # and a ragged one, over all ranks
 
 
 class Trace(BaseModel):
@@ -92,7 +92,8 @@ class _Tracer:
         self._samples = _Recorded(inner.train)
         evaluation = None
         if inner.evaluation is not None:
-            number = EVALUATION_BATCHES * run.evaluation_batch * self._ranks.world + run.evaluation_batch // 2 + 1
+            # as many on any number of ranks
+            number = EVALUATION_BATCHES * run.evaluation_batch + run.evaluation_batch // 2 + 1
             evaluation = _First(inner.evaluation, number)
         self._workload = Stilled(inner, self._samples, evaluation)
         self._order = GlobalOrder(len(inner.train), run.global_batch, run.seed)
