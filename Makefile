@@ -19,7 +19,7 @@ help:
 
 demo: $(VENV)/.installed
 	$(BIN)/drivetrain compare recipes/digits.yaml precision=fp32,bf16,bf16-mixed,fp16-mixed --output runs/demo --fresh
-	$(BIN)/drivetrain compare recipes/digits.yaml engine=single,dp,ddp,fsdp processes=2 optimizer.lr=0.01 --output runs/demo-engines --fresh
+	$(BIN)/drivetrain compare recipes/digits.yaml engine=single,dp,ddp,fsdp processes=2 --output runs/demo-engines --fresh
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not slow"
