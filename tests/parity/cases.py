@@ -49,6 +49,14 @@ class Case:
         return "-".join([*parts, self.optimizer, self.model]).replace(" ", "")
 
     @property
+    def updates(self) -> Optimizer:
+        """bf16 at a lower rate: at 0.5 with momentum its rounding alone, of the same batch cut in another way in one
+        process, grows to 3e-2 within twelve steps."""
+        if (self.precision, self.optimizer) == ("bf16-mixed", "sgd"):
+            return Optimizer(name="sgd", lr=0.1, momentum=0.9)
+        return OPTIMIZERS[self.optimizer]
+
+    @property
     def processes(self) -> int:
         return 1 if self.engine in {"single", "dp"} else self.world
 
@@ -151,7 +159,7 @@ def engine_of(case: Case, work: TinyWorkload) -> Engine:
     return tiny_engine(
         work,
         case.precision,
-        OPTIMIZERS[case.optimizer],
+        case.updates,
         config=config,
         max_grad_norm=CLIP,
         recompute=case.recompute,
@@ -185,7 +193,7 @@ def run_cases(cases: Sequence[Case]) -> list[Curve]:
 def plain(case: Case) -> Curve:
     """One process, whole batches, torch's own autocast and clipping: what every case must come to."""
     work = workload(case.model)
-    model, optimizer = work.build_model(), OPTIMIZERS[case.optimizer]
+    model, optimizer = work.build_model(), case.updates
     matrices, vectors = [p for p in model.parameters() if p.ndim > 1], [p for p in model.parameters() if p.ndim == 1]
     groups = [{"params": matrices, "weight_decay": optimizer.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     updates: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=optimizer.lr)
