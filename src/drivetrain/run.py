@@ -17,7 +17,7 @@ from drivetrain.checkpointing import RunCheckpoints
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.data.loader import evaluation_batches, training_windows
-from drivetrain.data.micro_batches import Lengths, Slice, rank_share
+from drivetrain.data.micro_batches import Lengths, Slice
 from drivetrain.data.order import GlobalOrder
 from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError
@@ -100,7 +100,8 @@ def prepare(folder: RunFolder, config: RunConfig, machine: Machine, resume: bool
 def _train(parts: Parts, resume: bool) -> RunReport:
     config, workload, engine, ranks, events = parts.config, parts.workload, parts.engine, parts.ranks, parts.events
     order = GlobalOrder(len(workload.train), config.global_batch, config.seed)
-    _check_shares(order, engine, ranks)
+    mine = window_slice(config, parts.machine, workload, engine)
+    _check_shares(order, mine, ranks)
     total_steps = total_steps_of(config, order)
     metric = best_metric(config, workload)
     checkpoints = RunCheckpoints(
@@ -113,7 +114,7 @@ def _train(parts: Parts, resume: bool) -> RunReport:
         workload.collate,
         order,
         range(progress.step, total_steps),
-        window_slice(config, parts.machine, workload, engine),
+        mine,
         config.loader,
         pin_memory=parts.machine.device == "cuda",
     )
@@ -148,11 +149,11 @@ def window_slice(config: RunConfig, machine: Machine, workload: Workload, engine
     return Slice(engine.data_rank, engine.data_world, config.micro_batch, lengths)
 
 
-def _check_shares(order: GlobalOrder, engine: Engine, ranks: Ranks) -> None:
+def _check_shares(order: GlobalOrder, mine: Slice, ranks: Ranks) -> None:
     """RunError unless the ranks' samples of the first step are disjoint and together the global batch."""
     _, indices = order.batch(0)
-    mine = rank_share(indices, engine.data_rank, engine.data_world).tolist()
-    taken = [index for share in ranks.all_gather(mine) for index in share]
+    own = [int(index) for piece in mine.pieces(indices) for index in piece]
+    taken = [index for share in ranks.all_gather(own) for index in share]
     if sorted(taken) != sorted(indices.tolist()):
         raise RunError(f"the ranks take {len(taken)} samples of a global batch of {len(indices)}, some of them twice")
 

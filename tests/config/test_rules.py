@@ -67,10 +67,10 @@ REFUSED = {
         "engine.hybrid",
         "(4) is no multiple of the shards (3)",
     ),
-    "bf16 over gloo": (
+    "bf16 gradients on a CPU": (
         {"engine": {"name": "ddp", "gradient_compression": "bf16"}},
         "engine.gradient_compression",
-        "gloo",
+        "between GPUs only",
     ),
     "tf32 on a CPU": ({"precision": "tf32"}, "precision", "exists on cuda only and this is a CPU"),
 }

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.parity import promises
-from tests.parity.cases import CLIP, Case, Curve, plain
+from tests.parity.cases import CLIP, Case, Curve, plain, run_case
 from tests.ranks import RankPool
 
 Pools = Callable[[int], RankPool]
@@ -117,6 +117,14 @@ def test_what_an_engine_cannot_train_is_told_and_never_trained_wrongly(
 def test_ddp_trains_routed_models_if_asked_to_look_for_unused_parameters(ranks: Pools) -> None:
     case = Case("ddp", 2, model="routed", options={"find_unused": True})
     assert ranks(2).run(promises.odd, case) == ["trained", "trained"]
+
+
+def test_compressed_gradients_keep_the_curve_within_their_rounding(ranks: Pools) -> None:
+    case = Case("ddp", 2, accumulation=3, optimizer="adamw", options={"gradient_compression": "fp16"})
+    found, expected = ranks(2).run(run_case, case)[0], plain(case)
+    assert found.losses == pytest.approx(expected.losses, rel=1e-2)
+    assert found.norms == pytest.approx(expected.norms, rel=1e-2)
+    assert found.norms != pytest.approx(expected.norms, rel=1e-5), "they really are compressed"
 
 
 # --- overflow --------------------------------------------------------------------------------------------------------

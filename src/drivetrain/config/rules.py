@@ -123,7 +123,7 @@ def _processes(run: RunConfig, machine: Machine) -> Iterator[Problem]:
     if machine.device == "cuda" and wanted > machine.device_count:
         yield Problem("processes", f"{wanted} were given, but this machine has {machine.device_count} GPUs", "one each")
     if isinstance(run.engine, DdpEngine) and run.engine.gradient_compression == "bf16" and machine.device == "cpu":
-        yield Problem("engine.gradient_compression", "gloo cannot sum bf16", "give fp16 or none")
+        yield Problem("engine.gradient_compression", "DDP compresses to bf16 between GPUs only", "give fp16 or none")
 
 
 def _length(run: RunConfig) -> Iterator[Problem]:

@@ -6,6 +6,7 @@ the wrapped module averages: the same gradient on any number of ranks and in any
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -52,9 +53,9 @@ class EagerEngine(Engine):
 
     # --- what each of these engines decides -------------------------------------------------------------------------
 
+    @abstractmethod
     def _wrap(self, model: nn.Module) -> nn.Module:
         """The module that runs forward. The model is on the device, in its dtype, recomputing and compiled."""
-        raise NotImplementedError
 
     def _check_engaged(self) -> None:
         """RunError if `_wrap` did not do what the engine's name says."""

@@ -6,7 +6,6 @@ ZeRO-2's where gathered parameters are kept until the backward pass (Rajbhandari
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
@@ -19,6 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from drivetrain.config import engine as config
 from drivetrain.data.loader import MicroBatch
+from drivetrain.engines.base import State
 from drivetrain.engines.eager import EagerEngine
 from drivetrain.engines.state import local_part
 from drivetrain.errors import RunError, problem
@@ -77,6 +77,7 @@ def _large_enough(inner_first: list[nn.Module], least: int) -> Iterator[nn.Modul
 
 class FsdpEngine(EagerEngine):
     _config: config.FsdpEngine
+    _named: dict[str, nn.Parameter]
     _uneven: Tensor | None = None  # a parameter → not 0 if only some ranks had its gradient in the last step
 
     def _built(self, workload: Workload) -> nn.Module:
@@ -114,7 +115,7 @@ class FsdpEngine(EagerEngine):
         self._ranks.copy_from_first(model.buffers())
 
     def _check_engaged(self) -> None:
-        parameters = dict(self._model.named_parameters())
+        parameters = self._named = dict(self._model.named_parameters())
         whole = [name for name, parameter in parameters.items() if not isinstance(parameter, DTensor)]
         if not isinstance(self._forward, FSDPModule) or whole:
             raise RunError(f"engine=fsdp was asked for, but not sharded: {', '.join(whole[:3]) or 'the model'}")
@@ -126,7 +127,7 @@ class FsdpEngine(EagerEngine):
 
     def _exchange(self, last: bool) -> AbstractContextManager[Any]:
         cast(FSDPModule, self._forward).set_requires_gradient_sync(last)
-        return contextlib.nullcontext()
+        return nullcontext()
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
         loss = super().forward_backward(micro_batches)
@@ -139,13 +140,18 @@ class FsdpEngine(EagerEngine):
         FSDP reduces what has a gradient, in order: with other parameters on another rank it would sum gradients of
         different ones, in silence where their sizes agree.
         """
-        names, parameters = zip(*self._model.named_parameters(), strict=True)
-        got = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=self._device)
-        uneven = self._ranks.sum(got) % self._ranks.world
+        got = torch.tensor([p.grad is not None for p in self._named.values()], dtype=torch.int32, device=self._device)
+        before, self._uneven = self._uneven, self._ranks.sum(got) % self._ranks.world
         # a GPU is asked for the step before, which it is done with
-        asked, self._uneven = (uneven, None) if self._device.type == "cpu" else (self._uneven, uneven)
-        if asked is not None and asked.any():
-            some = [name for name, differs in zip(names, asked.tolist(), strict=True) if differs]
+        self._refuse(self._uneven if self._device.type == "cpu" else before)
+
+    def state_dict(self) -> State:
+        self._refuse(self._uneven)  # before anything is saved
+        return super().state_dict()
+
+    def _refuse(self, uneven: Tensor | None) -> None:
+        if uneven is not None and uneven.any():
+            some = [name for name, differs in zip(self._named, uneven.tolist(), strict=True) if differs]
             raise RunError(
                 f"{', '.join(some[:5])} got a gradient on some ranks only, and FSDP then sums gradients of different "
                 "parameters. Let every batch use all of them, or take engine={name: ddp, find_unused: true}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 import zlib
 from dataclasses import asdict
@@ -14,10 +13,11 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from drivetrain.assemble import assemble_around
+from drivetrain.checkpoint.state import same
 from drivetrain.checkpointing import RunCheckpoints
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
-from drivetrain.data.loader import evaluation_batches, training_windows
+from drivetrain.data.loader import training_windows
 from drivetrain.data.order import GlobalOrder
 from drivetrain.engines.base import Engine
 from drivetrain.loop import Progress
@@ -25,7 +25,7 @@ from drivetrain.optim import lr_factor
 from drivetrain.precision import arithmetic
 from drivetrain.prove.stilled import Stilled, without_dropout
 from drivetrain.ranks import Ranks
-from drivetrain.run import total_steps_of, window_slice
+from drivetrain.run import evaluate, total_steps_of, window_slice
 from drivetrain.tracking.events import Event
 from drivetrain.workload_rules import best_metric
 from drivetrain.workloads.base import Samples
@@ -121,10 +121,11 @@ class _Tracer:
                 self._checkpoints(root, engine).save(progress)
             self._go(engine, progress, self._steps, found)
             if resume:
-                whole = self._digest(engine)
+                through = {name: weight.clone() for name, weight in engine.weights().items()}
                 engine.close()
-                found.resumed = self._resumed(root) == whole
-            self._ranks.on_first(lambda: None)  # nobody's folder goes while another reads it
+                resumed = self._resumed(root)
+                # on the first rank, which has the weights; the folder stays until all are through
+                found.resumed = self._ranks.on_first(lambda: same(through, resumed))
         return found
 
     def _engine(self) -> Engine:
@@ -134,11 +135,11 @@ class _Tracer:
         metric = best_metric(self._run, self._workload)
         return RunCheckpoints(root, self._run, engine, self._ranks, metric, len(self._samples), _hush)
 
-    def _resumed(self, root: Path) -> str:
+    def _resumed(self, root: Path) -> dict[str, Tensor]:
         engine = self._engine()
         progress = self._checkpoints(root, engine).restore()
         self._go(engine, progress, self._steps, None)
-        return self._digest(engine)
+        return engine.weights()
 
     def _go(self, engine: Engine, progress: Progress, until: int, found: Trace | None) -> None:
         factor = lr_factor(self._run.schedule, total_steps_of(self._run, self._order))
@@ -173,22 +174,7 @@ class _Tracer:
         return asked
 
     def _evaluated(self, engine: Engine) -> dict[str, float] | None:
-        if self._workload.evaluation is None:
-            return None
-        batches = evaluation_batches(
-            self._workload.evaluation,
-            self._workload.collate,
-            self._run.evaluation_batch,
-            self._run.loader,
-            engine.data_rank,
-            engine.data_world,
-        )
-        return engine.evaluate(batches, self._workload.metrics())
-
-    def _digest(self, engine: Engine) -> str:
-        """Of all weights' bits; the same on all ranks."""
-        weights = engine.weights()
-        return self._ranks.on_first(lambda: _digest(weights))
+        return None if self._workload.evaluation is None else evaluate(self._run, self._workload, engine)
 
 
 def _hush(_: Event) -> None:
@@ -204,15 +190,3 @@ def fingerprint(name: str, gradient: Tensor) -> tuple[float, float]:
     flat = gradient.detach().flatten().double().cpu()
     direction = torch.randn(flat.numel(), generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
     return float(flat.norm()), float(flat @ direction.double())
-
-
-def _digest(weights: dict[str, Tensor]) -> str:
-    total = hashlib.sha256()
-    for name in sorted(weights):
-        total.update(name.encode())
-        total.update(_bytes(weights[name]))
-    return total.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
