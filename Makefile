@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PI
 .PHONY: help demo test test-all parity lint bench clean
 
 help:
-	@echo "make demo      install, train the digits recipe at four precisions and on four engines, and compare"
+	@echo "make demo      install, train the digits recipe at four precisions and on eight engines, and compare"
 	@echo "make test      install and run the tests"
 	@echo "make test-all  the slow tests too"
 	@echo "make parity    every engine against plain PyTorch, all cases; writes docs/parity.md"
@@ -19,7 +19,8 @@ help:
 
 demo: $(VENV)/.installed
 	$(BIN)/drivetrain compare recipes/digits.yaml precision=fp32,bf16,bf16-mixed,fp16-mixed --output runs/demo --fresh
-	$(BIN)/drivetrain compare recipes/digits.yaml engine=single,dp,ddp,fsdp processes=2 --output runs/demo-engines --fresh
+	$(BIN)/drivetrain compare recipes/digits.yaml engine=single,dp,ddp,fsdp,zero1,zero2,zero3,accelerate-ddp processes=2 --output runs/demo-engines --fresh
+	$(BIN)/drivetrain compare recipes/digits.yaml engine=fsdp,zero3 precision=bf16-mixed processes=2 --output runs/demo-mixed --fresh
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not slow"
@@ -48,7 +49,7 @@ $(BIN)/python:
 		{ echo "$(PYTHON) cannot make a virtual environment; on Debian: apt install python3-venv"; exit 1; }
 
 $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
-	$(INSTALL) --editable .
+	$(INSTALL) --editable ".[deepspeed,accelerate]"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -31,14 +31,14 @@ from tables import machine_line, markdown_table, write
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).resolve().parent / "results"
-PROCESSES = {"single": 1, "ddp": 2, "fsdp": 2}
+PROCESSES = {"single": 1, "ddp": 2, "fsdp": 2, "zero2": 2, "accelerate_ddp": 2}
 TARGET = 0.97
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="each engine against the same engine by hand")
     parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=220)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--engines", nargs="+", default=list(PROCESSES), choices=list(PROCESSES))
     parser.add_argument("--output", type=Path, default=RESULTS / "engines.md")
     options = parser.parse_args()

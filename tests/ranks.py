@@ -80,7 +80,8 @@ class RankPool:
 
 
 def _rank(rank: int, world: int, folder: str, end: Connection) -> None:
-    os.environ.update(LOCAL_RANK=str(rank))
+    counts = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "OMP_NUM_THREADS": 1}
+    os.environ.update({name: str(value) for name, value in counts.items()}, DS_ACCELERATOR="cpu")
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder) / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)

@@ -1,4 +1,4 @@
-"""What single.py, ddp.py and fsdp.py train, as a workload too: a small convolutional network on handwritten digits."""
+"""What the scripts here train, as a workload too: a small convolutional network on handwritten digits."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from drivetrain.checkpoint.directory import check_fits, clean_partials, load, newest_good, save
 from drivetrain.checkpoint.retention import best, prune
+from drivetrain.config.engine import label
 from drivetrain.config.run import RunConfig
 from drivetrain.engines.base import Engine, State
 from drivetrain.errors import problem
@@ -52,7 +53,7 @@ class RunCheckpoints:
         facts: dict[str, Any] = {
             "run": self._run.name,
             "precision": self._run.precision,
-            "engine": self._run.engine.name,
+            "engine": label(self._run.engine),
         }
         if progress.last_evaluation == progress.step:
             facts |= {"metric": progress.metrics[self._metric.name], "metric_name": self._metric.name}

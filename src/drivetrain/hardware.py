@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import re
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -12,11 +14,14 @@ import torch
 
 from drivetrain.config.machine import Machine
 
+OPTIONAL = ("accelerate", "deepspeed")  # engines that are packages of their own
+
 
 def detect(device: str = "auto") -> Machine:
     """Look at this machine. device: "auto", "cpu" or "cuda" as in the run file; a GPU that is not there is no error
     here, the rules report it."""
-    return _cuda() if device != "cpu" and torch.cuda.is_available() else _cpu()
+    machine = _cuda() if device != "cpu" and torch.cuda.is_available() else _cpu()
+    return replace(machine, packages=frozenset(name for name in OPTIONAL if find_spec(name) is not None))
 
 
 def torch_device(machine: Machine) -> torch.device:

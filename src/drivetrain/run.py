@@ -14,6 +14,7 @@ import numpy as np
 from drivetrain import environment
 from drivetrain.assemble import assemble
 from drivetrain.checkpointing import RunCheckpoints
+from drivetrain.config.engine import label
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.data.loader import evaluation_batches, training_windows
@@ -175,7 +176,7 @@ def evaluate(config: RunConfig, workload: Workload, engine: Engine) -> dict[str,
 def _started(parts: Parts, total_steps: int, progress: Progress) -> RunStarted:
     config, workload = parts.config, parts.workload
     engaged = asdict(parts.engine.engaged())
-    facts = {"precision": config.precision, "engine": config.engine.name, **engaged, **workload.facts}
+    facts = {"precision": config.precision, "engine": label(config.engine), **engaged, **workload.facts}
     return RunStarted(
         name=config.name,
         output=str(parts.folder.path),
@@ -203,7 +204,7 @@ def _report(
         status=status,
         precision=config.precision,
         emulated=is_emulated(config.precision_spec, machine),
-        engine=config.engine.name,
+        engine=label(config.engine),
         device=machine.device_name,
         engaged=asdict(parts.engine.engaged()),
         steps=progress.step,

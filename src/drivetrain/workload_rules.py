@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 
+from drivetrain.config.engine import label
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError
 from drivetrain.workloads.base import BestMetric, Workload
@@ -42,7 +43,7 @@ def _batch(run: RunConfig, workload: Workload) -> Iterator[Problem]:
     if not workload.splits_batches and run.data_parallel_size > 1:
         yield Problem(
             "engine",
-            f"{run.engine.name} spreads the batch over {run.data_parallel_size} devices, but this loss does not "
+            f"{label(run.engine)} spreads the batch over {run.data_parallel_size} devices, but this loss does not "
             "decompose over samples",
             "give engine=single",
         )

@@ -120,7 +120,8 @@ def test_the_global_batch_is_over_all_devices_of_all_nodes() -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_an_h100_takes_every_precision(precision: str) -> None:
-    run = config(precision=precision, optimizer={"name": "sgd"})
+    spread = {"engine": "zero2", "processes": 2} if PRECISIONS[precision].cast else {}
+    run = config(precision=precision, optimizer={"name": "sgd"}, **spread)
     assert not rules.check(run, H100)
     assert not notices(run, H100)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from drivetrain.data.loader import MicroBatch, evaluation_batches, training_wind
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
 from drivetrain.engines.base import Engine
+from drivetrain.engines.deepspeed import DeepspeedEngine
 from drivetrain.engines.eager import EagerEngine
 from drivetrain.errors import RunError, UserError
 from drivetrain.rng import seed_rank
@@ -196,16 +197,14 @@ def engine_config(case: Case) -> Any:
 
 @contextmanager
 def halved_gradients() -> Iterator[None]:
-    clip = EagerEngine._clip
-
-    def halving(self: EagerEngine) -> Tensor:
-        for parameter in self._model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(0.5)
-        return clip(self)
-
-    with mock.patch.object(EagerEngine, "_clip", halving):
+    with ExitStack() as stack:
+        for engine in (EagerEngine, DeepspeedEngine):
+            stack.enter_context(mock.patch.object(engine, "_backward", _halving(engine._backward)))
         yield
+
+
+def _halving(whole: Callable[[Any, Tensor], None]) -> Callable[[Any, Tensor], None]:
+    return lambda self, loss: whole(self, loss * 0.5)
 
 
 @contextmanager
@@ -244,7 +243,14 @@ def scaler_on_one_rank() -> Iterator[None]:
     def only_first(self: Any, optimizer: Any) -> Any:
         return step(self, optimizer) if rank() == 0 else None
 
-    with mock.patch.object(torch.amp.GradScaler, "step", only_first):
+    def other_scale(self: DeepspeedEngine, _: bool) -> None:  # whose step is one of all ranks
+        if rank() == 0:
+            self._zero.optimizer.override_loss_scale(2 * self._scaler.get_scale())
+
+    with (
+        mock.patch.object(torch.amp.GradScaler, "step", only_first),
+        mock.patch.object(DeepspeedEngine, "_rescale", other_scale),
+    ):
         yield
 
 

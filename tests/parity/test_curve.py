@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,11 @@ from tests.parity.cases import CLIP, Case, Curve, plain, run_case, run_cases
 from tests.parity.table import Row, add_row
 from tests.ranks import RankPool
 
-TOLERANCE = {"fp32": 1e-5, "bf16-mixed": 1e-2}
+TOLERANCE = {"fp32": 1e-5, "bf16-mixed": 1e-2, "bf16-master": 1e-2}
+SHARDED: dict[str, list[dict[str, Any]]] = {
+    "deepspeed": [{"stage": stage} for stage in range(4)],
+    "accelerate": [{"driver": driver} for driver in ("ddp", "fsdp", "zero1", "zero2", "zero3")],
+}
 
 
 def every_case() -> list[Case]:
@@ -28,6 +33,28 @@ def every_case() -> list[Case]:
         for precision in ("fp32", "bf16-mixed")
         for accumulation in (1, 3)
         for optimizer, model in (("sgd", "perceptron"), ("adamw", "perceptron"), ("sgd", "tagger"))
+    ]
+    cases += [
+        Case(engine, world, precision, accumulation, optimizer, model, options)
+        for engine, kinds in SHARDED.items()
+        for options in kinds
+        for world in (2, 4)
+        for precision in ("fp32", "bf16-mixed")
+        for accumulation in (1, 3)
+        for optimizer, model in (("sgd", "perceptron"), ("adamw", "perceptron"), ("sgd", "tagger"))
+    ]
+    cases += [
+        Case(engine, world, "bf16-master", 3, optimizer, "blocks", options)
+        for engine, options in (
+            ("fsdp", {}),
+            ("deepspeed", {"stage": 1}),
+            ("deepspeed", {"stage": 2}),
+            ("deepspeed", {"stage": 3}),
+            ("accelerate", {"driver": "fsdp"}),
+            ("accelerate", {"driver": "zero2"}),
+        )
+        for world in (2, 4)
+        for optimizer in ("sgd", "adamw")
     ]
     for engine, options, world in (
         ("ddp", {"shard_optimizer": True}, 2),
@@ -42,12 +69,24 @@ def every_case() -> list[Case]:
         ("fsdp", {"wrap": "size", "wrap_min_parameters": 100}, 2),
         ("fsdp", {"meta": True}, 2),
         ("fsdp", {"offload": True}, 2),
+        ("deepspeed", {"stage": 1, "offload_optimizer": "cpu"}, 2),
+        ("deepspeed", {"stage": 2, "offload_optimizer": "cpu"}, 2),
+        ("deepspeed", {"stage": 3, "offload_optimizer": "cpu"}, 2),
+        ("deepspeed", {"stage": 3, "offload_optimizer": "cpu", "offload_parameters": "cpu"}, 2),
+        ("deepspeed", {"stage": 3, "offload_optimizer": "cpu", "offload_parameters": "cpu"}, 4),
+        ("deepspeed", {"config": {"zero_optimization": {"stage": 2, "reduce_bucket_size": 64}}}, 2),
+        ("accelerate", {"driver": {"name": "fsdp", "wrap": ["Linear"], "reshard": False}}, 2),
+        ("accelerate", {"driver": {"name": "fsdp", "wrap": "size", "wrap_min_parameters": 100}}, 2),
+        ("accelerate", {"driver": {"name": "fsdp", "hybrid": 2}}, 4),
+        ("accelerate", {"driver": {"name": "fsdp", "offload": True}}, 2),
+        ("accelerate", {"driver": {"name": "ddp", "static_graph": True}}, 2),
     ):
         cases += [
             Case(engine, world, accumulation=3, optimizer=o, model="blocks", options=options) for o in ("sgd", "adamw")
         ]
     for kind in (True, "selective"):
         cases += [Case(engine, 2, accumulation=3, model="blocks", recompute=kind) for engine in ("ddp", "fsdp")]
+        cases += [Case("deepspeed", 2, accumulation=3, model="blocks", options={"stage": 3}, recompute=kind)]
     return cases
 
 
@@ -107,7 +146,8 @@ def test_the_curve_is_that_of_plain_pytorch(
     assert ours.norms == pytest.approx(theirs.norms, rel=tolerance)
     for name, gradient in theirs.gradients.items():
         scale = float(gradient.abs().max())
-        assert torch.allclose(ours.gradients[name], gradient, rtol=tolerance, atol=tolerance * scale), name
+        near = tolerance if case.precision == "fp32" else 3e-2  # of single elements, 16 bits round more than of a norm
+        assert torch.allclose(ours.gradients[name], gradient, rtol=near, atol=near * scale), name
     assert ours.weights.keys() == theirs.weights.keys()
 
 

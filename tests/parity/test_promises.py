@@ -4,11 +4,14 @@ parity suite notices what it is there to notice."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from drivetrain.config.engine import SHORT
 from tests.parity import promises
 from tests.parity.cases import CLIP, Case, Curve, plain, run_case
 from tests.ranks import RankPool
@@ -18,6 +21,17 @@ Pools = Callable[[int], RankPool]
 
 def on_ranks(case: Case, pools: Pools, work: Callable[..., object], *args: object) -> list:  # type: ignore[type-arg]
     return [work(case, *args)] if case.engine in {"single", "dp"} else pools(case.world).run(work, case, *args)
+
+
+def named(engine: str) -> Case:
+    """By the short name of a run file, on two devices."""
+    block = SHORT.get(engine, {"name": engine})
+    options = {key: value for key, value in block.items() if key != "name"}
+    return Case(block["name"], 1 if engine == "single" else 2, options=options)
+
+
+def zero(stage: int, optimizer: str, world: int = 2, precision: str = "fp32", **options: Any) -> Case:
+    return Case("deepspeed", world, precision, 1, optimizer, "dropout", {"stage": stage, **options})
 
 
 # --- the engine engaged ----------------------------------------------------------------------------------------------
@@ -42,10 +56,10 @@ def test_engines_show_what_they_did(ranks: Pools, world: int) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [37, 10, 4])
-@pytest.mark.parametrize("engine", ["dp", "ddp", "fsdp"])
+@pytest.mark.parametrize("engine", ["dp", "ddp", "fsdp", "zero2", "zero3", "accelerate-ddp", "accelerate-fsdp"])
 def test_metrics_and_predictions_are_those_of_one_process(ranks: Pools, engine: str, batch_size: int) -> None:
     metrics, rows = promises.evaluated(Case("single", 1), batch_size)
-    found = on_ranks(Case(engine, 2), ranks, promises.evaluated, batch_size)
+    found = on_ranks(named(engine), ranks, promises.evaluated, batch_size)
     for theirs, _ in found:
         assert theirs == pytest.approx(metrics, rel=1e-6)
     assert found[0][1] == rows, "in order, on the first rank"
@@ -68,6 +82,14 @@ def test_metrics_and_predictions_are_those_of_one_process(ranks: Pools, engine: 
         pytest.param(Case("fsdp", 4, model="blocks", options={"hybrid": 2}), marks=pytest.mark.slow),
         pytest.param(Case("fsdp", 4, model="dropout"), marks=pytest.mark.slow),
         Case("ddp", 2, model="dropout", precision="bf16-mixed"),
+        *(zero(stage, "sgd" if stage else "adamw") for stage in (0, 1, 2, 3)),
+        zero(1, "adamw", precision="bf16-master"),
+        zero(
+            2, "adamw", precision="bf16-mixed", config={"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
+        ),
+        zero(3, "adamw", precision="bf16-master"),
+        *(Case("accelerate", 2, model="dropout", options={"driver": driver}) for driver in ("ddp", "fsdp", "zero3")),
+        *(pytest.param(zero(stage, "adamw", world=4), marks=pytest.mark.slow) for stage in (1, 2, 3)),
     ],
     ids=lambda case: case.name,
 )
@@ -78,14 +100,14 @@ def test_a_resumed_run_has_the_same_bits(ranks: Pools, case: Case, tmp_path: Pat
         assert torch.equal(weight, resumed[name]), name
 
 
-@pytest.mark.parametrize("saved", ["single", "ddp", "fsdp"])
+@pytest.mark.parametrize("saved", ["single", "ddp", "fsdp", "zero1", "zero2", "zero3", "accelerate-fsdp"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_what_one_engine_saved_another_goes_on_from(ranks: Pools, saved: str, optimizer: str, tmp_path: Path) -> None:
     def case(engine: str) -> Case:
-        return Case(engine, 2 if engine != "single" else 1, model="blocks", optimizer=optimizer)
+        return replace(named(engine), model="blocks", optimizer=optimizer)
 
     expected = on_ranks(case(saved), ranks, promises.saved_after, tmp_path / "state.pt")[0]
-    for engine in ("single", "dp", "ddp", "fsdp"):
+    for engine in ("single", "dp", "ddp", "fsdp", "zero0", "zero1", "zero2", "zero3", "accelerate-zero2"):
         found = on_ranks(case(engine), ranks, promises.gone_on, tmp_path / "state.pt")[0]
         assert found == pytest.approx(expected, rel=1e-5), engine
 
@@ -130,9 +152,11 @@ def test_compressed_gradients_keep_the_curve_within_their_rounding(ranks: Pools)
 # --- overflow --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["dp", "ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "engine", ["dp", "ddp", "fsdp", "zero0", "zero1", "zero2", "zero3", "accelerate-ddp", "accelerate-zero2"]
+)
 def test_an_overflow_on_one_rank_is_skipped_by_all(ranks: Pools, engine: str) -> None:
-    for told in on_ranks(Case(engine, 2), ranks, promises.overflowing):
+    for told in on_ranks(named(engine), ranks, promises.overflowing):
         assert [skipped for skipped, _ in told] == [False, True, False, False]
         assert [scale for _, scale in told] == [128.0, 128.0, 64.0, 64.0]
 
@@ -140,14 +164,14 @@ def test_an_overflow_on_one_rank_is_skipped_by_all(ranks: Pools, engine: str) ->
 # --- the suite notices -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+@pytest.mark.parametrize("engine", ["ddp", "fsdp", "zero1", "zero2", "zero3", "accelerate-ddp"])
 def test_mutations_of_the_engine_break_the_curve(ranks: Pools, engine: str) -> None:
     def differs(curve: Curve, expected: Curve) -> bool:
         return curve.losses != pytest.approx(expected.losses, rel=1e-2) or curve.norms != pytest.approx(
             expected.norms, rel=1e-2
         )
 
-    case = Case(engine, 2, "fp16-mixed", accumulation=3)
+    case = replace(named(engine), precision="fp16-mixed", accumulation=3)
     expected = plain(case)
     assert max(expected.norms) > CLIP
     found = ranks(2).run(promises.mutated, case)[0]

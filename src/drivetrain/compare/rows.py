@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from drivetrain.compare.outcome import Outcome
-from drivetrain.config.load import read_yaml
+from drivetrain.config.files import read_yaml
 from drivetrain.errors import UserError
 from drivetrain.folder import RunFolder
 from drivetrain.report import RunReport

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, TypeAdapter, WithJsonSchema, model_validator
 
+from drivetrain.config import accelerate, deepspeed
 from drivetrain.config.base import Frozen, doc
+from drivetrain.config.files import read_json, read_yaml
+from drivetrain.config.translation import Translation
+from drivetrain.errors import UserError
 
 
 class SingleEngine(Frozen):
@@ -41,6 +46,91 @@ class FsdpEngine(Frozen):
     meta: bool = doc("Build the model on the first rank only; the others get their shards from it", False)
 
 
+def _read_file(reader: Callable[[Path], dict[str, Any]], given: Any) -> Any:
+    """A path becomes what the file holds, so that a run keeps what it was started with."""
+    try:
+        return reader(Path(given)) if isinstance(given, str | Path) else given
+    except UserError as error:
+        raise ValueError(f"{error.problems[0].why}; {error.problems[0].fix}") from None
+
+
+def _read(reader: Callable[[Path], dict[str, Any]]) -> BeforeValidator:
+    return BeforeValidator(lambda given: _read_file(reader, given))
+
+
+_FILE_OR_CONTENT = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]})
+Place = Literal["none", "cpu", "nvme"]
+
+
+class DeepspeedEngine(Frozen):
+    name: Literal["deepspeed"] = doc("DeepSpeed's ZeRO: state sharded over the ranks, by stage", "deepspeed")
+    stage: Literal[0, 1, 2, 3] = doc(
+        "1 shards the optimizer's state, 2 gradients too, 3 parameters too, 0 nothing; left out, as config says", 2
+    )
+    offload_optimizer: Place = doc("Where the optimizer's state is kept: none (on the device), cpu or nvme", "none")
+    offload_parameters: Place = doc("Stage 3: where parameters are kept: none (on the device), cpu or nvme", "none")
+    nvme_path: Path | None = doc("Folder on the disk that nvme means", None)
+    config: Annotated[dict[str, Any] | None, _read(read_json), _FILE_OR_CONTENT] = doc(
+        "DeepSpeed's own JSON, a path or its content; `auto` is filled in from the run file", None
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_the_config_says(cls, given: Any) -> Any:
+        config = _content(given, read_json)
+        if config is None:
+            return given
+        return {**_own_fields(deepspeed.translate(config)), **given, "config": config}
+
+
+def _content(given: Any, reader: Callable[[Path], dict[str, Any]]) -> dict[str, Any] | None:
+    """What the `config` of a block holds; ValueError if its file cannot be read."""
+    config = given.get("config") if isinstance(given, dict) else None
+    return _read_file(reader, config) if isinstance(config, str | Path | dict) else None
+
+
+def _own_fields(found: Translation) -> dict[str, Any]:
+    """The engine's fields among those of a translation."""
+    return {key.removeprefix("engine."): v for key, v in found.settings.items() if key.startswith("engine.")}
+
+
+def _block(given: Any) -> Any:
+    """`engine: ddp` is short for `engine: {name: ddp}`, and so is each of SHORT."""
+    return SHORT.get(given, {"name": given}) if isinstance(given, str) else given
+
+
+Driver = Annotated[
+    Annotated[DdpEngine | FsdpEngine | DeepspeedEngine, Field(discriminator="name")], BeforeValidator(_block)
+]
+DRIVER: TypeAdapter[DdpEngine | FsdpEngine | DeepspeedEngine] = TypeAdapter(Driver)
+
+
+def _with_folder(path: Path) -> dict[str, Any]:
+    return accelerate.whole(read_yaml(path), path.parent)
+
+
+class AccelerateEngine(Frozen):
+    name: Literal["accelerate"] = doc("Hugging Face Accelerate wraps the model, by one of its drivers", "accelerate")
+    driver: Driver = doc("ddp, fsdp or deepspeed, with that engine's options", DdpEngine())
+    config: Annotated[dict[str, Any] | None, _read(_with_folder), _FILE_OR_CONTENT] = doc(
+        "A YAML of `accelerate config`, a path or its content, which says the driver", None
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _driver_of_the_config(cls, given: Any) -> Any:
+        config = _content(given, _with_folder)
+        if config is None:
+            return given
+        found = accelerate.translate(config)
+        if "engine.name" not in found.settings:
+            raise ValueError(found.notes[0].why)
+        driver = DRIVER.validate_python(_own_fields(found))
+        if "driver" in given and DRIVER.validate_python(given["driver"]) != driver:
+            raise ValueError("driver and config were both given and differ; give one of them")
+        return {**given, "config": config, "driver": driver}
+
+
 @dataclass(frozen=True)
 class Traits:
     """What an engine can do. refuses: run-file field → why this engine cannot have it set."""
@@ -48,10 +138,17 @@ class Traits:
     title: str
     spreads: bool  # over processes
     refuses: Mapping[str, str] = field(default_factory=dict)
+    lacks: Mapping[str, str] = field(default_factory=dict)  # precision → why the engine does not have it
+
+
+_NO_MASTER = dict.fromkeys(
+    ("bf16-master", "fp16-master"), "it keeps no second copy of the weights; fsdp and deepspeed do"
+)
+_ONLY_MASTER = "DeepSpeed keeps master weights in fp32"
 
 
 ENGINES: dict[str, Traits] = {
-    "single": Traits("one process, one device", spreads=False),
+    "single": Traits("one process, one device", spreads=False, lacks=_NO_MASTER),
     "dp": Traits(
         "nn.DataParallel",
         spreads=False,
@@ -59,21 +156,48 @@ ENGINES: dict[str, Traits] = {
             "compile": "nn.DataParallel copies the model for every step, and each copy would be compiled again",
             "recompute": "the recomputed forward would run on the original's weights instead of the replica's",
         },
+        lacks=_NO_MASTER,
     ),
-    "ddp": Traits("DistributedDataParallel", spreads=True),
-    "fsdp": Traits("FSDP2 (fully_shard)", spreads=True),
+    "ddp": Traits("DistributedDataParallel", spreads=True, lacks=_NO_MASTER),
+    "fsdp": Traits(
+        "FSDP2 (fully_shard)", spreads=True, lacks={"fp16-master": "FSDP2 does not scale the loss; take fp16-mixed"}
+    ),
+    "deepspeed": Traits(
+        "DeepSpeed ZeRO",
+        spreads=True,
+        lacks={"fp16": f"{_ONLY_MASTER}: fp16-master", "bf16": f"{_ONLY_MASTER}: bf16-master"},
+    ),
+    "accelerate": Traits("Hugging Face Accelerate", spreads=True),
 }
 
+# what a run file or an override may say for a whole block
+SHORT: dict[str, dict[str, Any]] = {f"zero{stage}": {"name": "deepspeed", "stage": stage} for stage in range(4)}
+SHORT |= {f"accelerate-{name}": {"name": "accelerate", "driver": name} for name in ("ddp", "fsdp", "deepspeed")}
+SHORT |= {f"accelerate-zero{s}": {"name": "accelerate", "driver": SHORT[f"zero{s}"]} for s in range(4)}
 
-def _block(given: Any) -> Any:
-    """`engine: single` is short for `engine: {name: single}`."""
-    return {"name": given} if isinstance(given, str) else given
-
-
-_KINDS = (SingleEngine, DpEngine, DdpEngine, FsdpEngine)
+_KINDS = (SingleEngine, DpEngine, DdpEngine, FsdpEngine, DeepspeedEngine, AccelerateEngine)
 
 EngineConfig = Annotated[
-    Annotated[SingleEngine | DpEngine | DdpEngine | FsdpEngine, Field(discriminator="name")],
+    Annotated[
+        SingleEngine | DpEngine | DdpEngine | FsdpEngine | DeepspeedEngine | AccelerateEngine,
+        Field(discriminator="name"),
+    ],
     BeforeValidator(_block),
-    WithJsonSchema({"anyOf": [{"enum": list(ENGINES)}, *(kind.model_json_schema() for kind in _KINDS)]}),
+    WithJsonSchema({"anyOf": [{"enum": [*ENGINES, *SHORT]}, *(kind.model_json_schema() for kind in _KINDS)]}),
 ]
+
+
+def driving(engine: Any) -> Any:
+    """The block that says how the model is spread: accelerate's is its driver."""
+    return engine.driver if isinstance(engine, AccelerateEngine) else engine
+
+
+def label(engine: Any) -> str:
+    """An engine's name in rows and reports: ddp, zero2, accelerate-fsdp."""
+    own = driving(engine)
+    name = f"zero{own.stage}" if isinstance(own, DeepspeedEngine) else own.name
+    return f"accelerate-{name}" if isinstance(engine, AccelerateEngine) else str(name)
+
+
+def traits(engine: Any) -> Traits:
+    return ENGINES[driving(engine).name]

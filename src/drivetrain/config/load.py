@@ -10,15 +10,18 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import YAMLError
 
 from drivetrain.config.engine import ENGINES
+from drivetrain.config.files import read_yaml
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError, problem
 
+DRIVER = ["engine", "driver"]  # its fields are those of engine, and are written in full
 UNION_TAGS = {  # what pydantic puts into a location to tell which kind of block it tried
     "workload": ("image_classification", "text_classification", "module"),
     "engine": tuple(ENGINES),
+    "driver": tuple(ENGINES),
 }
 
 
@@ -52,33 +55,6 @@ def validate(raw: dict[str, Any], problems: list[Problem]) -> tuple[RunConfig | 
     return None, problems
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML 1.2 file. UserError if it is missing, empty, broken, or no mapping."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.y*ml")], n=1)
-        hint = f"did you mean {path.parent / near[0]}?" if near else "give a run file; recipes/ has examples"
-        raise problem(str(path), "there is no such file", hint) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise problem(str(path), f"cannot be read: {error}", "give a readable UTF-8 text file") from None
-    try:
-        raw = YAML(typ="safe", pure=True).load(text)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-        raise problem(str(path), f"broken YAML{where}: {error.problem}", "correct the line and try again") from None
-    except (YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise problem(str(path), f"broken YAML: {error}", "correct the file and try again") from None
-    if raw is None:
-        raise problem(str(path), "the file is empty", "a run file needs at least workload, batch_size and loop")
-    if not isinstance(raw, dict):
-        raise problem(
-            str(path), f"holds a {type(raw).__name__}, not a mapping of keys", "write lines such as `batch_size: 64`"
-        )
-    return raw
-
-
 # --- overrides ---------------------------------------------------------------------------------------------------
 
 
@@ -107,7 +83,7 @@ def resolve_key(key: str) -> list[str]:
     paths = [path for path, _ in field_paths()]
     if parts[0] in RunConfig.model_fields:
         return parts
-    matches = sorted({tuple(path) for path in paths if path[-len(parts) :] == parts})
+    matches = sorted({tuple(path) for path in paths if path[-len(parts) :] == parts and path[:2] != DRIVER})
     if len(matches) == 1:
         return list(matches[0])
     if matches:
@@ -115,6 +91,7 @@ def resolve_key(key: str) -> list[str]:
         raise problem(key, "more than one field has this name", f"write {names}")
     for length in range(len(parts) - 1, 0, -1):  # inside a free-form mapping: config.hidden_sizes=[8]
         owners = {tuple(path) for path, info in field_paths() if path[-length:] == parts[:length] and _is_free(info)}
+        owners = {owner for owner in owners if owner[0] != "engine"}  # whose config is a file of its own
         if len(owners) == 1:
             return [*owners.pop(), *parts[length:]]
     raise problem(key, "there is no such field", _nearest(key, [".".join(path) for path in paths]))

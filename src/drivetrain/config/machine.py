@@ -16,3 +16,4 @@ class Machine:
     cpu_cores: int  # that this process may use
     compute_capability: tuple[int, int] | None  # NVIDIA only
     native_dtypes: frozenset[str]  # dtypes whose matrix products the device has instructions for
+    packages: frozenset[str] | None = None  # optional ones that are installed; None: not asked

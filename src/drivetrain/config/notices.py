@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from drivetrain.config.engine import ENGINES, FsdpEngine
+from drivetrain.config.engine import AccelerateEngine, DeepspeedEngine, FsdpEngine, driving, label, traits
+from drivetrain.config.engine_rules import foreign, is_default
 from drivetrain.config.machine import Machine
 from drivetrain.config.precision import Precision
-from drivetrain.config.rules import is_default
 from drivetrain.config.run import RunConfig
 from drivetrain.config.workload import UserModule
 
 
 def notices(run: RunConfig, machine: Machine) -> list[str]:
     emulation = emulation_notice(run.precision_spec, machine)
-    return [*_without_effect(run), *_spread(run, machine), *_underflow(run), *([emulation] if emulation else [])]
+    of_the_run = [*_without_effect(run), *_spread(run, machine), *_foreign(run), *_underflow(run)]
+    return [*of_the_run, *([emulation] if emulation else [])]
 
 
 def _without_effect(run: RunConfig) -> Iterator[str]:
@@ -22,7 +24,7 @@ def _without_effect(run: RunConfig) -> Iterator[str]:
     optimizer = run.optimizer.name
     checks = (
         ("processes", run.engine.name == "single", "engine=single runs in one; engine=ddp or fsdp spreads it"),
-        ("scaler", not run.precision_spec.scaled, "only fp16-mixed scales the loss"),
+        ("scaler", not run.precision_spec.scaled, "only fp16-mixed and fp16-master scale the loss"),
         ("optimizer.momentum", optimizer != "sgd", "only sgd reads it"),
         ("optimizer.betas", optimizer == "sgd", "sgd has none"),
         ("optimizer.eps", optimizer == "sgd", "sgd has none"),
@@ -47,15 +49,33 @@ def _whole_batch(run: RunConfig) -> bool:
 
 
 def _spread(run: RunConfig, machine: Machine) -> Iterator[str]:
-    engine = run.engine
-    if engine.name == "dp" and machine.device == "cpu":
+    engine, name = driving(run.engine), label(run.engine)
+    if name == "dp" and machine.device == "cpu":
         yield "engine=dp on a CPU runs its replicas on threads (dp, CPU emulation): semantics, not speed"
-    if engine.name != "single" and run.data_parallel_size == 1:
-        yield f"engine={engine.name} has one device to spread over: give processes"
-    if ENGINES[engine.name].spreads and machine.device == "cpu" and run.world_size > machine.cpu_cores * run.nodes:
+    if name != "single" and run.data_parallel_size == 1:
+        yield f"engine={name} has one device to spread over: give processes"
+    if traits(run.engine).spreads and machine.device == "cpu" and run.world_size > machine.cpu_cores * run.nodes:
         yield f"{run.processes} processes share {machine.cpu_cores} cores: they wait for one another"
-    if isinstance(engine, FsdpEngine) and engine.offload and machine.device == "cpu":
-        yield "engine.offload has no effect: on a CPU run everything is in CPU memory already"
+    if machine.device == "cpu" and _offloads(engine):
+        yield "offloading saves nothing here: on a CPU run everything is in CPU memory already"
+    if isinstance(run.engine, AccelerateEngine) and engine.name != "ddp" and machine.device == "cpu":
+        yield f"Accelerate has no {engine.name} between CPUs: it is told that they are GPUs; what it made is checked"
+
+
+def _offloads(engine: Any) -> bool:
+    if isinstance(engine, DeepspeedEngine):
+        return "cpu" in (engine.offload_optimizer, engine.offload_parameters)
+    return isinstance(engine, FsdpEngine) and engine.offload
+
+
+def _foreign(run: RunConfig) -> Iterator[str]:
+    """Keys of a foreign configuration that nothing reads, or that come to something a little different."""
+    for where, found in foreign(run):
+        unread = [note.key for note in found.with_fate("unneeded")]
+        if unread:
+            yield f"{where}: {', '.join(unread)} have no effect here (drivetrain import says why)"
+        for note in found.with_fate("changed"):
+            yield f"{where}.{note.key}: {note.why}"
 
 
 SMALLEST_FP16 = 2.0**-24  # the smallest positive fp16 number

@@ -1,7 +1,9 @@
 """The precisions as data: which dtype parameters are kept in, which one computes, and whether the loss is scaled.
 
 Names follow the field: `bf16-mixed` and `fp16-mixed` are autocast over fp32 parameters; `bf16` and `fp16` keep and
-compute everything in that type. An engine translates the table; it never asks for a precision by name.
+compute everything in that type; `bf16-master` and `fp16-master` compute with copies of fp32 weights in that type
+(Micikevicius et al. 2018; what FSDP's MixedPrecisionPolicy and DeepSpeed's bf16 and fp16 do). An engine translates the
+table; it never asks for a precision by name.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-PrecisionName = Literal["fp32", "tf32", "fp16", "bf16", "fp16-mixed", "bf16-mixed"]
+PrecisionName = Literal["fp32", "tf32", "fp16", "bf16", "fp16-mixed", "bf16-mixed", "fp16-master", "bf16-master"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Precision:
     compute: str  # dtype of matrix products and convolutions
     autocast: bool  # compute differs from parameters by autocast's op list
     scaled: bool  # the loss is scaled, and a step that overflows is skipped
+    cast: bool = False  # parameters are copied to `compute` for use; updates are made in their own dtype
     tf32: bool = False  # fp32 products may be rounded to tf32 on the way in
 
 
@@ -33,5 +36,7 @@ PRECISIONS: dict[str, Precision] = {
         Precision("bf16", "bfloat16", "bfloat16", autocast=False, scaled=False),
         Precision("fp16-mixed", "float32", "float16", autocast=True, scaled=True),
         Precision("bf16-mixed", "float32", "bfloat16", autocast=True, scaled=False),
+        Precision("fp16-master", "float32", "float16", autocast=False, scaled=True, cast=True),
+        Precision("bf16-master", "float32", "bfloat16", autocast=False, scaled=False, cast=True),
     )
 }

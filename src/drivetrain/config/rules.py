@@ -6,14 +6,12 @@ It looks at the run and a `Machine` value, so that it answers as well for a mach
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel
-
-from drivetrain.config.engine import ENGINES, DdpEngine, FsdpEngine
+from drivetrain.config.engine import traits
+from drivetrain.config.engine_rules import engine_problems, engine_problems_here, foreign
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.config.workload import ImageClassification, TextClassification, UserModule
@@ -22,9 +20,10 @@ from drivetrain.errors import Problem
 
 def check(run: RunConfig, machine: Machine) -> list[Problem]:
     """Every reason why this run cannot work on this machine."""
-    of_the_run = [found for rule in (_batch, _engine, _length, _model, _paths) for found in rule(run)]
-    of_the_machine = [found for rule in (_device, _precision, _processes) for found in rule(run, machine)]
-    return of_the_run + of_the_machine
+    of_the_run = (_batch, engine_problems, _length, _model, _paths)
+    of_the_machine = (_device, _precision, _processes, engine_problems_here)
+    found = [problem for rule in of_the_run for problem in rule(run)]
+    return found + [problem for rule in of_the_machine for problem in rule(run, machine)]
 
 
 def judged(run: RunConfig, found: Sequence[Problem], machine: Machine) -> tuple[RunConfig, list[Problem]]:
@@ -35,9 +34,12 @@ def judged(run: RunConfig, found: Sequence[Problem], machine: Machine) -> tuple[
 
 
 def resolved(run: RunConfig, machine: Machine) -> RunConfig:
-    """processes left out: one a GPU."""
+    """processes left out: as many as a configuration of Accelerate says, else one a GPU."""
     if run.processes is not None or run.engine.name == "single":
         return run
+    for _, found in foreign(run):
+        if "processes" in found.settings:
+            return run.model_copy(update={k: v for k, v in found.settings.items() if k in ("processes", "nodes")})
     return run.model_copy(update={"processes": machine.device_count if machine.device == "cuda" else 1})
 
 
@@ -59,6 +61,8 @@ PRECISION_NEEDS: dict[str, Need] = {
     "bf16": Need(("cpu", "cuda"), (8, 0)),
     "fp16-mixed": Need(("cpu", "cuda"), (5, 3)),
     "bf16-mixed": Need(("cpu", "cuda"), (8, 0)),
+    "fp16-master": Need(("cuda",), (5, 3)),
+    "bf16-master": Need(("cpu", "cuda"), (8, 0)),
 }
 
 
@@ -70,7 +74,8 @@ def _device(run: RunConfig, machine: Machine) -> Iterator[Problem]:
 
 
 def _precision(run: RunConfig, machine: Machine) -> Iterator[Problem]:
-    works = ", ".join(name for name in PRECISION_NEEDS if not list(precision_gap(name, machine)))
+    possible = [name for name in PRECISION_NEEDS if name not in traits(run.engine).lacks]
+    works = ", ".join(name for name in possible if not list(precision_gap(name, machine)))
     for gap in precision_gap(run.precision, machine):
         yield Problem("precision", f"{run.precision} was given, but {gap}", f"works here: {works}")
 
@@ -97,33 +102,10 @@ def _batch(run: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _engine(run: RunConfig) -> Iterator[Problem]:
-    """What the engine cannot do, from its table."""
-    name, traits = run.engine.name, ENGINES[run.engine.name]
-    for field, why in traits.refuses.items():
-        if not is_default(run, field):
-            fix = f"leave it out, or take engine={' or '.join(_engines_with(field))}"
-            yield Problem(field, f"engine={name} cannot have it: {why}", fix)
-    if run.nodes > 1 and not traits.spreads:
-        yield Problem("nodes", f"{run.nodes} were given, but engine={name} runs in one process", "take engine=ddp")
-    if isinstance(run.engine, FsdpEngine) and run.engine.hybrid and run.world_size % run.engine.hybrid:
-        yield Problem(
-            "engine.hybrid",
-            f"the world size ({run.world_size}) is no multiple of the shards ({run.engine.hybrid})",
-            "give a divisor of processes * nodes",
-        )
-
-
-def _engines_with(field: str) -> list[str]:
-    return [name for name, traits in ENGINES.items() if field not in traits.refuses]
-
-
 def _processes(run: RunConfig, machine: Machine) -> Iterator[Problem]:
     wanted = run.data_parallel_size // run.nodes
     if machine.device == "cuda" and wanted > machine.device_count:
         yield Problem("processes", f"{wanted} were given, but this machine has {machine.device_count} GPUs", "one each")
-    if isinstance(run.engine, DdpEngine) and run.engine.gradient_compression == "bf16" and machine.device == "cpu":
-        yield Problem("engine.gradient_compression", "DDP compresses to bf16 between GPUs only", "give fp16 or none")
 
 
 def _length(run: RunConfig) -> Iterator[Problem]:
@@ -196,10 +178,3 @@ def looks_like_hub_id(path: str) -> bool:
 def _missing(field: str, path: Path) -> Iterator[Problem]:
     if not path.exists():
         yield Problem(field, f"{path} does not exist", f"paths are taken from the current folder, {Path.cwd()}")
-
-
-def is_default(run: RunConfig, field: str) -> bool:
-    """Whether a (dotted) field has the value it has when left out."""
-    *blocks, name = field.split(".")
-    block: BaseModel = functools.reduce(getattr, blocks, run)
-    return bool(getattr(block, name) == type(block).model_fields[name].get_default(call_default_factory=True))

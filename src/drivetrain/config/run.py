@@ -9,7 +9,7 @@ from pydantic import Field
 
 from drivetrain.config import training
 from drivetrain.config.base import Frozen, doc
-from drivetrain.config.engine import ENGINES, DpEngine, EngineConfig, SingleEngine
+from drivetrain.config.engine import DpEngine, EngineConfig, SingleEngine, traits
 from drivetrain.config.precision import PRECISIONS, Precision, PrecisionName
 from drivetrain.config.workload import Workload
 
@@ -21,8 +21,8 @@ class RunConfig(Frozen):
     output: Path | None = doc("Folder for all results; left out, runs/<name>", None)
 
     workload: Annotated[Workload, Field(discriminator="type")] = doc("What is trained: model, data and task")
-    precision: PrecisionName = doc("fp32, tf32, fp16, bf16, fp16-mixed or bf16-mixed", "fp32")
-    scaler: training.Scaler = doc("Loss scaling (fp16-mixed)", training.Scaler())
+    precision: PrecisionName = doc(", ".join(PRECISIONS), "fp32")
+    scaler: training.Scaler = doc("Loss scaling (fp16-mixed, fp16-master)", training.Scaler())
     engine: EngineConfig = doc("How the run is spread over devices", SingleEngine())
     processes: int | None = doc("Ranks a node, one a device; left out, as many as it has GPUs", None, gt=0)
     nodes: int = doc("Machines the run is spread over", 1, gt=0)
@@ -61,7 +61,7 @@ class RunConfig(Frozen):
     @property
     def world_size(self) -> int:
         """Processes of the run; those left out count as one (`rules.resolved` fills them in)."""
-        return (self.processes or 1) * self.nodes if ENGINES[self.engine.name].spreads else 1
+        return (self.processes or 1) * self.nodes if traits(self.engine).spreads else 1
 
     @property
     def data_parallel_size(self) -> int:

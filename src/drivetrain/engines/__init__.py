@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from drivetrain.config.engine import EngineConfig
+from drivetrain.config.engine import EngineConfig, driving
 from drivetrain.engines.base import Engine, EngineOptions
 from drivetrain.ranks import Ranks
 
@@ -13,11 +13,17 @@ ENGINES = {
     "dp": "drivetrain.engines.dp:DpEngine",
     "ddp": "drivetrain.engines.ddp:DdpEngine",
     "fsdp": "drivetrain.engines.fsdp:FsdpEngine",
+    "deepspeed": "drivetrain.engines.deepspeed:DeepspeedEngine",
+    "accelerate-ddp": "drivetrain.engines.accelerate:AccelerateDdp",
+    "accelerate-fsdp": "drivetrain.engines.accelerate:AccelerateFsdp",
+    "accelerate-deepspeed": "drivetrain.engines.accelerate:AccelerateDeepspeed",
 }
 
 
 def build_engine(config: EngineConfig, options: EngineOptions, ranks: Ranks) -> Engine:
-    module, _, cls = ENGINES[config.name].partition(":")
-    engine = getattr(import_module(module), cls)(config, options, ranks)
+    driver = driving(config)
+    key = config.name if driver is config else f"{config.name}-{driver.name}"
+    module, _, cls = ENGINES[key].partition(":")
+    engine = getattr(import_module(module), cls)(driver, options, ranks)
     assert isinstance(engine, Engine)
     return engine

@@ -22,8 +22,6 @@ from drivetrain.data.loader import MicroBatch
 from drivetrain.engines.eager import EagerEngine
 from drivetrain.errors import RunError, problem
 from drivetrain.optim import OptimizerFactory
-from drivetrain.precision import autocast
-from drivetrain.rng import restore_rng_state, rng_state
 
 NO_BUFFERS = "forward_sync_buffers"  # before torch 2.12 it had another name
 if NO_BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
@@ -82,21 +80,13 @@ class DdpEngine(EagerEngine):
         DDP orders its buckets anew after the first backward pass, and with them the order in which gradients are
         summed; a resumed run must not do that one step later than the run it goes on from.
         """
-        state = rng_state()
-        buffers = [buffer.clone() for buffer in self._model.buffers()]
-        samples = self._workload.train
-        few = [samples.load(index, 0) for index in range(min(2, len(samples)))]
-        batch = self._to_device(self._workload.collate(few))
-        self._model.train()
-        for _ in range(2):  # the new order is taken up by the second forward
-            with autocast(self._options.precision, self._device):
-                loss = self._workload.loss_sum(self._forward, batch)
-            (loss * 0).backward()
+
+        def backward(loss: Tensor) -> None:
+            loss.backward()
             self._check_used()
+
+        self._rehearse(backward, times=2)  # the new order is taken up by the second forward
         self._model.zero_grad(set_to_none=True)
-        for buffer, before in zip(self._model.buffers(), buffers, strict=True):
-            buffer.copy_(before)
-        restore_rng_state(state)
 
     def _check_used(self) -> None:
         """UserError if a parameter got no gradient: DDP would wait for it in the next step."""

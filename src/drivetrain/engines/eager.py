@@ -7,7 +7,7 @@ the wrapped module averages: the same gradient on any number of ranks and in any
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from drivetrain.memory.recompute import apply_recompute
 from drivetrain.optim import OptimizerFactory
 from drivetrain.precision import autocast, dtype
 from drivetrain.ranks import Ranks
+from drivetrain.rng import restore_rng_state, rng_state
 from drivetrain.workloads.base import Batch, Workload
 
 
@@ -89,15 +90,32 @@ class EagerEngine(Engine):
         if self._options.compile:
             self._compile()
         self._forward = self._wrap(self._model)
-        self._check_engaged()
         if build_optimizer is not None:
             self._optimizer = self._build_optimizer(build_optimizer)
             for group in self._optimizer.param_groups:
                 group["peak_lr"] = group["lr"]
+        self._check_engaged()
+        if self._trains:
             self._warm_up()
 
     def _warm_up(self) -> None:
         """What must have happened once before the first step, for a resumed run to do the same as this one."""
+
+    def _rehearse(self, backward: Callable[[Tensor], None], times: int = 1) -> None:
+        """Forward and backward of a few samples, with a loss of 0; generators and buffers end as they were."""
+        state = rng_state()
+        buffers = [buffer.clone() for buffer in self._model.buffers()]
+        samples = self._workload.train
+        few = [samples.load(index, 0) for index in range(min(2, len(samples)))]
+        batch = self._to_device(self._workload.collate(few))
+        self._model.train()
+        for _ in range(times):
+            with autocast(self._options.precision, self._device):
+                loss = self._workload.loss_sum(self._forward, batch)
+            backward(loss * 0)
+        for buffer, before in zip(self._model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+        restore_rng_state(state)
 
     def engaged(self) -> Engaged:
         parameters = list(self._model.parameters())
@@ -125,9 +143,12 @@ class EagerEngine(Engine):
                     if not batch.counts:
                         loss = loss * 0
                 with part("backward"):
-                    self._scaler.scale(loss * self.data_world if self.data_world > 1 else loss).backward()
+                    self._backward(loss * self.data_world if self.data_world > 1 else loss)
             total += loss.detach()
         return self._ranks.sum(total)
+
+    def _backward(self, loss: Tensor) -> None:
+        self._scaler.scale(loss).backward()
 
     def _global_count(self, micro_batches: Sequence[MicroBatch]) -> Tensor | int:
         """Valid targets of the whole global batch. On several GPUs it stays there, so that nobody waits for it."""
@@ -137,10 +158,7 @@ class EagerEngine(Engine):
         return max(1, count)
 
     def optimizer_step(self, lr_factor: float) -> StepResult:
-        optimizer = self._optimizer
-        assert optimizer is not None, "set up for evaluation only"
-        for group in optimizer.param_groups:
-            group["lr"] = group["peak_lr"] * lr_factor
+        optimizer = self._at_rate(lr_factor)
         self._scaler.unscale_(optimizer)  # before the norm, so that clipping sees true gradients
         grad_norm = self._clip()
         scale = self._scaler.get_scale() if self._scaler.is_enabled() else None
@@ -149,6 +167,12 @@ class EagerEngine(Engine):
         optimizer.zero_grad(set_to_none=True)
         skipped = scale is not None and self._scaler.get_scale() < scale
         return StepResult(grad_norm, scale, skipped)
+
+    def _at_rate(self, lr_factor: float) -> torch.optim.Optimizer:
+        assert self._optimizer is not None, "set up for evaluation only"
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * lr_factor
+        return self._optimizer
 
     def _clip(self) -> Tensor:
         """The global gradient norm in fp32 (a sum of squares overflows fp16 at 256), gradients clipped to the bound.
@@ -206,8 +230,9 @@ class EagerEngine(Engine):
         self._model.eval()
 
     def _to_device(self, batch: Batch) -> Batch:
-        """On the device; under a pure 16-bit precision floating inputs take the parameters' dtype."""
-        kept = dtype(self._options.precision.parameters)
+        """On the device; floating inputs take the dtype that the parameters have when they are used."""
+        precision = self._options.precision
+        kept = dtype(precision.compute if precision.cast else precision.parameters)
 
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(self._device, kept if tensor.is_floating_point() else None, non_blocking=True)
@@ -230,9 +255,12 @@ class EagerEngine(Engine):
     def load_state_dict(self, state: State) -> None:
         assert self._optimizer is not None, "set up for evaluation only"
         self.load_weights(state["model"])
-        load_optimizer_state(self._model, self._optimizer, state["optimizer"])
+        self._load_optimizer_state(self._optimizer, state["optimizer"])
         if self._scaler.is_enabled():
             self._scaler.load_state_dict(state["engine"]["scaler"])
+
+    def _load_optimizer_state(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+        load_optimizer_state(self._model, optimizer, saved)
 
     def shapes(self) -> dict[str, torch.Size]:
         return {name: tensor.shape for name, tensor in self._model.state_dict().items()}

@@ -13,10 +13,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from drivetrain.config import engine as config
+from drivetrain.config.precision import Precision
 from drivetrain.data.loader import MicroBatch
 from drivetrain.engines.base import State
 from drivetrain.engines.eager import EagerEngine
@@ -35,20 +36,36 @@ def fsdp_mesh(device_type: str, world: int, options: config.FsdpEngine) -> Devic
     return init_device_mesh(device_type, sizes, mesh_dim_names=("replicate", "shard"))
 
 
-def wrap_fsdp(model: nn.Module, mesh: DeviceMesh, options: config.FsdpEngine) -> None:
+def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
+    """Copies of the parameters in 16 bits where the precision says so; gradients are summed in fp32 all the same."""
+    if not precision.cast:
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(param_dtype=dtype(precision.compute), reduce_dtype=torch.float32)
+
+
+def wrap_fsdp(model: nn.Module, mesh: DeviceMesh, options: config.FsdpEngine, precision: Precision) -> None:
     """Shard in place, innermost modules first; parameter names stay. Parameters move to the mesh's device."""
-    settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": options.reshard}
+    settings: dict[str, Any] = {
+        "mesh": mesh,
+        "reshard_after_forward": options.reshard,
+        "mp_policy": mixed_precision(precision),
+    }
     if options.offload:
         settings["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+    ready_to_shard(model)
+    for module in gathered_apart(model, options):
+        fully_shard(module, **settings)
+    fully_shard(model, **settings)
+
+
+def ready_to_shard(model: nn.Module) -> None:
+    """UserError if a parameter cannot be cut."""
     scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
     if scalars:
         why = f"fsdp cannot shard parameters without a dimension: {', '.join(scalars)}"
         raise problem("engine", why, "make them of shape (1,), or take engine=ddp")
     for parameter in model.parameters():  # channels-last filters: fully_shard takes none
         parameter.data = parameter.data.contiguous()
-    for module in gathered_apart(model, options):
-        fully_shard(module, **settings)
-    fully_shard(model, **settings)
 
 
 def gathered_apart(model: nn.Module, options: config.FsdpEngine) -> list[nn.Module]:
@@ -92,10 +109,10 @@ class FsdpEngine(EagerEngine):
             module.compile()
 
     def _wrap(self, model: nn.Module) -> nn.Module:
-        self._mesh = fsdp_mesh(self._device.type, self._ranks.world, self._config)
+        mesh = fsdp_mesh(self._device.type, self._ranks.world, self._config)
         whole = dict(model.state_dict()) if self._config.meta else None
         buffers = [buffer.clone() for buffer in model.buffers()] if self._config.meta else []
-        wrap_fsdp(model, self._mesh, self._config)
+        wrap_fsdp(model, mesh, self._config, self._options.precision)
         if whole is not None:
             self._fill(model, whole, buffers)
         return model
@@ -159,5 +176,6 @@ class FsdpEngine(EagerEngine):
 
     def _global_norm(self, local: Tensor) -> Tensor:
         squares = local.to(self._device) ** 2
-        torch.distributed.all_reduce(squares, group=self._mesh["shard"].get_group())
+        mesh = cast(DTensor, next(iter(self._named.values()))).device_mesh  # its last axis is the one that shards
+        torch.distributed.all_reduce(squares, group=mesh.get_group(mesh.ndim - 1))
         return squares.sqrt()

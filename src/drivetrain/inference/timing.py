@@ -8,6 +8,7 @@ from typing import Any
 
 from drivetrain import environment
 from drivetrain.assemble import assemble
+from drivetrain.config.engine import label
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.data.loader import evaluation_batches
@@ -85,7 +86,7 @@ def _report(
         status="completed",
         precision=run.precision,
         emulated=is_emulated(run.precision_spec, machine),
-        engine=run.engine.name,
+        engine=label(run.engine),
         device=machine.device_name,
         engaged=asdict(engine.engaged()),
         steps=batches,

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
+from drivetrain.launch.variables import ALONE, variables
+
 
 def join(device: str) -> None:
     """Join the group that the environment names (RANK, WORLD_SIZE, MASTER_ADDR, ...), on this rank's device.
@@ -32,6 +34,7 @@ def group_of_one(wanted: bool) -> Iterator[None]:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
-        yield
+        with variables(ALONE):
+            yield
     finally:
         dist.destroy_process_group()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from drivetrain.config.engine import ENGINES
+from drivetrain.config.engine import ENGINES, traits
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem
 
@@ -31,7 +31,7 @@ class OuterLauncher:
         """The run with the launcher's processes, and what contradicts them."""
         nodes = self.world_size // self.processes
         problems = []
-        if not ENGINES[run.engine.name].spreads and self.world_size > 1:
+        if not traits(run.engine).spreads and self.world_size > 1:
             spreading = " or ".join(name for name, traits in ENGINES.items() if traits.spreads)
             why = f"{run.engine.name} runs in one process, but the launcher started {self.world_size}"
             problems.append(Problem("engine", why, f"give engine={spreading}, or start one process"))

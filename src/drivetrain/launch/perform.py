@@ -6,11 +6,12 @@ import json
 import sys
 from typing import Any
 
-from drivetrain.config.engine import ENGINES
+from drivetrain.config.engine import traits
 from drivetrain.hardware import detect
 from drivetrain.inference import timing, verbs
 from drivetrain.launch.group import group_of_one
 from drivetrain.launch.task import Result, Task
+from drivetrain.launch.variables import of_the_engine, variables
 from drivetrain.prove.trace import trace
 from drivetrain.ranks import is_first_rank
 from drivetrain.run import run
@@ -18,7 +19,8 @@ from drivetrain.run import run
 
 def perform(task: Task) -> Result:
     """Errors of the user's and failed runs are raised."""
-    with group_of_one(ENGINES[task.run.engine.name].spreads):
+    read = of_the_engine(task.run, detect(task.run.device).device)
+    with variables(read), group_of_one(traits(task.run.engine).spreads):
         return _PERFORMERS[task.verb](task)
 
 

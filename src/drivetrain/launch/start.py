@@ -10,8 +10,6 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +18,7 @@ from drivetrain.launch.outcome import outcomes, raised
 from drivetrain.launch.outer import OuterLauncher
 from drivetrain.launch.rank import TASK
 from drivetrain.launch.task import Result, Task
+from drivetrain.launch.variables import variables
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -75,7 +74,7 @@ def _in_ranks(task: Task, node: Node, folder: Path) -> Result:
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):  # each has a level of its own
             logging.getLogger(name).setLevel(logging.CRITICAL)  # what happens is told once, by us
-    with _environment(_for_ranks(task)):
+    with variables(_for_ranks(task)):
         try:
             command = ("-m", "drivetrain.launch.rank", str(folder), str(os.getpid()))
             elastic_launch(_launch_config(task, node, folder), sys.executable)(*command)
@@ -116,24 +115,14 @@ def _launch_config(task: Task, node: Node, folder: Path) -> Any:
 
 
 def _for_ranks(task: Task) -> dict[str, str]:
-    """What the ranks' environment gets where the user has not set it."""
+    """What the ranks' environment gets."""
     from drivetrain.hardware import loopback, usable_cores
 
     wanted = {"OMP_NUM_THREADS": str(max(1, usable_cores() // (task.run.processes or 1)))}
     interface = loopback() if task.run.nodes == 1 else None
     if interface is not None:  # gloo looks the host's name up otherwise, which fails on some machines
         wanted["GLOO_SOCKET_IFNAME"] = interface
-    return {name: value for name, value in wanted.items() if name not in os.environ}
-
-
-@contextmanager
-def _environment(added: Mapping[str, str]) -> Iterator[None]:
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
+    return wanted
 
 
 def _result(folder: Path, failure: ChildFailedError | None) -> Result:

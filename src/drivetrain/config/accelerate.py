@@ -1,0 +1,257 @@
+"""A YAML of `accelerate config` in this project's words: how many processes, which precision, which engine.
+
+Keys: Accelerate 1.15's ClusterConfig, and the fsdp_config and deepspeed_config blocks within it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from drivetrain.config import deepspeed
+from drivetrain.config.files import read_json
+from drivetrain.config.translation import Handler, Translation, fated, field_of, if_on, translated
+
+DRIVERS = {"NO": "ddp", "MULTI_GPU": "ddp", "MULTI_CPU": "ddp", "FSDP": "fsdp", "DEEPSPEED": "deepspeed"}
+# what mixed_precision means: autocast under DDP, 16-bit copies of fp32 weights under FSDP and DeepSpeed
+PRECISIONS = {
+    "ddp": {"no": "fp32", "bf16": "bf16-mixed", "fp16": "fp16-mixed"},
+    "fsdp": {"no": "fp32", "bf16": "bf16-master"},
+    "deepspeed": {"no": "fp32", "bf16": "bf16-master", "fp16": "fp16-master"},
+}
+
+
+TOGETHER = ("distributed_type", "mixed_precision", "num_processes", "num_machines")  # read with one another
+
+
+def translate(raw: Mapping[str, Any]) -> Translation:
+    """Of a whole configuration. settings name the engine itself ("engine.name": "fsdp")."""
+    into = Translation()
+    kind = str(raw.get("distributed_type", "NO")).upper()
+    name = DRIVERS.get(kind)
+    if name is None:
+        into.note("distributed_type", "refused", f"{kind} has no engine here; there are {', '.join(DRIVERS)}")
+        return into
+    into.set("distributed_type", "engine.name", name)
+    given = {key: value for key, value in raw.items() if key not in TOGETHER}
+    translated(given, {**KEYS, **_BLOCKS[name]}, into)
+    _processes(raw, into)
+    if "mixed_precision" in raw:
+        _precision(name, str(raw["mixed_precision"] or "no").lower(), into)
+    if name == "fsdp" and into.settings.get("engine.hybrid") == 0:
+        into.settings["engine.hybrid"] = into.settings.get("processes")
+    return into
+
+
+def whole(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The same with the content of deepspeed_config_file in place of its path, which is taken from `folder`."""
+    block = dict(raw.get("deepspeed_config") or {})
+    file = block.get("deepspeed_config_file")
+    if not isinstance(file, str):
+        return dict(raw)
+    near = folder / file
+    return {
+        **raw,
+        "deepspeed_config": {**block, "deepspeed_config_file": read_json(near if near.exists() else Path(file))},
+    }
+
+
+def _processes(raw: Mapping[str, Any], into: Translation) -> None:
+    """num_processes counts those of all machines."""
+    machines = raw.get("num_machines") or 1
+    if raw.get("num_processes") is not None:
+        into.set("num_processes", "processes", max(1, raw["num_processes"] // machines))
+    if machines > 1:
+        into.set("num_machines", "nodes", machines)
+
+
+def _precision(driver: str, given: str, into: Translation) -> None:
+    known = PRECISIONS[driver]
+    if "precision" in into.settings:
+        into.note("mixed_precision", "unneeded", "deepspeed_config_file says it")
+    elif given in known:
+        into.set("mixed_precision", "precision", known[given])
+    elif given == "fp16":
+        into.set("mixed_precision", "precision", "fp16-mixed", "autocast over fp32 parameters")
+    else:
+        into.note("mixed_precision", "later", f"{given} is not built yet")
+
+
+# --- fsdp_config -----------------------------------------------------------------------------------------------------
+
+STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")  # 1 to 5 in old files
+
+
+def _strategy(key: str, value: Any, into: Translation) -> None:
+    text = str(value).upper()
+    text = STRATEGIES[int(text) - 1] if text.isdigit() and 1 <= int(text) <= len(STRATEGIES) else text
+    if text == "NO_SHARD":
+        into.note(key, "refused", "nothing would be sharded; take ddp")
+        return
+    if text not in STRATEGIES:
+        into.note(key, "refused", f"there are {', '.join(STRATEGIES)}")
+        return
+    into.set(key, "engine.reshard", text in ("FULL_SHARD", "HYBRID_SHARD"))
+    if text.startswith("HYBRID"):
+        into.settings["engine.hybrid"] = 0  # the processes of a node, known at the end
+
+
+def _reshard(key: str, value: Any, into: Translation) -> None:
+    """A boolean since FSDP2; before that a strategy's name."""
+    if str(value).lower() in ("true", "false"):
+        into.set(key, "engine.reshard", str(value).lower() == "true")
+    else:
+        _strategy(key, value, into)
+
+
+def _wrapping(key: str, value: Any, into: Translation) -> None:
+    if value == "SIZE_BASED_WRAP":
+        into.set(key, "engine.wrap", "size")
+    elif value == "NO_WRAP":
+        into.set(key, "engine.wrap", [])
+    else:
+        into.settings.setdefault("engine.wrap", "block")
+        into.note(key, "mapped", f"engine.wrap: {into.settings['engine.wrap']}")
+
+
+def _layers(key: str, value: Any, into: Translation) -> None:
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else list(value or [])
+    if names:
+        into.set(key, "engine.wrap", names)
+
+
+_BY_ITSELF = fated("unneeded", "FSDP2 does it by itself")
+_WHOLE = fated("unneeded", "checkpoints hold whole tensors, gathered one after the other")
+
+FSDP: dict[str, Handler] = {
+    "fsdp_version": fated("mapped", "FSDP2, which does what FSDP1 did"),
+    "fsdp_sharding_strategy": _strategy,
+    "fsdp_reshard_after_forward": _reshard,
+    "fsdp_auto_wrap_policy": _wrapping,
+    "fsdp_transformer_layer_cls_to_wrap": _layers,
+    "fsdp_min_num_params": field_of("engine.wrap_min_parameters"),
+    "fsdp_offload_params": field_of("engine.offload"),
+    "fsdp_activation_checkpointing": field_of("recompute"),
+    "fsdp_activation_checkpointing_offload": if_on(fated("later", "activations kept in CPU memory")),
+    "fsdp_backward_prefetch": _BY_ITSELF,
+    "fsdp_backward_prefetch_policy": _BY_ITSELF,
+    "fsdp_forward_prefetch": _BY_ITSELF,
+    "fsdp_use_orig_params": _BY_ITSELF,
+    "fsdp_sync_module_states": fated("unneeded", "ranks start from one seed, or from the first rank's weights"),
+    "fsdp_cpu_ram_efficient_loading": fated("unneeded", "engine=fsdp has meta=true for it"),
+    "fsdp_state_dict_type": _WHOLE,
+    "fsdp_ignored_modules": if_on(fated("refused", "a module that is not sharded")),
+}
+
+
+def _fsdp(key: str, value: Any, into: Translation) -> None:
+    given = {name if name.startswith("fsdp_") else f"fsdp_{name}": v for name, v in (value or {}).items()}
+    translated(given, FSDP, into, f"{key}.")
+
+
+# --- deepspeed_config ------------------------------------------------------------------------------------------------
+
+DEEPSPEED: dict[str, Handler] = {
+    "zero_stage": field_of("engine.stage"),
+    "offload_optimizer_device": field_of("engine.offload_optimizer"),
+    "offload_param_device": field_of("engine.offload_parameters"),
+    "offload_optimizer_nvme_path": field_of("engine.nvme_path"),
+    "offload_param_nvme_path": field_of("engine.nvme_path"),
+    "gradient_accumulation_steps": fated("unneeded", deepspeed.DIVISION),
+    "gradient_clipping": field_of("loop.max_grad_norm"),
+    "zero3_init_flag": fated("unneeded", "the model is built, then sharded"),
+    "zero3_save_16bit_model": fated("unneeded", "weights are gathered piece by piece when they are saved"),
+    "deepspeed_hostfile": fated("unneeded", "--nodes, --node-rank and --rendezvous say it"),
+    "deepspeed_multinode_launcher": fated("unneeded", "--nodes, --node-rank and --rendezvous say it"),
+    "deepspeed_inclusion_filter": fated("unneeded", "CUDA_VISIBLE_DEVICES says it"),
+    "deepspeed_exclusion_filter": fated("unneeded", "CUDA_VISIBLE_DEVICES says it"),
+    "deepspeed_moe_layer_cls_names": if_on(fated("later", "mixtures of experts")),
+}
+
+
+def _deepspeed(key: str, value: Any, into: Translation) -> None:
+    given = dict(value or {})
+    inner = given.pop("deepspeed_config_file", None)
+    if inner is not None:
+        found = deepspeed.translate(inner)
+        into.settings |= {**found.settings, "engine.config": inner}
+        into.notes += found.notes
+    translated(given, DEEPSPEED, into, f"{key}.")
+
+
+# --- the whole -------------------------------------------------------------------------------------------------------
+
+_LAUNCH = fated("unneeded", "--nodes, --node-rank and --rendezvous say it")
+_TPU = if_on(fated("refused", "there are no TPUs here"))
+
+
+def _gpus(key: str, value: Any, into: Translation) -> None:
+    if value in (None, "all"):
+        into.note(key, "unneeded", "all GPUs are used")
+    else:
+        into.note(key, "refused", f"set CUDA_VISIBLE_DEVICES={value}")
+
+
+def _environment(key: str, value: Any, into: Translation) -> None:
+    into.note(key, "unneeded" if value == "LOCAL_MACHINE" else "refused", f"runs start where they are told to: {value}")
+
+
+def _compiled(key: str, value: Any, into: Translation) -> None:
+    backend = str((value or {}).get("dynamo_backend", "NO")).upper()
+    if backend == "INDUCTOR":
+        into.set(key, "compile", True)
+    elif backend in ("NO", ""):
+        into.note(key, "unneeded", "it is off")
+    else:
+        into.note(key, "refused", f"compile=true compiles with inductor, not {backend}")
+
+
+def _mesh(key: str, value: Any, into: Translation) -> None:
+    """parallelism_config of FSDP2: how many replicate and how many shard."""
+    given = {name.removeprefix("parallelism_config_"): size for name, size in (value or {}).items()}
+    for axis, size in given.items():
+        if axis == "dp_shard_size" and given.get("dp_replicate_size", 1) > 1:
+            into.set(f"{key}.{axis}", "engine.hybrid", size)
+        elif axis.startswith("dp_") or size in (None, 1):
+            into.note(f"{key}.{axis}", "unneeded", "processes says it")
+        else:
+            into.note(f"{key}.{axis}", "later", "tensor, context and pipeline axes")
+
+
+def _on_cpu(key: str, value: Any, into: Translation) -> None:
+    into.set(key, "device", "cpu" if value else "auto")
+
+
+KEYS: dict[str, Handler] = {
+    "compute_environment": _environment,
+    "use_cpu": _on_cpu,
+    "gpu_ids": _gpus,
+    "machine_rank": _LAUNCH,
+    "main_process_ip": _LAUNCH,
+    "main_process_port": _LAUNCH,
+    "rdzv_backend": _LAUNCH,
+    "same_network": _LAUNCH,
+    "main_training_function": fated("unneeded", "the run file says what is trained"),
+    "debug": fated("unneeded", "shapes that differ between ranks end the run"),
+    "enable_cpu_affinity": fated("unneeded", "the system places the processes"),
+    "downcast_bf16": _TPU,
+    **dict.fromkeys(("tpu_name", "tpu_zone", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm", "tpu_env"), _TPU),
+    "command_file": _TPU,
+    "commands": _TPU,
+    "dynamo_config": _compiled,
+    "dynamo_backend": lambda key, value, into: _compiled(key, {"dynamo_backend": value}, into),
+    "parallelism_config": if_on(_mesh),
+    "fp8_config": if_on(fated("later", "fp8")),
+    "megatron_lm_config": if_on(fated("refused", "Megatron-LM is no engine here")),
+    "mpirun_config": if_on(fated("unneeded", "ranks are started by torch elastic")),
+    "ipex_config": if_on(fated("unneeded", "PyTorch has taken it in")),
+    "fsdp_config": if_on(fated("unneeded", "distributed_type is not FSDP")),
+    "deepspeed_config": if_on(fated("unneeded", "distributed_type is not DEEPSPEED")),
+}
+
+_BLOCKS: dict[str, dict[str, Handler]] = {
+    "ddp": {},
+    "fsdp": {"fsdp_config": _fsdp},
+    "deepspeed": {"deepspeed_config": _deepspeed},
+}

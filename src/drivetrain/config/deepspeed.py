@@ -1,0 +1,305 @@
+"""DeepSpeed's own JSON in this project's words: each key becomes a field of the run file, goes on to DeepSpeed, or is
+told why it does neither.
+
+Keys: https://www.deepspeed.ai/docs/config-json/ and DeepSpeed 0.19's configuration classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from drivetrain.config.translation import AUTO, Handler, Translation, fated, field_of, if_on, translated
+
+DIVISION = "batch_size and micro_batch_size say how a batch is cut; DeepSpeed's own division is switched off"
+TRACKING = "give tracking.trackers"
+ALGORITHM = "it changes what is computed, and with it the result"
+
+
+def translate(raw: Mapping[str, Any]) -> Translation:
+    into = Translation()
+    _batch(raw, into)
+    translated({key: value for key, value in raw.items() if key not in BATCH}, KEYS, into)
+    return into
+
+
+# --- batch -----------------------------------------------------------------------------------------------------------
+
+BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
+def _batch(raw: Mapping[str, Any], into: Translation) -> None:
+    """train_batch_size = micro-batch x accumulation x ranks: two of the three are enough."""
+    whole, micro, steps = (raw.get(key) if raw.get(key) != AUTO else None for key in BATCH)
+    for key in BATCH:
+        if raw.get(key) == AUTO:
+            into.note(key, "mapped", "auto: the run file's value")
+    if whole is not None:
+        into.set(BATCH[0], "batch_size", whole)
+    if micro is not None:
+        into.set(BATCH[1], "micro_batch_size", micro)
+    if whole is None and micro is not None and raw.get(BATCH[0]) != AUTO:
+        into.set(BATCH[2], "batch_size_per_device", micro * (steps or 1))
+    elif steps is not None:
+        into.note(BATCH[2], "unneeded", DIVISION)
+
+
+# --- precision -------------------------------------------------------------------------------------------------------
+
+
+def _half(precision: str) -> Handler:
+    def handle(key: str, value: Any, into: Translation) -> None:
+        enabled = value.get("enabled", False)
+        if enabled == AUTO:
+            into.note(f"{key}.enabled", "mapped", "auto: the run file's precision")
+        elif enabled:
+            into.set(f"{key}.enabled", "precision", precision)
+        rest = {name: given for name, given in value.items() if name != "enabled"}
+        if enabled:
+            translated(rest, HALF, into, f"{key}.")
+        else:
+            for name in rest:
+                into.note(f"{key}.{name}", "unneeded", f"{key} is not enabled")
+
+    return handle
+
+
+def _scale_power(key: str, value: Any, into: Translation) -> None:
+    into.set(key, "scaler.init_scale", 2.0**value)
+
+
+def _static_scale(key: str, value: Any, into: Translation) -> None:
+    if value:
+        into.note(key, "refused", "a loss scale that never changes; the scale is dynamic here")
+    else:
+        into.note(key, "unneeded", "0 means dynamic, which it is")
+
+
+HALF: dict[str, Handler] = {
+    "loss_scale": _static_scale,
+    "initial_scale_power": _scale_power,
+    "loss_scale_window": field_of("scaler.growth_interval"),
+    "hysteresis": fated("unneeded", "the scale falls at the first overflow"),
+    "consecutive_hysteresis": fated("unneeded", "the scale falls at the first overflow"),
+    "min_loss_scale": fated("unneeded", "a scale that falls too low ends the run with the reason"),
+    "auto_cast": fated("unneeded", "floating inputs are cast"),
+    "immediate_grad_update": fated("unneeded", "gradients are accumulated in fp32"),
+    "check_grad_overflow": fated("unneeded", "losses and norms are checked here"),
+    "fp16_master_weights_and_grads": if_on(fated("refused", "master weights are kept in fp32")),
+    "bf16_master_weights_and_grads": if_on(fated("refused", "master weights are kept in fp32")),
+    "bf16_optimizer_states": if_on(fated("refused", "the optimizer's state is kept in fp32")),
+}
+
+
+def _autocast(key: str, value: Any, into: Translation) -> None:
+    if not value.get("enabled"):
+        into.note(key, "unneeded", "it is off")
+        return
+    dtype = str(value.get("dtype", "bfloat16"))
+    into.set(key, "precision", "fp16-mixed" if dtype in ("fp16", "float16", "half") else "bf16-mixed")
+    if "lower_precision_safe_modules" in value:
+        into.note(f"{key}.lower_precision_safe_modules", "unneeded", "gradients are summed in fp32")
+
+
+# --- optimizer and schedule ------------------------------------------------------------------------------------------
+
+
+def _optimizer(key: str, value: Any, into: Translation) -> None:
+    params = dict(value.get("params", {}))
+    name = str(value.get("type", "")).lower()
+    if name == "adam" and params.get("adam_w_mode", True):
+        into.set(f"{key}.type", "optimizer.name", "adamw", "DeepSpeed's Adam decays as AdamW unless adam_w_mode is off")
+    elif name in ("adam", "adamw", "sgd"):
+        into.set(f"{key}.type", "optimizer.name", name)
+    else:
+        into.note(f"{key}.type", "refused", "name a torch optimizer by its import path in optimizer.name")
+        return
+    translated(params, OPTIMIZER, into, f"{key}.params.")
+    if "legacy_fusion" in value:
+        into.note(f"{key}.legacy_fusion", "unneeded", "the update is torch's")
+
+
+def _weight_decay(key: str, value: Any, into: Translation) -> None:
+    into.set(key, "optimizer.weight_decay", value, "biases and normalisation weights are left out")
+
+
+OPTIMIZER: dict[str, Handler] = {
+    "lr": field_of("optimizer.lr"),
+    "betas": field_of("optimizer.betas"),
+    "eps": field_of("optimizer.eps"),
+    "momentum": field_of("optimizer.momentum"),
+    "weight_decay": _weight_decay,
+    "adam_w_mode": fated("unneeded", "optimizer.name says it"),
+    "torch_adam": fated("unneeded", "the update is torch's, which needs no build"),
+    "fused": fated("unneeded", "the fused kernel is taken where there is one"),
+    "bias_correction": fated("unneeded", "moments are corrected"),
+    "amsgrad": if_on(field_of("optimizer.options.amsgrad")),
+    "nesterov": if_on(field_of("optimizer.options.nesterov")),
+    "max_grad_norm": field_of("loop.max_grad_norm"),
+}
+
+SHAPES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+
+
+def _scheduler(key: str, value: Any, into: Translation) -> None:
+    kind = str(value.get("type", ""))
+    if kind not in SHAPES:
+        into.note(f"{key}.type", "refused", f"there are {', '.join(SHAPES)}, as schedule.name")
+        return
+    into.set(f"{key}.type", "schedule.name", SHAPES[kind])
+    translated(value.get("params", {}), SCHEDULER, into, f"{key}.params.")
+
+
+SCHEDULER: dict[str, Handler] = {
+    "warmup_num_steps": field_of("schedule.warmup_steps"),
+    "total_num_steps": field_of("loop.steps"),
+    "cos_min_ratio": field_of("schedule.final_lr_ratio"),
+    "warmup_max_lr": field_of("optimizer.lr"),
+    "warmup_min_lr": fated("unneeded", "the rate rises from above 0"),
+    "warmup_min_ratio": fated("unneeded", "the rate rises from above 0"),
+    "warmup_type": fated("unneeded", "the rate rises linearly"),
+    "last_batch_iteration": fated("unneeded", "a resumed run knows its step"),
+}
+
+
+# --- ZeRO ------------------------------------------------------------------------------------------------------------
+
+
+def _offload(to: str) -> Handler:
+    def handle(key: str, value: Any, into: Translation) -> None:
+        given = value or {}
+        device = str(given.get("device", "none")).lower()
+        into.set(f"{key}.device", to, device)
+        if given.get("nvme_path") and device == "nvme":
+            into.set(f"{key}.nvme_path", "engine.nvme_path", str(given["nvme_path"]))
+        rest = {name: v for name, v in given.items() if name not in ("device", "nvme_path") and v != AUTO}
+        for name in sorted(rest):
+            if name in ("super_offload", "ratio") and rest[name] not in (False, 1, 1.0):
+                into.note(f"{key}.{name}", "refused", "it needs DeepSpeed's own optimizer")
+                del rest[name]
+        if rest and device != "none":
+            into.passed.setdefault("zero_optimization", {})[key.rsplit(".", 1)[-1]] = rest
+            for name in rest:
+                into.note(f"{key}.{name}", "passed", "to DeepSpeed")
+
+    return handle
+
+
+def _old_offload(to: str) -> Handler:
+    return if_on(lambda key, _, into: into.set(key, to, "cpu"))
+
+
+def _tuned(key: str, value: Any, into: Translation) -> None:
+    into.passed.setdefault("zero_optimization", {})[key.rsplit(".", 1)[-1]] = value
+    into.note(key, "passed", "to DeepSpeed")
+
+
+def _zero(key: str, value: Any, into: Translation) -> None:
+    translated(value, ZERO, into, f"{key}.")
+
+
+_GATHERED = fated("unneeded", "weights are gathered piece by piece when they are saved")
+_SAVING = fated("unneeded", "checkpoints are this project's")
+_ANOTHER = if_on(fated("refused", ALGORITHM))
+_TUNING = (
+    *("contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "use_multi_rank_bucket_allreduce"),
+    *("allgather_partitions", "allgather_bucket_size", "overlap_comm", "sub_group_size", "round_robin_gradients"),
+    *("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_model_persistence_threshold"),
+    *("stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_module_granularity_threshold"),
+    *("stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential", "zero_hpz_partition_size"),
+    *("memory_efficient_linear", "log_trace_cache_warnings", "enable_sanity_checks", "leaf_module"),
+    *("ignore_unused_parameters", "parameter_alignment", "override_module_apply", "mics_shard_size"),
+)
+
+ZERO: dict[str, Handler] = {
+    "stage": field_of("engine.stage"),
+    "offload_optimizer": _offload("engine.offload_optimizer"),
+    "offload_param": _offload("engine.offload_parameters"),
+    "cpu_offload": _old_offload("engine.offload_optimizer"),
+    "cpu_offload_params": _old_offload("engine.offload_parameters"),
+    "cpu_offload_param": _old_offload("engine.offload_parameters"),
+    "cpu_offload_use_pin_memory": fated("unneeded", "memory is pinned where there is a GPU"),
+    **dict.fromkeys(_TUNING, _tuned),
+    "stage3_gather_16bit_weights_on_model_save": _GATHERED,
+    "stage3_gather_fp16_weights_on_model_save": _GATHERED,
+    "load_from_fp32_weights": _SAVING,
+    "elastic_checkpoint": _SAVING,
+    "pipeline_loading_checkpoint": _SAVING,
+    "compute_grad_norm": fated("unneeded", "the norm is always computed"),
+    "legacy_stage1": if_on(fated("refused", "DeepSpeed itself took it out")),
+    "zero_quantized_weights": _ANOTHER,
+    "zero_quantized_nontrainable_weights": _ANOTHER,
+    "zero_quantized_gradients": _ANOTHER,
+    "zenflow": _ANOTHER,
+    "save_muon_momentum_buffer_in_memory": fated("unneeded", "there is no Muon"),
+}
+
+
+# --- the whole -------------------------------------------------------------------------------------------------------
+
+
+def _clipping(key: str, value: Any, into: Translation) -> None:
+    into.set(key, "loop.max_grad_norm", value or None)
+
+
+def _passed(key: str, value: Any, into: Translation) -> None:
+    into.passed[key] = value
+    into.note(key, "passed", "to DeepSpeed")
+
+
+def _reduced_in(key: str, value: Any, into: Translation) -> None:
+    if value in (None, "fp32"):
+        into.note(key, "unneeded", "gradients are summed in fp32")
+    else:
+        into.note(key, "refused", f"gradients are summed in fp32; {value} would round the sums")
+
+
+KEYS: dict[str, Handler] = {
+    "gradient_clipping": _clipping,
+    "optimizer": _optimizer,
+    "scheduler": _scheduler,
+    "fp16": _half("fp16-master"),
+    "bf16": _half("bf16-master"),
+    "bfloat16": _half("bf16-master"),
+    "torch_autocast": _autocast,
+    "zero_optimization": _zero,
+    "communication_data_type": _reduced_in,
+    "data_types": fated("unneeded", "gradients are accumulated and summed in fp32"),
+    "fp32_allreduce": fated("unneeded", "gradients are summed in fp32"),
+    "gradient_allreduce_op": fated("unneeded", "losses are normalised by the targets of the global batch"),
+    "prescale_gradients": _passed,
+    "gradient_predivide_factor": _passed,
+    "aio": _passed,
+    "wall_clock_breakdown": _passed,
+    "memory_breakdown": _passed,
+    "comms_logger": _passed,
+    "dump_state": _passed,
+    "disable_python_gc": _passed,
+    "activation_checkpointing": fated("unneeded", "it is for models that call DeepSpeed's own; give recompute=true"),
+    "managed_gradient_accumulation": fated("unneeded", DIVISION),
+    "steps_per_print": fated("unneeded", "tracking.log_every says it"),
+    "log_level": fated("unneeded", "only DeepSpeed's errors are shown"),
+    "zero_allow_untested_optimizer": fated("unneeded", "it is always allowed"),
+    "zero_force_ds_cpu_optimizer": fated("unneeded", "the update is torch's, which needs no build"),
+    "dataloader_drop_last": fated("unneeded", "every sample counts once"),
+    "flops_profiler": fated("unneeded", "the report tells FLOPs"),
+    "tensorboard": if_on(fated("unneeded", TRACKING)),
+    "wandb": if_on(fated("unneeded", TRACKING)),
+    "csv_monitor": if_on(fated("unneeded", TRACKING)),
+    "comet": if_on(fated("unneeded", TRACKING)),
+    "checkpoint": _SAVING,
+    "load_universal_checkpoint": _SAVING,
+    "use_node_local_storage": _SAVING,
+    "amp": if_on(fated("refused", "Apex is gone from DeepSpeed; give precision=fp16-mixed or bf16-mixed")),
+    "sparse_gradients": if_on(fated("refused", ALGORITHM)),
+    "sparse_attention": if_on(fated("refused", ALGORITHM)),
+    "compression_training": if_on(fated("refused", ALGORITHM)),
+    "curriculum_learning": if_on(fated("refused", "it changes the order of the data")),
+    "data_efficiency": if_on(fated("refused", "it changes the order of the data")),
+    "autotuning": if_on(fated("refused", "drivetrain compare measures settings side by side")),
+    "elasticity": if_on(fated("later", "restarts with fewer devices")),
+    "tensor_parallel": if_on(fated("later", "tensor parallelism")),
+    "pipeline": if_on(fated("later", "pipeline parallelism")),
+    "compile": if_on(fated("refused", "give compile=true in the run file")),
+    "hybrid_engine": if_on(fated("refused", "there is no reinforcement learning")),
+}

@@ -1,0 +1,84 @@
+"""What a foreign configuration comes to: run-file fields, what its own library is still given, and a note a key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+AUTO = "auto"
+
+# mapped: has a field here; passed: its own library gets it as it is; changed: mapped, but not quite the same;
+# unneeded: what it does happens here anyway, or has no meaning; refused: cannot be had; later: not built yet
+Fate = Literal["mapped", "passed", "changed", "unneeded", "refused", "later"]
+
+
+@dataclass(frozen=True)
+class Note:
+    key: str  # dotted, as in the foreign file
+    fate: Fate
+    why: str  # the field it became, or the reason
+
+
+@dataclass
+class Translation:
+    settings: dict[str, Any] = field(default_factory=dict)  # dotted run-file field → value
+    passed: dict[str, Any] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+
+    def set(self, key: str, to: str, value: Any, why: str = "") -> None:
+        """The key became the field `to`; why: what is not quite the same."""
+        self.settings[to] = value
+        self.notes.append(Note(key, "changed" if why else "mapped", f"{to}: {value}" + (f"; {why}" if why else "")))
+
+    def note(self, key: str, fate: Fate, why: str) -> None:
+        self.notes.append(Note(key, fate, why))
+
+    def with_fate(self, *fates: Fate) -> list[Note]:
+        return [note for note in self.notes if note.fate in fates]
+
+
+Handler = Callable[[str, Any, Translation], None]  # key as written, value, where it goes
+
+
+def field_of(to: str) -> Handler:
+    """The same value under another name."""
+    return lambda key, value, into: into.set(key, to, value)
+
+
+def fated(fate: Fate, why: str) -> Handler:
+    return lambda key, _, into: into.note(key, fate, why)
+
+
+def if_on(handler: Handler) -> Handler:
+    """Only where the switch is on; switched off there is nothing to tell."""
+
+    def handle(key: str, value: Any, into: Translation) -> None:
+        if value not in (None, False, 0, "", "no", "none", "NO", {}, []):
+            handler(key, value, into)
+        else:
+            into.note(key, "unneeded", "it is off")
+
+    return handle
+
+
+def translated(raw: Mapping[str, Any], handlers: Mapping[str, Handler], into: Translation, prefix: str = "") -> None:
+    """Every key by its handler. "auto" leaves the choice to the run file; an unknown key is refused."""
+    for name, value in raw.items():
+        key = f"{prefix}{name}"
+        if name not in handlers:
+            into.note(key, "refused", "no such key is known")
+        elif value == AUTO:
+            into.note(key, "mapped", "auto: the run file's value")
+        else:
+            handlers[name](key, value, into)
+
+
+def agree(wanted: Any, actual: Any) -> bool:
+    """Whether two settings say the same."""
+    if isinstance(wanted, list | tuple) and isinstance(actual, list | tuple):
+        return len(wanted) == len(actual) and all(map(agree, wanted, actual))
+    if isinstance(wanted, int | float) and isinstance(actual, int | float):
+        return math.isclose(wanted, actual, rel_tol=1e-6)
+    return bool(wanted == actual)

@@ -1,0 +1,117 @@
+"""Hugging Face Accelerate: its `prepare` wraps the model and the optimizer, by the driver that is asked for.
+
+What it wraps is PyTorch's DDP and FSDP2, and DeepSpeed's engine: each driver is that engine with the wrapping replaced,
+and checked as strictly, because Accelerate itself goes on without a word where a driver did not engage.
+
+Between CPUs Accelerate knows DDP alone. For the others its `PartialState`, which holds the ranks, is made for CPUs and
+then told that the ranks are GPUs; from there on the ways are the same as on GPUs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy
+from torch.nn.parallel import DistributedDataParallel
+
+from drivetrain.config import engine as config
+from drivetrain.engines.ddp import DdpEngine
+from drivetrain.engines.deepspeed import DeepspeedEngine
+from drivetrain.engines.fsdp import FsdpEngine, gathered_apart, mixed_precision, ready_to_shard
+from drivetrain.errors import RunError
+
+HOOKS = {"none": "NO", "fp16": "FP16", "bf16": "BF16"}
+
+
+def accelerator(device: torch.device, world: int, *, told_gpus: bool = False, **plugins: Any) -> Any:
+    """A fresh Accelerator among the ranks of the joined group; RunError if it sees other ranks."""
+    from accelerate import Accelerator, PartialState
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import DistributedType
+
+    AcceleratorState._reset_state(reset_partial_state=True)  # it is kept for the life of the process otherwise
+    on_cpu = device.type == "cpu"
+    state = PartialState(cpu=on_cpu)
+    if on_cpu and told_gpus:
+        state.distributed_type = DistributedType.MULTI_GPU
+    made = Accelerator(cpu=on_cpu and not told_gpus, mixed_precision="no", device_placement=False, **plugins)
+    if made.num_processes != world:
+        raise RunError(f"engine=accelerate: Accelerate sees {made.num_processes} ranks, but the run has {world}")
+    return made
+
+
+class AccelerateDdp(DdpEngine):
+    def _wrap(self, model: nn.Module) -> nn.Module:
+        if not self._trains:
+            return model
+        from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
+
+        handler = DistributedDataParallelKwargs(
+            bucket_cap_mb=self._config.bucket_mb,
+            find_unused_parameters=self._config.find_unused,
+            static_graph=self._config.static_graph,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,
+            comm_hook=DDPCommunicationHookType[HOOKS[self._config.gradient_compression]],
+        )
+        made = accelerator(self._device, self._ranks.world, kwargs_handlers=[handler])
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)  # torch 2.12 renamed it
+            wrapped = made.prepare(model)
+        assert isinstance(wrapped, nn.Module)
+        return wrapped
+
+    def _check_engaged(self) -> None:
+        super()._check_engaged()
+        if self._trains and not isinstance(self._forward, DistributedDataParallel):
+            raise RunError(f"engine=accelerate-ddp was asked for, but Accelerate made a {type(self._forward).__name__}")
+
+
+class AccelerateFsdp(FsdpEngine):
+    def _wrap(self, model: nn.Module) -> nn.Module:
+        """Beside an optimizer that is thrown away: Accelerate prepares no model without one."""
+        from accelerate.utils import FullyShardedDataParallelPlugin, ParallelismConfig
+
+        ready_to_shard(model)
+        world, options = self._ranks.world, self._config
+        plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            reshard_after_forward=options.reshard,
+            cpu_offload=CPUOffloadPolicy(pin_memory=self._device.type == "cuda") if options.offload else False,
+            cpu_ram_efficient_loading=False,
+            mixed_precision_policy=mixed_precision(self._options.precision),
+            **_policy(model, options),
+        )
+        axes = {}
+        if options.hybrid is not None:
+            sizes = {"dp_replicate_size": world // options.hybrid, "dp_shard_size": options.hybrid}
+            axes = {"parallelism_config": ParallelismConfig(**sizes)}
+        made = accelerator(self._device, world, told_gpus=True, fsdp_plugin=plugin, **axes)
+        wrapped, _ = made.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        assert isinstance(wrapped, nn.Module)
+        return wrapped
+
+
+def _policy(model: nn.Module, options: config.FsdpEngine) -> dict[str, Any]:
+    """Which modules are gathered apart, as Accelerate wants to be told: by size, or by class."""
+    if options.wrap == "size":
+        return {"auto_wrap_policy": "size_based_wrap", "min_num_params": options.wrap_min_parameters}
+    names = sorted({type(module).__name__ for module in gathered_apart(model, options)})
+    if not names:
+        return {"auto_wrap_policy": "no_wrap"}
+    return {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": names}
+
+
+class AccelerateDeepspeed(DeepspeedEngine):
+    def _initialised(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Any:
+        from accelerate.utils import DeepSpeedPlugin
+
+        plugin = DeepSpeedPlugin(hf_ds_config=self._json(model))
+        made = accelerator(self._device, self._ranks.world, told_gpus=True, deepspeed_plugin=plugin)
+        if optimizer is None:
+            return made.prepare(model)
+        engine, _ = made.prepare(model, optimizer)
+        return engine

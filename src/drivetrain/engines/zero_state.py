@@ -1,0 +1,114 @@
+"""What ZeRO has cut up, whole again and by name: DeepSpeed's partitions as this project's state.
+
+Every function is called by all ranks alike; a parameter is gathered at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from deepspeed.runtime.zero import GatheredParameters
+from deepspeed.utils import (
+    safe_get_full_fp32_param,
+    safe_get_full_grad,
+    safe_get_full_optimizer_state,
+    safe_set_full_fp32_param,
+    safe_set_full_optimizer_state,
+    safe_set_local_fp32_param,
+    safe_set_local_optimizer_state,
+)
+from torch import Tensor, nn
+
+
+def is_sharded(parameter: Tensor) -> bool:
+    """Stage 3 leaves an empty tensor, with the shape and the shard beside it."""
+    return hasattr(parameter, "ds_id")
+
+
+def shape_of(parameter: Any) -> torch.Size:
+    return torch.Size(parameter.ds_shape) if is_sharded(parameter) else parameter.shape
+
+
+def shard(parameter: Any) -> Tensor:
+    """Stage 3: this rank's piece, flat and padded."""
+    piece = parameter.ds_tensor
+    assert isinstance(piece, Tensor)
+    return piece
+
+
+def held(parameter: Any) -> Tensor:
+    """This rank's part: the shard, or all of it where stage 3 keeps small parameters whole."""
+    if not is_sharded(parameter):
+        return parameter.detach()
+    whole: Tensor = parameter.data
+    return whole if parameter.ds_persist and whole.numel() else shard(parameter)
+
+
+def whole(parameter: Tensor) -> Tensor:
+    """A weight or buffer; of a trained weight the master copy."""
+    if isinstance(parameter, nn.Parameter) and parameter.requires_grad:
+        master = safe_get_full_fp32_param(parameter)
+        if master is not None:
+            return master
+    if not is_sharded(parameter):
+        return parameter.detach()
+    with GatheredParameters([parameter]):
+        return parameter.detach().clone()
+
+
+@torch.no_grad()
+def fill(parameter: Tensor, value: Tensor, rank: int) -> None:
+    """The reverse: the weight as it is used, and its master copy."""
+    if not is_sharded(parameter):
+        parameter.copy_(value)
+        if isinstance(parameter, nn.Parameter) and hasattr(parameter, "_hp_mapping"):
+            safe_set_full_fp32_param(parameter, value.to(parameter.device, torch.float32))
+        return
+    with GatheredParameters([parameter], modifier_rank=0):
+        if rank == 0:
+            parameter.copy_(value)
+    if parameter.requires_grad and hasattr(parameter, "_z3_optimizer"):
+        safe_set_local_fp32_param(parameter, _shard(value, parameter, rank))
+
+
+def gradient(parameter: Tensor) -> Tensor:
+    found = safe_get_full_grad(parameter)
+    assert isinstance(found, Tensor), "asked between the window and its step"
+    return found
+
+
+def link_moments(parameters: Sequence[Any], flat: Tensor, state: Mapping[str, Any]) -> None:
+    """Stages 1 and 2: DeepSpeed 0.19 links the moments after the first group's first step, and so the first group's."""
+    for parameter in parameters:
+        if getattr(parameter, "_hp_mapping", None) is not None:
+            parameter._hp_mapping.set_optim_state_fragment(flat, state)
+
+
+def moment(parameter: Tensor, key: str) -> Tensor:
+    found = safe_get_full_optimizer_state(parameter, key)
+    assert isinstance(found, Tensor)
+    return found
+
+
+def set_moment(parameter: Tensor, key: str, value: Tensor, rank: int) -> None:
+    if is_sharded(parameter):
+        safe_set_local_optimizer_state(parameter, _shard(value, parameter, rank), key)
+    else:
+        safe_set_full_optimizer_state(parameter, value.to(parameter.device, torch.float32), key)
+
+
+def _shard(value: Tensor, parameter: Any, rank: int) -> Tensor:
+    """This rank's piece of a flat tensor, padded with zeros as stage 3 pads (it cannot set uneven ones whole)."""
+    size = parameter.ds_tensor.numel()
+    piece = value.flatten()[rank * size : (rank + 1) * size].to(parameter.ds_tensor.device, torch.float32)
+    return nn.functional.pad(piece, (0, size - piece.numel()))
+
+
+def masters(optimizer: Any) -> list[Tensor]:
+    """The flat fp32 partitions that this rank updates (each kind of ZeRO optimizer names them otherwise)."""
+    for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat", "fp32_groups_flat_partition"):
+        if hasattr(optimizer, name):
+            return list(getattr(optimizer, name))
+    return []

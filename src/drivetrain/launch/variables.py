@@ -1,0 +1,35 @@
+"""Environment variables: no other part of the project sets any."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from drivetrain.config.engine import driving
+from drivetrain.config.run import RunConfig
+from drivetrain.hardware import usable_cores
+
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+
+
+def of_the_engine(run: RunConfig, device: str) -> dict[str, str]:
+    """What DeepSpeed and Accelerate read from the environment alone. device: "cpu" or "cuda"."""
+    wanted = {}
+    if driving(run.engine).name == "deepspeed" and device == "cpu":
+        wanted["DS_ACCELERATOR"] = "cpu"
+    if run.engine.name == "accelerate":  # it would set the number of threads itself, and warn
+        wanted["OMP_NUM_THREADS"] = str(usable_cores())
+    return wanted
+
+
+@contextmanager
+def variables(added: Mapping[str, str]) -> Iterator[None]:
+    """Set within, where the user has not set them."""
+    own = {name: value for name, value in added.items() if name not in os.environ}
+    os.environ.update(own)
+    try:
+        yield
+    finally:
+        for name in own:
+            os.environ.pop(name, None)
