@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import shutil
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group
@@ -17,9 +19,16 @@ from drivetrain.config.engine import ENGINES
 from drivetrain.config.machine import Machine
 from drivetrain.config.notices import emulation_notice
 from drivetrain.config.precision import PRECISIONS
-from drivetrain.hardware import detect
+from drivetrain.hardware import OPTIONAL, detect
 
+_GLOO = "processes that share the cores (gloo)"
+_ON_CPUS = {
+    "deepspeed": f"{_GLOO}; torch's optimizers: nothing is compiled (no fused_adam.so), and no --deepspeed is needed",
+    "accelerate": f"{_GLOO}; Accelerate has only ddp between CPUs, and is told otherwise for fsdp and deepspeed",
+}
 EXTRAS = {
+    "deepspeed": ("deepspeed", "engine=deepspeed, zero1 to zero3"),
+    "accelerate": ("accelerate", "engine=accelerate"),
     "tensorboard": ("tensorboard", "the tensorboard tracker"),
     "datasets": ("hub", "data sets named by hub id"),
 }
@@ -34,6 +43,7 @@ def examine() -> dict[str, Any]:
         "engines": {name: _engine(name, machine) for name in ENGINES},
         "optional": {package: _optional(package) for package in EXTRAS},
         "compile": _compile(),
+        "native_builds": left_builds(),
         "free_disk_bytes": shutil.disk_usage(".").free,
     }
 
@@ -57,6 +67,8 @@ def render(findings: dict[str, Any]) -> Group:
         works.add_row(f"engine={name}", _coloured(state), why)
     for package, (state, why) in findings["optional"].items():
         works.add_row(package, _coloured(state), escape(why))
+    for name, (state, why) in findings["native_builds"].items():
+        works.add_row(escape(name), _coloured(state), escape(why))
     works.add_row("compile=true", _coloured(findings["compile"][0]), findings["compile"][1])
     return Group(machine, works)
 
@@ -72,10 +84,30 @@ def _precision(name: str, machine: Machine) -> tuple[str, str]:
 def _engine(name: str, machine: Machine) -> tuple[str, str]:
     if name == "single":
         return "yes", ""
+    if name in OPTIONAL and name not in (machine.packages or ()):
+        return "no", f"not installed: pip install 'drivetrain[{name}]'"
     if machine.device == "cpu":
-        return ("emulated", "replicas on threads") if name == "dp" else ("yes", "processes that share the cores (gloo)")
+        return ("emulated", "replicas on threads") if name == "dp" else ("yes", _ON_CPUS.get(name, _GLOO))
     found = f"{machine.device_count} GPU{'s' if machine.device_count > 1 else ''} here; "
     return "yes", found + "it was tested with CPU ranks, and never on several GPUs"
+
+
+def left_builds() -> dict[str, tuple[str, str]]:
+    """What interrupted builds of native extensions left behind, which later starts stumble over.
+
+    drivetrain builds none for DeepSpeed, so that a left one does it no harm; other programs of the user it stops.
+    """
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path.home() / ".cache" / "torch_extensions"))
+    found = {}
+    for script in sorted(root.rglob("build.ninja")):
+        folder = script.parent
+        if (folder / "lock").exists():
+            why = "an interrupted build left a lock: the next start that needs it waits for ever"
+            found[f"build of {folder.name}"] = ("no", f"{why}. If nothing builds now: rm -r {folder}")
+        elif not list(folder.glob("*.so")):
+            why = f"half built: '{folder.name}.so: cannot open shared object file' comes from it"
+            found[f"build of {folder.name}"] = ("no", f"{why}. rm -r {folder}")
+    return found
 
 
 def _optional(package: str) -> tuple[str, str]:

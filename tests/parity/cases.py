@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ VOCABULARY, LONGEST = 30, 17
 OPTIMIZERS = {
     "sgd": Optimizer(name="sgd", lr=0.5, momentum=0.9),
     "adamw": Optimizer(name="adamw", lr=0.01, weight_decay=0.1),
+    "adamw8bit": Optimizer(name="adamw8bit", lr=0.01, weight_decay=0.1),
+    "bitsandbytes": Optimizer(name="bitsandbytes.optim:AdamW8bit", lr=0.01, weight_decay=0.1),
 }
 
 
@@ -128,8 +131,8 @@ def workload(model: str) -> TinyWorkload:
         return Tagging(tagger, Sentences(SAMPLES))
     if model == "dropout":
         return TinyWorkload(with_dropout, Rows(SAMPLES, ignored_share=0.15), evaluation)
-    if model == "blocks":
-        return TinyWorkload(blocks, Rows(SAMPLES, ignored_share=0.15), evaluation)
+    if model in BUILDERS:
+        return TinyWorkload(BUILDERS[model], Rows(SAMPLES, ignored_share=0.15), evaluation)
     return TinyWorkload(perceptron, Rows(SAMPLES, ignored_share=0.15), evaluation)
 
 
@@ -150,6 +153,22 @@ def blocks() -> nn.Module:
 
 def with_dropout() -> nn.Module:
     return nn.Sequential(blocks(), nn.Dropout(0.3))
+
+
+def wide() -> nn.Module:
+    """Matrices of 16,384 numbers, large enough for quantised moments also when two ranks share them."""
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(FEATURES, 128), nn.Sequential(*(Block(128) for _ in range(2))), nn.Linear(128, 3))
+
+
+def uneven() -> nn.Module:
+    """Of two ranks' shards of the second weight both are whole blocks of 256, of the fourth's one: 8,320 and 8,192."""
+    torch.manual_seed(5)
+    widths = (FEATURES, 256, 33, 128, 129, 3)
+    return nn.Sequential(*(nn.Linear(*sizes) for sizes in itertools.pairwise(widths)))
+
+
+BUILDERS = {"blocks": blocks, "wide": wide, "uneven": uneven}
 
 
 # --- the two sides ---------------------------------------------------------------------------------------------------

@@ -71,8 +71,19 @@ def translated(raw: Mapping[str, Any], handlers: Mapping[str, Handler], into: Tr
             into.note(key, "refused", "no such key is known")
         elif value == AUTO:
             into.note(key, "mapped", "auto: the run file's value")
+        elif value is None:
+            into.note(key, "unneeded", "it is empty")
         else:
-            handlers[name](key, value, into)
+            _handled(handlers[name], key, value, into)
+
+
+def _handled(handler: Handler, key: str, value: Any, into: Translation) -> None:
+    """A value of another shape than the handler reads is refused, whatever the handler stumbled over."""
+    try:
+        handler(key, value, into)
+    except (AttributeError, TypeError, ValueError, ArithmeticError, LookupError):
+        text = repr(value)
+        into.note(key, "refused", f"its value makes no sense: {text if len(text) <= 40 else text[:37] + '...'}")
 
 
 def agree(wanted: Any, actual: Any) -> bool:

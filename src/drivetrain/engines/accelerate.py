@@ -10,6 +10,8 @@ then told that the ranks are GPUs; from there on the ways are the same as on GPU
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -90,9 +92,30 @@ class AccelerateFsdp(FsdpEngine):
             sizes = {"dp_replicate_size": world // options.hybrid, "dp_shard_size": options.hybrid}
             axes = {"parallelism_config": ParallelismConfig(**sizes)}
         made = accelerator(self._device, world, told_gpus=True, fsdp_plugin=plugin, **axes)
-        wrapped, _ = made.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        with _embeddings_answered(model):
+            wrapped, _ = made.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         assert isinstance(wrapped, nn.Module)
         return wrapped
+
+
+@contextmanager
+def _embeddings_answered(model: nn.Module) -> Iterator[None]:
+    """Accelerate asks every model for its embeddings, and Transformers' vision models refuse to answer."""
+    names = [name for name in ("get_input_embeddings", "get_output_embeddings") if not _answers(model, name)]
+    model.__dict__.update(dict.fromkeys(names, lambda: None))
+    try:
+        yield
+    finally:
+        for name in names:
+            del model.__dict__[name]
+
+
+def _answers(model: nn.Module, name: str) -> bool:
+    try:
+        getattr(model, name, lambda: None)()
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _policy(model: nn.Module, options: config.FsdpEngine) -> dict[str, Any]:

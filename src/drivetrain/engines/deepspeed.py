@@ -79,6 +79,8 @@ class DeepspeedEngine(EagerEngine):
         return wrap_deepspeed(model, optimizer, self._json(model))
 
     def _json(self, model: nn.Module) -> dict[str, Any]:
+        for parameter in model.parameters():  # DeepSpeed takes no channels-last filters, not even of one pixel
+            parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
         sizes = [p.numel() for p in model.parameters()]
         on_gpu = self._device.type == "cuda"
         return zero_json(self._config, self._options.precision, self._options.max_grad_norm, sizes, on_gpu)
@@ -124,7 +126,7 @@ class DeepspeedEngine(EagerEngine):
         shapes = {id(p): zero_state.shape_of(p).numel() for p in parameters}
         return replace(
             super().engaged(),
-            wrapper=type(self._forward).__name__ + f" (ZeRO stage {self._config.stage})",
+            wrapper=f"{type(self._forward).__name__}, stage {self._config.stage}",
             local_parameters=sum(zero_state.held(p).numel() for p in parameters),
             global_parameters=sum(shapes.values()),
             trained_parameters=sum(shapes[id(p)] for p in parameters if p.requires_grad),
