@@ -44,11 +44,13 @@ class Case:
     model: str = "perceptron"
     options: dict[str, Any] = field(default_factory=dict, hash=False)
     recompute: Any = False
+    compile: bool = False
 
     @property
     def name(self) -> str:
         extra = [f"{key}={value}" for key, value in self.options.items()]
         extra += [f"recompute={self.recompute}"] if self.recompute else []
+        extra += ["compiled"] if self.compile else []
         parts = [self.engine, *extra, f"x{self.world}", self.precision, f"acc{self.accumulation}"]
         return "-".join([*parts, self.optimizer, self.model]).replace(" ", "")
 
@@ -184,6 +186,7 @@ def engine_of(case: Case, work: TinyWorkload) -> Engine:
         config=config,
         max_grad_norm=CLIP,
         recompute=case.recompute,
+        compile=case.compile,
         devices=case.world,
     )
 

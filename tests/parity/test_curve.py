@@ -87,11 +87,15 @@ def every_case() -> list[Case]:
     for kind in (True, "selective"):
         cases += [Case(engine, 2, accumulation=3, model="blocks", recompute=kind) for engine in ("ddp", "fsdp")]
         cases += [Case("deepspeed", 2, accumulation=3, model="blocks", options={"stage": 3}, recompute=kind)]
+    for engine, options in (("ddp", {}), ("fsdp", {}), ("deepspeed", {"stage": 2}), ("deepspeed", {"stage": 3})):
+        cases += [Case(engine, 2, accumulation=3, model="blocks", options=options, compile=True)]
     return cases
 
 
 def in_the_subset(case: Case) -> bool:
     """What make test runs: every engine and option at two ranks, one case of each engine at one and four."""
+    if case.compile:
+        return False
     if case.world == 2:
         return case.accumulation == 3 and (case.precision == "fp32" or case.optimizer == "adamw")
     return (

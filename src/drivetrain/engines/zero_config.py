@@ -10,6 +10,7 @@ from drivetrain.config.engine import DeepspeedEngine
 from drivetrain.config.precision import Precision
 
 BUCKET = 50_000_000  # most elements reduced at once; DeepSpeed's own 500 million cost 2 GB whatever the model's size
+LIVE = 1_000_000_000  # DeepSpeed's own
 PERSISTENT = (
     100_000  # stage 3 keeps smaller parameters whole: DeepSpeed's own bound, for a model of 100 million and more
 )
@@ -23,10 +24,15 @@ def zero_json(
     Accumulation and the division by it stay out of DeepSpeed (one micro-batch a step, as far as it knows), and so does
     autocast: gradients are summed in fp32 under every precision.
     """
+    total, largest = sum(sizes), max(sizes)
     zero: dict[str, Any] = {
         "stage": block.stage,
-        "reduce_bucket_size": max(*sizes, min(BUCKET, sum(sizes))),
-        "stage3_param_persistence_threshold": min(PERSISTENT, sum(sizes) // 1000),
+        "reduce_bucket_size": max(largest, min(BUCKET, total)),
+        "stage3_param_persistence_threshold": min(PERSISTENT, total // 1000),
+        # gathered at once: DeepSpeed's own bounds would keep all of a model below a billion parameters whole
+        "stage3_max_live_parameters": max(2 * largest, min(LIVE, total // 4)),
+        "stage3_max_reuse_distance": max(2 * largest, min(LIVE, total // 4)),
+        "stage3_prefetch_bucket_size": min(BUCKET, total // 8),
         "memory_efficient_linear": False,  # it adds the bias apart, which 16-bit arithmetic rounds twice
     }
     made: dict[str, Any] = {

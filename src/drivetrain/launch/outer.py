@@ -1,4 +1,4 @@
-"""Under torchrun or `accelerate launch` the ranks are there already: they are recognised and joined."""
+"""Under torchrun, `accelerate launch` or `deepspeed` the ranks are there already: they are recognised and joined."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from drivetrain.config.engine import ENGINES, traits
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem
 
-NAMED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+NAMED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+ON_THIS_NODE = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")  # torchrun's name, and the deepspeed launcher's
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,10 @@ class OuterLauncher:
 
     @classmethod
     def here(cls) -> OuterLauncher | None:
-        if any(name not in os.environ for name in NAMED):
+        own = next((name for name in ON_THIS_NODE if name in os.environ), None)
+        if own is None or any(name not in os.environ for name in NAMED):
             return None
-        rank, world, _, processes = (int(os.environ[name]) for name in NAMED[:4])
-        return cls(rank, world, processes)
+        return cls(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ[own]))
 
     def fitted(self, run: RunConfig) -> tuple[RunConfig, list[Problem]]:
         """The run with the launcher's processes, and what contradicts them."""

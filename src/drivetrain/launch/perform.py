@@ -12,6 +12,7 @@ from drivetrain.inference import timing, verbs
 from drivetrain.launch.group import group_of_one
 from drivetrain.launch.task import Result, Task
 from drivetrain.launch.variables import of_the_engine, variables
+from drivetrain.low_bit import hush
 from drivetrain.prove.trace import trace
 from drivetrain.ranks import is_first_rank
 from drivetrain.run import run
@@ -19,6 +20,7 @@ from drivetrain.run import run
 
 def perform(task: Task) -> Result:
     """Errors of the user's and failed runs are raised."""
+    hush()
     read = of_the_engine(task.run, detect(task.run.device).device)
     with variables(read), group_of_one(traits(task.run.engine).spreads):
         return _PERFORMERS[task.verb](task)
