@@ -150,7 +150,7 @@ def test_the_curve_is_that_of_plain_pytorch(
     assert ours.norms == pytest.approx(theirs.norms, rel=tolerance)
     for name, gradient in theirs.gradients.items():
         scale = float(gradient.abs().max())
-        near = tolerance if case.precision == "fp32" else 3e-2  # of single elements, 16 bits round more than of a norm
+        near = tolerance if case.precision == "fp32" else 5e-2  # of single elements, 16 bits round more than of a norm
         assert torch.allclose(ours.gradients[name], gradient, rtol=near, atol=near * scale), name
     assert ours.weights.keys() == theirs.weights.keys()
 

@@ -132,6 +132,7 @@ class AccelerateDeepspeed(DeepspeedEngine):
     def _initialised(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Any:
         from accelerate.utils import DeepSpeedPlugin
 
+        self._linear = nn.functional.linear
         plugin = DeepSpeedPlugin(hf_ds_config=self._json(model))
         made = accelerator(self._device, self._ranks.world, told_gpus=True, deepspeed_plugin=plugin)
         if optimizer is None:

@@ -76,6 +76,7 @@ class DeepspeedEngine(EagerEngine):
         return made
 
     def _initialised(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Any:
+        self._linear = nn.functional.linear  # stage 3 puts one in its place that keeps no gathered weight
         return wrap_deepspeed(model, optimizer, self._json(model))
 
     def _json(self, model: nn.Module) -> dict[str, Any]:
@@ -264,6 +265,7 @@ class DeepspeedEngine(EagerEngine):
         if self._zero is not None:
             self._zero.destroy()
             self._zero = None
+            nn.functional.linear = self._linear
 
 
 def _without_fused_sgd(

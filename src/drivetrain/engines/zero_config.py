@@ -27,13 +27,13 @@ def zero_json(
     total, largest = sum(sizes), max(sizes)
     zero: dict[str, Any] = {
         "stage": block.stage,
-        "reduce_bucket_size": max(largest, min(BUCKET, total)),
+        "reduce_bucket_size": max(largest, min(BUCKET, total // 4)),
         "stage3_param_persistence_threshold": min(PERSISTENT, total // 1000),
         # gathered at once: DeepSpeed's own bounds would keep all of a model below a billion parameters whole
         "stage3_max_live_parameters": max(2 * largest, min(LIVE, total // 4)),
         "stage3_max_reuse_distance": max(2 * largest, min(LIVE, total // 4)),
+        "sub_group_size": max(largest, min(LIVE, total // 4)),  # updated at once, with copies of its gradients
         "stage3_prefetch_bucket_size": min(BUCKET, total // 8),
-        "memory_efficient_linear": False,  # it adds the bias apart, which 16-bit arithmetic rounds twice
     }
     made: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
