@@ -17,7 +17,7 @@ MOST_LINES = 350
 LAYERS = [
     ["errors", "__init__"],
     ["imports", "config"],
-    ["hardware", "environment", "emulation", "rng", "signals", "ranks"],
+    ["hardware", "environment", "emulation", "rng", "signals", "ranks", "low_bit"],
     ["precision", "data", "models", "optim", "folder"],
     ["measure"],
     ["workloads"],
@@ -30,7 +30,7 @@ LAYERS = [
     ["inference", "show", "doctor"],
     ["prove"],
     ["launch"],
-    ["compare", "proving"],
+    ["compare", "importing", "proving"],
     ["cli"],
     ["__main__"],
 ]

@@ -209,6 +209,36 @@ def launch(
     typer.echo(sbatch_script(run_file, given, run, Allocation(time, partition, account, cpus)), nl=False)
 
 
+@app.command("import")
+def import_(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Configurations that belong together.")],
+    onto: Annotated[
+        Path | None, typer.Option(metavar="RUN.YAML", help="Run file that has the workload, and what else is not said.")
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Run file; left out, <first file>-run.yaml.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
+) -> None:
+    """Make a run file of another software's configuration, and list what became of each of its keys."""
+    from drivetrain.importing.verb import import_files
+    from drivetrain.show import notes_table
+
+    imported = import_files(files, onto, to, overwrite)
+    _wide(output).print(notes_table(imported.notes))
+    if imported.missing:
+        lacking = ", ".join(imported.missing)
+        errors.print(f"[bold yellow]missing[/] {lacking}: write it into the run file, or import with --onto RUN.YAML")
+    if imported.run is not None:
+        from drivetrain.config import rules
+        from drivetrain.hardware import detect
+
+        machine = detect(imported.run.device)
+        for found in rules.check(rules.resolved(imported.run, machine), machine):
+            _say([f"on this machine: {found.field}: {found.why}; {found.fix}"])
+    errors.print(f"run file in {escape(str(imported.output))}", soft_wrap=True)
+
+
 @app.command()
 def fields() -> None:
     """Every key of a run file, its default and what it means."""
@@ -252,7 +282,10 @@ def version() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point. Users' errors and failed runs are told in words; a traceback means a bug of ours."""
-    sys.exit(_told(functools.partial(app, args=arguments)))
+    given = sys.argv[1:] if arguments is None else arguments
+    # the deepspeed launcher adds --local_rank=N, which LOCAL_RANK says as well
+    own = [word for word in given if not word.startswith(("--local_rank=", "--local-rank="))]
+    sys.exit(_told(functools.partial(app, args=own)))
 
 
 def _told(command: Callable[[], Any]) -> int:

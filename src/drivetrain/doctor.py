@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import os
 import shutil
 from importlib.metadata import PackageNotFoundError, version
@@ -114,7 +116,8 @@ def _optional(package: str) -> tuple[str, str]:
     extra, purpose = EXTRAS[package]
     try:
         installed = version(package)
-        importlib.import_module(package)
+        with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed logs there, and findings may be asked for as JSON
+            importlib.import_module(package)
     except PackageNotFoundError:
         return "no", f"not installed; for {purpose}: pip install drivetrain[{extra}]"
     except ImportError as error:

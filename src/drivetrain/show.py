@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from rich.markup import escape
 from rich.table import Table
 
+from drivetrain.config.translation import Fate, Note
 from drivetrain.report import RunReport
+
+FATES: dict[Fate, str] = {  # in the order in which they are told, and what each is called
+    "mapped": "mapped",
+    "changed": "[yellow]changed[/]",
+    "passed": "passed on",
+    "unneeded": "[dim]without need[/]",
+    "later": "[yellow]still to come[/]",
+    "refused": "[red]refused[/]",
+}
 
 
 def report_table(report: RunReport) -> Table:
@@ -33,6 +46,22 @@ def report_table(report: RunReport) -> Table:
     for name, value in rows.items():
         if value:
             table.add_row(name, value)
+    return table
+
+
+def notes_table(notes: Sequence[tuple[str, Note]]) -> Table:
+    """What became of every key, those with the same fate and reason in one row. notes: with the file of each."""
+    files = list(dict.fromkeys(file for file, _ in notes))
+    table = Table(*(["file"] if len(files) > 1 else []), "", "key", "what became of it", box=None, pad_edge=False)
+    for file in files:
+        for fate, title in FATES.items():
+            rows: dict[str, list[str]] = {}
+            for of, note in notes:
+                if (of, note.fate) == (file, fate):
+                    rows.setdefault(note.why, []).append(note.key)
+            for why, keys in rows.items():
+                shown = (title, escape(", ".join(keys)), escape(why))
+                table.add_row(*([escape(file)] if len(files) > 1 else []), *shown)
     return table
 
 

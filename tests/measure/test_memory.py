@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from drivetrain.measure.memory import TensorPeak, peaks, reset_peaks
+from tests.ranks import RankPool
 
 CPU = torch.device("cpu")
 MEBIBYTE = 2**20
@@ -100,6 +102,37 @@ def test_recompute_lowers_the_measured_peak() -> None:
         return peak.peak_bytes
 
     assert measured(recompute=True) < 0.6 * measured(recompute=False)
+
+
+def peak_over_shards() -> tuple[int, int]:
+    """Of one more tensor the size of a shard, made by an operator and in place."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    shard = torch.zeros(500, 1000)
+    whole = DTensor.from_local(shard, init_device_mesh("cpu", (2,)), [Shard(0)], run_check=False)
+    with TensorPeak() as peak:
+        peak.track([shard])
+        before = peak.peak_bytes
+        more = whole * 2
+        whole.add_(more)
+        torch._foreach_mul_([whole], 2.0)
+    return before, peak.peak_bytes
+
+
+def test_a_sharded_tensor_counts_as_the_shard_that_this_rank_holds(ranks: Callable[[int], RankPool]) -> None:
+    assert ranks(2).run(peak_over_shards) == [(2_000_000, 4_000_000)] * 2
+
+
+def test_a_quantised_moment_counts_as_its_codes_and_scales_and_what_it_is_made_into() -> None:
+    state: Any = pytest.importorskip("torchao.optim.subclass_8bit").OptimState8bit
+    moment = state.zeros((1000, 1024))
+    with TensorPeak() as peak:
+        peak.track([moment.codes, moment.scale, moment.qmap])
+        held = peak.peak_bytes
+        numbers = moment.dequantize()
+    assert held == 1_024_000 + 4 * 4_000 + 4 * 256
+    assert held + 2 * numbers.nbytes <= peak.peak_bytes < held + 4 * numbers.nbytes, "indices, values, scaled values"
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the resident peak can be reset on Linux only")

@@ -59,9 +59,15 @@ def whole(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 def _processes(raw: Mapping[str, Any], into: Translation) -> None:
     """num_processes counts those of all machines."""
-    machines = raw.get("num_machines") or 1
-    if raw.get("num_processes") is not None:
-        into.set("num_processes", "processes", max(1, raw["num_processes"] // machines))
+    counts = {key: raw[key] for key in ("num_machines", "num_processes") if raw.get(key) is not None}
+    wrong = [key for key, count in counts.items() if not isinstance(count, int) or isinstance(count, bool)]
+    for key in wrong:
+        into.note(key, "refused", f"its value makes no sense: {counts[key]!r}")
+    if wrong:
+        return
+    machines = max(1, counts.get("num_machines", 1))
+    if "num_processes" in counts:
+        into.set("num_processes", "processes", max(1, counts["num_processes"] // machines))
     if machines > 1:
         into.set("num_machines", "nodes", machines)
 
@@ -220,7 +226,7 @@ def _mesh(key: str, value: Any, into: Translation) -> None:
 
 
 def _on_cpu(key: str, value: Any, into: Translation) -> None:
-    into.set(key, "device", "cpu" if value else "auto")
+    into.set(key, "device", "cpu" if str(value).lower() in ("true", "yes", "1") else "auto")
 
 
 KEYS: dict[str, Handler] = {

@@ -30,12 +30,12 @@ BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumul
 
 def _batch(raw: Mapping[str, Any], into: Translation) -> None:
     """train_batch_size = micro-batch x accumulation x ranks: two of the three are enough."""
-    whole, micro, steps = (raw[key] if isinstance(raw.get(key), int) else None for key in BATCH)
+    whole, micro, steps = (raw[key] if _is_number(raw.get(key)) else None for key in BATCH)
     for key in BATCH:
         if raw.get(key) == AUTO:
             into.note(key, "mapped", "auto: the run file's value")
-        elif key in raw and not isinstance(raw[key], int):
-            into.note(key, "refused", f"{raw[key]!r} is no number of samples or steps")
+        elif key in raw and not _is_number(raw[key]):
+            into.note(key, "refused", f"its value makes no sense: {raw[key]!r}")
     if whole is not None:
         into.set(BATCH[0], "batch_size", whole)
     if micro is not None:
@@ -44,6 +44,10 @@ def _batch(raw: Mapping[str, Any], into: Translation) -> None:
         into.set(BATCH[2], "batch_size_per_device", micro * (steps or 1))
     elif steps is not None:
         into.note(BATCH[2], "unneeded", DIVISION)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 # --- precision -------------------------------------------------------------------------------------------------------

@@ -99,8 +99,11 @@ def _block(given: Any) -> Any:
     return SHORT.get(given, {"name": given}) if isinstance(given, str) else given
 
 
+_DRIVERS = (DdpEngine, FsdpEngine, DeepspeedEngine)
 Driver = Annotated[
-    Annotated[DdpEngine | FsdpEngine | DeepspeedEngine, Field(discriminator="name")], BeforeValidator(_block)
+    Annotated[DdpEngine | FsdpEngine | DeepspeedEngine, Field(discriminator="name")],
+    BeforeValidator(_block),
+    WithJsonSchema({"anyOf": [{"type": "string"}, *(kind.model_json_schema() for kind in _DRIVERS)]}),
 ]
 DRIVER: TypeAdapter[DdpEngine | FsdpEngine | DeepspeedEngine] = TypeAdapter(Driver)
 

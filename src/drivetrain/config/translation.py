@@ -55,7 +55,8 @@ def if_on(handler: Handler) -> Handler:
     """Only where the switch is on; switched off there is nothing to tell."""
 
     def handle(key: str, value: Any, into: Translation) -> None:
-        if value not in (None, False, 0, "", "no", "none", "NO", {}, []):
+        off = isinstance(value, dict) and value.get("enabled") is False
+        if not off and value not in (None, False, 0, "", "no", "none", "NO", {}, []):
             handler(key, value, into)
         else:
             into.note(key, "unneeded", "it is off")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from importlib import import_module
 
 from drivetrain.config.engine import EngineConfig, driving
@@ -24,6 +26,8 @@ def build_engine(config: EngineConfig, options: EngineOptions, ranks: Ranks) -> 
     driver = driving(config)
     key = config.name if driver is config else f"{config.name}-{driver.name}"
     module, _, cls = ENGINES[key].partition(":")
-    engine = getattr(import_module(module), cls)(driver, options, ranks)
+    with redirect_stdout(sys.stderr):  # DeepSpeed logs to where it is when imported; stdout is for results
+        found = import_module(module)
+    engine = getattr(found, cls)(driver, options, ranks)
     assert isinstance(engine, Engine)
     return engine

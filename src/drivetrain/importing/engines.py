@@ -1,0 +1,169 @@
+"""DeepSpeed's JSON and Accelerate's YAML: config/ translates them; here their defaults and the odd value are met."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from drivetrain.config import accelerate, deepspeed
+from drivetrain.config.translation import AUTO, Note, Translation
+from drivetrain.errors import Problem
+from drivetrain.importing.found import Default, Found, Source, leaves
+from drivetrain.importing.given import OF_JUNK, junk, switch, with_errors
+
+Translate = Callable[[Mapping[str, Any]], Translation]
+
+
+def of_deepspeed(source: Source, driver: str | None) -> Found:  # noqa: ARG001 - it names the engine itself
+    """What is meant for DeepSpeed alone stays in engine.config; all else is said once, in the run file's words."""
+    found = Found(source)
+    found.translation = _checked(found, deepspeed.translate, source.raw)
+    settings = found.translation.settings
+    settings["engine.name"] = "deepspeed"
+    if found.translation.passed:
+        settings["engine.config"] = _with_places(found.translation.passed, settings)
+    found.defaults["engine.stage"] = Default("zero_optimization.stage", 0)
+    _scaling(found)
+    _rising(found)
+    found.translation.notes = [replace(note, key=source.prefix + note.key) for note in found.notes]
+    return found
+
+
+def _with_places(passed: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A block of offloading options without its device would say that there is none."""
+    zero = passed.get("zero_optimization", {})
+    places = {"offload_optimizer": "engine.offload_optimizer", "offload_param": "engine.offload_parameters"}
+    blocks = {name: {"device": settings[to], **zero[name]} for name, to in places.items() if name in zero}
+    return {**passed, "zero_optimization": {**zero, **blocks}} if blocks else passed
+
+
+def _scaling(found: Found) -> None:
+    fp16 = found.source.raw.get("fp16")
+    if isinstance(fp16, dict) and fp16.get("enabled") is True and "loss_scale_window" not in fp16:
+        found.defaults["scaler.growth_interval"] = Default("fp16.loss_scale_window", 1000)
+
+
+def _rising(found: Found) -> None:
+    """Its schedules warm up over 1000 steps, and by a logarithm, unless they are told otherwise."""
+    settings, scheduler = found.translation.settings, found.source.raw.get("scheduler")
+    if not isinstance(scheduler, dict) or "schedule.name" not in settings:
+        return
+    given = scheduler.get("params")
+    params = given if isinstance(given, dict) else {}
+    if "warmup_num_steps" not in params:
+        found.defaults["schedule.warmup_steps"] = Default("scheduler.params.warmup_num_steps", 1000)
+    if settings["schedule.name"] == "cosine" and "cos_min_ratio" not in params:
+        found.defaults["schedule.final_lr_ratio"] = Default("scheduler.params.cos_min_ratio", 1e-4)
+    if params.get("warmup_type", "log") in ("log", AUTO):
+        key = "scheduler.params.warmup_type"
+        kept = [note for note in found.notes if note.key != key]
+        found.translation.notes = [*kept, Note(key, "changed", "the rate rises linearly, not by a logarithm")]
+
+
+def of_accelerate(source: Source, driver: str | None) -> Found:  # noqa: ARG001 - it names the engine itself
+    found = Found(source)
+    raw = dict(source.raw)
+    if raw.get("use_cpu") is not None:
+        with_errors(found, lambda: raw.update(use_cpu=switch("use_cpu", raw["use_cpu"])))
+    file = _without_file(raw)
+    found.translation = _checked(found, accelerate.translate, raw, "distributed_type")
+    if file is not None:
+        found.translation.note("deepspeed_config.deepspeed_config_file", "mapped", f"read: {file}")
+    elif found.translation.settings.get("engine.name") == "deepspeed":
+        found.defaults["engine.stage"] = Default("deepspeed_config.zero_stage", 2)
+    if str(raw.get("distributed_type", "NO")).upper() == "NO":
+        _alone(found)
+    if str(raw.get("mixed_precision", "")).lower() == "no":
+        found.soft.add("precision")
+    _compiled(found, raw)
+    _as_written(found)
+    return found
+
+
+def _without_file(raw: dict[str, Any]) -> str | None:
+    """Take deepspeed_config_file out: it is a source of its own."""
+    block = raw.get("deepspeed_config")
+    if not isinstance(block, dict) or not isinstance(block.get("deepspeed_config_file"), str):
+        return None
+    raw["deepspeed_config"] = {key: value for key, value in block.items() if key != "deepspeed_config_file"}
+    return str(block["deepspeed_config_file"])
+
+
+def _alone(found: Found) -> None:
+    """distributed_type NO is one process: no DDP. Another file may name an engine nevertheless."""
+    translation = found.translation
+    translation.settings["engine.name"] = "single"
+    found.soft.add("engine.name")
+    count = translation.settings.get("processes")
+    alone = count in (None, 1)
+    if alone:
+        translation.settings.pop("processes", None)
+    notes = {"distributed_type": Note("distributed_type", "mapped", "engine.name: single")}
+    if alone:
+        notes["num_processes"] = Note("num_processes", "unneeded", "engine=single is one process")
+    translation.notes = [notes.get(note.key, note) for note in translation.notes]
+    if "distributed_type" not in found.source.raw:
+        translation.notes = [note for note in translation.notes if note.key != "distributed_type"]
+
+
+def _compiled(found: Found, raw: Mapping[str, Any]) -> None:
+    """dynamo_config says more than whether to compile."""
+    block = raw.get("dynamo_config")
+    if not isinstance(block, dict) or not found.translation.settings.get("compile"):
+        return
+    keys = {"dynamo_config": "dynamo_config.dynamo_backend"}
+    found.translation.notes = [replace(note, key=keys.get(note.key, note.key)) for note in found.notes]
+    usual = {"mode": "default", "use_fullgraph": False, "use_dynamic": False, "use_regional_compilation": False}
+    for name, value in block.items():
+        short = name.removeprefix("dynamo_")
+        if short in usual and value in (usual[short], None):
+            found.translation.note(f"dynamo_config.{name}", "unneeded", "compile=true does so")
+        elif short != "backend":
+            found.translation.note(f"dynamo_config.{name}", "refused", "compile=true compiles in the default way")
+
+
+def _as_written(found: Found) -> None:
+    """Notes under the keys of the file: prefixes that may be left out are as they were; one machine is told too."""
+    written = set(leaves(found.source.raw))
+    notes = []
+    for note in found.notes:
+        block, _, name = note.key.rpartition(".")
+        prefix = "fsdp_" if block == "fsdp_config" else f"{block}_"
+        ways = (note.key, f"{block}.{prefix}{name}", f"{block}.{name.removeprefix(prefix)}")
+        notes.append(replace(note, key=next((way for way in ways if way in written), note.key)))
+    if "num_machines" in written and not any(note.key == "num_machines" for note in notes):
+        notes.append(Note("num_machines", "unneeded", "one machine"))
+    found.translation.notes = notes
+
+
+# what config/ says of a value that it cannot read; a run file of the rest would not be the run that was meant
+NONSENSE = ("its value makes no sense", "is no number of samples or steps")
+
+
+def _checked(found: Found, translate: Translate, raw: Mapping[str, Any], context: str = "") -> Translation:
+    """The translation, and a problem for each key whose value is junk. context: the key that others depend on."""
+    translation = _without_junk(found, translate, raw, context)
+    for note in translation.with_fate("refused"):
+        if any(phrase in note.why for phrase in NONSENSE):
+            found.problems.append(Problem(note.key, note.why, "correct it, or leave it out"))
+    return translation
+
+
+def _without_junk(found: Found, translate: Translate, raw: Mapping[str, Any], context: str) -> Translation:
+    try:
+        return translate(raw)
+    except OF_JUNK:
+        pass
+    left = dict(raw)
+    for key, value in raw.items():
+        try:
+            translate({name: raw[name] for name in raw if name in (key, context)})
+        except OF_JUNK:
+            found.problems += junk(key, value).problems
+            del left[key]
+    try:
+        return translate(left)
+    except OF_JUNK:
+        found.problems += junk("its keys together", dict(raw)).problems
+        return Translation()

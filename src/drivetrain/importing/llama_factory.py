@@ -1,0 +1,181 @@
+"""A LLaMA-Factory YAML in this project's words: TrainingArguments, and its own keys of model, data and method.
+
+Keys: the argument classes of LLaMA-Factory 0.9, https://llamafactory.readthedocs.io
+"""
+
+from __future__ import annotations
+
+from drivetrain.config.translation import Fate, Handler, fated, if_on
+from drivetrain.errors import problem
+from drivetrain.importing import training_arguments
+from drivetrain.importing.found import Default, Found, Source
+from drivetrain.importing.given import Given, in_turn
+from drivetrain.importing.training_keys import KEYS as TRAINING_KEYS
+
+LANGUAGE = "language models"
+ADAPTERS = "adapters (LoRA)"
+QUANTISED = "quantised base models"
+GENERATING = "generating text"
+EXPORT = "exporting a model"
+PREFERENCES = "there is no preference tuning and no reinforcement learning"
+
+
+def translate(source: Source, driver: str | None) -> Found:
+    found = Found(source)
+    given = Given(source.raw, found, source.prefix)
+    _, *others = training_arguments.groups(driver)
+    in_turn(given, [lambda given: _precision(given, driver), *others, _recompute, _method, _early_stopping])
+    given.rest({**TRAINING_KEYS, **KEYS})
+    return found
+
+
+def _precision(given: Given, driver: str | None) -> None:
+    """pure_bf16: everything is kept and computed in bf16."""
+    if not given.switch("pure_bf16"):
+        given.off("pure_bf16")
+        training_arguments.precision(given, driver)
+        return
+    if given.switch("fp16"):
+        raise problem(f"{given.prefix}pure_bf16", "pure_bf16 and fp16 are both on", "keep one of the two")
+    if driver == "deepspeed":
+        given.set("pure_bf16", "precision", "bf16-master", "DeepSpeed keeps its own weights in fp32")
+    else:
+        given.set("pure_bf16", "precision", "bf16")
+    given.off("bf16", "fp16", "tf32", why="pure_bf16 says it")
+
+
+def _recompute(given: Given) -> None:
+    """It recomputes unless it is told not to."""
+    if any(given.raw.get(key) is not None for key in ("gradient_checkpointing", "activation_checkpointing")):
+        given.off("disable_gradient_checkpointing", why="gradient_checkpointing says it")
+    elif given.has("disable_gradient_checkpointing"):
+        given.set("disable_gradient_checkpointing", "recompute", not given.switch("disable_gradient_checkpointing"))
+    else:
+        given.off("disable_gradient_checkpointing")
+        given.found.defaults["recompute"] = Default("disable_gradient_checkpointing", True)
+
+
+STAGES = {"pt": LANGUAGE, "sft": LANGUAGE}
+METHODS = {"full": LANGUAGE, "freeze": "training some layers only", "lora": ADAPTERS, "oft": ADAPTERS}
+
+
+def _method(given: Given) -> None:
+    stage = given.word("stage", "sft")
+    known: Fate = "later" if stage in STAGES else "refused"
+    given.note("stage", known, STAGES.get(stage, f"{stage}: {PREFERENCES}"))
+    method = given.word("finetuning_type", "lora")
+    given.note(
+        "finetuning_type",
+        "later" if method in METHODS else "refused",
+        METHODS.get(method, f"{method}: there are {', '.join(METHODS)}"),
+    )
+
+
+def _early_stopping(given: Given) -> None:
+    if given.has("early_stopping_steps"):
+        patience = given.count("early_stopping_steps", 1)
+        given.set("early_stopping_steps", "evaluation.early_stopping.patience", patience)
+
+
+def _all(names: str, handler: Handler) -> dict[str, Handler]:
+    return dict.fromkeys(names.split(), handler)
+
+
+def _later(what: str) -> Handler:
+    return fated("later", what)
+
+
+_OPTIMIZER = if_on(fated("refused", "name an optimizer by its import path in optimizer.name"))
+_PREFERENCES = fated("refused", PREFERENCES)
+_ELSEWHERE = fated("unneeded", "it is for LLaMA-Factory's own chat and export")
+_UNSLOTH = if_on(fated("refused", "Unsloth is not used here"))
+_TOLD = fated("unneeded", "the run's folder has the curve, and the report counts samples")
+_RAY = fated("refused", "Ray is not used here; drivetrain launch writes a job for Slurm")
+
+_SWANLAB = fated("unneeded", "there is no SwanLab here")
+_PROFILER = fated("unneeded", "no profiler is started")
+_MULTIMODAL = fated("later", "models of images and texts")
+_KTRANSFORMERS = if_on(fated("refused", "KTransformers is not used here"))
+
+KEYS: dict[str, Handler] = {
+    # model
+    **_all("model_name_or_path model_revision trust_remote_code cache_dir use_fast_tokenizer", _later(LANGUAGE)),
+    **_all(
+        "resize_vocab split_special_tokens add_tokens add_special_tokens new_special_tokens_config", _later(LANGUAGE)
+    ),
+    **_all("init_special_tokens low_cpu_mem_usage rope_scaling flash_attn train_from_scratch", _later(LANGUAGE)),
+    **_all(
+        "model_max_length block_diag_attn device_map compute_dtype use_kv_cache moe_aux_loss_coef", _later(LANGUAGE)
+    ),
+    **_all("upcast_layernorm upcast_lmhead_output", if_on(_later(LANGUAGE))),
+    **_all("shift_attn mixture_of_depths", if_on(fated("refused", "attention is the model's own"))),
+    **_all("use_unsloth use_unsloth_gc", _UNSLOTH),
+    **_all("enable_liger_kernel use_v1_kernels", if_on(_later("fused kernels for language models"))),
+    "use_reentrant_gc": fated("unneeded", "the non-reentrant way is taken, which does the same"),
+    "print_param_status": _TOLD,
+    **_all("hf_hub_token ms_hub_token om_hub_token", fated("unneeded", "the hub's own login says it")),
+    **_all("image_max_pixels image_min_pixels image_do_pan_and_scan crop_to_patches", _MULTIMODAL),
+    **_all("video_max_pixels video_min_pixels video_fps video_maxlen use_audio_in_video", _later("models of video")),
+    **_all("audio_sampling_rate", _later("models of sound")),
+    **_all("freeze_vision_tower freeze_multi_modal_projector", _MULTIMODAL),
+    **_all("freeze_language_model media_dir", _MULTIMODAL),
+    # quantisation and adapters
+    **_all("quantization_method quantization_bit quantization_type", _later(QUANTISED)),
+    **_all("double_quantization quantization_device_map", _later(QUANTISED)),
+    **_all("adapter_name_or_path adapter_folder create_new_adapter additional_target", _later(ADAPTERS)),
+    **_all("lora_rank lora_alpha lora_dropout lora_target loraplus_lr_ratio loraplus_lr_embedding", _later(ADAPTERS)),
+    **_all("use_rslora use_dora pissa_init pissa_iter pissa_convert", _later(ADAPTERS)),
+    **_all("module_dropout oft_rank oft_block_size oft_target", _later(ADAPTERS)),
+    **_all("freeze_trainable_layers freeze_trainable_modules", _later("training some layers only")),
+    **_all("freeze_extra_modules", _later("training some layers only")),
+    "use_llama_pro": if_on(_later("training some layers only")),
+    # data
+    **_all("template dataset eval_dataset dataset_dir cutoff_len train_on_prompt mask_history", _later(LANGUAGE)),
+    **_all("streaming buffer_size mix_strategy interleave_probs max_samples packing neat_packing", _later(LANGUAGE)),
+    **_all("ignore_pad_token_for_loss val_size eval_on_each_dataset tool_format default_system", _later(LANGUAGE)),
+    **_all("enable_thinking preserve_thinking reasoning_effort efficient_eos", _later(LANGUAGE)),
+    **_all("tokenized_path preprocessing_num_workers preprocessing_batch_size", _later(LANGUAGE)),
+    "overwrite_cache": fated("unneeded", "tokenised data are made again when what made them changed"),
+    "data_shared_file_system": fated("unneeded", "every machine reads the data where the run file says"),
+    "disable_shuffling": if_on(fated("refused", "the order of data is random, a function of seed and step")),
+    # method
+    **_all("pref_beta pref_ftx pref_bco_weight pref_loss dpo_label_smoothing kto_chosen_weight", _PREFERENCES),
+    **_all("kto_rejected_weight simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm ppo_target", _PREFERENCES),
+    **_all("ppo_whiten_rewards ref_model ref_model_adapters ref_model_quantization_bit ld_alpha", _PREFERENCES),
+    **_all("reward_model reward_model_adapters reward_model_quantization_bit reward_model_type", _PREFERENCES),
+    **_all("use_galore galore_target galore_rank galore_update_interval galore_scale galore_proj_type", _OPTIMIZER),
+    **_all("galore_layerwise use_apollo apollo_target apollo_rank apollo_update_interval apollo_scale", _OPTIMIZER),
+    **_all("apollo_proj apollo_proj_type apollo_scale_type apollo_layerwise apollo_scale_front", _OPTIMIZER),
+    **_all("use_badam badam_mode badam_start_block badam_switch_mode badam_switch_interval", _OPTIMIZER),
+    **_all("badam_update_ratio badam_mask_mode badam_verbose use_adam_mini use_muon", _OPTIMIZER),
+    **_all("use_dft_loss use_asft_loss asft_alpha use_eaft_loss eaft_alpha", if_on(fated("refused", "another loss"))),
+    **_all("use_mca use_megatron_bridge megatron_bridge_args", if_on(fated("refused", "Megatron is no engine here"))),
+    **_all("use_hyper_parallel hyper_parallel_args", if_on(fated("refused", "HyperParallel is no engine here"))),
+    "hyper_parallel_cp_size": if_on(fated("later", "tensor, context and pipeline axes")),
+    **_all("fp8 fp8_backend fp8_enable_fsdp_float8_all_gather", if_on(_later("fp8"))),
+    **_all("use_kt kt_cpu_activation kt_weight_path kt_non_expert_weight_path", _KTRANSFORMERS),
+    # telling
+    **_all("plot_loss include_effective_tokens_per_second compute_accuracy", _TOLD),
+    "use_swanlab": if_on(fated("refused", "write a tracker and give its import path in tracking.trackers")),
+    **_all("swanlab_project swanlab_workspace swanlab_run_name swanlab_mode swanlab_api_key", _SWANLAB),
+    **_all("swanlab_logdir swanlab_lark_webhook_url swanlab_lark_secret", _SWANLAB),
+    "enable_torch_profiler": if_on(fated("refused", "no profiler is started; the report has time and memory")),
+    **_all("profiler_output_dir profiler_wait_steps profiler_warmup_steps profiler_active_steps", _PROFILER),
+    **_all("profiler_repeat profiler_record_shapes profiler_profile_memory profiler_with_stack", _PROFILER),
+    "profile_modules": _PROFILER,
+    **_all("ray_run_name ray_storage_path ray_storage_filesystem ray_num_workers resources_per_worker", _RAY),
+    **_all("placement_strategy ray_init_kwargs", _RAY),
+    **_all("master_addr master_port", fated("unneeded", "--rendezvous says it")),
+    # what comes after training
+    **_all("infer_backend infer_dtype offload_folder vllm_maxlen vllm_gpu_util vllm_enforce_eager", _ELSEWHERE),
+    **_all("vllm_max_lora_rank vllm_config sglang_maxlen sglang_mem_fraction sglang_tp_size", _ELSEWHERE),
+    **_all("sglang_config sglang_lora_backend", _ELSEWHERE),
+    **_all("export_dir export_size export_device export_quantization_bit export_quantization_dataset", _later(EXPORT)),
+    **_all("export_quantization_nsamples export_quantization_maxlen export_legacy_format", _later(EXPORT)),
+    **_all("export_hub_model_id", _later(EXPORT)),
+    **_all(
+        "do_sample temperature top_p top_k num_beams max_length max_new_tokens repetition_penalty", _later(GENERATING)
+    ),
+    **_all("length_penalty skip_special_tokens eval_num_beams", _later(GENERATING)),
+}
+TOGETHER = ("pure_bf16", "disable_gradient_checkpointing", "stage", "finetuning_type", "early_stopping_steps")

@@ -1,0 +1,115 @@
+"""What a file is: the software it configures, told by its keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drivetrain.config import accelerate, deepspeed
+from drivetrain.config.files import read_json, read_yaml
+from drivetrain.errors import problem
+from drivetrain.importing import engines, llama_factory, training_arguments, training_keys, xtuner, xtuner_keys
+from drivetrain.importing.found import Found, Source, plain
+from drivetrain.importing.python_file import read_python
+
+
+@dataclass(frozen=True)
+class Kind:
+    title: str
+    names: frozenset[str]  # its keys, also those within blocks
+    translate: Callable[[Source, str | None], Found]
+    marks: frozenset[str] = frozenset()  # keys that no other software has; any of them will do
+
+
+_TRAINING = frozenset((*training_keys.KEYS, *training_keys.TOGETHER))
+_LLAMA = frozenset((*llama_factory.KEYS, *llama_factory.TOGETHER))
+_ACCELERATE = frozenset((*accelerate.KEYS, *accelerate.TOGETHER))
+_DEEPSPEED = frozenset((*deepspeed.KEYS, *deepspeed.BATCH))
+KINDS: dict[str, Kind] = {
+    "xtuner": Kind("an XTuner configuration", frozenset(xtuner_keys.RUNNER), xtuner.translate),
+    "accelerate": Kind(
+        "an Accelerate configuration",
+        _ACCELERATE | frozenset((*accelerate.FSDP, *accelerate.DEEPSPEED)),
+        engines.of_accelerate,
+        frozenset(("distributed_type", "compute_environment")),
+    ),
+    "llama_factory": Kind(
+        "a LLaMA-Factory run",
+        _LLAMA | _TRAINING,
+        llama_factory.translate,
+        _LLAMA - _TRAINING - {"dataset", "packing", "streaming", "fp8", "temperature", "max_length", "top_k", "top_p"},
+    ),
+    "training_arguments": Kind("Transformers' TrainingArguments", _TRAINING, training_arguments.translate),
+    "deepspeed": Kind(
+        "a DeepSpeed configuration",
+        _DEEPSPEED | frozenset((*deepspeed.ZERO, *deepspeed.HALF, *deepspeed.OPTIMIZER, *deepspeed.SCHEDULER)),
+        engines.of_deepspeed,
+        frozenset(("zero_optimization", *deepspeed.BATCH[:2])),
+    ),
+}
+CURE = (
+    "give a YAML of `accelerate config`, a DeepSpeed JSON, a LLaMA-Factory YAML, a TrainingArguments JSON or an XTuner "
+    "configuration"
+)
+READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    ".yaml": read_yaml,
+    ".yml": read_yaml,
+    ".json": read_json,
+    ".py": read_python,
+}
+
+
+def read(path: Path) -> Source:
+    """UserError if the file cannot be read, or is of no known kind."""
+    if path.is_dir():
+        raise problem(str(path), "is a folder", CURE)
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise problem(str(path), f"its name does not end in {', '.join(READERS)}", CURE)
+    _hold_something(path)
+    raw = checked(reader(path), str(path))
+    return Source(str(path), kind_of(raw, str(path), is_python=path.suffix.lower() == ".py"), raw, path.parent)
+
+
+def checked(raw: Any, label: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = plain(raw)
+    except ValueError as error:
+        raise problem(label, str(error), "write it out plainly") from None
+    return found
+
+
+def kind_of(raw: Mapping[str, Any], label: str, is_python: bool = False) -> str:
+    if is_python:
+        xtuner.check(raw, label)
+        return "xtuner"
+    if "workload" in raw:
+        raise problem(label, "is a run file of this project already", "train it, or give it as --onto")
+    marked = [name for name, kind in KINDS.items() if kind.marks & raw.keys()]
+    if marked:
+        return max(marked, key=lambda name: len(KINDS[name].marks & raw.keys()))
+    tops = {"deepspeed": _DEEPSPEED, "training_arguments": _TRAINING, "accelerate": _ACCELERATE}
+    best = max(tops, key=lambda name: len(tops[name] & raw.keys()))
+    if not tops[best] & raw.keys():
+        raise problem(label, f"is of no known kind: {_some(raw)}", CURE)
+    if best == "training_arguments" and "dataset" in raw:
+        return "llama_factory"
+    return best
+
+
+def _some(names: Iterable[str]) -> str:
+    shown = [json.dumps(name, ensure_ascii=False) for name in names][:3]
+    return f"its keys are {', '.join(shown)} ..." if shown else "it has no keys"
+
+
+def _hold_something(path: Path) -> None:
+    """An empty file is told here: what the readers say of one is meant for run files."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError):
+        return  # the reader says why
+    if not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines()):
+        raise problem(str(path), "the file is empty", CURE)

@@ -1,0 +1,119 @@
+"""TrainingArguments: how long a run is, and when it evaluates, saves and logs."""
+
+from __future__ import annotations
+
+from drivetrain.config.translation import Fate
+from drivetrain.importing.given import Given
+
+
+def length(given: Given) -> None:
+    """max_steps, where it is given, wins over num_train_epochs."""
+    steps = given.count("max_steps", -1)
+    epochs = given.number("num_train_epochs", 3.0)
+    if steps > 0:
+        given.set("max_steps", "loop.steps", steps)
+        given.off("num_train_epochs", why="max_steps says it")
+    elif epochs == int(epochs):
+        given.off("max_steps", why="num_train_epochs says it")
+        given.set("num_train_epochs", "loop.epochs", int(epochs), default=3)
+    else:
+        given.off("max_steps", why="num_train_epochs says it")
+        given.note("num_train_epochs", "refused", f"{epochs} is no whole number of epochs; give loop.steps")
+
+
+def clipping(given: Given) -> None:
+    norm = given.number("max_grad_norm", 1.0)
+    given.set("max_grad_norm", "loop.max_grad_norm", norm or None, default=1.0)
+
+
+def evaluation(given: Given) -> None:
+    key = "eval_strategy" if given.has("eval_strategy") else "evaluation_strategy"
+    given.off("eval_strategy" if key == "evaluation_strategy" else "evaluation_strategy", why=f"{key} says it")
+    strategy = given.word(key, "no")
+    if strategy == "epoch":
+        given.set(key, "evaluation.every_epochs", 1)
+    elif strategy == "steps":
+        given.note(key, "mapped", "evaluation.every_steps says it")
+        _every(given, "eval_steps" if given.has("eval_steps") else "logging_steps", "evaluation.every_steps", 500)
+    else:
+        given.note(key, "changed", "a run evaluates after each epoch")
+    if strategy != "steps":
+        given.off("eval_steps", why=f"{key} is {strategy}")
+    if given.has("per_device_eval_batch_size"):
+        size = given.count("per_device_eval_batch_size", 8)
+        given.set("per_device_eval_batch_size", "evaluation.batch_size", size, default=8)
+    if given.has("metric_for_best_model"):
+        metric = given.word("metric_for_best_model").removeprefix("eval_")
+        given.set("metric_for_best_model", "evaluation.metric", metric)
+
+
+def _every(given: Given, key: str, to: str, default: int) -> None:
+    """A cadence in steps; below 1 it is a share of all steps, which are not known here."""
+    every = given.number(key, default)
+    if every >= 1:
+        given.set(key, to, given.count(key, default))
+    else:
+        given.note(key, "refused", f"a share of all steps; give {to} as a number of steps")
+
+
+def saving(given: Given) -> None:
+    strategy = given.word("save_strategy", "steps")
+    if strategy == "steps":
+        given.note("save_strategy", "mapped", "checkpoints.every_steps says it")
+        if given.has("save_steps"):
+            _every(given, "save_steps", "checkpoints.every_steps", 500)
+    else:
+        fate: Fate = "mapped" if strategy in ("epoch", "best") else "changed"
+        given.note("save_strategy", fate, "a run saves at each evaluation and at the end")
+        given.off("save_steps", why=f"save_strategy is {strategy}")
+    kept = given.count("save_total_limit", 0)
+    if kept > 0:
+        given.set("save_total_limit", "checkpoints.keep_last", kept)
+    elif given.has("save_total_limit"):
+        given.note("save_total_limit", "changed", "checkpoints.keep_last says how many are kept, at least 1")
+    if given.switch("load_best_model_at_end"):
+        given.note("load_best_model_at_end", "mapped", "the best is kept, and evaluate and predict take it")
+    else:
+        given.off("load_best_model_at_end", why="the best is kept, and --checkpoint says which is taken")
+
+
+def logging(given: Given) -> None:
+    strategy = given.word("logging_strategy", "steps")
+    if strategy != "steps":
+        given.note("logging_strategy", "changed", "the curve has a point each tracking.log_every steps")
+        given.off("logging_steps", why=f"logging_strategy is {strategy}")
+        return
+    given.off("logging_strategy", why="tracking.log_every says it")
+    if given.has("logging_steps"):
+        _every(given, "logging_steps", "tracking.log_every", 500)
+
+
+NOBODY = {"none", "", "[]"}
+
+
+def trackers(given: Given) -> None:
+    value = given.take("report_to", [])
+    names = [str(name).lower() for name in (value if isinstance(value, list) else [value])]
+    wanted = [name for name in names if name not in NOBODY]
+    others = [name for name in wanted if name != "tensorboard"]
+    why = f"{', '.join(others)}: write a tracker and give its import path in tracking.trackers" if others else ""
+    if "tensorboard" in wanted:
+        given.set("report_to", "tracking.trackers", ["progress", "tensorboard"], why)
+    elif others:
+        given.note("report_to", "refused", why)
+    else:
+        given.off("report_to", why="nobody else listens")
+
+
+def names(given: Given) -> None:
+    output, name = given.take("output_dir"), given.take("run_name")
+    if output is not None:
+        given.set("output_dir", "output", str(output))
+    if name is None or name == output or str(name).strip() == "":
+        given.off("run_name", why="output says it")
+        return
+    flat = str(name).replace("/", "-").replace("\\", "-")
+    given.set("run_name", "name", flat, "a name holds no slash" if flat != name else "")
+
+
+RHYTHM = (length, clipping, evaluation, saving, logging, trackers, names)

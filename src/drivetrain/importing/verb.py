@@ -1,0 +1,135 @@
+"""Import: read, translate, join, combine, write. Nothing is written before all of it is known to be right."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from drivetrain.config import accelerate
+from drivetrain.config.files import read_json, read_yaml
+from drivetrain.config.run import RunConfig
+from drivetrain.config.translation import Note
+from drivetrain.errors import Problem, UserError, problem
+from drivetrain.importing.combine import combined, judged
+from drivetrain.importing.found import Found, Source, complete, settle
+from drivetrain.importing.join import join
+from drivetrain.importing.recognise import KINDS, checked, kind_of, read
+from drivetrain.importing.training_spread import is_sharded
+from drivetrain.importing.write import as_yaml, check_place, header, write
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Imported:
+    output: Path
+    notes: list[tuple[str, Note]]  # of which file
+    missing: list[str]  # what the run file still lacks
+    run: RunConfig | None  # None where something is missing
+
+
+def import_files(files: Sequence[Path], onto: Path | None, output: Path | None, overwrite: bool = False) -> Imported:
+    """UserError with every problem of every file; then nothing was written."""
+    output = output or Path(f"{files[0].stem}-run.yaml")
+    problems: list[Problem] = []
+    _kept(problems, lambda: check_place(output, overwrite, files))
+    below = _kept(problems, lambda: {} if onto is None else checked(read_yaml(onto), str(onto))) or {}
+    sources = _sources(files, problems)
+    founds = _translated(sources, problems)
+    joined = join(founds)
+    raw, defaults = combined(joined, below)
+    run, wrong, missing = judged(raw, joined, None if onto is None else str(onto))
+    problems += [*joined.problems, *wrong]
+    if problems:
+        raise UserError(list(dict.fromkeys(problems)))
+    every = [(found.source.label, note) for found in founds for note in found.notes]
+    made = ", ".join(f"{source.label} ({KINDS[source.kind].title})" for source in sources)
+    made += "" if onto is None else f", onto {onto}"
+    head = header(made, [note for _, note in every], defaults)
+    head += f"# Missing: {', '.join(missing)}. The run cannot start without.\n" if missing else ""
+    write(output, f"{head}\n{as_yaml(raw)}", raw)
+    labels = {note: found.source.label for found in founds for note in defaults if _is_of(note, found)}
+    return Imported(output, [*every, *((labels.get(note, ""), note) for note in defaults)], missing, run)
+
+
+def _is_of(note: Note, found: Found) -> bool:
+    return any(default.key == note.key for default in found.defaults.values())
+
+
+def _kept(problems: list[Problem], work: Callable[[], T]) -> T | None:
+    try:
+        return work()
+    except UserError as error:
+        problems += error.problems
+        return None
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _sources(files: Sequence[Path], problems: list[Problem]) -> list[Source]:
+    """The files, and the DeepSpeed configurations within them or named by them."""
+    given = [source for file in dict.fromkeys(files) if (source := _kept(problems, partial(read, file)))]
+    named = []
+    for source in given:
+        found = _kept(problems, partial(_deepspeed_of, source, given))
+        named += [] if found is None else [found]
+    return [*given, *{source.label: source for source in named}.values()]
+
+
+def _deepspeed_of(source: Source, given: Sequence[Source]) -> Source | None:
+    """What `deepspeed` of TrainingArguments, or deepspeed_config_file of Accelerate, leads to."""
+    block = source.raw.get("deepspeed_config") if source.kind == "accelerate" else source.raw
+    key = "deepspeed_config_file" if source.kind == "accelerate" else "deepspeed"
+    value = block.get(key) if isinstance(block, dict) else None
+    if source.kind not in ("accelerate", "llama_factory", "training_arguments") or not value:
+        return None
+    if isinstance(value, dict):
+        if source.kind == "accelerate":
+            raise problem(f"{source.label}: deepspeed_config.{key}", "is no path", "give the path of a JSON")
+        return Source(f"{source.label}: {key}", "deepspeed", value, source.folder, f"{source.prefix}{key}.")
+    if not isinstance(value, str):
+        raise problem(f"{source.label}: {key}", f"{value!r} was given", "give the path of a JSON, or its content")
+    if any(Path(other.label).name == Path(value).name for other in given if other.kind == "deepspeed"):
+        return None
+    path = Path(os.path.normpath(source.folder / value if (source.folder / value).exists() else value))
+    if not path.exists():
+        why = f"{value} is neither in {source.folder} nor in the current folder"
+        raise problem(f"{source.label}: {key}", why, "give that file as a further one to import")
+    raw = checked(read_json(path), str(path))
+    if kind_of(raw, str(path)) != "deepspeed":
+        raise problem(f"{source.label}: {key}", f"{path} is no DeepSpeed configuration", "correct the path")
+    return Source(str(path), "deepspeed", raw, path.parent)
+
+
+# --- translating -----------------------------------------------------------------------------------------------------
+
+
+def _translated(sources: Sequence[Source], problems: list[Problem]) -> list[Found]:
+    driver = next((name for source in sources if (name := _driver(source))), None)
+    founds = []
+    for source in sources:
+        kind = KINDS[source.kind]
+        found = kind.translate(source, driver)
+        settle(found)
+        complete(found, sorted(kind.names))
+        problems += [Problem(f"{source.label}: {p.field}", p.why, p.fix) for p in found.problems]
+        founds.append(found)
+    return founds
+
+
+def _driver(source: Source) -> str | None:
+    """The engine that decides what bf16 and fp16 mean."""
+    raw: dict[str, Any] = source.raw
+    if source.kind == "deepspeed":
+        return "deepspeed"
+    if source.kind == "accelerate":
+        name = accelerate.DRIVERS.get(str(raw.get("distributed_type", "NO")).upper())
+        return name if name in ("fsdp", "deepspeed") else None
+    if source.kind in ("llama_factory", "training_arguments"):
+        return "deepspeed" if raw.get("deepspeed") else "fsdp" if is_sharded(raw) else None
+    return None

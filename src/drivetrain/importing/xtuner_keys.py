@@ -1,0 +1,85 @@
+"""mmengine's keys: what each means here on its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drivetrain.config.translation import Handler, Translation, fated, if_on
+
+LANGUAGE = fated("later", "language models")
+RUNTIME = fated("unneeded", "it is mmengine's own running")
+
+
+def _sampler(key: str, value: Any, into: Translation) -> None:
+    kind = str(value.get("type", "")).rsplit(".", 1)[-1]
+    if kind in ("DefaultSampler", "InfiniteSampler", "SequenceParallelSampler", "") and value.get("shuffle", True):
+        into.note(key, "unneeded", "the order is random, a function of seed and step")
+    elif kind == "LengthGroupedSampler":
+        into.note(key, "refused", "the order of data is random; workload.data.group_by_length spares padding")
+    else:
+        into.note(key, "refused", "the order of data is random, a function of seed and step")
+
+
+LOADER: dict[str, Handler] = {
+    "dataset": LANGUAGE,
+    "collate_fn": LANGUAGE,
+    "sampler": _sampler,
+    "batch_sampler": if_on(fated("refused", "the order of data is random, a function of seed and step")),
+    "drop_last": if_on(fated("refused", "the last batch of an epoch is kept: every sample counts once")),
+    "persistent_workers": fated("unneeded", "workers stay for the whole run"),
+    "pin_memory": fated("unneeded", "memory is pinned where there is a GPU"),
+    "prefetch_factor": lambda key, value, into: into.set(key, "loader.prefetch", value),
+}
+CLIPPING: dict[str, Handler] = {
+    "error_if_nonfinite": fated("unneeded", "a norm that is no number ends the run, or is a step skipped"),
+    "norm_type": lambda key, value, into: into.note(
+        key, "unneeded" if value == 2 else "refused", "the norm is the Euclidean one"
+    ),
+}
+WRAPPER: dict[str, Handler] = {
+    **dict.fromkeys(("paramwise_cfg", "constructor"), if_on(fated("refused", "rates a parameter group"))),
+}
+LOOP: dict[str, Handler] = {
+    **dict.fromkeys(("type", "by_epoch", "dynamic_intervals"), RUNTIME),
+    "val_begin": if_on(fated("refused", "evaluations start with the first that is due")),
+}
+
+
+def _model(key: str, value: Any, into: Translation) -> None:
+    into.note(key, "later", "language models")
+    if isinstance(value, dict):
+        for name, part in value.items():
+            if "lora" in name:
+                into.note(f"{key}.{name}", "later", "adapters (LoRA)")
+            elif name == "quantization_config":
+                into.note(f"{key}.{name}", "later", "quantised base models")
+            elif isinstance(part, dict) and "quantization_config" in part:
+                into.note(f"{key}.{name}.quantization_config", "later", "quantised base models")
+
+
+def _custom_hooks(key: str, value: Any, into: Translation) -> None:
+    for position, hook in enumerate(value if isinstance(value, list) else [value]):
+        kind = str(hook.get("type", "") if isinstance(hook, dict) else hook).rsplit(".", 1)[-1]
+        if kind == "EvaluateChatHook":
+            into.note(f"{key}.{position}", "later", "generating text")
+        elif kind in ("DatasetInfoHook", "ThroughputHook", "VarlenAttnArgsToMessageHubHook"):
+            into.note(f"{key}.{position}", "unneeded", "the report has the throughput, and the run its own notices")
+        else:
+            into.note(f"{key}.{position}", "refused", f"{kind}: a tracker of your own listens to the run's events")
+
+
+# what the Runner reads; the other names of a file only serve within it
+RUNNER: dict[str, Handler] = {
+    "model": _model,
+    **dict.fromkeys(("tokenizer", "image_processor", "framework", "training_args", "trainer"), LANGUAGE),
+    **dict.fromkeys(("val_evaluator", "test_dataloader", "test_evaluator"), LANGUAGE),
+    **dict.fromkeys(("train_dataloader", "val_dataloader", "optim_wrapper", "param_scheduler", "train_cfg"), RUNTIME),
+    **dict.fromkeys(("default_hooks", "randomness", "work_dir", "experiment_name", "visualizer", "resume"), RUNTIME),
+    **dict.fromkeys(("val_cfg", "test_cfg", "env_cfg", "log_level", "log_processor", "launcher"), RUNTIME),
+    **dict.fromkeys(("default_scope", "runner_type", "custom_imports", "cfg", "data_preprocessor"), RUNTIME),
+    "custom_hooks": _custom_hooks,
+    "auto_scale_lr": if_on(fated("refused", "the learning rate is what optimizer.lr says")),
+    "load_from": if_on(fated("refused", "weights are named by workload.model.path")),
+    "compile": if_on(lambda key, _, into: into.set(key, "compile", True)),
+    "strategy": if_on(fated("refused", "give the DeepSpeed JSON as a further file")),
+}

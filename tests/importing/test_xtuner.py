@@ -1,0 +1,127 @@
+"""XTuner's configurations: values by hand, iterations as steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from drivetrain.config.translation import Note
+from drivetrain.errors import UserError
+from tests.importing.made import FOLDER, imported, notes_of, run_of
+
+FILES = FOLDER / "xtuner"
+
+
+def test_a_qlora_run_keeps_batch_rate_and_schedule(tmp_path: Path) -> None:
+    found, raw = imported(tmp_path, FILES / "internlm_qlora.py")
+    assert raw == {
+        "precision": "fp16-mixed",
+        "batch_size_per_device": 16,  # 2 at once, 8 times
+        "micro_batch_size": 2,
+        "loop": {"epochs": 3, "max_grad_norm": 1.0},
+        "optimizer": {"name": "adamw", "lr": 2e-4, "weight_decay": 0.0, "betas": [0.9, 0.999]},
+        "schedule": {"name": "cosine", "warmup_ratio": 0.03},
+        "checkpoints": {"every_steps": 50, "keep_last": 2},  # 400 iterations, 8 a step
+        "tracking": {"log_every": 1},
+        "loader": {"workers": 0},
+        "deterministic": False,
+    }
+    later = {note.why for _, note in found.notes if note.fate == "later"}
+    assert later == {"language models", "adapters (LoRA)", "quantised base models", "generating text"}
+
+
+def test_a_base_is_taken_in_and_iterations_become_steps(tmp_path: Path) -> None:
+    _, raw = imported(tmp_path, FILES / "from_base.py")
+    assert raw["loop"] == {"steps": 300}  # 1200 iterations, 4 a step
+    assert raw["schedule"] == {"name": "cosine", "warmup_ratio": 0.05, "final_lr_ratio": pytest.approx(0.15)}
+    assert raw["evaluation"] == {"every_steps": 75}
+    assert raw["tracking"] == {"log_every": 10, "trackers": ["progress", "tensorboard"]}
+    assert raw["optimizer"]["lr"] == 4e-5  # of the base
+    assert raw["output"] == "./work_dirs/from_base_1200"
+    assert (raw["seed"], raw["deterministic"]) == (11, True)
+
+
+def test_an_old_base_is_changed_key_by_key(tmp_path: Path) -> None:
+    _, raw = imported(tmp_path, FILES / "old_base.py")
+    assert raw["precision"] == "fp32"
+    assert raw["batch_size_per_device"] == 16
+    assert raw["optimizer"] == {"name": "sgd", "lr": 0.05, "momentum": 0.9}
+    assert raw["loop"] == {"epochs": 4, "max_grad_norm": 5.0}
+    assert raw["evaluation"] == {"every_epochs": 2, "batch_size": 32}
+    assert raw["tracking"]["log_every"] == 20  # the base's logger, beside this file's checkpoint
+
+
+def test_torchs_own_weight_decay_is_written_out(tmp_path: Path) -> None:
+    text = "from torch.optim import AdamW\noptim_wrapper = dict(optimizer=dict(type=AdamW, lr=1e-3))\n"
+    assert run_of(tmp_path, text, ending=".py")["optimizer"] == {"name": "adamw", "lr": 1e-3, "weight_decay": 0.01}
+
+
+def test_a_class_of_another_package_gets_its_arguments_as_options(tmp_path: Path) -> None:
+    text = (
+        "from lion import Lion\noptim_wrapper = dict(optimizer=dict(type=Lion, lr=1e-4, betas=(0.9, 0.99), use=True))\n"
+    )
+    expected = {"name": "lion:Lion", "lr": 1e-4, "options": {"betas": [0.9, 0.99], "use": True}}
+    assert run_of(tmp_path, text, ending=".py")["optimizer"] == expected
+
+
+def test_with_a_deepspeed_json_16_bits_are_copies(tmp_path: Path) -> None:
+    _, raw = imported(tmp_path, FILES / "from_base.py", FOLDER / "deepspeed" / "zero2_auto.json")
+    assert raw["precision"] == "bf16-master"
+    assert raw["engine"]["stage"] == 2
+
+
+def note(tmp_path: Path, text: str, key: str) -> Note:
+    return notes_of(tmp_path, f"train_cfg = dict(max_epochs=1)\n{text}", ".py")[key]
+
+
+UPDATE, SAMPLER = "optim_wrapper.optimizer.type", "train_dataloader.sampler.type"
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "fate", "reason"),
+    [
+        ("optim_wrapper = dict(optimizer=dict(type='PagedAdamW32bit'))", UPDATE, "changed", "adamw; the"),
+        ("import a.b\noptim_wrapper = dict(optimizer=dict(type=a.b.C))", UPDATE, "changed", "a.b:C"),
+        ("param_scheduler = dict(type='StepLR', gamma=2)", "param_scheduler.type", "refused", "StepLR"),
+        ("train_dataloader = dict(sampler=dict(type='LengthGroupedSampler'))", SAMPLER, "refused", "random"),
+        ("load_from = 'w.pth'", "load_from", "refused", "workload.model.path"),
+        ("custom_hooks = [dict(type='MyHook')]", "custom_hooks.0.type", "refused", "MyHook"),
+        ("optim_wraper = dict(x=1)", "optim_wraper.x", "refused", "did you mean optim_wrapper?"),
+        ("note = 'mine'", "note", "unneeded", "nothing in the file reads it"),
+        ("every = 3\ndefault_hooks = dict(a=every)", "every", "unneeded", "see default_hooks"),
+        ("for i in range(3):\n    n = i", "line 2", "refused", "never run"),
+        ("import os\nos.system('ls')", "line 3", "refused", "never run"),
+        ("import os\nlimit = int(os.environ['N'])", "limit", "refused", "never run: int(os.environ['N'])"),
+    ],
+)
+def test_a_name_has_its_fate_and_reason(text: str, key: str, fate: str, reason: str, tmp_path: Path) -> None:
+    found = note(tmp_path, text, key)
+    assert found.fate == fate
+    assert reason in found.why
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "why"),
+    [
+        ("import os\ntrain_cfg = dict(max_epochs=int(os.environ['E']))", "train_cfg.max_epochs", "never run"),
+        ("train_cfg = 3", "train_cfg", "3 was given"),
+        ("x = 1", ".py", "no mmengine configuration"),
+        ("trainer = TrainerConfig(global_batch_size=8)", ".py", "XTuner V1"),
+        ("with read_base():\n    from .nowhere import *\ntrain_cfg = {}", "nowhere.py", "no such file"),
+        ("with read_base():\n    from xtuner.configs.x import *\n", ".py", "installed package"),
+        ("_base_ = 'mmengine::x.py'\n", ".py", "_base_"),
+    ],
+)
+def test_what_cannot_be_known_is_refused(text: str, field: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        run_of(tmp_path, text, ending=".py")
+    assert refused.value.problems[0].field.endswith(field)
+    assert why in refused.value.problems[0].why
+
+
+def test_a_base_that_takes_in_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("_base_ = 'two.py'\ntrain_cfg = dict(max_epochs=1)\n")
+    (tmp_path / "two.py").write_text("_base_ = 'one.py'\n")
+    with pytest.raises(UserError, match="takes in itself"):
+        imported(tmp_path, tmp_path / "one.py")
