@@ -28,7 +28,8 @@ def assemble(
 
     part: how the engine's parts of a step are timed.
     """
-    build_optimizer = optimizer_factory(run.optimizer) if training else None  # its problems come before reading data
+    # its problems come before reading data
+    build_optimizer = optimizer_factory(run.optimizer, run.compile) if training else None
     seed_everything(run.seed)
     tokenises = isinstance(run.workload, TextClassification)
     with ranks.first_ahead() if tokenises else nullcontext():
@@ -41,7 +42,7 @@ def assemble(
 def assemble_around(workload: Workload, run: RunConfig, machine: Machine, ranks: Ranks) -> Engine:
     """The engine of a training of this workload."""
     check_workload(run, workload)
-    return _engine(workload, run, machine, ranks, optimizer_factory(run.optimizer), untimed)
+    return _engine(workload, run, machine, ranks, optimizer_factory(run.optimizer, run.compile), untimed)
 
 
 def _engine(

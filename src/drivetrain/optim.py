@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from drivetrain import low_bit
 from drivetrain.config import training
 from drivetrain.errors import problem
 from drivetrain.imports import import_object
@@ -32,20 +33,29 @@ def plainly(
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
-def optimizer_factory(config: training.Optimizer) -> OptimizerFactory:
-    """A function that makes the optimizer of a model, called by the engine after wrapping."""
+def optimizer_factory(config: training.Optimizer, compiles: bool = False) -> OptimizerFactory:
+    """A function that makes the optimizer of a model, called by the engine after wrapping.
+
+    compiles: whether an update that can be compiled on a CPU is.
+    """
     cls = OPTIMIZERS.get(config.name) or _imported(config.name)
     arguments = _arguments(config, cls)
 
     def build(model: nn.Module, make: Maker = plainly) -> torch.optim.Optimizer:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        fused = {"fused": True} if _fuses(config, [p for _, p in named]) else {}
+        parameters = [p for _, p in named]
+        low_bit.check_whole(cls, parameters)
+        fused = {"fused": True} if _fuses(config, parameters) else {}
         try:
-            optimizer = make(cls, list(_groups(named, config.weight_decay)), {**fused, **arguments})
+            optimizer = make(
+                low_bit.fitted(cls, compiles), list(_groups(named, config.weight_decay)), {**fused, **arguments}
+            )
         except (TypeError, ValueError, RuntimeError) as error:
             raise problem("optimizer", f"{cls.__name__} refuses its arguments: {error}", "correct options") from error
         if cls is torch.optim.SGD:
             _start_momentum(getattr(optimizer, "optim", optimizer))  # ZeroRedundancyOptimizer keeps one within
+        if low_bit.is_low_bit(cls):
+            low_bit.check_pieces(optimizer, parameters)
         return optimizer
 
     return build
@@ -76,10 +86,12 @@ def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _imported(name: str) -> type[torch.optim.Optimizer]:
-    if "." not in name and ":" not in name:
-        known = ", ".join(OPTIMIZERS)
+    if name in low_bit.SHORT:
+        low_bit.check_installed(name)
+    elif "." not in name and ":" not in name:
+        known = ", ".join([*OPTIMIZERS, *low_bit.SHORT])
         raise problem("optimizer.name", f"{name} was given", f"known: {known}; others as package.module:Class")
-    cls = import_object(name, "optimizer.name")
+    cls = import_object(low_bit.SHORT.get(name, name), "optimizer.name")
     if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
         raise problem("optimizer.name", f"{name} is no torch.optim.Optimizer", "name an optimizer class")
     return cls
@@ -90,7 +102,7 @@ def _arguments(config: training.Optimizer, cls: type[torch.optim.Optimizer]) -> 
     arguments: dict[str, Any] = {"lr": config.lr}
     if cls is torch.optim.SGD:
         arguments["momentum"] = config.momentum
-    elif config.name in OPTIMIZERS:
+    elif config.name in OPTIMIZERS or config.name in low_bit.SHORT:
         arguments |= {"betas": config.betas, "eps": config.eps}
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
     if config.weight_decay and "weight_decay" not in accepted and not takes_any:

@@ -49,14 +49,16 @@ def parts(moment: Tensor, gather: Callable[[Tensor], Tensor | None]) -> dict[str
     found = {}
     for name in names:
         part = getattr(local, name)
-        every = 1 if name == TABLE else local.numel() // part.numel()
-        sharded = isinstance(moment, DTensor) and name != TABLE
-        whole = gather(_as(_spread(part, every, local), moment) if sharded else part)
-        found[name] = whole if whole is None or not sharded else _one_of(whole, every)
-    if None in found.values():
+        if name == TABLE or not isinstance(moment, DTensor):
+            found[name] = gather(part)
+        else:
+            every = local.numel() // part.numel()
+            whole = gather(_as(_spread(part, every, local), moment))
+            found[name] = None if whole is None else _one_of(whole, every).view(part.dtype)
+    if any(part is None for part in found.values()):
         return None
-    plain = [str(value) if isinstance(value, torch.dtype) else value for value in context]
-    return {KIND: type(local).__name__, **found, "context": plain}
+    signs = [value for value in context if isinstance(value, bool)]  # beside shape and dtype, which parameters have
+    return {KIND: type(local).__name__, **found, "signed": signs}
 
 
 @torch.no_grad()
@@ -66,21 +68,24 @@ def joined(saved: dict[str, Any], parameter: Tensor, place: Callable[[Tensor], T
     Where blocks do not fill the shards of this layout it comes as the numbers it stands for.
     """
     cls = getattr(import_module(f"torchao.optim.{MODULES[saved[KIND]]}"), saved[KIND])
-    context = [_dtype(value) for value in saved["context"]]
-    whole = cls.__tensor_unflatten__({name: saved[name] for name in cls.tensor_attrs}, context)
+    names = cls.tensor_attrs
+    whole = _made(cls, {name: saved[name] for name in names}, saved["signed"], parameter)
     if not isinstance(parameter, DTensor):
-        return whole  # type: ignore[no-any-return]
+        return whole
     if not fill_blocks(shard_sizes(parameter), whole.block_size):
         return place(whole.dequantize(parameter.dtype))
-    cut = {}
-    for name in cls.tensor_attrs:
-        part = saved[name]
-        if name == TABLE:
-            cut[name] = part.to(parameter.device)
-        else:
-            every = whole.numel() // part.numel()
-            cut[name] = _one_of(_local(place(_spread(part, every, whole))), every)
-    return _as(cls.__tensor_unflatten__(cut, context), parameter)
+    shards = {TABLE: saved[TABLE].to(parameter.device)} if TABLE in names else {}
+    for name in names:
+        if name != TABLE:
+            every = whole.numel() // saved[name].numel()
+            shard = _local(place(_spread(saved[name], every, whole)))
+            shards[name] = _one_of(shard, every).view(saved[name].dtype)
+    return _as(_made(cls, shards, saved["signed"], _local(parameter)), parameter)
+
+
+def _made(cls: Any, tensors: dict[str, Tensor], signed: list[bool], like: Tensor) -> Any:
+    shape = [like.shape] if cls.__name__ == "OptimState4bit" else []  # whose codes are packed
+    return cls.__tensor_unflatten__(tensors, [*signed, *shape, torch.float32])
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -88,7 +93,8 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _spread(part: Tensor, every: int, like: Tensor) -> Tensor:
-    """One entry for `every` numbers → one for each."""
+    """One entry for `every` numbers → one for each; bytes where they are bytes, which travel in any case."""
+    part = part.view(torch.uint8) if part.dtype.itemsize == 1 else part
     return part if every == 1 else part.repeat_interleave(every).view(like.shape)
 
 
@@ -101,7 +107,3 @@ def _as(local: Tensor, sharded: Any) -> Tensor:
     return DTensor.from_local(
         local, sharded.device_mesh, sharded.placements, run_check=False, shape=sharded.shape, stride=sharded.stride()
     )
-
-
-def _dtype(value: Any) -> Any:
-    return getattr(torch, value.removeprefix("torch.")) if isinstance(value, str) else value

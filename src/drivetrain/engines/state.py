@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from drivetrain.engines import quantised
+
 Gather = Callable[[Tensor], Tensor | None]  # a held tensor → the whole one, or None on ranks that keep nothing
 
 
@@ -37,7 +39,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, gather: Gather) -> dict[str, Any]:
     """optimizer.state_dict() with names for numbers: {"state": {name: ...}, "param_groups": [{"params": [name]}]}.
 
-    Tensors that `gather` answers with None are left out.
+    Tensors that `gather` answers with None are left out. A quantised moment is its parts (quantised.py).
     """
     names = _names_by_position(model, optimizer)
     saved = optimizer.state_dict()
@@ -59,6 +61,8 @@ def load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, sav
         for name, values in saved["state"].items()
     }
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+    if hasattr(optimizer, "optim"):  # ZeroRedundancyOptimizer keeps a second state, in the parameters' dtype
+        optimizer.state.clear()
 
 
 def _kernels(group: dict[str, Any]) -> dict[str, Any]:
@@ -69,16 +73,30 @@ def _kernels(group: dict[str, Any]) -> dict[str, Any]:
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """What the optimizer holds on this rank."""
     states = getattr(optimizer, "optim", optimizer).state.values()  # ZeroRedundancyOptimizer keeps one within
-    return [value for state in states for value in state.values() if isinstance(value, Tensor)]
+    found = [value for state in states for value in state.values() if isinstance(value, Tensor)]
+    return [part for tensor in found for part in quantised.held(tensor)]
+
+
+HIDDEN = "__bnb_optimizer_quant_state__"  # where bitsandbytes' state_dict puts codes and scales, away from FSDP1
 
 
 def _gathered_values(values: dict[str, Any], gather: Gather) -> dict[str, Any]:
-    kept = {key: gather(value) if isinstance(value, Tensor) else value for key, value in values.items()}
+    values = {**values, **values.get(HIDDEN, {})}
+    values.pop(HIDDEN, None)
+    kept = {key: _gathered_value(value, gather) for key, value in values.items()}
     return {key: value for key, value in kept.items() if value is not None or values[key] is None}
+
+
+def _gathered_value(value: Any, gather: Gather) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return quantised.parts(value, gather) if quantised.is_quantised(value) else gather(value)
 
 
 def _placed_value(value: Any, parameter: Tensor) -> Any:
     """Moments are sharded as their parameter; counters stay whole."""
+    if quantised.are_parts(value):
+        return quantised.joined(value, parameter, lambda whole: placed_as(whole, parameter))
     is_moment = isinstance(value, Tensor) and value.shape == parameter.shape
     return placed_as(value, parameter) if is_moment else value
 

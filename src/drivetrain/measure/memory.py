@@ -83,6 +83,8 @@ class TensorPeak(TorchDispatchMode):
                 self._see(tensor.grad)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # shards and quantised moments: asked again for the plain tensors within
         result = func(*args, **(kwargs or {}))
         for value in tree_iter(result):
             if isinstance(value, Tensor):
@@ -93,6 +95,8 @@ class TensorPeak(TorchDispatchMode):
         if tensor.device.type != "cpu" or tensor.is_sparse:
             return
         storage = tensor.untyped_storage()
+        if storage.device.type != "cpu":  # a fake tensor, which DTensor works out shapes with
+            return
         key, size = storage._cdata, storage.nbytes()
         if key in self._live:
             return

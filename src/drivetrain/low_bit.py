@@ -1,0 +1,118 @@
+"""Optimizers that keep their moments in a few bits: torchao's, which fit every engine but DeepSpeed, and bitsandbytes'.
+
+Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization": a moment is a byte a number, which points into a
+table of 256 values, and one scale for each block of 256 numbers. Both packages keep whole moments of small tensors
+(below 4,096 numbers), torchao also of those that blocks do not fill.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from contextlib import nullcontext
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from drivetrain.errors import problem
+
+SHORT = {"adamw8bit": "torchao.optim:AdamW8bit"}  # names that a run file may give
+PACKAGES = {"torchao", "bitsandbytes"}
+LEAST = 4096  # numbers from which on torchao quantises a moment
+
+
+def check_installed(name: str) -> None:
+    """UserError if the package of a short name is not there."""
+    package = SHORT[name].partition(".")[0]
+    if find_spec(package) is None:
+        why = f"{name} is {package}'s, which is not installed"
+        raise problem("optimizer.name", why, "pip install 'drivetrain[lowbit]'")
+
+
+def hush() -> None:
+    """torchao, which transformers imports wherever it is installed, warns of each kernel in its wheel that is for
+    another Python or GPU, and torch of what torchao registers."""
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def is_low_bit(cls: type[torch.optim.Optimizer]) -> bool:
+    return _package(cls) in PACKAGES
+
+
+def _package(cls: type) -> str:
+    return cls.__module__.partition(".")[0]
+
+
+@functools.cache
+def fitted(cls: Any, compiles: bool) -> type[torch.optim.Optimizer]:
+    """The class as this project uses it: torchao's with three changes, any other as it is."""
+    if _package(cls) != "torchao":
+        return cls
+
+    class Fitted(cls):
+        def step(self, closure: Any = None) -> Any:
+            """torchao compiles its update for every shape it meets, which takes seconds each on a CPU: there only if
+            the run compiles its model too."""
+            on_cpu = all(p.device.type == "cpu" for group in self.param_groups for p in group["params"])
+            as_written = on_cpu and not compiles
+            with torch.compiler.set_stance("force_eager") if as_written else nullcontext():
+                return super().step(closure)
+
+        def _new_buffer(self, p: Tensor, signed: bool) -> Tensor:
+            """Each rank decides by the size of its own shard whether to quantise it. Where shards are uneven they may
+            come to different answers, and nobody could gather such a moment: it then stays whole on all of them."""
+            sizes = shard_sizes(p)
+            if len(set(sizes)) > 1 and not (min(sizes) >= LEAST and fill_blocks(sizes, self.block_size)):
+                return torch.zeros_like(p)
+            moment: Tensor = super()._new_buffer(p, signed)
+            return moment
+
+        @staticmethod
+        def _subclass_zeros(p: Tensor, signed: bool, block_size: int) -> Any:
+            """Said to be fp32, which is what they stand for: of 16-bit shards torch would take two different views."""
+            return cls._subclass_zeros(p, signed, block_size).float()
+
+    Fitted.__name__, Fitted.__module__ = cls.__name__, cls.__module__
+    return Fitted
+
+
+def fill_blocks(sizes: Sequence[int], block: int) -> bool:
+    return all(size % block == 0 for size in sizes)
+
+
+def shard_sizes(parameter: Tensor) -> list[int]:
+    """How many of a parameter's numbers each rank holds; sharded along its first dimension, as FSDP does it."""
+    if not isinstance(parameter, DTensor):
+        return [parameter.numel()]
+    (axis,) = [i for i, placement in enumerate(parameter.placements) if placement.is_shard()]
+    world = parameter.device_mesh.size(axis)
+    shards = torch.empty(parameter.shape, device="meta").chunk(world)
+    return [shard.numel() for shard in shards] + [0] * (world - len(shards))
+
+
+def check_whole(cls: type[torch.optim.Optimizer], parameters: Sequence[Tensor]) -> None:
+    """UserError if bitsandbytes, whose kernels know plain tensors only, is given shards."""
+    if _package(cls) == "bitsandbytes" and any(isinstance(p, DTensor) for p in parameters):
+        why = f"{cls.__name__} of bitsandbytes updates whole tensors, and this engine shards them"
+        raise problem("optimizer.name", why, "give adamw8bit (torchao), or take engine=ddp")
+
+
+def check_pieces(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> None:
+    """Have the first step raise UserError if an engine has put other tensors in the parameters' place.
+
+    DeepSpeed's partitions hold pieces of many parameters; their codes and scales belong to none, and could not be saved
+    by name.
+    """
+    known = {id(parameter) for parameter in parameters}
+
+    def check(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if any(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
+            why = "this engine updates flat pieces of many parameters, whose quantised state no checkpoint could name"
+            raise problem("optimizer.name", why, "give adamw, or take engine=ddp or fsdp")
+
+    optimizer.register_step_pre_hook(check)
