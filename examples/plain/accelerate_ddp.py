@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from net import build_model, train_data
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 120
-BATCH, WARM_UP = 64, 20
+BATCH, WARM_UP = 64, min(20, STEPS // 2)
 
 accelerator = Accelerator(cpu=True)
 rank, world = accelerator.process_index, accelerator.num_processes
@@ -35,4 +35,3 @@ rate = (STEPS - WARM_UP) * BATCH / (time.perf_counter() - start)
 if rank == 0:
     print(json.dumps({"samples_per_second": rate, "loss": loss.item()}))
 accelerator.end_training()
-torch.distributed.destroy_process_group()

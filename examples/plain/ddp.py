@@ -12,7 +12,7 @@ from net import build_model, train_data
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 120
-BATCH, WARM_UP = 64, 20
+BATCH, WARM_UP = 64, min(20, STEPS // 2)
 
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 120
-BATCH, WARM_UP = 64, 20
+BATCH, WARM_UP = 64, min(20, STEPS // 2)
 
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()

@@ -10,7 +10,7 @@ import torch
 from net import build_model, train_data
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 120
-BATCH, WARM_UP = 64, 20
+BATCH, WARM_UP = 64, min(20, STEPS // 2)
 
 torch.manual_seed(0)
 model = build_model()

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from net import build_model, train_data
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 120
-BATCH, WARM_UP = 64, 20
+BATCH, WARM_UP = 64, min(20, STEPS // 2)
 
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", r"`torch.distributed.\w+_tensor` is deprecated", FutureWarning)

@@ -175,17 +175,6 @@ def test_a_killed_parent_leaves_no_rank(tmp_path: Path) -> None:
     assert not alive
 
 
-def test_an_outer_torchrun_is_joined(place: Path) -> None:
-    finished(place, "train", "run.yaml", "output=one")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    joining = ["-m", "drivetrain", "train", "run.yaml", "engine=ddp", "output=joined"]
-    done = subprocess.run(torchrun + joining, cwd=place, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("completed") == 1
-    assert losses(place / "joined") == pytest.approx(losses(place / "one"), rel=1e-5)
-    assert report(place / "joined")["engaged"]["world_size"] == 2
-
-
 def test_two_nodes_meet_and_train_as_one(place: Path) -> None:
     finished(place, "train", "run.yaml", "output=one")
     meeting = ("--nodes", "2", "--rendezvous", f"127.0.0.1:{free_port()}")

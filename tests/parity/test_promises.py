@@ -101,7 +101,7 @@ def test_a_resumed_run_has_the_same_bits(ranks: Pools, case: Case, tmp_path: Pat
 
 
 @pytest.mark.parametrize("saved", ["single", "ddp", "fsdp", "zero1", "zero2", "zero3", "accelerate-fsdp"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", [pytest.param("sgd", marks=pytest.mark.slow), "adamw"])
 def test_what_one_engine_saved_another_goes_on_from(ranks: Pools, saved: str, optimizer: str, tmp_path: Path) -> None:
     def case(engine: str) -> Case:
         return replace(named(engine), model="blocks", optimizer=optimizer)

@@ -11,7 +11,7 @@ from drivetrain.config.load import load
 from drivetrain.config.notices import notices
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError
-from drivetrain.launch.outer import OuterLauncher
+from drivetrain.launch.outer import OuterLauncher, accelerate_problems
 from drivetrain.launch.start import Node
 
 
@@ -32,6 +32,7 @@ def checked(
     from drivetrain.hardware import detect  # only now: a broken run file is answered without importing torch
 
     machine = detect(run.device)
+    problems += accelerate_problems(run)
     outer = OuterLauncher.here()
     if outer is not None:
         run, found = outer.fitted(run)

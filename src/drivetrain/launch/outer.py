@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from drivetrain.config.engine import ENGINES, traits
+from drivetrain.config.engine import ENGINES, driving, label, traits
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem
 
@@ -40,3 +41,21 @@ class OuterLauncher:
             why = f"{run.processes} were given, but the launcher started {self.processes} on this node"
             problems.append(Problem("processes", why, "leave it out under another launcher"))
         return run.model_copy(update={"processes": self.processes, "nodes": nodes}), problems
+
+
+def accelerate_problems(run: RunConfig) -> Iterator[Problem]:
+    """What `accelerate launch` was told and nobody would do: it tells it to Accelerate, through the environment."""
+    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision != "no" and not run.precision.startswith(precision):
+        why = f"{run.precision} is the run's, but accelerate launch was told --mixed_precision {precision}"
+        yield Problem("precision", why, "leave the flag out: the run file says the precision")
+    for name in ("fsdp", "deepspeed"):
+        if os.environ.get(f"ACCELERATE_USE_{name.upper()}") == "true" and driving(run.engine).name != name:
+            why = f"{label(run.engine)} is the run's, but accelerate launch was told --use_{name}"
+            yield Problem("engine", why, f"give engine={name}, or launch with --multi_gpu instead")
+    # without --multi_gpu and the like one process is started, whatever --num_processes says
+    alone = "ACCELERATE_USE_CPU" in os.environ and "MASTER_ADDR" in os.environ and OuterLauncher.here() is None
+    if alone and traits(run.engine).spreads and run.processes is None:
+        why = "accelerate launch was told of several, and has started one"
+        fix = "launch with --multi_gpu, which starts them on CPUs too, or give processes, which are started from here"
+        yield Problem("processes", why, fix)

@@ -1,0 +1,100 @@
+"""Runs that another launcher starts: torchrun and `accelerate launch`, as a module and as the installed script."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.launch.test_start import finished, losses, prepared, report
+
+SCRIPTS = Path(sys.executable).parent
+TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node", "2"]
+# on a machine without GPUs too: its ranks are torchrun's, and take whatever device there is
+ACCELERATE = ["accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = prepared(tmp_path_factory.mktemp("launched"))
+    finished(folder, "train", "run.yaml", "output=one")
+    return folder
+
+
+def launched(folder: Path, launcher: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    if not (SCRIPTS / launcher[0]).exists():
+        pytest.skip(f"{launcher[0]} is not installed")
+    command = [str(SCRIPTS / launcher[0]), *launcher[1:], *arguments]
+    path = os.environ | {"PATH": f"{SCRIPTS}{os.pathsep}{os.environ.get('PATH', '')}"}
+    return subprocess.run(command, cwd=folder, env=path, capture_output=True, text=True, timeout=240, check=False)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "how"),
+    [
+        (TORCHRUN, ["-m", "drivetrain"]),
+        pytest.param(TORCHRUN, ["--no-python", "drivetrain"], marks=pytest.mark.slow),
+        (ACCELERATE, ["-m", "drivetrain"]),
+        pytest.param(ACCELERATE, ["--no_python", "drivetrain"], marks=pytest.mark.slow),
+    ],
+    ids=["torchrun", "torchrun-script", "accelerate", "accelerate-script"],
+)
+def test_the_ranks_of_an_outer_launcher_are_joined(
+    place: Path, launcher: list[str], how: list[str], request: pytest.FixtureRequest
+) -> None:
+    output = request.node.callspec.id
+    done = launched(place, launcher, *how, "train", "run.yaml", "engine=ddp", f"output={output}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("completed") == 1, "one report"
+    assert losses(place / output) == pytest.approx(losses(place / "one"), rel=1e-5)
+    assert report(place / output)["engaged"]["world_size"] == 2
+
+
+def test_the_one_process_that_accelerate_starts_for_several_is_no_run(place: Path) -> None:
+    """`--cpu` sets no ranks up: without a word every one of the processes asked for but one would be missing."""
+    cpu = ["accelerate", "launch", "--cpu", "--num_processes", "2"]
+    done = launched(place, cpu, "-m", "drivetrain", "train", "run.yaml", "engine=ddp", "output=refused")
+    assert done.returncode != 0
+    assert "processes: accelerate launch was told of several, and has started one" in " ".join(done.stderr.split())
+    assert not (place / "refused").exists()
+
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.chdir(place)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("variables", "settings", "words"),
+    [
+        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, ["engine=ddp"], "precision: fp32 is the run's"),
+        ({"ACCELERATE_USE_FSDP": "true"}, ["engine=ddp"], "engine: ddp is the run's, but accelerate launch was told"),
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, ["engine=accelerate-fsdp"], "engine: accelerate-fsdp is the run's"),
+    ],
+)
+def test_what_accelerate_launch_was_told_and_the_run_contradicts_is_refused(
+    here: pytest.MonkeyPatch, drivetrain: Cli, variables: dict[str, str], settings: list[str], words: str
+) -> None:
+    for name, value in variables.items():
+        here.setenv(name, value)
+    code, _, said = drivetrain("train", "run.yaml", *settings, "processes=1", "output=refused")
+    assert (code, words in said) == (2, True), said
+
+
+def test_what_accelerate_launch_was_told_and_the_run_says_too_is_none_of_its_problems(
+    here: pytest.MonkeyPatch, drivetrain: Cli
+) -> None:
+    told = {"ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_USE_FSDP": "true", "ACCELERATE_USE_CPU": "True"}
+    for name, value in {**told, "MASTER_ADDR": "127.0.0.1"}.items():
+        here.setenv(name, value)
+    settings = ("engine=fsdp", "precision=bf16-mixed", "processes=1", "loop.steps=2", "--quiet")
+    code, _, said = drivetrain("train", "run.yaml", *settings, "output=agreeing")
+    assert code == 0, said
