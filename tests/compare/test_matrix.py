@@ -58,6 +58,21 @@ def test_a_cell_that_cannot_work_keeps_its_problems() -> None:
     assert "fp17" in unknown.problems[0].why
 
 
+def weights(folder: str, manifest: str = "{}") -> str:
+    Path(folder).mkdir(exist_ok=True)
+    (Path(folder) / "manifest.json").write_text(manifest)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [(Job("predict", "runs"), "runs is no checkpoint"), (Job("train", "step-1"), "only predictions start from one")],
+)
+def test_a_checkpoint_that_no_cell_could_use_is_told_before_any_starts(job: Job, said: str) -> None:
+    with pytest.raises(UserError, match=f"--checkpoint: {said}"):
+        matrix(job=job)
+
+
 def test_what_makes_a_result_makes_its_key() -> None:
     (cell,) = matrix().cells
     same = [matrix("tracking.log_every=3"), matrix("name=other")]
@@ -66,7 +81,8 @@ def test_what_makes_a_result_makes_its_key() -> None:
         matrix("lr=0.5"),
         matrix("seed=8"),
         matrix(job=Job("predict", None)),
-        matrix(job=Job("predict", "step-1")),
+        matrix(job=Job("predict", weights("step-1"))),
+        matrix(job=Job("predict", weights("step-1", "trained anew"))),
         matrix(torch="2.14"),
         matrix(machine=replace(CPU, device_name="another CPU")),
     ]

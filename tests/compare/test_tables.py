@@ -94,6 +94,21 @@ def test_advice_says_when_there_is_none(tmp_path: Path) -> None:
     assert "emulated" in advice(comparison(tmp_path / "b", a=[report(emulated=True)], b=[report()]))
 
 
+def test_advice_never_chooses_what_a_cpu_computed_in_an_engines_place(tmp_path: Path) -> None:
+    stand_in = report(500, engaged={"emulated": True})
+    said = advice(comparison(tmp_path, single=[report(100)], dp=[stand_in]))
+    assert said.startswith("Choose single: nothing as good is quicker")
+    assert said.endswith("Not considered: dp on a CPU, whose replicas are threads; its speed says nothing of GPUs.")
+    assert advice(comparison(tmp_path / "alone", dp=[stand_in])).startswith("No row can be recommended: dp on a CPU")
+
+
+def test_predictions_have_no_columns_of_training(tmp_path: Path) -> None:
+    def names(verb: str) -> set[str]:
+        return {column.name for column in Figures(comparison(tmp_path / verb, a=[report(verb=verb)])).columns}
+
+    assert names("train") - names("predict") == {"time", "skipped steps"}
+
+
 def test_files_hold_every_row_with_plain_numbers(three: Comparison) -> None:
     rows = list(csv.DictReader(io.StringIO(as_csv(three))))
     assert [row["precision"] for row in rows] == ["fp32", "bf16", "rough", "broken"]

@@ -11,6 +11,8 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from drivetrain.engines import replicas
 from drivetrain.engines.replicas import ThreadReplicas, gather, scatter
+from drivetrain.measure.flops import FlopCount
+from drivetrain.measure.memory import TensorPeak
 
 
 def network() -> nn.Module:
@@ -67,6 +69,19 @@ def test_autocast_reaches_the_threads() -> None:
         assert ThreadReplicas(network(), 2)(torch.randn(4, 5)).dtype == torch.bfloat16
     with torch.no_grad():
         assert not ThreadReplicas(network(), 2)(torch.randn(4, 5)).requires_grad
+
+
+def test_what_counts_memory_and_flops_sees_the_threads() -> None:
+    model, inputs = nn.Linear(300, 200), torch.randn(100, 300)
+
+    def counted(module: nn.Module) -> tuple[int, int]:
+        with TensorPeak() as peak, FlopCount() as flops:
+            module(inputs).sum().backward()
+        return peak.peak_bytes, flops.total
+
+    (alone, of_one), (spread, of_two) = counted(model), counted(ThreadReplicas(model, 2))
+    assert of_two == of_one == 2 * (2 * 100 * 300 * 200), "forward, and the gradient of the weight"
+    assert spread >= 3 * 4 * 300 * 200 > alone, "each replica has weights of its own"
 
 
 def test_inference_makes_replicas_once_and_training_every_time() -> None:

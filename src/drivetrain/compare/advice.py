@@ -9,6 +9,7 @@ from drivetrain.compare.rows import Comparison, Row
 
 AS_GOOD = 0.01  # within this share of the best metric (or within the seeds' spread) two rows are equally good
 WORTH_NAMING = 0.05  # relative differences of memory above this are mentioned
+STAND_IN = "dp on a CPU, whose replicas are threads; its speed says nothing of GPUs"
 
 
 def advice(comparison: Comparison) -> str:
@@ -16,12 +17,17 @@ def advice(comparison: Comparison) -> str:
     rows = [row for row in comparison.completed if row.status == "completed" and _rate(row)]
     if not rows:
         return "No row can be recommended: none completed on every seed."
-    good = _as_good(comparison, rows)
+    real = [row for row in rows if not row.is_stand_in]
+    if not real:
+        return f"No row can be recommended: {STAND_IN}."
+    good = _as_good(comparison, real)
     chosen = max(good, key=lambda row: _rate(row) or 0.0)
     said = [f"Choose {chosen.label}", *_reasons(comparison, chosen, rows)]
     sentence = said[0] + (": " + "; ".join(said[1:]) if said[1:] else "") + "."
     if any(report.emulated for row in rows for report in row.reports):
         sentence += " Rows marked emulated have the accuracy of 16-bit hardware but not its time and memory."
+    if len(real) < len(rows):
+        sentence += f" Not considered: {STAND_IN}."
     return sentence
 
 

@@ -55,8 +55,9 @@ class Figures:
 
 
 def _columns(comparison: Comparison) -> list[Column]:
+    """A prediction has no time of its own: its data are repeated until there are enough batches to time."""
     return [
-        _of("time", "seconds", lambda r: r.seconds, _seconds, "low"),
+        _of("time", "seconds", lambda r: r.seconds if r.verb == "train" else None, _seconds, "low"),
         _of("samples/s", "samples_per_second", lambda r: r.samples_per_second, _number, "high"),
         _speed_up(comparison),
         *_memory(comparison),
@@ -64,7 +65,7 @@ def _columns(comparison: Comparison) -> list[Column]:
         _of("peak utilisation", "utilisation_peak", lambda r: r.utilisation["peak"], _share, None),
         *_metrics(comparison),
         _loss_difference(comparison),
-        _of("skipped steps", "skipped_steps", lambda r: r.skipped_steps, _number, None),
+        _of("skipped steps", "skipped_steps", lambda r: r.skipped_steps if r.verb == "train" else None, _number, None),
         _of("energy", "energy_joules", lambda r: r.utilisation.get("energy_joules"), _joules, "low"),
     ]
 

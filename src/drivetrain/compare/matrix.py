@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from drivetrain.checkpoint.directory import MANIFEST
 from drivetrain.compare.axes import Axis, Choice, choices
 from drivetrain.config import rules
 from drivetrain.config.load import load
@@ -71,6 +72,8 @@ def build_matrix(
     chosen = list(choices(fixed, axes))
     if len(chosen) * num_seeds > MOST_CELLS:
         raise problem("axes", f"they make {len(chosen) * num_seeds:,} cells", f"give at most {MOST_CELLS:,}")
+    if job.checkpoint is not None:
+        _check_weights(job.verb, job.checkpoint)
     if num_seeds > 1 and any(axis.key == "seed" for axis in axes):
         raise problem("--seeds", "seed is an axis already", "give one of the two")
     cells = [
@@ -80,6 +83,14 @@ def build_matrix(
     ]
     name = next((cell.run.name for cell in cells if cell.run is not None), run_file.stem)
     return Matrix(name, job, tuple(axes), tuple(cells), num_seeds)
+
+
+def _check_weights(verb: Verb, given: str) -> None:
+    if verb != "predict":
+        raise problem("--checkpoint", "only predictions start from one", "add --verb predict, or leave it out")
+    if not (Path(given) / MANIFEST).is_file():
+        fix = "give a folder such as runs/NAME/checkpoints/step-00000100"
+        raise problem("--checkpoint", f"{given} is no checkpoint: it has no {MANIFEST}", fix)
 
 
 def _cell(
@@ -99,17 +110,22 @@ def _cell(
 
 def _key(run: RunConfig, job: Job, machine: Machine, versions: dict[str, str]) -> str:
     made_of: dict[str, Any] = run.model_dump(mode="json", exclude={"output", "name", "tracking"})
-    made_of |= {"job": asdict(job), "device": machine.device_name, "versions": versions, "files": _files(run)}
+    made_of |= {"job": asdict(job), "device": machine.device_name, "versions": versions, "files": _files(run, job)}
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
 
 
-def _files(run: RunConfig) -> list[str]:
+def _files(run: RunConfig, job: Job) -> list[str]:
     """State of the files the run reads: a changed one makes another result. What lies in folders is not looked at."""
     workload = run.workload
+    weights = [] if job.checkpoint is None else [_hash(Path(job.checkpoint) / MANIFEST)]  # names all files of it
     if isinstance(workload, UserModule):
-        return [hashlib.sha256(workload.path.read_bytes()).hexdigest()]
+        return [_hash(workload.path), *weights]
     paths = [Path(given) for given in (workload.data.train, workload.data.evaluation) if given is not None]
-    return [f"{path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths if path.is_file()]
+    return [f"{path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths if path.is_file()] + weights
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _slug(label: str) -> str:

@@ -76,7 +76,7 @@ class Row:
         names = list(self.values or (self.label,))
         if any(report.emulated for report in self.reports):
             names[0] += " (emulated)"
-        if any(report.engaged.get("emulated") for report in self.reports):
+        if self.is_stand_in:
             names[0] += " (dp, CPU emulation)"
         return names
 
@@ -91,6 +91,11 @@ class Row:
         if not bad:
             return "completed"
         return bad[0] if len(bad) == len(self.results) else f"{bad[0]} ({len(bad)} of {len(self.results)})"
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether a CPU computed it in an engine's place: what it found is meant, its time is not."""
+        return any(report.engaged.get("emulated") for report in self.reports)
 
     @property
     def reason(self) -> str:

@@ -7,13 +7,15 @@ broadcast to several GPUs is. That serves to test the semantics; it saves neithe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 
 class GpuReplicas(nn.DataParallel):
@@ -68,14 +70,27 @@ class ThreadReplicas(nn.Module):
     def _in_parallel(self, replicas: list[nn.Module], pieces: list[Any]) -> list[Any]:
         grad, cast_on = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
         cast_to = torch.get_autocast_dtype("cpu")
+        meters = _get_current_dispatch_mode_stack()
 
         def run(replica: nn.Module, piece: Any) -> Any:
             # these settings belong to the thread that made them
-            with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=cast_to, enabled=cast_on):
+            with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=cast_to, enabled=cast_on), _seen_by(meters):
                 args, kwargs = piece
                 return replica(*args, **kwargs)
 
         return list(self._threads.map(run, replicas, pieces))
+
+
+@contextmanager
+def _seen_by(modes: list[TorchDispatchMode]) -> Iterator[None]:
+    """What watches the operators of another thread (memory, FLOPs) watches those of this one too."""
+    for mode in modes:
+        _push_mode(mode)
+    try:
+        yield
+    finally:
+        for _ in modes:
+            _pop_mode()
 
 
 def scatter(value: Any, parts: int) -> list[Any]:

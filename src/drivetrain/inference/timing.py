@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from drivetrain.assemble import assemble
 from drivetrain.config.engine import label
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
-from drivetrain.data.loader import evaluation_batches
+from drivetrain.data.loader import MicroBatch, evaluation_batches
 from drivetrain.engines.base import Engine
 from drivetrain.errors import problem
 from drivetrain.folder import RunFolder
@@ -53,20 +54,24 @@ def time_predictions(run: RunConfig, machine: Machine, checkpoint: str | None) -
 
 
 def _predict(run: RunConfig, workload: Workload, engine: Engine, meters: Meters) -> int:
-    """Returns the number of rounds: a batch on each rank."""
+    """Whole predictions, until enough batches are timed; returns the number of rounds: a batch on each rank."""
     assert workload.evaluation is not None
     samples, size, world = workload.evaluation, run.evaluation.batch_size or run.micro_batch, engine.data_world
     done = 0
-    while done < LEAST_STEPS:
-        batches = evaluation_batches(samples, workload.collate, size, run.loader, engine.data_rank, world)
+
+    def timed() -> Iterator[MicroBatch]:
+        nonlocal done
         left = len(samples)
-        for batch in batches:
+        for batch in evaluation_batches(samples, workload.collate, size, run.loader, engine.data_rank, world):
             with meters.step([batch]), meters.part("forward"):
-                list(engine.predict([batch]))
-            predicted = min(left, size * world)
-            left -= predicted
-            meters.step_done(predicted)
+                yield batch  # the engine computes until it asks for the next
+            meters.step_done(min(left, size * world))
+            left -= size * world
             done += 1
+
+    while done < LEAST_STEPS:
+        for _ in engine.predict(timed()):
+            pass
     return done
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
@@ -56,6 +57,7 @@ class TensorPeak(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._live: dict[int, int] = {}  # storage → bytes
+        self._one_at_a_time = threading.RLock()  # dp's replicas on a CPU; a storage may be freed within
         self._bytes = 0
         self.peak_bytes = 0
 
@@ -98,18 +100,21 @@ class TensorPeak(TorchDispatchMode):
         if storage.device.type != "cpu":  # a fake tensor, which DTensor works out shapes with
             return
         key, size = storage._cdata, storage.nbytes()
-        if key in self._live:
-            return
-        self._live[key] = size
-        self._bytes += size
-        self.peak_bytes = max(self.peak_bytes, self._bytes)
-        weakref.finalize(storage, self._forget, key)
+        with self._one_at_a_time:
+            if key not in self._live:
+                weakref.finalize(storage, self._forget, key)
+                self._holds(key, size)
 
     def _resized(self, storage: torch.UntypedStorage, size: int) -> None:
-        if (key := storage._cdata) in self._live:
-            self._bytes += size - self._live[key]
-            self._live[key] = size
-            self.peak_bytes = max(self.peak_bytes, self._bytes)
+        with self._one_at_a_time:
+            if (key := storage._cdata) in self._live:
+                self._holds(key, size)
+
+    def _holds(self, key: int, size: int) -> None:
+        self._bytes += size - self._live.get(key, 0)
+        self._live[key] = size
+        self.peak_bytes = max(self.peak_bytes, self._bytes)
 
     def _forget(self, key: int) -> None:
-        self._bytes -= self._live.pop(key, 0)
+        with self._one_at_a_time:
+            self._bytes -= self._live.pop(key, 0)
