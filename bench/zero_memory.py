@@ -21,8 +21,18 @@ from tables import machine_line, markdown_table, write
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).resolve().parent / "results"
-WIDTH, LAYERS = 2048, 8  # 33.6 million parameters
-BUCKET = "{reduce_bucket_size: 4200000}"  # about a layer
+WIDTH, LAYERS = 1024, 32  # 33.6 million parameters
+LAYER = WIDTH * WIDTH + WIDTH  # elements
+# what is whole for a moment: a layer or two, as in a large model under DeepSpeed's own bounds
+BOUNDS = {
+    "zero_optimization": {
+        "reduce_bucket_size": LAYER,
+        "sub_group_size": 2 * LAYER,
+        "stage3_max_live_parameters": 2 * LAYER,
+        "stage3_max_reuse_distance": 2 * LAYER,
+        "stage3_prefetch_bucket_size": LAYER,
+    }
+}
 WORKLOAD = """
 import torch
 from torch import nn
@@ -55,24 +65,25 @@ def main() -> None:
 
 
 def parameters() -> int:
-    return LAYERS * (WIDTH * WIDTH + WIDTH)
+    return LAYERS * LAYER
 
 
 def expected(stage: int, ranks: int) -> float:
     """Bytes a rank: 4 a weight, 4 a gradient, 12 for the optimizer (8 at stage 0, which keeps no second copy).
 
-    And what is whole for a moment: at stage 0 all gradients in the buffer they are summed in, later a layer of them
-    (the bucket), at stage 3 a layer of weights as well.
+    And what is there for a moment: at stage 0 all gradients in the buffer they are summed in, later a layer of them
+    (the bucket), at stage 3 two layers of weights as well. Stage 2 copies its share of the gradients into one piece
+    before it updates. Then, gradients being freed, stages 1 and 2 gather the weights: in place between GPUs, with a
+    copy of them all in gloo.
     """
-    weights = 4 * parameters()
-    layer = 4 * (WIDTH * WIDTH + WIDTH)
+    weights, layer = 4 * parameters(), 4 * LAYER
     if stage == 0:
         return weights * (1 + 1 + 2) + weights
     if stage == 1:
         return weights * (1 + 1 + 3 / ranks) + layer
     if stage == 2:
-        return weights * (1 + 1 / ranks + 3 / ranks) + layer
-    return weights * (1 + 1 + 3) / ranks + 2 * layer
+        return weights * (1 + 3 / ranks) + max(weights * 2 / ranks + layer, weights)
+    return weights * (1 + 1 + 3) / ranks + 3 * layer
 
 
 def peak(stage: int, ranks: int, width: int) -> float:
@@ -83,7 +94,7 @@ def peak(stage: int, ranks: int, width: int) -> float:
         run = Path(folder) / "run.yaml"
         run.write_text(
             f"workload: {{type: module, path: {workload}}}\n"
-            f"engine: {{name: deepspeed, stage: {stage}, config: {{zero_optimization: {BUCKET}}}}}\n"
+            f"engine: {{name: deepspeed, stage: {stage}, config: {json.dumps(BOUNDS)}}}\n"
             f"processes: {ranks}\nbatch_size: {2 * ranks}\nloop: {{steps: 6}}\noptimizer: {{name: adamw, lr: 1.0e-4}}\n"
             "allocator: system\ncheckpoints: {every_steps: 1000}\n"
         )
@@ -107,8 +118,11 @@ def page(rows: list[list[str]]) -> str:
             f"A perceptron of {parameters() / 1e6:.1f} million parameters in fp32, AdamW, two samples a rank; peak "
             "resident MiB of a rank, less that of the same run with almost no weights. Expected: weights, gradients, "
             "two moments and (from stage 1 on) DeepSpeed's own copy of the weights, what the stage shards divided by "
-            "the ranks (Rajbhandari et al. 2020), and what is whole for a moment: all gradients at stage 0, a bucket "
-            "of them later, a layer at stage 3. `python bench/zero_memory.py` repeats it.",
+            "the ranks (Rajbhandari et al. 2020), and what is there for a moment: all gradients again at stage 0, a "
+            "layer of them later, at stage 2 the copy it makes of its share, or (later, if larger) gloo's copy of the "
+            "weights that it gathers; at stage 3 two layers of weights. "
+            "DeepSpeed's bounds (buckets, live parameters) are a layer or two. `python bench/zero_memory.py` repeats "
+            "it.",
             "",
             machine_line(),
             "",

@@ -15,6 +15,7 @@ from drivetrain.config.load import validate
 from drivetrain.config.machine import Machine
 from drivetrain.config.notices import notices
 from drivetrain.config.run import RunConfig
+from drivetrain.importing.found import leaves
 
 CPU = Machine("cpu", "a CPU", 1, 2**33, 2, None, frozenset({"float32"}), frozenset({"deepspeed", "accelerate"}))
 DIGITS = {"type": "image_classification", "model": {"config": {"model_type": "resnet"}}, "data": {"source": "digits"}}
@@ -120,6 +121,50 @@ def test_a_json_that_agrees_is_taken() -> None:
 def test_what_cannot_be_had_is_refused_with_the_reason(config: dict[str, Any], told: str) -> None:
     (problem,) = rules.check(run({"name": "deepspeed", "config": config}), CPU)
     assert told in problem.why
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "fp16.enabled says fp16-master, bf16.enabled says"),
+        (
+            {
+                "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
+                "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.2}},
+            },
+            "optimizer.params.lr says 0.1, scheduler.params.warmup_max_lr says 0.2",
+        ),
+    ],
+)
+def test_a_json_that_contradicts_itself_is_refused(config: dict[str, Any], told: str) -> None:
+    assert any(told in problem.why for problem in rules.check(run({"name": "deepspeed", "config": config}), CPU))
+
+
+EVERYWHERE = {
+    "optimizer": {"type": "Lamb", "params": {"lr": 0.1, "max_coeff": 10}},
+    "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.0}},
+    "torch_autocast": {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []},
+    "bf16": {"enabled": False, "immediate_grad_update": True},
+    "zero_optimization": {
+        "stage": "auto",
+        "offload_optimizer": {"device": "none", "pin_memory": True},
+        "offload_param": {"device": "cpu", "nvme_path": "/ssd", "buffer_count": "auto"},
+    },
+}
+
+
+def test_every_key_is_told_what_became_of_it() -> None:
+    told = {note.key for note in deepspeed.translate(EVERYWHERE).notes}
+    assert told >= set(leaves(EVERYWHERE)), set(leaves(EVERYWHERE)) - told
+
+
+def test_a_warm_up_by_the_logarithm_is_told_to_rise_linearly() -> None:
+    def told(**params: Any) -> list[str]:
+        found = deepspeed.translate({"scheduler": {"type": "WarmupLR", "params": params}})
+        return [note.key for note in found.with_fate("changed")]
+
+    assert told() == told(warmup_type="log") == ["scheduler.params.warmup_type"]
+    assert not told(warmup_type="linear")
 
 
 def test_keys_without_effect_are_named_in_a_notice() -> None:

@@ -32,6 +32,8 @@ def translate(raw: Mapping[str, Any]) -> Translation:
     name = DRIVERS.get(kind)
     if name is None:
         into.note("distributed_type", "refused", f"{kind} has no engine here; there are {', '.join(DRIVERS)}")
+        for key in raw.keys() - {"distributed_type"}:
+            into.note(key, "refused", "so is distributed_type")
         return into
     into.set("distributed_type", "engine.name", name)
     given = {key: value for key, value in raw.items() if key not in TOGETHER}
@@ -62,7 +64,7 @@ def _processes(raw: Mapping[str, Any], into: Translation) -> None:
     counts = {key: raw[key] for key in ("num_machines", "num_processes") if raw.get(key) is not None}
     wrong = [key for key, count in counts.items() if not isinstance(count, int) or isinstance(count, bool)]
     for key in wrong:
-        into.note(key, "refused", f"its value makes no sense: {counts[key]!r}")
+        into.unreadable(key, counts[key])
     if wrong:
         return
     machines = max(1, counts.get("num_machines", 1))
@@ -111,20 +113,25 @@ def _reshard(key: str, value: Any, into: Translation) -> None:
         _strategy(key, value, into)
 
 
+POLICY = "fsdp_auto_wrap_policy"
+
+
 def _wrapping(key: str, value: Any, into: Translation) -> None:
     if value == "SIZE_BASED_WRAP":
         into.set(key, "engine.wrap", "size")
     elif value == "NO_WRAP":
         into.set(key, "engine.wrap", [])
-    else:
-        into.settings.setdefault("engine.wrap", "block")
-        into.note(key, "mapped", f"engine.wrap: {into.settings['engine.wrap']}")
+    else:  # by class, which are named by a key of their own, or are the model's blocks
+        into.settings["engine.wrap"] = "block"
+        into.note(key, "mapped", "engine.wrap: block, or the classes that are named")
 
 
 def _layers(key: str, value: Any, into: Translation) -> None:
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else list(value or [])
-    if names:
+    if names and into.settings.get("engine.wrap", "block") == "block":
         into.set(key, "engine.wrap", names)
+    else:
+        into.note(key, "unneeded", f"{POLICY} does not go by class" if names else "it is empty")
 
 
 _BY_ITSELF = fated("unneeded", "FSDP2 does it by itself")
@@ -134,7 +141,7 @@ FSDP: dict[str, Handler] = {
     "fsdp_version": fated("mapped", "FSDP2, which does what FSDP1 did"),
     "fsdp_sharding_strategy": _strategy,
     "fsdp_reshard_after_forward": _reshard,
-    "fsdp_auto_wrap_policy": _wrapping,
+    POLICY: _wrapping,
     "fsdp_transformer_layer_cls_to_wrap": _layers,
     "fsdp_min_num_params": field_of("engine.wrap_min_parameters"),
     "fsdp_offload_params": field_of("engine.offload"),
@@ -153,6 +160,8 @@ FSDP: dict[str, Handler] = {
 
 def _fsdp(key: str, value: Any, into: Translation) -> None:
     given = {name if name.startswith("fsdp_") else f"fsdp_{name}": v for name, v in (value or {}).items()}
+    if POLICY in given:  # before what refines it
+        given = {POLICY: given[POLICY], **given}
     translated(given, FSDP, into, f"{key}.")
 
 
@@ -204,13 +213,28 @@ def _environment(key: str, value: Any, into: Translation) -> None:
 
 
 def _compiled(key: str, value: Any, into: Translation) -> None:
-    backend = str((value or {}).get("dynamo_backend", "NO")).upper()
+    translated({name.removeprefix("dynamo_"): given for name, given in (value or {}).items()}, DYNAMO, into, f"{key}.")
+
+
+def _backend(key: str, value: Any, into: Translation) -> None:
+    backend = str(value).upper()
     if backend == "INDUCTOR":
         into.set(key, "compile", True)
     elif backend in ("NO", ""):
         into.note(key, "unneeded", "it is off")
     else:
         into.note(key, "refused", f"compile=true compiles with inductor, not {backend}")
+
+
+_AS_ALWAYS = if_on(fated("refused", "compile=true compiles in the default way"))
+
+DYNAMO: dict[str, Handler] = {
+    "backend": _backend,
+    "mode": lambda key, value, into: _AS_ALWAYS(key, value != "default", into),
+    "use_fullgraph": _AS_ALWAYS,
+    "use_dynamic": _AS_ALWAYS,
+    "use_regional_compilation": _AS_ALWAYS,
+}
 
 
 def _mesh(key: str, value: Any, into: Translation) -> None:
@@ -246,7 +270,7 @@ KEYS: dict[str, Handler] = {
     "command_file": _TPU,
     "commands": _TPU,
     "dynamo_config": _compiled,
-    "dynamo_backend": lambda key, value, into: _compiled(key, {"dynamo_backend": value}, into),
+    "dynamo_backend": _backend,
     "parallelism_config": if_on(_mesh),
     "fp8_config": if_on(fated("later", "fp8")),
     "megatron_lm_config": if_on(fated("refused", "Megatron-LM is no engine here")),

@@ -35,7 +35,7 @@ def _batch(raw: Mapping[str, Any], into: Translation) -> None:
         if raw.get(key) == AUTO:
             into.note(key, "mapped", "auto: the run file's value")
         elif key in raw and not _is_number(raw[key]):
-            into.note(key, "refused", f"its value makes no sense: {raw[key]!r}")
+            into.unreadable(key, raw[key])
     if whole is not None:
         into.set(BATCH[0], "batch_size", whole)
     if micro is not None:
@@ -64,7 +64,7 @@ def _half(precision: str) -> Handler:
         if enabled:
             translated(rest, HALF, into, f"{key}.")
         else:
-            for name in rest:
+            for name in value:
                 into.note(f"{key}.{name}", "unneeded", f"{key} is not enabled")
 
     return handle
@@ -101,17 +101,21 @@ def _autocast(key: str, value: Any, into: Translation) -> None:
     if not value.get("enabled"):
         into.note(key, "unneeded", "it is off")
         return
-    dtype = str(value.get("dtype", "bfloat16"))
-    into.set(key, "precision", "fp16-mixed" if dtype in ("fp16", "float16", "half") else "bf16-mixed")
-    if "lower_precision_safe_modules" in value:
-        into.note(f"{key}.lower_precision_safe_modules", "unneeded", "gradients are summed in fp32")
+    halves = ("fp16", "float16", "half", "torch.float16")
+    into.set(f"{key}.enabled", "precision", "fp16-mixed" if value.get("dtype") in halves else "bf16-mixed")
+    told = {
+        "dtype": fated("mapped", "the precision names it"),
+        "lower_precision_safe_modules": fated("unneeded", "autocast keeps its own list of operators"),
+        "fp32_grad_accum_dtype": fated("unneeded", "gradients are summed in fp32"),
+    }
+    translated({name: given for name, given in value.items() if name != "enabled"}, told, into, f"{key}.")
 
 
 # --- optimizer and schedule ------------------------------------------------------------------------------------------
 
 
 def _optimizer(key: str, value: Any, into: Translation) -> None:
-    params = dict(value.get("params", {}))
+    params = dict(value.get("params") or {})
     name = str(value.get("type", "")).lower()
     if name == "adam" and params.get("adam_w_mode", True):
         into.set(f"{key}.type", "optimizer.name", "adamw", "DeepSpeed's Adam decays as AdamW unless adam_w_mode is off")
@@ -119,10 +123,16 @@ def _optimizer(key: str, value: Any, into: Translation) -> None:
         into.set(f"{key}.type", "optimizer.name", name)
     else:
         into.note(f"{key}.type", "refused", "name a torch optimizer by its import path in optimizer.name")
+        _left_with_type(key, params, into)
         return
     translated(params, OPTIMIZER, into, f"{key}.params.")
     if "legacy_fusion" in value:
         into.note(f"{key}.legacy_fusion", "unneeded", "the update is torch's")
+
+
+def _left_with_type(key: str, params: Mapping[str, Any], into: Translation) -> None:
+    for name in params:
+        into.note(f"{key}.params.{name}", "unneeded", f"{key}.type is refused")
 
 
 def _weight_decay(key: str, value: Any, into: Translation) -> None:
@@ -148,12 +158,22 @@ SHAPES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "
 
 
 def _scheduler(key: str, value: Any, into: Translation) -> None:
-    kind = str(value.get("type", ""))
+    kind, params = str(value.get("type", "")), dict(value.get("params") or {})
     if kind not in SHAPES:
         into.note(f"{key}.type", "refused", f"there are {', '.join(SHAPES)}, as schedule.name")
+        _left_with_type(key, params, into)
         return
     into.set(f"{key}.type", "schedule.name", SHAPES[kind])
-    translated(value.get("params", {}), SCHEDULER, into, f"{key}.params.")
+    translated(params, SCHEDULER, into, f"{key}.params.")
+    if "warmup_type" not in params:
+        _rising(f"{key}.params.warmup_type", "log", into)
+
+
+def _rising(key: str, value: Any, into: Translation) -> None:
+    if value == "linear":
+        into.note(key, "unneeded", "the rate rises linearly")
+    else:
+        into.note(key, "changed", "the rate rises linearly, not by a logarithm")
 
 
 SCHEDULER: dict[str, Handler] = {
@@ -163,7 +183,7 @@ SCHEDULER: dict[str, Handler] = {
     "warmup_max_lr": field_of("optimizer.lr"),
     "warmup_min_lr": fated("unneeded", "the rate rises from above 0"),
     "warmup_min_ratio": fated("unneeded", "the rate rises from above 0"),
-    "warmup_type": fated("unneeded", "the rate rises linearly"),
+    "warmup_type": _rising,
     "last_batch_iteration": fated("unneeded", "a resumed run knows its step"),
 }
 
@@ -178,12 +198,17 @@ def _offload(to: str) -> Handler:
         into.set(f"{key}.device", to, device)
         if given.get("nvme_path") and device == "nvme":
             into.set(f"{key}.nvme_path", "engine.nvme_path", str(given["nvme_path"]))
-        rest = {name: v for name, v in given.items() if name not in ("device", "nvme_path") and v != AUTO}
+        rest = {name: v for name, v in given.items() if name != "device" and (name, device) != ("nvme_path", "nvme")}
+        for name in [name for name, v in rest.items() if v == AUTO or device == "none"]:
+            into.note(
+                f"{key}.{name}", "unneeded", "DeepSpeed's default" if device != "none" else "nothing is offloaded"
+            )
+            del rest[name]
         for name in sorted(rest):
             if name in ("super_offload", "ratio") and rest[name] not in (False, 1, 1.0):
                 into.note(f"{key}.{name}", "refused", "it needs DeepSpeed's own optimizer")
                 del rest[name]
-        if rest and device != "none":
+        if rest:
             into.passed.setdefault("zero_optimization", {})[key.rsplit(".", 1)[-1]] = rest
             for name in rest:
                 into.note(f"{key}.{name}", "passed", "to DeepSpeed")

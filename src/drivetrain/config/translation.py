@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,6 +19,9 @@ class Note:
     key: str  # dotted, as in the foreign file
     fate: Fate
     why: str  # the field it became, or the reason
+    to: str = ""  # the field it became
+    value: Any = field(default=None, compare=False)  # of that field
+    is_readable: bool = True  # False: nothing can be made of what was given
 
 
 @dataclass
@@ -30,10 +33,24 @@ class Translation:
     def set(self, key: str, to: str, value: Any, why: str = "") -> None:
         """The key became the field `to`; why: what is not quite the same."""
         self.settings[to] = value
-        self.notes.append(Note(key, "changed" if why else "mapped", f"{to}: {value}" + (f"; {why}" if why else "")))
+        said = f"{to}: {value}" + (f"; {why}" if why else "")
+        self.notes.append(Note(key, "changed" if why else "mapped", said, to, value))
 
     def note(self, key: str, fate: Fate, why: str) -> None:
         self.notes.append(Note(key, fate, why))
+
+    def unreadable(self, key: str, value: Any) -> None:
+        text = repr(value)
+        why = f"its value makes no sense: {text if len(text) <= 40 else text[:37] + '...'}"
+        self.notes.append(Note(key, "refused", why, is_readable=False))
+
+    def conflicts(self) -> Iterator[list[Note]]:
+        """Keys that became one field and differ on it."""
+        about: dict[str, list[Note]] = {}
+        for note in self.notes:
+            about.setdefault(note.to, []).append(note)
+        about.pop("", None)
+        yield from (notes for notes in about.values() if any(not agree(notes[0].value, n.value) for n in notes))
 
     def with_fate(self, *fates: Fate) -> list[Note]:
         return [note for note in self.notes if note.fate in fates]
@@ -83,8 +100,7 @@ def _handled(handler: Handler, key: str, value: Any, into: Translation) -> None:
     try:
         handler(key, value, into)
     except (AttributeError, TypeError, ValueError, ArithmeticError, LookupError):
-        text = repr(value)
-        into.note(key, "refused", f"its value makes no sense: {text if len(text) <= 40 else text[:37] + '...'}")
+        into.unreadable(key, value)
 
 
 def agree(wanted: Any, actual: Any) -> bool:

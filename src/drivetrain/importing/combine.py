@@ -28,7 +28,8 @@ def combined(joined: Joined, onto: Mapping[str, Any]) -> tuple[dict[str, Any], l
         if name.split(".")[0] in theirs or any(_has(raw, other) for other in alternatives(name)):
             continue
         _put(raw, name, default.value)
-        notes.append(Note(default.key, "mapped", f"{name}: {default.value}; not given: the source's default"))
+        why = f"{name}: {default.value}; not given: the source's default"
+        notes.append(Note(default.key, "mapped", why, name, default.value))
     engine = raw.get("engine")
     if isinstance(engine, dict) and engine.keys() == {"name"}:
         raw["engine"] = engine["name"]

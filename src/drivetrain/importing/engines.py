@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from drivetrain.config import accelerate, deepspeed
-from drivetrain.config.translation import AUTO, Note, Translation
+from drivetrain.config.translation import Note, Translation
 from drivetrain.errors import Problem
 from drivetrain.importing.found import Default, Found, Source, leaves
 from drivetrain.importing.given import OF_JUNK, junk, switch, with_errors
@@ -45,7 +45,7 @@ def _scaling(found: Found) -> None:
 
 
 def _rising(found: Found) -> None:
-    """Its schedules warm up over 1000 steps, and by a logarithm, unless they are told otherwise."""
+    """Its schedules warm up over 1000 steps (and by a logarithm, which config/ tells) unless told otherwise."""
     settings, scheduler = found.translation.settings, found.source.raw.get("scheduler")
     if not isinstance(scheduler, dict) or "schedule.name" not in settings:
         return
@@ -55,10 +55,6 @@ def _rising(found: Found) -> None:
         found.defaults["schedule.warmup_steps"] = Default("scheduler.params.warmup_num_steps", 1000)
     if settings["schedule.name"] == "cosine" and "cos_min_ratio" not in params:
         found.defaults["schedule.final_lr_ratio"] = Default("scheduler.params.cos_min_ratio", 1e-4)
-    if params.get("warmup_type", "log") in ("log", AUTO):
-        key = "scheduler.params.warmup_type"
-        kept = [note for note in found.notes if note.key != key]
-        found.translation.notes = [*kept, Note(key, "changed", "the rate rises linearly, not by a logarithm")]
 
 
 def of_accelerate(source: Source, driver: str | None) -> Found:  # noqa: ARG001 - it names the engine itself
@@ -76,7 +72,6 @@ def of_accelerate(source: Source, driver: str | None) -> Found:  # noqa: ARG001 
         _alone(found)
     if str(raw.get("mixed_precision", "")).lower() == "no":
         found.soft.add("precision")
-    _compiled(found, raw)
     _as_written(found)
     return found
 
@@ -99,7 +94,7 @@ def _alone(found: Found) -> None:
     alone = count in (None, 1)
     if alone:
         translation.settings.pop("processes", None)
-    notes = {"distributed_type": Note("distributed_type", "mapped", "engine.name: single")}
+    notes = {"distributed_type": Note("distributed_type", "mapped", "engine.name: single", "engine.name", "single")}
     if alone:
         notes["num_processes"] = Note("num_processes", "unneeded", "engine=single is one process")
     translation.notes = [notes.get(note.key, note) for note in translation.notes]
@@ -107,20 +102,7 @@ def _alone(found: Found) -> None:
         translation.notes = [note for note in translation.notes if note.key != "distributed_type"]
 
 
-def _compiled(found: Found, raw: Mapping[str, Any]) -> None:
-    """dynamo_config says more than whether to compile."""
-    block = raw.get("dynamo_config")
-    if not isinstance(block, dict) or not found.translation.settings.get("compile"):
-        return
-    keys = {"dynamo_config": "dynamo_config.dynamo_backend"}
-    found.translation.notes = [replace(note, key=keys.get(note.key, note.key)) for note in found.notes]
-    usual = {"mode": "default", "use_fullgraph": False, "use_dynamic": False, "use_regional_compilation": False}
-    for name, value in block.items():
-        short = name.removeprefix("dynamo_")
-        if short in usual and value in (usual[short], None):
-            found.translation.note(f"dynamo_config.{name}", "unneeded", "compile=true does so")
-        elif short != "backend":
-            found.translation.note(f"dynamo_config.{name}", "refused", "compile=true compiles in the default way")
+PREFIXES = {"fsdp_config": "fsdp_", "dynamo_config": "dynamo_"}
 
 
 def _as_written(found: Found) -> None:
@@ -129,7 +111,7 @@ def _as_written(found: Found) -> None:
     notes = []
     for note in found.notes:
         block, _, name = note.key.rpartition(".")
-        prefix = "fsdp_" if block == "fsdp_config" else f"{block}_"
+        prefix = PREFIXES.get(block, f"{block}_")
         ways = (note.key, f"{block}.{prefix}{name}", f"{block}.{name.removeprefix(prefix)}")
         notes.append(replace(note, key=next((way for way in ways if way in written), note.key)))
     if "num_machines" in written and not any(note.key == "num_machines" for note in notes):
@@ -137,15 +119,14 @@ def _as_written(found: Found) -> None:
     found.translation.notes = notes
 
 
-# what config/ says of a value that it cannot read; a run file of the rest would not be the run that was meant
-NONSENSE = ("its value makes no sense", "is no number of samples or steps")
-
-
 def _checked(found: Found, translate: Translate, raw: Mapping[str, Any], context: str = "") -> Translation:
-    """The translation, and a problem for each key whose value is junk. context: the key that others depend on."""
+    """The translation, and a problem for each key whose value is junk: without it, another run would be made.
+
+    context: the key that others depend on.
+    """
     translation = _without_junk(found, translate, raw, context)
     for note in translation.with_fate("refused"):
-        if any(phrase in note.why for phrase in NONSENSE):
+        if not note.is_readable:
             found.problems.append(Problem(note.key, note.why, "correct it, or leave it out"))
     return translation
 

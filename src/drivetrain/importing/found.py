@@ -55,7 +55,7 @@ class Found:
 
     def key_of(self, field_name: str) -> str | None:
         """The key that became this field."""
-        return next((note.key for note in self.notes if note.why.startswith(f"{field_name}: ")), None)
+        return next((note.key for note in self.notes if note.to == field_name), None)
 
 
 # --- every key ---------------------------------------------------------------------------------------------------
@@ -110,26 +110,23 @@ def _named(note: Note, known: Sequence[str]) -> Note:
 
 # --- one file, one word ----------------------------------------------------------------------------------------------
 
-REFINED = "engine.wrap"  # a policy, then the classes that it is meant for
-
 
 def settle(found: Found) -> None:
     """Two keys of a file may be about one field: a switch that is off yields, other differences are problems."""
-    for name, value in list(found.translation.settings.items()):
-        saying = [note for note in found.notes if note.why.startswith(f"{name}: ") and name != REFINED]
-        said = {note.key: note.why.removeprefix(f"{name}: ").split("; ")[0] for note in saying}
-        if len(set(said.values())) < 2:
-            continue
-        if set(said.values()) == {"True", "False"}:
+    for saying in list(found.translation.conflicts()):
+        name = saying[0].to
+        if all(isinstance(note.value, bool) for note in saying):
             found.translation.settings[name] = True
-            on = next(key for key, text in said.items() if text == "True")
-            off = {
-                note: replace(note, fate="unneeded", why=f"{on} is on") for note in saying if said[note.key] == "False"
-            }
+            on = next(note.key for note in saying if note.value)
+            off = {note: Note(note.key, "unneeded", f"{on} is on") for note in saying if not note.value}
             found.translation.notes = [off.get(note, note) for note in found.notes]
         else:
-            why = f"{', '.join(f'{key} says {text}' for key, text in said.items())}, and all of them mean {name}"
-            found.problems.append(Problem(" and ".join(said), why, f"keep one of them; {value} would be taken"))
+            said = ", ".join(f"{note.key} says {note.value}" for note in saying)
+            keys = " and ".join(note.key for note in saying)
+            taken = found.translation.settings[name]
+            found.problems.append(
+                Problem(keys, f"{said}, and all of them mean {name}", f"keep one of them; {taken} would be taken")
+            )
 
 
 # --- what a file may hold ------------------------------------------------------------------------------------------

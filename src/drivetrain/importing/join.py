@@ -78,8 +78,7 @@ def _said(found: Found, name: str) -> str:
 def _yield(found: Found, name: str, why: str) -> None:
     """This file's word on a field does not count; its notes say so."""
     del found.translation.settings[name]
-    mine = f"{name}: "
-    notes = [Note(n.key, "unneeded", f"{name}: {why}") if n.why.startswith(mine) else n for n in found.notes]
+    notes = [Note(n.key, "unneeded", f"{name}: {why}") if n.to == name else n for n in found.notes]
     found.translation.notes = notes
 
 

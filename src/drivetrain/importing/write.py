@@ -38,7 +38,7 @@ def header(made: str, notes: Iterable[Note], defaults: Sequence[Note]) -> str:
             lines += [f"  {_some(keys)}: {why}" for (of, why), keys in grouped.items() if of == fate]
     if defaults:
         lines.append("What the sources leave to their software, written out:")
-        lines += [f"  {note.why.split(';')[0]}" for note in defaults]
+        lines += [f"  {note.to}: {note.value}" for note in defaults]
     return "".join(f"# {part}\n" for line in lines for part in _wrapped(line))
 
 
