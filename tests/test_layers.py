@@ -17,7 +17,7 @@ MOST_LINES = 350
 LAYERS = [
     ["errors", "__init__"],
     ["imports", "config"],
-    ["hardware", "environment", "emulation", "rng", "signals", "ranks", "low_bit"],
+    ["hardware", "environment", "emulation", "rng", "signals", "ranks", "low_bit", "builds"],
     ["precision", "data", "models", "optim", "folder"],
     ["measure"],
     ["workloads"],
@@ -49,7 +49,7 @@ OWNERS = {
     "rich": {"cli.py", "show.py", "doctor.py", "tracking/progress.py", "compare/live.py", "compare/table.py"},
     "matplotlib": {"compare/plots.py", "compare/page.py"},
     "jinja2": {"compare/page.py"},
-    "filelock": {"compare/runner.py"},
+    "filelock": {"compare/runner.py", "engines/native.py"},
     "typer": {"cli.py"},
     "safetensors": {"checkpoint", "models"},
 }

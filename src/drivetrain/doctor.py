@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import os
 import shutil
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from drivetrain import environment
+from drivetrain import builds, environment
 from drivetrain.config import rules
 from drivetrain.config.engine import ENGINES
 from drivetrain.config.machine import Machine
@@ -97,16 +95,14 @@ def _engine(name: str, machine: Machine) -> tuple[str, str]:
 def left_builds() -> dict[str, tuple[str, str]]:
     """What interrupted builds of native extensions left behind, which later starts stumble over.
 
-    drivetrain builds none for DeepSpeed, so that a left one does it no harm; other programs of the user it stops.
+    drivetrain builds none for DeepSpeed (but for nvme, and clears such away itself); other programs it stops.
     """
-    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path.home() / ".cache" / "torch_extensions"))
     found = {}
-    for script in sorted(root.rglob("build.ninja")):
-        folder = script.parent
-        if (folder / "lock").exists():
+    for folder in builds.folders():
+        if (folder / "lock").exists() and not builds.is_building(folder, patience=60.0):
             why = "an interrupted build left a lock: the next start that needs it waits for ever"
-            found[f"build of {folder.name}"] = ("no", f"{why}. If nothing builds now: rm -r {folder}")
-        elif not list(folder.glob("*.so")):
+            found[f"build of {folder.name}"] = ("no", f"{why}. rm -r {folder}")
+        elif not (folder / "lock").exists() and not builds.is_built(folder):
             why = f"half built: '{folder.name}.so: cannot open shared object file' comes from it"
             found[f"build of {folder.name}"] = ("no", f"{why}. rm -r {folder}")
     return found

@@ -179,6 +179,11 @@ def test_keys_without_effect_are_named_in_a_notice() -> None:
         ({"name": "deepspeed", "stage": 2, "offload_parameters": "cpu"}, {}, "engine.offload_parameters"),
         ({"name": "deepspeed", "stage": 0, "offload_optimizer": "cpu"}, {}, "engine.offload_optimizer"),
         ({"name": "deepspeed", "stage": 3, "offload_optimizer": "nvme"}, {}, "engine.nvme_path"),
+        (
+            {"name": "deepspeed", "stage": 3, "offload_parameters": "nvme", "nvme_path": "/ssd"},
+            {},
+            "engine.offload_parameters",
+        ),
         ("zero0", {"precision": "bf16-master"}, "precision"),
         ("zero2", {"precision": "bf16"}, "precision"),
         ("zero2", {"precision": "fp16-master"}, "precision"),

@@ -73,8 +73,8 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "drivetrain", *arguments]
 
 
-def finished(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command(*arguments), cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+def finished(folder: Path, *arguments: str, code: int = 0, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(command(*arguments), cwd=folder, capture_output=True, text=True, timeout=timeout, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     return done
 

@@ -96,6 +96,9 @@ def _of_deepspeed(run: RunConfig, engine: DeepspeedEngine, where: str) -> Iterat
             yield Problem(
                 f"{where}.{field}", f"DeepSpeed uses the disk at stage 3 only, not {engine.stage}", "give cpu"
             )
+    if engine.offload_parameters == "nvme" and not run.precision_spec.cast:
+        why = f"DeepSpeed rounds parameters on a disk to 16 bits, which {run.precision} does not mean"
+        yield Problem(f"{where}.offload_parameters", why, "give cpu, or precision=bf16-master")
     if engine.stage == 0 and run.precision_spec.cast:
         why = f"at stage 0 DeepSpeed accumulates and sums gradients in 16 bits, which {run.precision} does in fp32"
         yield Problem("precision", why, "give stage=1 or more, or bf16-mixed")

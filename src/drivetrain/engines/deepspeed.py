@@ -8,9 +8,12 @@ is that of every other engine. The optimizer is torch's: DeepSpeed's own would b
 from __future__ import annotations
 
 import copy
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,9 +25,10 @@ from drivetrain.engines.base import Engaged, StepResult
 from drivetrain.engines.eager import EagerEngine
 from drivetrain.engines.native import deepspeed_ready
 from drivetrain.engines.zero_config import zero_json
-from drivetrain.errors import RunError
+from drivetrain.errors import RunError, problem
 from drivetrain.optim import OptimizerFactory, plainly
 from drivetrain.precision import autocast
+from drivetrain.ranks import Ranks
 
 
 class InAutocast(nn.Module):
@@ -52,11 +56,12 @@ class DeepspeedEngine(EagerEngine):
     _config: config.DeepspeedEngine
     _zero: Any = None  # the DeepSpeedEngine
     _groups: list[list[str]]  # parameter names of each group of the optimizer
+    _swap: Path | None = None  # what nvme means to this run
 
     # --- setting up --------------------------------------------------------------------------------------------------
 
     def _wrap(self, model: nn.Module) -> nn.Module:
-        deepspeed_ready()
+        deepspeed_ready(self._on_disk)
         precision = self._options.precision
         whole = InAutocast(model, lambda: autocast(precision, self._device)) if precision.autocast else model
         if not self._trains and self._config.stage == 3:
@@ -64,6 +69,10 @@ class DeepspeedEngine(EagerEngine):
         elif not self._trains and precision.cast:
             model.to(getattr(torch, precision.compute))
         return whole
+
+    @property
+    def _on_disk(self) -> bool:
+        return "nvme" in (self._config.offload_optimizer, self._config.offload_parameters)
 
     def _build_optimizer(self, build: OptimizerFactory) -> torch.optim.Optimizer:
         """torch's, over the flat partitions that ZeRO puts in place of the parameters."""
@@ -83,8 +92,11 @@ class DeepspeedEngine(EagerEngine):
         for parameter in model.parameters():  # DeepSpeed takes no channels-last filters, not even of one pixel
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
         sizes = [p.numel() for p in model.parameters()]
-        on_gpu = self._device.type == "cuda"
-        return zero_json(self._config, self._options.precision, self._options.max_grad_norm, sizes, on_gpu)
+        block, on_gpu = self._config, self._device.type == "cuda"
+        if self._on_disk:
+            self._swap = swap_folder(block.nvme_path, self._ranks)
+            block = block.model_copy(update={"nvme_path": self._swap})
+        return zero_json(block, self._options.precision, self._options.max_grad_norm, sizes, on_gpu)
 
     def _check_engaged(self) -> None:
         if self._zero is None:
@@ -99,8 +111,7 @@ class DeepspeedEngine(EagerEngine):
         trained = [p for p in self._model.parameters() if p.requires_grad]
         total = sum(zero_state.shape_of(p).numel() for p in trained)
         if self._trains and asked > 0:
-            masters = zero_state.masters(self._zero.optimizer)
-            self._check_shards("master weights", sum(master.numel() for master in masters), total)
+            self._check_shards("master weights", zero_state.num_masters(self._zero.optimizer), total)
         if asked == 3:
             self._check_shards("parameters", sum(zero_state.shard(p).numel() for p in trained), total)
 
@@ -266,6 +277,20 @@ class DeepspeedEngine(EagerEngine):
             self._zero.destroy()
             self._zero = None
             nn.functional.linear = self._linear
+        if self._swap is not None:
+            shutil.rmtree(self._swap, ignore_errors=True)
+
+
+def swap_folder(parent: Path | None, ranks: Ranks) -> Path:
+    """A folder of this run alone: DeepSpeed's own file names are the same in every run."""
+    assert parent is not None, "a rule asks for it"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        folder = ranks.on_first(lambda: Path(tempfile.mkdtemp(prefix="drivetrain-", dir=parent)))
+        folder.mkdir(exist_ok=True)  # on the disks of other machines
+    except OSError as error:
+        raise problem("engine.nvme_path", f"cannot be written: {error}", "give a folder on that disk") from None
+    return folder
 
 
 def _without_fused_sgd(

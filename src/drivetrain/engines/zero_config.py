@@ -10,6 +10,7 @@ from drivetrain.config.engine import DeepspeedEngine
 from drivetrain.config.precision import Precision
 
 BUCKET = 50_000_000  # most elements reduced at once; DeepSpeed's own 500 million cost 2 GB whatever the model's size
+SMALLEST_BUCKET = 4_000_000  # below 16 MB what a reduction costs is its start
 LIVE = 1_000_000_000  # DeepSpeed's own
 PERSISTENT = (
     100_000  # stage 3 keeps smaller parameters whole: DeepSpeed's own bound, for a model of 100 million and more
@@ -25,9 +26,10 @@ def zero_json(
     autocast: gradients are summed in fp32 under every precision.
     """
     total, largest = sum(sizes), max(sizes)
+    bucket = max(largest, SMALLEST_BUCKET, min(BUCKET, total // 4))
     zero: dict[str, Any] = {
         "stage": block.stage,
-        "reduce_bucket_size": max(largest, min(BUCKET, total // 4)),
+        "reduce_bucket_size": min(total, bucket),
         "stage3_param_persistence_threshold": min(PERSISTENT, total // 1000),
         # gathered at once: DeepSpeed's own bounds would keep all of a model below a billion parameters whole
         "stage3_max_live_parameters": max(2 * largest, min(LIVE, total // 4)),

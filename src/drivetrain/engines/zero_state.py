@@ -106,6 +106,12 @@ def _shard(value: Tensor, parameter: Any, rank: int) -> Tensor:
     return nn.functional.pad(piece, (0, size - piece.numel()))
 
 
+def num_masters(optimizer: Any) -> int:
+    """How many elements those are, also of what lies on a disk."""
+    counts = getattr(optimizer, "fp16_partitioned_groups_flat_numel", None)
+    return sum(counts) if counts is not None else sum(master.numel() for master in masters(optimizer))
+
+
 def masters(optimizer: Any) -> list[Tensor]:
     """The flat fp32 partitions that this rank updates (each kind of ZeRO optimizer names them otherwise)."""
     for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat", "fp32_groups_flat_partition"):

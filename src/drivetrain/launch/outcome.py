@@ -54,7 +54,8 @@ def failed(rank: int, error: BaseException, traceback: str) -> RankOutcome:
 def raised(outcome: RankOutcome) -> Exception:
     """The rank's failure as an error of this process."""
     if outcome.kind == "user":
-        return UserError(outcome.problems)
+        where = f" (on rank {outcome.rank})" if outcome.rank else ""  # the first one sees what all see
+        return UserError([Problem(p.field, p.why + where, p.fix) for p in outcome.problems])
     if outcome.kind == "run":
         return RunError(f"rank {outcome.rank}: {outcome.message}")
     return RankError(f"rank {outcome.rank}: {outcome.message}", outcome.traceback)

@@ -1,4 +1,4 @@
-"""Environment variables: no other part of the project sets any."""
+"""Environment variables: no other part of the project sets any, but for the PATH to a compiler's ninja."""
 
 from __future__ import annotations
 
