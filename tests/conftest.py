@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,11 @@ import pytest
 from tests.ranks import RankPool
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+# a shell that starts the tests in the background has Ctrl-C ignored, also by all that they start
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
