@@ -59,7 +59,8 @@ def main() -> None:
         for stage in range(4):
             measured = peak(stage, ranks, WIDTH) - peak(stage, ranks, 8)
             wanted = expected(stage, ranks)
-            rows.append([f"zero{stage}", str(ranks), mib(wanted), mib(measured), f"{measured / wanted:.2f}"])
+            row = [f"zero{stage}", str(ranks), mib(states(stage, ranks)), mib(wanted), mib(measured)]
+            rows.append([*row, f"{measured / wanted:.2f}"])
             print(*rows[-1], flush=True)
     write(options.output, page(rows))
 
@@ -68,22 +69,29 @@ def parameters() -> int:
     return LAYERS * LAYER
 
 
-def expected(stage: int, ranks: int) -> float:
-    """Bytes a rank: 4 a weight, 4 a gradient, 12 for the optimizer (8 at stage 0, which keeps no second copy).
+def states(stage: int, ranks: int) -> float:
+    """The paper's closed form, in bytes a rank: 4 a weight, 4 a gradient, 12 for the optimizer (8 at stage 0, which
+    keeps no second copy), what the stage shards divided by the ranks."""
+    gradients, weights = (1 if stage < 2 else 1 / ranks), (1 if stage < 3 else 1 / ranks)
+    return 4 * parameters() * (weights + gradients + (2 if stage == 0 else 3 / ranks))
 
-    And what is there for a moment: at stage 0 all gradients in the buffer they are summed in, later a layer of them
-    (the bucket), at stage 3 two layers of weights as well. Stage 2 copies its share of the gradients into one piece
-    before it updates. Then, gradients being freed, stages 1 and 2 gather the weights: in place between GPUs, with a
-    copy of them all in gloo.
+
+def expected(stage: int, ranks: int) -> float:
+    """The closed form and what is there for a moment, which it leaves out.
+
+    At stage 0 all gradients in the buffer they are summed in, later a layer of them (the bucket), at stage 3 two layers
+    of weights as well. Stage 2 copies its share of the gradients into one piece before it updates. Then, gradients
+    being freed, stages 1 and 2 gather the weights: in place between GPUs, with a copy of them all in gloo.
     """
     weights, layer = 4 * parameters(), 4 * LAYER
+    held = states(stage, ranks)
     if stage == 0:
-        return weights * (1 + 1 + 2) + weights
+        return held + weights
     if stage == 1:
-        return weights * (1 + 1 + 3 / ranks) + layer
+        return held + layer
     if stage == 2:
-        return weights * (1 + 3 / ranks) + max(weights * 2 / ranks + layer, weights)
-    return weights * (1 + 1 + 3) / ranks + 3 * layer
+        return held - weights / ranks + max(weights * 2 / ranks + layer, weights)
+    return held + 3 * layer
 
 
 def peak(stage: int, ranks: int, width: int) -> float:
@@ -116,17 +124,17 @@ def page(rows: list[list[str]]) -> str:
             "# What a rank holds at each stage of ZeRO",
             "",
             f"A perceptron of {parameters() / 1e6:.1f} million parameters in fp32, AdamW, two samples a rank; peak "
-            "resident MiB of a rank, less that of the same run with almost no weights. Expected: weights, gradients, "
-            "two moments and (from stage 1 on) DeepSpeed's own copy of the weights, what the stage shards divided by "
-            "the ranks (Rajbhandari et al. 2020), and what is there for a moment: all gradients again at stage 0, a "
-            "layer of them later, at stage 2 the copy it makes of its share, or (later, if larger) gloo's copy of the "
-            "weights that it gathers; at stage 3 two layers of weights. "
-            "DeepSpeed's bounds (buckets, live parameters) are a layer or two. `python bench/zero_memory.py` repeats "
-            "it.",
+            "resident MiB of a rank, less that of the same run with almost no weights. Closed form: weights, "
+            "gradients, two moments and (from stage 1 on) DeepSpeed's own copy of the weights, what the stage shards "
+            "divided by the ranks (Rajbhandari et al. 2020). Expected: and what is there for a moment, which it leaves "
+            "out: all gradients again at stage 0, a layer of them later, at stage 2 the copy it makes of its share, or "
+            "(later, if larger) gloo's copy of the weights that it gathers; at stage 3 two layers of weights. "
+            "DeepSpeed's bounds (buckets, live parameters) are a layer or two. "
+            "`python bench/zero_memory.py` repeats it.",
             "",
             machine_line(),
             "",
-            markdown_table(["engine", "ranks", "expected", "measured", "measured / expected"], rows),
+            markdown_table(["engine", "ranks", "closed form", "expected", "measured", "measured / expected"], rows),
             "",
         ]
     )

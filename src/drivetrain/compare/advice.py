@@ -47,8 +47,10 @@ def _as_good(comparison: Comparison, rows: list[Row]) -> list[Row]:
 
 def _reasons(comparison: Comparison, chosen: Row, rows: list[Row]) -> list[str]:
     reference = comparison.reference
-    if reference is None or len(rows) < 2:
-        return ["the only row that completed"] if len(rows) < 2 else []
+    if len(rows) < 2:
+        return ["the only row that completed"]
+    if reference is None or reference.is_stand_in:
+        return []
     reasons = []
     rate, other = _rate(chosen), _rate(reference)
     if chosen is reference:

@@ -59,18 +59,19 @@ def built(name: str, load: Callable[[], object], patience: float = 60.0) -> None
     at is cleared away. patience: seconds without a change after which a build by other software counts as dead.
     """
     folder = build_folder(name)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    if not is_built(folder):
-        with _alone(folder):
-            if (folder / "lock").exists():
-                _until_it_ends(folder, patience)
-            if not is_built(folder):
-                return _compiled(folder, load)
-    load()
-    return None
+    if is_built(folder):
+        load()
+        return
+    with _alone(folder):
+        if (folder / "lock").exists():
+            _until_it_ends(folder, patience)
+        if is_built(folder):  # by whom we waited for
+            load()
+        else:
+            _compile(folder, load)
 
 
-def _compiled(folder: Path, load: Callable[[], object]) -> None:
+def _compile(folder: Path, load: Callable[[], object]) -> None:
     LOG.warning("compiling DeepSpeed's %s, once on this machine (it takes minutes) ...", folder.name)
     shutil.rmtree(folder, ignore_errors=True)
     if shutil.which("ninja") is None:  # it comes with DeepSpeed; the environment need not be activated
