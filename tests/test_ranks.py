@@ -17,10 +17,12 @@ from tests.ranks import RankPool
 
 def everything() -> dict[str, object]:
     ranks = Ranks()
+    soon = ranks.sum_soon(torch.tensor(1.0 + ranks.rank))
     copied = torch.full((2,), float(ranks.rank))
     ranks.copy_from_first([copied])
     found: dict[str, object] = {
         "sum": ranks.sum(torch.tensor([1.0, float(ranks.rank)])).tolist(),
+        "soon": [soon().item(), soon().item()],
         "copied": copied.tolist(),
         "gathered": ranks.gather(f"rank {ranks.rank}"),
         "all": ranks.all_gather(ranks.rank),
@@ -59,6 +61,7 @@ def test_one_process_alone() -> None:
     assert not dist.is_initialized()
     assert everything() == {
         "sum": [1.0, 0.0],
+        "soon": [1.0, 1.0],
         "copied": [0.0, 0.0],
         "gathered": ["rank 0"],
         "all": [0],
@@ -69,7 +72,7 @@ def test_one_process_alone() -> None:
 
 def test_two_ranks_together(ranks: Callable[[int], RankPool]) -> None:
     first, second = ranks(2).run(everything)
-    together = {"sum": [2.0, 1.0], "copied": [0.0, 0.0], "all": [0, 1], "first": "by 0"}
+    together = {"sum": [2.0, 1.0], "soon": [3.0, 3.0], "copied": [0.0, 0.0], "all": [0, 1], "first": "by 0"}
     # answers come one call later, and are the same on both
     assert first == {**together, "gathered": ["rank 0", "rank 1"], "asked": [False, False, False, True, False]}
     assert second == {**together, "gathered": None, "asked": [False, False, False, True, False]}

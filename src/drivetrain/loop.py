@@ -66,7 +66,7 @@ class Pending:
 
     step: int
     indices: np.ndarray
-    loss: Tensor
+    loss: Tensor  # this rank's share
     result: StepResult
 
 
@@ -155,10 +155,13 @@ class Curve:
             )
 
     def flush(self) -> None:
-        """One transfer for all pending numbers. RunError names the first step whose loss or gradient is not finite."""
+        """One exchange and one transfer for all pending numbers.
+
+        RunError names the first step whose loss or gradient is not finite.
+        """
         if not self._pending:
             return
-        losses = torch.stack([p.loss.float() for p in self._pending]).tolist()
+        losses = self._engine.summed(torch.stack([p.loss.float() for p in self._pending])).tolist()
         norms = torch.stack([p.result.grad_norm.float() for p in self._pending]).tolist()
         for pending, loss, norm in zip(self._pending, losses, norms, strict=True):
             _refuse_non_finite(pending, loss, norm)

@@ -42,6 +42,19 @@ class Ranks:
             dist.all_reduce(tensor)
         return tensor
 
+    def sum_soon(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Begins to sum over the ranks, in place; the sum is there when it is called for."""
+        if self.world == 1:
+            return lambda: tensor
+        work = dist.all_reduce(tensor, async_op=True)
+        assert work is not None
+
+        def summed() -> Tensor:
+            work.wait()
+            return tensor
+
+        return summed
+
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
         if self.world > 1:
             for tensor in tensors:

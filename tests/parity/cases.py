@@ -203,7 +203,7 @@ def run_case(case: Case) -> Curve:
         for window in training_windows(work.train, work.collate, order, range(STEPS), mine, Loader()):
             loss = engine.forward_backward(window.micro_batches)
             curve.gradients = curve.gradients or {n: g.float().clone() for n, g in engine.gradients().items()}
-            curve.losses.append(loss.item())
+            curve.losses.append(engine.summed(loss).item())
             curve.norms.append(engine.optimizer_step(1.0).grad_norm.item())
         curve.weights = {name: weight.clone() for name, weight in engine.weights().items()}
         engine.close()

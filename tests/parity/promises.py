@@ -63,7 +63,7 @@ def steps(engine: Engine, work: TinyWorkload, numbers: range) -> list[float]:
     windows = training_windows(work.train, work.collate, GlobalOrder(SAMPLES, BATCH, seed=1), numbers, mine, Loader())
     losses = []
     for window in windows:
-        losses.append(engine.forward_backward(window.micro_batches).item())
+        losses.append(engine.summed(engine.forward_backward(window.micro_batches)).item())
         engine.optimizer_step(1.0)
     return losses
 
@@ -220,8 +220,9 @@ def dropped_shard() -> Iterator[None]:
 
 @contextmanager
 def mean_of_means() -> Iterator[None]:
-    def local(self: EagerEngine, batches: list[MicroBatch]) -> int:
-        return self.data_world * sum(self._workload.count(b.tensors) for b in batches if b.counts)
+    def local(self: EagerEngine, batches: list[MicroBatch]) -> Callable[[], int]:
+        count = self.data_world * sum(self._workload.count(b.tensors) for b in batches if b.counts)
+        return lambda: count
 
     with mock.patch.object(EagerEngine, "_global_count", local):
         yield

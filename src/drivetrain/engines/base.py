@@ -94,10 +94,15 @@ class Engine(ABC):
 
     @abstractmethod
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
-        """The whole window, gradients accumulated. Returns the global batch's mean loss: scalar, detached, fp32.
+        """The whole window, gradients accumulated. Returns this rank's share of the global batch's mean loss (scalar,
+        detached, fp32), which nobody waits for: `summed` makes the loss of it when it is read.
 
         Times its parts "forward" and "backward", or "forward_backward" where the two overlap.
         """
+
+    @abstractmethod
+    def summed(self, losses: Tensor) -> Tensor:
+        """Shares that forward_backward returned (any shape), summed over the ranks. All ranks call it together."""
 
     @abstractmethod
     def optimizer_step(self, lr_factor: float) -> StepResult:

@@ -133,29 +133,33 @@ class EagerEngine(Engine):
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
         if not self._model.training:  # asked first: telling every module takes a tenth of a millisecond
             self._model.train()
-        count = self._global_count(micro_batches)
+        count = self._global_count(micro_batches)  # travels during the first forward
         total = torch.zeros((), device=self._device)
         part = self._options.part
         for number, batch in enumerate(micro_batches, 1):
             with self._exchange(last=number == len(micro_batches)):
                 with part("forward"), autocast(self._options.precision, self._device):
-                    loss = self._workload.loss_sum(self._forward, self._to_device(batch.tensors)) / count
+                    loss = self._workload.loss_sum(self._forward, self._to_device(batch.tensors)) / count()
                     if not batch.counts:
                         loss = loss * 0
                 with part("backward"):
                     self._backward(loss * self.data_world if self.data_world > 1 else loss)
             total += loss.detach()
-        return self._ranks.sum(total)
+        return total
+
+    def summed(self, losses: Tensor) -> Tensor:
+        return self._ranks.sum(losses)
 
     def _backward(self, loss: Tensor) -> None:
         self._scaler.scale(loss).backward()
 
-    def _global_count(self, micro_batches: Sequence[MicroBatch]) -> Tensor | int:
+    def _global_count(self, micro_batches: Sequence[MicroBatch]) -> Callable[[], Tensor | int]:
         """Valid targets of the whole global batch. On several GPUs it stays there, so that nobody waits for it."""
         count = sum(self._workload.count(batch.tensors) for batch in micro_batches if batch.counts)
-        if self.data_world > 1:
-            return self._ranks.sum(torch.tensor(count, device=self._device)).clamp_(min=1)
-        return max(1, count)
+        if self.data_world == 1:
+            return lambda: max(1, count)
+        summed = self._ranks.sum_soon(torch.tensor(count, device=self._device))
+        return lambda: summed().clamp(min=1)
 
     def optimizer_step(self, lr_factor: float) -> StepResult:
         optimizer = self._at_rate(lr_factor)

@@ -162,7 +162,7 @@ class _Tracer:
             for _ in range(fillers):
                 asked.remove(int(window.indices[0]))
             if found is not None:
-                found.losses.append(loss.item())
+                found.losses.append(engine.summed(loss).item())
                 found.norms.append(result.grad_norm.item())
                 found.gradients.append(fingerprints)
                 found.batches.append(window.indices.tolist())
