@@ -70,6 +70,6 @@ def _engine(
     engine = build_engine(run.engine, options, ranks)
     seed_everything(run.seed)  # the model's start does not depend on what reading the data drew
     engine.setup(workload, build_optimizer)
-    if ranks.rank:
-        seed_rank(run.seed, ranks.rank)
+    if engine.random_stream:
+        seed_rank(run.seed, engine.random_stream)
     return engine

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -74,6 +74,15 @@ class Ranks:
         values = [value] * self.world
         dist.all_gather_object(values, value, group=self._control)
         return values
+
+    def send_to_first(self, value: Any) -> None:
+        """A picklable value, which the first rank has to receive."""
+        dist.send_object_list([value], dst=0, group=self._control)
+
+    def receive(self, source: int) -> Any:
+        box: list[Any] = [None]
+        dist.recv_object_list(box, src=source, group=self._control)
+        return box[0]
 
     def on_first(self, do: Callable[[], T]) -> T:
         """The first rank does it; all get the (picklable) result, or the same UserError or RunError."""

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, WithJsonSchema, model_
 from drivetrain.config import accelerate, deepspeed
 from drivetrain.config.base import Frozen, doc
 from drivetrain.config.files import read_json, read_yaml
+from drivetrain.config.mesh import MeshEngine
 from drivetrain.config.translation import Translation
 from drivetrain.errors import UserError
 
@@ -171,6 +172,7 @@ ENGINES: dict[str, Traits] = {
         lacks={"fp16": f"{_ONLY_MASTER}: fp16-master", "bf16": f"{_ONLY_MASTER}: bf16-master"},
     ),
     "accelerate": Traits("Hugging Face Accelerate", spreads=True),
+    "mesh": Traits("pipeline, data, context and tensor parallel on one mesh", spreads=True, lacks=_NO_MASTER),
 }
 
 # what a run file or an override may say for a whole block
@@ -178,11 +180,11 @@ SHORT: dict[str, dict[str, Any]] = {f"zero{stage}": {"name": "deepspeed", "stage
 SHORT |= {f"accelerate-{name}": {"name": "accelerate", "driver": name} for name in ("ddp", "fsdp", "deepspeed")}
 SHORT |= {f"accelerate-zero{s}": {"name": "accelerate", "driver": SHORT[f"zero{s}"]} for s in range(4)}
 
-_KINDS = (SingleEngine, DpEngine, DdpEngine, FsdpEngine, DeepspeedEngine, AccelerateEngine)
+_KINDS = (SingleEngine, DpEngine, DdpEngine, FsdpEngine, DeepspeedEngine, AccelerateEngine, MeshEngine)
 
 EngineConfig = Annotated[
     Annotated[
-        SingleEngine | DpEngine | DdpEngine | FsdpEngine | DeepspeedEngine | AccelerateEngine,
+        SingleEngine | DpEngine | DdpEngine | FsdpEngine | DeepspeedEngine | AccelerateEngine | MeshEngine,
         Field(discriminator="name"),
     ],
     BeforeValidator(_block),
@@ -198,6 +200,8 @@ def driving(engine: Any) -> Any:
 def label(engine: Any) -> str:
     """An engine's name in rows and reports: ddp, zero2, accelerate-fsdp."""
     own = driving(engine)
+    if isinstance(own, MeshEngine):
+        return own.label
     name = f"zero{own.stage}" if isinstance(own, DeepspeedEngine) else own.name
     return f"accelerate-{name}" if isinstance(engine, AccelerateEngine) else str(name)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from drivetrain.config import accelerate, deepspeed
+from drivetrain.config import accelerate, deepspeed, mesh
 from drivetrain.config.engine import (
     ENGINES,
     AccelerateEngine,
@@ -20,8 +20,10 @@ from drivetrain.config.engine import (
     traits,
 )
 from drivetrain.config.machine import Machine
+from drivetrain.config.mesh import MeshEngine
 from drivetrain.config.run import RunConfig
 from drivetrain.config.translation import Note, Translation, agree
+from drivetrain.config.workload import UserModule
 from drivetrain.errors import Problem
 
 
@@ -36,6 +38,8 @@ def engine_problems(run: RunConfig) -> Iterator[Problem]:
         yield from _of_deepspeed(run, engine, where)
     if isinstance(run.engine, AccelerateEngine):
         yield from _of_accelerate(engine)
+    if isinstance(engine, MeshEngine):
+        yield from _of_a_mesh(run, engine, where)
     for field, translation in foreign(run):
         yield from _foreign_problems(run, field, translation)
 
@@ -109,6 +113,14 @@ def _of_accelerate(engine: Any) -> Iterator[Problem]:
         yield Problem("engine.driver.shard_optimizer", "Accelerate has no such thing", "take engine=ddp, or zero1")
     if isinstance(engine, FsdpEngine) and engine.meta:
         yield Problem("engine.driver.meta", "Accelerate does it for from_pretrained only", "take engine=fsdp")
+
+
+def _of_a_mesh(run: RunConfig, engine: MeshEngine, where: str) -> Iterator[Problem]:
+    if run.processes is not None:  # else they are as many as it asks for
+        yield from mesh.arithmetic(engine, run.world_size, where)
+    yield from mesh.options_without_degree(engine, where)
+    if not isinstance(run.workload, UserModule):
+        yield from mesh.model_problems(engine, run.workload.model.config or {}, where)
 
 
 def foreign(run: RunConfig) -> Iterator[tuple[str, Translation]]:

@@ -52,7 +52,7 @@ def _spread(run: RunConfig, machine: Machine) -> Iterator[str]:
     engine, name = driving(run.engine), label(run.engine)
     if name == "dp" and machine.device == "cpu":
         yield "engine=dp on a CPU runs its replicas on threads (dp, CPU emulation): semantics, not speed"
-    if name != "single" and run.data_parallel_size == 1:
+    if name != "single" and run.devices == 1:
         yield f"engine={name} has one device to spread over: give processes"
     if traits(run.engine).spreads and machine.device == "cpu" and run.world_size > machine.cpu_cores * run.nodes:
         yield f"{run.processes} processes share {machine.cpu_cores} cores: they wait for one another"

@@ -13,6 +13,7 @@ from pathlib import Path
 from drivetrain.config.engine import traits
 from drivetrain.config.engine_rules import engine_problems, engine_problems_here, foreign
 from drivetrain.config.machine import Machine
+from drivetrain.config.mesh import MeshEngine
 from drivetrain.config.run import RunConfig
 from drivetrain.config.workload import ImageClassification, TextClassification, UserModule
 from drivetrain.errors import Problem
@@ -34,13 +35,23 @@ def judged(run: RunConfig, found: Sequence[Problem], machine: Machine) -> tuple[
 
 
 def resolved(run: RunConfig, machine: Machine) -> RunConfig:
-    """processes left out: as many as a configuration of Accelerate says, else one a GPU."""
+    """processes left out: as many as a configuration of Accelerate or the mesh says, else one a GPU."""
     if run.processes is not None or run.engine.name == "single":
         return run
     for _, found in foreign(run):
         if "processes" in found.settings:
             return run.model_copy(update={k: v for k, v in found.settings.items() if k in ("processes", "nodes")})
+    if isinstance(run.engine, MeshEngine):
+        return run.model_copy(update={"processes": _of_the_mesh(run, run.engine, machine)})
     return run.model_copy(update={"processes": machine.device_count if machine.device == "cuda" else 1})
+
+
+def _of_the_mesh(run: RunConfig, engine: MeshEngine, machine: Machine) -> int:
+    """As many as the degrees ask for; all GPUs where dp was left out and they can be used."""
+    here = machine.device_count if machine.device == "cuda" else 1
+    if engine.dp is None and (here * run.nodes) % engine.beside_data == 0:
+        return here
+    return max(1, engine.least_world // run.nodes)
 
 
 # --- what cannot work ----------------------------------------------------------------------------------------------
@@ -103,7 +114,7 @@ def _batch(run: RunConfig) -> Iterator[Problem]:
 
 
 def _processes(run: RunConfig, machine: Machine) -> Iterator[Problem]:
-    wanted = run.data_parallel_size // run.nodes
+    wanted = run.devices // run.nodes
     if machine.device == "cuda" and wanted > machine.device_count:
         yield Problem("processes", f"{wanted} were given, but this machine has {machine.device_count} GPUs", "one each")
 

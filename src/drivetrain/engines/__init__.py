@@ -16,6 +16,7 @@ ENGINES = {
     "ddp": "drivetrain.engines.ddp:DdpEngine",
     "fsdp": "drivetrain.engines.fsdp:FsdpEngine",
     "deepspeed": "drivetrain.engines.deepspeed:DeepspeedEngine",
+    "mesh": "drivetrain.engines.mesh:MeshEngine",
     "accelerate-ddp": "drivetrain.engines.accelerate:AccelerateDdp",
     "accelerate-fsdp": "drivetrain.engines.accelerate:AccelerateFsdp",
     "accelerate-deepspeed": "drivetrain.engines.accelerate:AccelerateDeepspeed",

@@ -26,7 +26,7 @@ from drivetrain.engines.state import (
     optimizer_state,
     optimizer_tensors,
 )
-from drivetrain.memory.recompute import apply_recompute
+from drivetrain.memory.recompute import apply_recompute, repeated_blocks
 from drivetrain.optim import OptimizerFactory
 from drivetrain.precision import autocast, dtype
 from drivetrain.ranks import Ranks
@@ -37,12 +37,14 @@ from drivetrain.workloads.base import Batch, Workload
 class EagerEngine(Engine):
     """An engine of this kind says how the model is wrapped, and the little that follows from it."""
 
+    _scaler_type: type[torch.amp.GradScaler] = torch.amp.GradScaler
+
     def __init__(self, config: Any, options: EngineOptions, ranks: Ranks) -> None:
         self._config, self._options, self._ranks = config, options, ranks
         self._device = options.device
         self._optimizer: torch.optim.Optimizer | None = None
         scaler = options.scaler
-        self._scaler = torch.amp.GradScaler(
+        self._scaler = self._scaler_type(
             self._device.type,
             init_scale=scaler.init_scale,
             growth_factor=scaler.growth_factor,
@@ -50,7 +52,7 @@ class EagerEngine(Engine):
             growth_interval=scaler.growth_interval,
             enabled=options.precision.scaled,
         )
-        self.data_rank, self.data_world = ranks.rank, ranks.world
+        self.data_rank, self.data_world, self.random_stream = ranks.rank, ranks.world, ranks.rank
 
     # --- what each of these engines decides -------------------------------------------------------------------------
 
@@ -69,6 +71,10 @@ class EagerEngine(Engine):
     def _built(self, workload: Workload) -> nn.Module:
         return workload.build_model().to(self._device, dtype(self._options.precision.parameters))
 
+    def _blocks(self) -> list[nn.Module]:
+        """What repeats in the model, and is recomputed or gathered at once."""
+        return repeated_blocks(self._model)
+
     def _build_optimizer(self, build: OptimizerFactory) -> torch.optim.Optimizer:
         return build(self._model)
 
@@ -86,7 +92,7 @@ class EagerEngine(Engine):
         self._workload, self._trains = workload, build_optimizer is not None
         self._model = self._built(workload)
         if self._options.recompute:
-            apply_recompute(self._model, selective=self._options.recompute == "selective")
+            apply_recompute(self._model, self._options.recompute == "selective", self._blocks())
         if self._options.compile:
             self._compile()
         self._forward = self._wrap(self._model)
@@ -139,16 +145,24 @@ class EagerEngine(Engine):
         for number, batch in enumerate(micro_batches, 1):
             with self._exchange(last=number == len(micro_batches)):
                 with part("forward"), autocast(self._options.precision, self._device):
-                    loss = self._workload.loss_sum(self._forward, self._to_device(batch.tensors)) / count()
+                    loss = self._loss_sum(self._forward, self._to_device(batch.tensors)) / count()
                     if not batch.counts:
                         loss = loss * 0
                 with part("backward"):
-                    self._backward(loss * self.data_world if self.data_world > 1 else loss)
+                    self._backward(loss * self._averaged_over if self._averaged_over > 1 else loss)
             total += loss.detach()
         return total
 
     def summed(self, losses: Tensor) -> Tensor:
         return self._ranks.sum(losses)
+
+    def _loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
+        return self._workload.loss_sum(model, batch)
+
+    @property
+    def _averaged_over(self) -> int:
+        """Ranks over which the wrapped module averages gradients."""
+        return self.data_world
 
     def _backward(self, loss: Tensor) -> None:
         self._scaler.scale(loss).backward()
@@ -183,20 +197,21 @@ class EagerEngine(Engine):
 
         Clipped as torch.nn.utils.clip_grad_norm_ does: by max_norm / (norm + 1e-6) where that is below 1.
         """
-        gradients = [local_part(p.grad) for p in self._model.parameters() if p.grad is not None]
-        norm = torch.zeros((), device=self._device)
+        parameters = [p for p in self._model.parameters() if p.grad is not None]
+        gradients = [local_part(p.grad) for p in parameters if p.grad is not None]
+        norms = torch.zeros(len(gradients), device=self._device)
         if gradients:
-            norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
-            norm = torch.linalg.vector_norm(torch.stack(norms))
-        norm = self._global_norm(norm)
+            norms = torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)).to(self._device)
+        norm = self._global_norm(norms, parameters)
         if self._options.max_grad_norm is not None and gradients:
             factor = torch.clamp(self._options.max_grad_norm / (norm + 1e-6), max=1.0)
             torch._foreach_mul_(gradients, factor.to(gradients[0].device))
         return norm
 
-    def _global_norm(self, local: Tensor) -> Tensor:
-        """Of all gradients, from the norm of those this rank holds."""
-        return local
+    def _global_norm(self, norms: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """Of all gradients, from the norms of those that this rank holds, and whose they are."""
+        del parameters
+        return torch.linalg.vector_norm(norms)
 
     # --- evaluation and prediction -----------------------------------------------------------------------------------
 

@@ -174,8 +174,8 @@ class FsdpEngine(EagerEngine):
                 "parameters. Let every batch use all of them, or take engine={name: ddp, find_unused: true}"
             )
 
-    def _global_norm(self, local: Tensor) -> Tensor:
-        squares = local.to(self._device) ** 2
+    def _global_norm(self, norms: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
+        squares = super()._global_norm(norms, parameters) ** 2
         mesh = cast(DTensor, next(iter(self._named.values()))).device_mesh  # its last axis is the one that shards
         torch.distributed.all_reduce(squares, group=mesh.get_group(mesh.ndim - 1))
         return squares.sqrt()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,9 +33,12 @@ KEPT = {  # what selective recompute does not compute twice
 }
 
 
-def apply_recompute(model: nn.Module, selective: bool = False) -> int:
-    """Make the model's repeated blocks recompute, in place; parameter names stay. Returns the number of blocks."""
-    blocks = repeated_blocks(model)
+def apply_recompute(model: nn.Module, selective: bool = False, blocks: Sequence[nn.Module] | None = None) -> int:
+    """Make the model's repeated blocks recompute, in place; parameter names stay. Returns the number of blocks.
+
+    blocks: those, where the caller knows them.
+    """
+    blocks = repeated_blocks(model) if blocks is None else blocks
     if not blocks:
         raise problem(
             "recompute", f"{type(model).__name__} has no repeated blocks in a ModuleList or Sequential", "leave it out"

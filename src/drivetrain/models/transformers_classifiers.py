@@ -254,6 +254,8 @@ def _say_if_classes_differ(trained: Any, labels: Sequence[str], info: Mapping[st
 
 
 def _label_maps(labels: Sequence[str]) -> dict[str, Any]:
+    if not labels:  # a head over no classes: a language model's
+        return {}
     return {
         "num_labels": len(labels),
         "id2label": dict(enumerate(labels)),

@@ -53,6 +53,13 @@ class BestMetric:
     higher_is_better: bool
 
 
+@dataclass(frozen=True)
+class Layout:
+    """How a model may be spread over a mesh. What is left out is derived where that is safe."""
+
+    tensor_parallel: Mapping[str, str] | None = None  # module name, * for any part → colwise, rowwise, ...
+
+
 class Workload(ABC):
     """A model with its data, loss and metrics. `train` and `evaluation` hold the samples once it is built."""
 
@@ -101,6 +108,16 @@ class Workload(ABC):
     @abstractmethod
     def lengths(self) -> Sequence[int] | None:
         """Length of each training sample if batches should be cut by it into micro-batches, else None."""
+
+    @property
+    def layout(self) -> Layout:
+        return Layout()
+
+    @property
+    def by_position(self) -> Mapping[str, int]:
+        """The batch's tensors (samples, positions, ...) of sequences that may be cut, and what pads them: each
+        position has a loss of its own, and only attention looks at others."""
+        return {}
 
     @property
     @abstractmethod

@@ -10,6 +10,7 @@ from drivetrain.workloads.base import Workload
 WORKLOADS = {
     "image_classification": "drivetrain.workloads.image_classification:ImageClassificationWorkload",
     "text_classification": "drivetrain.workloads.text_classification:TextClassificationWorkload",
+    "language_model": "drivetrain.workloads.language_model:LanguageModelWorkload",
     "module": "drivetrain.workloads.user_module:UserModuleWorkload",
 }
 

@@ -1,0 +1,82 @@
+"""One mesh of devices: pipeline stages, data ranks, context ranks and tensor ranks; their product is the world size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from drivetrain.config.base import Frozen, doc
+from drivetrain.errors import Problem
+
+Schedule = Literal["gpipe", "1f1b", "zero_bubble"]
+
+
+class MeshEngine(Frozen):
+    name: Literal["mesh"] = doc("One device mesh: pipeline, data, context and tensor parallel in any product", "mesh")
+    pp: int = doc("Pipeline stages the model's blocks are dealt to", 1, gt=0)
+    dp: int | None = doc("Ranks that share each global batch; left out, what the others leave", None, gt=0)
+    cp: int = doc("Ranks that share each sequence (context parallel)", 1, gt=0)
+    tp: int = doc("Ranks that share each layer (tensor parallel)", 1, gt=0)
+    shard: bool = doc("dp and cp ranks keep shards of parameters, gradients and optimizer state, as fsdp", False)
+    schedule: Schedule = doc("Order in which pipeline stages run micro-batches", "1f1b")
+    sequence_parallel: bool = doc("tp: between the sharded layers each rank keeps a part of every sequence", False)
+    loss_parallel: bool = doc("tp: logits stay sharded over the vocabulary, the loss too", False)
+
+    @property
+    def beside_data(self) -> int:
+        """Ranks that work on one and the same sample."""
+        return self.pp * self.cp * self.tp
+
+    @property
+    def label(self) -> str:
+        """mesh-pp2-tp2: the degrees above 1."""
+        degrees = {"pp": self.pp, "dp": self.dp or 1, "cp": self.cp, "tp": self.tp}
+        return "-".join(["mesh", *(f"{name}{degree}" for name, degree in degrees.items() if degree > 1)])
+
+    @property
+    def least_world(self) -> int:
+        return self.beside_data * (self.dp or 1)
+
+    def data_degree(self, world: int) -> int:
+        """Ranks among which a global batch is dealt."""
+        return self.dp or max(1, world // self.beside_data)
+
+
+def arithmetic(engine: MeshEngine, world: int, where: str) -> Iterator[Problem]:
+    """Degrees whose product is not the world size."""
+    given = {"pp": engine.pp, "dp": engine.dp, "cp": engine.cp, "tp": engine.tp}
+    product = " * ".join(f"{name} ({degree})" for name, degree in given.items() if degree not in (1, None)) or "1"
+    if engine.dp is not None and engine.least_world != world:
+        fix = f"give processes * nodes = {engine.least_world}, or leave dp out"
+        yield Problem(where, f"world size ({world}) != {product}", fix)
+    elif engine.dp is None and world % engine.beside_data:
+        yield Problem(where, f"world size ({world}) is no multiple of {product}", "change processes or a degree")
+
+
+def options_without_degree(engine: MeshEngine, where: str) -> Iterator[Problem]:
+    """Options of an axis that has one rank only."""
+    for field in ("sequence_parallel", "loss_parallel"):
+        if getattr(engine, field) and engine.tp == 1:
+            yield Problem(f"{where}.{field}", "was given, but tp is 1", "give tp, or leave it out")
+    if engine.schedule != "1f1b" and engine.pp == 1:
+        yield Problem(f"{where}.schedule", f"{engine.schedule} was given, but pp is 1", "give pp, or leave it out")
+
+
+# what a Transformers config calls the things that a degree must divide
+HEADS = ("num_attention_heads", "num_key_value_heads", "n_head", "n_heads")
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
+
+
+def model_problems(engine: MeshEngine, config: dict[str, Any], where: str) -> Iterator[Problem]:
+    """What a model's config says that a degree cannot be. Fields that are left out are seen when it is built."""
+    for name in HEADS:
+        heads = config.get(name)
+        for degree in ("tp", "cp"):
+            ranks = getattr(engine, degree)
+            if isinstance(heads, int) and heads % ranks:
+                why = f"{name} ({heads}) is no multiple of {degree} ({ranks})"
+                yield Problem(f"{where}.{degree}", why, f"give a divisor of {heads}")
+    for name in LAYERS:
+        layers = config.get(name)
+        if isinstance(layers, int) and layers < engine.pp:
+            yield Problem(f"{where}.pp", f"{name} ({layers}) < pp ({engine.pp})", f"give at most {layers} stages")

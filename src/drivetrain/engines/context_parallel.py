@@ -1,0 +1,103 @@
+"""Context parallel: each rank has a part of every sequence; for attention they trade parts for heads.
+
+Jacobs et al. 2023, "DeepSpeed Ulysses": before attention an all-to-all gives each rank whole sequences of some heads,
+after it another gives back its part of all heads. It asks nothing of the attention kernel, so it works wherever a
+collective does; the number of heads bounds the degree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from drivetrain.errors import RunError, problem
+from drivetrain.workloads.base import Batch
+
+NAME = "drivetrain_ulysses"  # in Transformers' table of attention implementations
+
+
+class _AllToAll(torch.autograd.Function):
+    """Dimension `give` is dealt to the ranks, what comes from them is joined in dimension `join`."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, give: int, join: int, group: dist.ProcessGroup) -> Tensor:
+        ctx.way = give, join, group
+        pieces = [piece.contiguous() for piece in tensor.chunk(dist.get_world_size(group), give)]
+        sent = torch.stack(pieces)
+        got = torch.empty_like(sent)
+        dist.all_to_all_single(got, sent, group=group)
+        return torch.cat(list(got), dim=join)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        give, join, group = ctx.way
+        return _AllToAll.apply(gradients[0], join, give, group), None, None, None
+
+
+class Ulysses:
+    """Transformers' attention function over a group of ranks; with whole sequences, its usual one."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self.has_whole_sequences = False
+
+    @contextmanager
+    def whole_sequences(self) -> Iterator[None]:
+        """Within, every rank has whole sequences."""
+        self.has_whole_sequences = True
+        try:
+            yield
+        finally:
+            self.has_whole_sequences = False
+
+    def __call__(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **how: Any
+    ) -> tuple[Tensor, None]:
+        """query: (B, heads, T, width), key and value with their own heads → (B, T, heads, width)."""
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        if attention_mask is not None:
+            raise RunError("engine.cp: attention masks over a part of the sequence are not supported")
+        if self.has_whole_sequences:
+            return sdpa_attention_forward(module, query, key, value, None, **how)
+        heads_dealt = (_AllToAll.apply(t, 1, 2, self._group) for t in (query, key, value))
+        found, _ = sdpa_attention_forward(module, *heads_dealt, None, **how)
+        return _AllToAll.apply(found, 1, 2, self._group), None
+
+
+def use_ulysses(model: nn.Module, group: dist.ProcessGroup, heads_share: int) -> Ulysses:
+    """Put it in the place of the model's attention. heads_share: tensor ranks among which heads are dealt already."""
+    from transformers import AttentionInterface
+
+    config, ranks = getattr(model, "config", None), dist.get_world_size(group)
+    if config is None or not hasattr(model, "set_attn_implementation"):
+        why = f"{type(model).__name__} is no Transformers model, whose attention can be replaced"
+        raise problem("engine.cp", why, "leave cp out")
+    for field in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(config, field, None)
+        if isinstance(heads, int) and heads % (ranks * heads_share):
+            times = f" * tp ({heads_share})" if heads_share > 1 else ""
+            raise problem("engine.cp", f"{field} ({heads}) is no multiple of cp ({ranks}){times}", "lower a degree")
+    attention = Ulysses(group)
+    AttentionInterface.register(NAME, attention)
+    model.set_attn_implementation(NAME)  # type: ignore[operator]
+    return attention
+
+
+def part_of(batch: Batch, pads: Mapping[str, int], rank: int, ranks: int, multiple: int = 1) -> Batch:
+    """This rank's part of every sequence, padded to parts of one length, a multiple of `multiple`.
+
+    pads: by tensor, what a position that is none holds.
+    """
+    found = dict(batch)
+    for name, pad in pads.items():
+        length = batch[name].shape[1]
+        part = -(-length // (ranks * multiple)) * multiple
+        found[name] = F.pad(batch[name], (0, part * ranks - length), value=pad)[:, rank * part : (rank + 1) * part]
+    return found

@@ -1,0 +1,379 @@
+"""Pipeline, data, context and tensor parallel in any product, on one device mesh (pp, dp, cp, tp).
+
+The order is the engines': cut the stage, split its layers, then shard or replicate it over the data ranks. Context
+ranks hold parts of the same sequences: to parameters they are data ranks. The optimizer updates what this rank holds of
+each parameter, as plain tensors, whatever they are sharded over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._composable.replicate_with_fsdp import replicate  # has no public name; what pipelining knows
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+from torchmetrics import Metric
+
+from drivetrain.config.mesh import MeshEngine as Config
+from drivetrain.data.loader import MicroBatch
+from drivetrain.engines import tensor_parallel
+from drivetrain.engines.base import Engaged, EngineOptions, StepResult
+from drivetrain.engines.context_parallel import Ulysses, part_of, use_ulysses
+from drivetrain.engines.cut import Anatomy, Link, balanced, cut, dissect
+from drivetrain.engines.eager import EagerEngine
+from drivetrain.engines.fsdp import ready_to_shard
+from drivetrain.engines.mesh_state import (
+    Held,
+    groups_of,
+    joined_groups,
+    load_own_state,
+    optimizer_items,
+    shards,
+    stages_items,
+)
+from drivetrain.engines.pipeline import Pipeline
+from drivetrain.engines.state import gathered, load_weights, local_part
+from drivetrain.errors import RunError, problem
+from drivetrain.memory.recompute import repeated_blocks
+from drivetrain.optim import OptimizerFactory
+from drivetrain.precision import autocast, dtype
+from drivetrain.ranks import Ranks
+from drivetrain.rng import restore_rng_state, rng_state
+from drivetrain.workloads.base import Batch, Workload
+
+
+class MeshScaler(torch.amp.GradScaler):
+    """A step that overflows on one rank is skipped on all: stages and shards would else part for good."""
+
+    def _unscale_grads_(self, *args: Any, **kwargs: Any) -> dict[torch.device, Tensor]:
+        found = super()._unscale_grads_(*args, **kwargs)
+        inv_scale = args[1]
+        infinite = sum(found.values(), torch.zeros_like(inv_scale))
+        dist.all_reduce(infinite, op=dist.ReduceOp.MAX)  # also by a rank that has no gradient at all
+        return {infinite.device: infinite}
+
+
+class MeshEngine(EagerEngine):
+    _config: Config
+    _scaler_type = MeshScaler
+    _pipeline: Pipeline | None = None
+    _attention: Ulysses | None = None
+
+    def __init__(self, config: Config, options: EngineOptions, ranks: Ranks) -> None:
+        super().__init__(config, options, ranks)
+        pp, cp, tp, dp = config.pp, config.cp, config.tp, config.data_degree(ranks.world)
+        if pp * dp * cp * tp != ranks.world:
+            raise RunError(f"a mesh of {pp} x {dp} x {cp} x {tp} ranks was asked for, but there are {ranks.world}")
+        kind = self._device.type
+        self._wide = init_device_mesh(kind, (pp, dp * cp, tp), mesh_dim_names=("pp", "data", "tp"))
+        self._fine = init_device_mesh(kind, (pp, dp, cp, tp), mesh_dim_names=("pp", "dp", "cp", "tp"))
+        self._at = {name: self._fine.get_local_rank(name) for name in ("pp", "dp", "cp", "tp")}
+        self.data_rank, self.data_world = self._at["dp"], dp
+        self.random_stream = ranks.rank // tp  # tensor ranks draw the same
+        self._data_group, self._stages = self._wide.get_group("data"), self._wide.get_group("pp")
+
+    @property
+    def _averaged_over(self) -> int:
+        return self.data_world * self._config.cp
+
+    @property
+    def _leads(self) -> bool:
+        """Of the ranks that hold the same weights of a stage, the one that speaks for them."""
+        return self._at["dp"] == self._at["cp"] == self._at["tp"] == 0
+
+    @property
+    def _tells_loss(self) -> bool:
+        """Of the ranks that compute the same loss, one; each context rank has a loss of its own."""
+        return self._at["tp"] == 0 and self._at["pp"] == self._config.pp - 1
+
+    # --- setting up --------------------------------------------------------------------------------------------------
+
+    def _built(self, workload: Workload) -> nn.Module:
+        model = workload.build_model().to(dtype(self._options.precision.parameters))
+        self._whole = {name: tensor.shape for name, tensor in model.state_dict().items()}
+        self._parameters = {name: p.requires_grad for name, p in model.named_parameters()}
+        self._own_blocks = repeated_blocks(model)
+        plan = self._plan(model, workload) if self._config.tp > 1 else {}
+        if self._config.pp > 1:
+            self._cut(model, workload)
+        if self._config.cp > 1:
+            self._share_sequences(model, workload)
+        if plan:
+            options = {"sequence_parallel": self._config.sequence_parallel, "loss_parallel": self._config.loss_parallel}
+            tensor_parallel.split(model, self._wide["tp"], plan, **options)
+        return model.to(self._device)
+
+    def _plan(self, model: nn.Module, workload: Workload) -> dict[str, str]:
+        plan = tensor_parallel.plan_of(model, workload.layout.tensor_parallel)
+        tensor_parallel.check_divisible(model, plan, self._config.tp)
+        tensor_parallel.check_options(model, plan, self._config.sequence_parallel, self._config.loss_parallel)
+        return plan
+
+    def _share_sequences(self, model: nn.Module, workload: Workload) -> None:
+        if not workload.by_position:
+            why = f"the samples of {type(workload).__name__} are no sequences that can be cut"
+            raise problem("engine.cp", why, "leave cp out")
+        self._attention = use_ulysses(model, self._fine.get_group("cp"), self._config.tp)
+
+    def _cut(self, model: nn.Module, workload: Workload) -> None:
+        anatomy = self._anatomy(model, workload)
+        parts = balanced(anatomy.costs, self._config.pp)
+        own = parts[self._at["pp"]]
+        mine = {anatomy.blocks[number] for number in own}
+        self._own_blocks = [block for name, block in model.named_modules() if name in mine]
+        link = Link()
+        cut(model, anatomy, own, link)
+        precision = self._options.precision
+        self._pipeline = Pipeline(
+            model,
+            link,
+            anatomy.hidden,
+            schedule=self._config.schedule,
+            group=self._stages,
+            device=self._device,
+            transport=dtype(precision.parameters),
+            length_share=self._length_share,
+        )
+
+    def _anatomy(self, model: nn.Module, workload: Workload) -> Anatomy:
+        """From the forward passes of two samples and of three, on the CPU; generators end as they were."""
+        state = rng_state()
+        few = [workload.train.load(index, 0) for index in range(min(3, len(workload.train)))]
+        batches = [workload.collate(few[:2]), workload.collate(few)]
+        model.eval()
+
+        def forward(model: nn.Module, batch: Any) -> None:
+            with autocast(self._options.precision, torch.device("cpu")):
+                workload.loss_sum(model, self._typed(batch))
+
+        try:
+            return dissect(model, batches, forward)
+        finally:
+            restore_rng_state(state)
+
+    def _typed(self, batch: Batch) -> Batch:
+        kept = dtype(self._options.precision.parameters)
+        return {name: t.to(kept) if t.is_floating_point() else t for name, t in batch.items()}
+
+    def _blocks(self) -> list[nn.Module]:
+        return self._own_blocks
+
+    def _compile(self) -> None:
+        for block in self._own_blocks:
+            block.compile()
+
+    def _wrap(self, model: nn.Module) -> nn.Module:
+        root = model if self._pipeline is None else self._pipeline.stage
+        if self._averaged_over > 1:
+            ready_to_shard(model)
+            for module in [*self._own_blocks, root]:
+                if self._config.shard:
+                    later = self._pipeline is None  # a pipeline runs several forwards before a backward
+                    fully_shard(module, mesh=self._wide["data"], reshard_after_forward=later)
+                else:
+                    replicate(module, mesh=self._wide["data"])
+        self._held = Held(model)
+        return root
+
+    def _build_optimizer(self, build: OptimizerFactory) -> torch.optim.Optimizer:
+        return build(self._held)
+
+    def _check_engaged(self) -> None:
+        pieces = sum(local_part(p).numel() / self._copies(p) for p in self._model.parameters())
+        held = torch.tensor(pieces, dtype=torch.float64, device=self._device)
+        total, found = sum(self._whole[name].numel() for name in self._parameters), int(self._ranks.sum(held).round())
+        if found != total:
+            raise RunError(f"engine=mesh: the ranks hold {found:,} different parameters together, not {total:,}")
+
+    def engaged(self) -> Engaged:
+        sizes = {name: self._whole[name].numel() for name in self._parameters}
+        return Engaged(
+            wrapper=f"{type(self._forward).__name__} on " + " x ".join(f"{k}{self._fine[k].size()}" for k in self._at),
+            world_size=self._ranks.world,
+            local_parameters=sum(p.numel() for p in self._held.parameters()),
+            global_parameters=sum(sizes.values()),
+            trained_parameters=sum(sizes[name] for name, trains in self._parameters.items() if trains),
+            parameter_dtype=", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in self._held.parameters()})),
+        )
+
+    def _copies(self, parameter: Tensor) -> float:
+        """Ranks that hold the same piece of a parameter."""
+        return self._ranks.world / self._config.pp / shards(parameter)
+
+    # --- a step ------------------------------------------------------------------------------------------------------
+
+    def _exchange(self, last: bool) -> AbstractContextManager[Any]:
+        if self._averaged_over > 1:
+            cast(FSDPModule, self._forward).set_requires_gradient_sync(last)
+        return nullcontext()
+
+    def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
+        with loss_parallel() if self._config.loss_parallel else nullcontext():
+            if self._pipeline is None:
+                loss = super().forward_backward(micro_batches)
+            else:
+                loss = self._window(self._pipeline, micro_batches)
+        self._held.take_gradients()
+        return loss if self._tells_loss else loss * 0
+
+    def _window(self, pipeline: Pipeline, micro_batches: Sequence[MicroBatch]) -> Tensor:
+        if not self._model.training:
+            self._model.train()
+        count = self._global_count(micro_batches)
+        full = self._filled(micro_batches)
+        batches = [self._to_device(batch.tensors) for batch in full]
+        total = torch.zeros((), device=self._device)
+
+        def loss_of(model: nn.Module, number: int) -> Tensor:
+            with autocast(self._options.precision, self._device):
+                loss = self._loss_sum(model, batches[number]) / count()
+            if not full[number].counts:
+                loss = loss * 0
+            total.add_(loss.detach())
+            return self._scaler.scale(loss * self._averaged_over)
+
+        with self._options.part("forward_backward"):
+            pipeline.window(batches, loss_of)
+        return total
+
+    def _to_device(self, batch: Batch) -> Batch:
+        cuts = self._attention is not None and not self._attention.has_whole_sequences
+        ranks = self._config.cp if cuts else 1
+        if ranks > 1 or self._length_share > 1:
+            pads = self._workload.by_position
+            batch = part_of(batch, pads, self._at["cp"] if cuts else 0, ranks, self._length_share)
+        return super()._to_device(batch)
+
+    @property
+    def _length_share(self) -> int:
+        """Tensor ranks that share each sequence between the layers."""
+        return self._config.tp if self._config.sequence_parallel else 1
+
+    def _loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
+        loss = super()._loss_sum(model, batch)
+        return loss.full_tensor() if isinstance(loss, DTensor) else loss
+
+    def _filled(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+        """With micro-batches that do not count, where the schedule wants more: as many as stages, or a multiple."""
+        stages, have = self._config.pp, len(micro_batches)
+        wanted = {"gpipe": have, "1f1b": max(have, stages), "zero_bubble": -(-have // stages) * stages}
+        missing = wanted[self._config.schedule] - have
+        return [*micro_batches, *[MicroBatch(micro_batches[0].tensors, counts=False)] * missing]
+
+    def _global_count(self, micro_batches: Sequence[MicroBatch]) -> Callable[[], Tensor | int]:
+        count = sum(self._workload.count(batch.tensors) for batch in micro_batches if batch.counts)
+        if self.data_world == 1:
+            return lambda: max(1, count)
+        alone = self._at["cp"] == self._at["tp"] == self._at["pp"] == 0  # who work on the same samples count them once
+        summed = self._ranks.sum_soon(torch.tensor(count if alone else 0, device=self._device))
+        return lambda: summed().clamp(min=1)
+
+    def optimizer_step(self, lr_factor: float) -> StepResult:
+        result = super().optimizer_step(lr_factor)
+        self._held.clear_gradients()
+        return result
+
+    def _global_norm(self, norms: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """Each piece once, however many ranks hold it."""
+        copies = torch.tensor([self._copies(p) for p in parameters], device=self._device)
+        squares = (norms**2 / copies).sum()
+        dist.all_reduce(squares)
+        return squares.sqrt()
+
+    # --- evaluation and prediction -----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[MicroBatch], metrics: Mapping[str, Metric]) -> dict[str, float]:
+        """On the last stage, its data ranks together; the others are told."""
+        self._ready_for_inference()
+        for metric in metrics.values():
+            metric.reset()
+            metric.to(self._device)
+            metric.process_group = self._data_group
+        sums = torch.zeros(2, dtype=torch.float64, device=self._device)
+        for batch in batches:
+            outputs = self._through(batch, self._workload.outputs)
+            if batch.counts and outputs is not None:
+                sums[0] += outputs.loss_sum
+                sums[1] += outputs.count
+                for metric in metrics.values():
+                    metric.update(outputs.predictions, outputs.targets)
+        values: list[dict[str, float]] = [{}]
+        if self._at["pp"] == self._config.pp - 1:
+            dist.all_reduce(sums, group=self._data_group)
+            loss_sum, count = sums.tolist()
+            values = [{"loss": loss_sum / max(1, count), **{k: float(m.compute()) for k, m in metrics.items()}}]
+        if self._config.pp > 1:
+            dist.broadcast_object_list(values, group=self._stages, group_src=self._config.pp - 1)
+        return values[0]
+
+    @torch.no_grad()
+    def predict(self, batches: Iterable[MicroBatch]) -> Iterator[dict[str, Any]]:
+        self._ready_for_inference()
+        for batch in batches:
+            with self._attention.whole_sequences() if self._attention else nullcontext():
+                rows = self._through(batch, self._workload.predict) or []
+            speaks = batch.counts and self._at["tp"] == self._at["cp"] == 0
+            for dealt in self._ranks.gather(rows if speaks else []) or ():
+                yield from dealt
+
+    def _through(self, batch: MicroBatch, work: Callable[[nn.Module, Batch], Any]) -> Any:
+        """What `work` makes of the model and a batch: on the last stage, None on others."""
+        tensors = self._to_device(batch.tensors)
+
+        def autocasted(model: nn.Module) -> Any:
+            with autocast(self._options.precision, self._device):
+                return work(model, tensors)
+
+        if self._pipeline is None:
+            return autocasted(self._forward)
+        return self._pipeline.forward_only(tensors, autocasted)
+
+    def _ready_for_inference(self) -> None:
+        for buffer in self._model.buffers():
+            dist.broadcast(buffer, group=self._data_group, group_src=0)
+        self._model.eval()
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def shapes(self) -> dict[str, torch.Size]:
+        return dict(self._whole)
+
+    def _of_all_stages(self, own: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+        return stages_items(self._ranks, self._config.pp, self._leads, own)
+
+    def weights(self) -> dict[str, Tensor]:
+        own = ((name, gathered(held)) for name, held in self._model.state_dict().items())
+        found = self._of_all_stages((name, whole.cpu()) for name, whole in own)
+        return {name: found[name] for name in self._whole if name in found}
+
+    def _optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        state = self._of_all_stages(optimizer_items(self._held, optimizer))
+        of_stages = self._ranks.gather(groups_of(optimizer, self._held) if self._leads else [])
+        if of_stages is None:
+            return {"state": {}, "param_groups": []}
+        order = [name for name in self._whole if name in state]
+        return {"state": {n: state[n] for n in order}, "param_groups": joined_groups(of_stages, self._whole)}
+
+    def _load_optimizer_state(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+        load_own_state(self._held, optimizer, saved)
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        own = self._model.state_dict()
+        load_weights(self._model, {name: weights[name] for name in own if name in weights})
+
+    def gradients(self) -> dict[str, Tensor]:
+        own = {n: gathered(p.grad).cpu() for n, p in self._model.named_parameters() if p.grad is not None}
+        of_stages: list[dict[str, Tensor]] = [{}] * self._config.pp
+        if self._config.pp == 1:
+            return own
+        dist.all_gather_object(of_stages, own, group=self._stages)
+        found = {name: gradient for stage in of_stages for name, gradient in stage.items()}
+        return {name: found[name] for name in self._parameters if name in found}

@@ -1,0 +1,135 @@
+"""A mesh's state by global names: what a rank holds of each parameter, and what all stages hold together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from drivetrain.engines.state import gathered, load_optimizer_state, local_part, optimizer_state, placed_as
+from drivetrain.ranks import Ranks
+
+
+class Held(nn.Module):
+    """What this rank holds of each parameter: a plain tensor in the same memory, under the same name.
+
+    An optimizer over these takes its quickest kernels, whatever mixture of shards the parameters are.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._pairs = {
+            name: (p, nn.Parameter(local_part(p.detach()), requires_grad=p.requires_grad))
+            for name, p in model.named_parameters()
+        }
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        del args, kwargs
+        for name, (_, own) in self._pairs.items():
+            yield name, own
+
+    def whole(self, name: str) -> nn.Parameter:
+        """The parameter itself."""
+        return self._pairs[name][0]
+
+    def take_gradients(self) -> None:
+        for parameter, own in self._pairs.values():
+            gradient = parameter.grad
+            if isinstance(gradient, DTensor) and any(isinstance(p, Partial) for p in gradient.placements):
+                kept = [Replicate() if isinstance(p, Partial) else p for p in gradient.placements]
+                gradient = parameter.grad = gradient.redistribute(placements=kept)
+            own.grad = None if gradient is None else local_part(gradient)
+
+    def clear_gradients(self) -> None:
+        for parameter, own in self._pairs.values():
+            parameter.grad = own.grad = None
+
+
+def shards(parameter: Tensor) -> int:
+    """Pieces that a parameter is in, over the axes of its mesh."""
+    count = 1
+    if isinstance(parameter, DTensor):
+        for axis, placement in enumerate(parameter.placements):
+            if not isinstance(placement, Replicate):
+                count *= parameter.device_mesh.size(axis)
+    return count
+
+
+def stages_items(ranks: Ranks, stages: int, speaks: bool, own: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The items of all stages on the first rank, one after the other; nothing elsewhere.
+
+    own: this stage's, whose making may take all of its ranks. speaks: whether this rank sends them.
+    """
+    found: dict[str, Any] = {}
+    for name, value in own:
+        if ranks.is_first:
+            found[name] = value
+        elif speaks:
+            ranks.send_to_first((name, value))
+    if ranks.is_first:
+        for stage in range(1, stages):
+            source = stage * (ranks.world // stages)
+            while (item := ranks.receive(source)) is not None:
+                found[item[0]] = item[1]
+    elif speaks:
+        ranks.send_to_first(None)
+    return found
+
+
+def optimizer_items(held: Held, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each parameter's state, whole tensors in CPU memory; all ranks of a stage must exhaust it."""
+    local = optimizer_state(held, optimizer, lambda tensor: tensor)
+    for name, values in local["state"].items():
+        yield name, {key: _whole(value, held, name) for key, value in values.items()}
+
+
+def _whole(value: Any, held: Held, name: str) -> Any:
+    parameter = held.whole(name)
+    if not isinstance(value, Tensor) or value.ndim == 0 or not isinstance(parameter, DTensor):
+        return value
+    like = DTensor.from_local(
+        value,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+    return gathered(like).cpu()
+
+
+def groups_of(optimizer: torch.optim.Optimizer, held: Held) -> list[dict[str, Any]]:
+    return list(optimizer_state(held, optimizer, lambda _: None)["param_groups"])
+
+
+def joined_groups(of_stages: Iterable[list[dict[str, Any]]], order: Mapping[str, torch.Size]) -> list[dict[str, Any]]:
+    """Groups of all stages as one process has them: matrices, then vectors, each in the model's order."""
+    position = {name: number for number, name in enumerate(order)}
+    joined: dict[bool, dict[str, Any]] = {}
+    for groups in of_stages:
+        for group in groups:
+            key = len(order[group["params"][0]]) < 2
+            joined.setdefault(key, {**group, "params": []})["params"] += group["params"]
+    for group in joined.values():
+        group["params"].sort(key=position.__getitem__)
+    return [joined[key] for key in sorted(joined)]
+
+
+def load_own_state(held: Held, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """This rank's part of a whole optimizer state."""
+    names = dict(held.named_parameters())
+    groups = [{**group, "params": [n for n in group["params"] if n in names]} for group in saved["param_groups"]]
+    state = {
+        name: {key: _own(value, held.whole(name)) for key, value in values.items()}
+        for name, values in saved["state"].items()
+        if name in names
+    }
+    load_optimizer_state(held, optimizer, {"state": state, "param_groups": [g for g in groups if g["params"]]})
+
+
+def _own(value: Any, parameter: Tensor) -> Any:
+    is_moment = isinstance(value, Tensor) and value.ndim > 0 and value.shape == parameter.shape
+    return local_part(placed_as(value, parameter)) if is_moment else value

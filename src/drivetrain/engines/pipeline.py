@@ -1,0 +1,178 @@
+"""A pipeline stage at work: micro-batches through torch.distributed.pipelining's schedules, evaluation one by one.
+
+Huang et al. 2019, "GPipe"; Narayanan et al. 2021 (1F1B); Qi et al. 2023, "Zero Bubble Pipeline Parallelism".
+
+A schedule hands stages one flat tensor of one size. What travels is padded to it and cut back, so that micro-batches
+of any shape share a window: every stage knows the batches, and what shape follows from them (cut.HiddenShape).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleavedZeroBubble
+from torch.nn import functional as F
+
+from drivetrain.engines.cut import HiddenShape, Link, Reached
+from drivetrain.errors import RunError
+from drivetrain.workloads.base import Batch
+
+Work = Callable[[nn.Module, int], Tensor]  # the model and the number of a micro-batch → its loss, on the last stage
+GRAIN = 1024  # numbers; buffers are of whole grains, so that windows of like size share a schedule
+
+
+class Stage(nn.Module):
+    """The part of a model that this rank holds, as the schedule calls it."""
+
+    def __init__(self, model: nn.Module, link: Link) -> None:
+        super().__init__()
+        self.model = model
+        self._link = link
+        self._call: Callable[[Tensor, int], Any] | None = None
+
+    def running(self, call: Callable[[Tensor, int], Any]) -> None:
+        self._call = call
+
+    def forward(self, given: Tensor, number: Tensor) -> Any:
+        """number: (1,), of the micro-batch. given: what was received; on the first stage, the number again."""
+        assert self._call is not None
+        return self._call(given, int(number))
+
+
+class Pipeline:
+    def __init__(
+        self,
+        model: nn.Module,
+        link: Link,
+        hidden: HiddenShape,
+        *,
+        schedule: str,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        transport: torch.dtype,
+        length_share: int = 1,
+    ) -> None:
+        """transport: dtype of what travels. length_share: ranks that hold a part of each sequence between blocks."""
+        self.stage = Stage(model, link)
+        self.index, self.count = dist.get_rank(group), dist.get_world_size(group)
+        self._link, self._hidden, self._schedule_name = link, hidden, schedule
+        self._group, self._device, self._transport, self._length_share = group, device, transport, length_share
+        self._schedules: dict[tuple[int, int], Any] = {}
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.index == self.count - 1
+
+    # --- a window ----------------------------------------------------------------------------------------------------
+
+    def window(self, batches: Sequence[Batch], loss: Work) -> list[Tensor]:
+        """Forward and backward of all micro-batches; their losses, on the last stage.
+
+        loss: its result is what backward starts from.
+        """
+        shapes = [self._shape(batch) for batch in batches]
+        size = math.ceil(max(map(math.prod, shapes)) / GRAIN) * GRAIN
+
+        def call(given: Tensor, number: int) -> Tensor:
+            self._link.received = None if self.is_first else self._unpacked(given, shapes[number])
+            try:
+                found = loss(self.stage.model, number)
+            except Reached as reached:
+                return self._packed(reached.hidden, shapes[number], size)
+            finally:
+                self._link.received = None
+            return found
+
+        self.stage.running(call)
+        schedule = self._schedule(len(batches), size)
+        numbers = torch.arange(len(batches))
+        losses: list[Tensor] = []
+        first = (numbers,) if self.is_first else ()
+        last = {"target": numbers, "losses": losses} if self.is_last else {}
+        schedule.step(*first, number=numbers, return_outputs=False, **last)
+        return losses
+
+    def _shape(self, batch: Batch) -> tuple[int, ...]:
+        samples, *rest = self._hidden.of(batch)
+        if self._hidden.length_of is not None:
+            rest[0] //= self._length_share
+        return (samples, *rest)
+
+    def _packed(self, hidden: Tensor, shape: tuple[int, ...], size: int) -> Tensor:
+        if hidden.shape != shape:
+            raise RunError(f"a pipeline stage gave {tuple(hidden.shape)} where the batch says {shape}")
+        return F.pad(hidden.to(self._transport).flatten(), (0, size - hidden.numel()))
+
+    def _unpacked(self, flat: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return flat[: math.prod(shape)].view(shape).to(self._hidden.dtype)
+
+    def _schedule(self, num_batches: int, size: int) -> Any:
+        """Made once for each number of micro-batches and size of what travels."""
+        if (num_batches, size) not in self._schedules:
+            buffer = torch.empty(size, dtype=self._transport, device="meta", requires_grad=True)
+            number, loss = torch.empty(1, dtype=torch.int64, device="meta"), torch.empty((), device="meta")
+            stage = PipelineStage(
+                self.stage,
+                self.index,
+                self.count,
+                self._device,
+                input_args=number if self.is_first else buffer,
+                output_args=loss.requires_grad_() if self.is_last else buffer,
+                group=self._group,
+            )
+            self._schedules[num_batches, size] = _made(self._schedule_name, stage, num_batches)
+        return self._schedules[num_batches, size]
+
+    # --- evaluation and prediction -----------------------------------------------------------------------------------
+
+    def forward_only(self, batch: Batch, work: Callable[[nn.Module], Any]) -> Any:
+        """One batch through all stages; on the last what `work` made of it, elsewhere None. Stages go on to the next
+        batch as soon as they are done with theirs."""
+        shape = self._shape(batch)
+        received = None
+        if not self.is_first:
+            received = torch.empty(math.prod(shape), dtype=self._transport, device=self._device)
+            dist.recv(received, group=self._group, group_src=self.index - 1)
+
+        def call(given: Tensor, number: int) -> Any:
+            del given, number
+            self._link.received = None if received is None else self._unpacked(received, shape)
+            try:
+                return work(self.stage.model)
+            except Reached as reached:
+                return self._packed(reached.hidden, shape, reached.hidden.numel())
+            finally:
+                self._link.received = None
+
+        self.stage.running(call)
+        found = self.stage(torch.zeros(1), torch.zeros(1, dtype=torch.int64))
+        if self.is_last:
+            return found
+        dist.send(found, group=self._group, group_dst=self.index + 1)
+        return None
+
+
+def _made(name: str, stage: PipelineStage, num_batches: int) -> Any:
+    def loss_of(output: Tensor, target: Any) -> Tensor:
+        del target  # the stage has computed its loss
+        return output
+
+    if name == "gpipe":
+        return ScheduleGPipe(stage, num_batches, loss_fn=loss_of, scale_grads=False)
+    if name == "1f1b":
+        return Schedule1F1B(stage, num_batches, loss_fn=loss_of, scale_grads=False)
+    return ScheduleInterleavedZeroBubble([stage], num_batches, loss_fn=loss_of, scale_grads=False)
+
+
+def bubble(stages: int, micro_batches: int) -> float:
+    """Share of a window in which a stage waits, under GPipe and 1F1B with stages of equal cost."""
+    return (stages - 1) / (micro_batches + stages - 1)

@@ -1,0 +1,87 @@
+"""The mesh's arithmetic, and what it says of degrees that do not fit."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from drivetrain.config.engine import label
+from drivetrain.config.machine import Machine
+from drivetrain.config.mesh import MeshEngine, arithmetic
+from drivetrain.config.rules import check, resolved
+from drivetrain.config.run import RunConfig
+from drivetrain.errors import Problem
+
+CPU = Machine("cpu", "a CPU", 1, 2**33, 2, None, frozenset({"float32"}))
+GPUS = Machine("cuda", "a GPU", 8, 2**36, 16, (9, 0), frozenset({"float32", "bfloat16", "float16"}))
+BERT = {"model_type": "bert", "num_attention_heads": 6, "num_hidden_layers": 3}
+
+
+def run(engine: dict[str, Any], **fields: Any) -> RunConfig:
+    model = {"config": fields.pop("config", BERT), "tokenizer": "vocab.txt"}
+    workload = {"type": "text_classification", "model": model, "data": {"train": "owner/set"}}
+    block = {"workload": workload, "batch_size": 32, "loop": {"steps": 3}, "engine": {"name": "mesh", **engine}}
+    return RunConfig.model_validate({**block, **fields})
+
+
+def problems(engine: dict[str, Any], machine: Machine = CPU, **fields: Any) -> list[Problem]:
+    return check(resolved(run(engine, **fields), machine), machine)
+
+
+def test_a_product_that_is_not_the_world_size_is_told_with_its_arithmetic() -> None:
+    [problem] = problems({"pp": 2, "dp": 2, "tp": 3}, processes=8)
+    assert problem.why == "world size (8) != pp (2) * dp (2) * tp (3)"
+    assert "12" in problem.fix
+
+
+@pytest.mark.parametrize(("pp", "dp", "cp", "tp"), list(itertools.product((1, 2, 3), repeat=4)))
+def test_only_the_product_itself_is_a_world(pp: int, dp: int, cp: int, tp: int) -> None:
+    engine = MeshEngine(pp=pp, dp=dp, cp=cp, tp=tp)
+    right = [world for world in range(1, 90) if not list(arithmetic(engine, world, "engine"))]
+    assert right == [pp * dp * cp * tp]
+
+
+def test_dp_left_out_is_what_the_others_leave() -> None:
+    left = resolved(run({"tp": 2}, processes=8), CPU)
+    assert left.data_parallel_size == 4
+    assert not check(left, CPU)
+    [problem] = problems({"tp": 3}, processes=8)
+    assert problem.why == "world size (8) is no multiple of tp (3)"
+
+
+def test_processes_left_out_are_those_that_the_degrees_ask_for_or_all_gpus() -> None:
+    assert resolved(run({"pp": 2, "tp": 2}), CPU).world_size == 4
+    assert resolved(run({"pp": 2, "dp": 3}), CPU).world_size == 6
+    assert resolved(run({"tp": 2}), GPUS).world_size == 8
+    assert resolved(run({"tp": 2, "dp": 1}), GPUS).world_size == 2
+    assert resolved(run({"pp": 2, "dp": 2}, nodes=2), CPU).processes == 2
+
+
+def test_heads_and_layers_that_a_degree_does_not_fit_are_told_together() -> None:
+    found = {problem.field: problem.why for problem in problems({"pp": 4, "dp": 1, "tp": 4})}
+    assert found["engine.tp"] == "num_attention_heads (6) is no multiple of tp (4)"
+    assert found["engine.pp"] == "num_hidden_layers (3) < pp (4)"
+
+
+def test_options_of_an_axis_that_is_not_there_are_refused() -> None:
+    fields = [p.field for p in problems({"dp": 1, "loss_parallel": True, "schedule": "gpipe"})]
+    assert fields == ["engine.loss_parallel", "engine.schedule"]
+
+
+def test_the_batch_is_dealt_to_the_data_ranks_alone() -> None:
+    mesh = resolved(run({"pp": 2, "dp": 2, "tp": 2}), CPU)
+    assert (mesh.world_size, mesh.devices, mesh.data_parallel_size) == (8, 8, 2)
+    per_rank = run({"pp": 2, "dp": 2}, batch_size=None, batch_size_per_device=4)
+    assert resolved(per_rank, CPU).global_batch == 8
+
+
+def test_a_pipeline_cuts_the_batch_where_the_user_has_not() -> None:
+    assert resolved(run({"pp": 2, "dp": 1}), CPU).micro_batch == 4, "32 samples in 4 micro-batches a stage"
+    assert resolved(run({"pp": 2, "dp": 1}, micro_batch_size=16), CPU).micro_batch == 16
+    assert resolved(run({"tp": 2, "dp": 1}), CPU).micro_batch == 32
+
+
+def test_a_mesh_is_named_by_its_degrees() -> None:
+    assert label(run({"pp": 2, "tp": 4}).engine) == "mesh-pp2-tp4"

@@ -1,0 +1,192 @@
+"""What the mesh's parity tests run: a small decoder, an encoder and a plain module over (pp, dp, cp, tp) ranks, and the
+same twelve steps by hand in one process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from drivetrain.config.engine import EngineConfig
+from drivetrain.config.training import Loader
+from drivetrain.config.workload import LanguageModel
+from drivetrain.data.loader import training_windows
+from drivetrain.data.micro_batches import Slice
+from drivetrain.data.order import GlobalOrder
+from drivetrain.emulation import fp32_products
+from drivetrain.engines.base import Engine
+from drivetrain.workloads.base import Layout, Workload
+from drivetrain.workloads.language_model import IGNORED, LanguageModelWorkload
+from tests.parity.cases import CLIP, OPTIMIZERS, Curve
+from tests.tiny_workload import FEATURES, Rows, TinyWorkload, tiny_engine
+
+STEPS, BATCH, LENGTH = 12, 10, 16  # windows of a step; tokens of a window
+LLAMA = {
+    "model_type": "llama", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MeshCase:
+    degrees: dict[str, Any] = field(hash=False)
+    precision: str = "fp32"
+    accumulation: int = 3
+    optimizer: str = "adamw"
+    model: str = "llama"
+    recompute: Any = False
+    compile: bool = False
+
+    @property
+    def world(self) -> int:
+        sizes = [int(self.degrees.get(axis, 1)) for axis in ("pp", "dp", "cp", "tp")]
+        return sizes[0] * sizes[1] * sizes[2] * sizes[3]
+
+    @property
+    def name(self) -> str:
+        parts = [f"{key}{'' if value is True else value}" for key, value in self.degrees.items()]
+        parts += [self.precision, f"acc{self.accumulation}", self.optimizer, self.model]
+        parts += [f"recompute={self.recompute}"] if self.recompute else []
+        return "-".join([*parts, *(["compiled"] if self.compile else [])])
+
+
+def text() -> Path:
+    """Some bytes that a model can learn something of; the last window is cut short."""
+    path = Path(tempfile.gettempdir()) / f"mesh-parity-{os.getpid()}.txt"
+    generator = torch.Generator().manual_seed(2)
+    words = ["".join(chr(97 + int(c)) for c in torch.randint(0, 26, (4,), generator=generator)) for _ in range(12)]
+    picked = torch.randint(0, 12, (99,), generator=generator).tolist()
+    path.write_text(" ".join(words[i] for i in picked)[: 30 * LENGTH + 6])
+    return path
+
+
+class Columns(nn.Module):
+    """A user's module that declares how it is split."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(FEATURES, 12)
+        self.layers = nn.ModuleList(Pair(12) for _ in range(4))
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, features: Tensor) -> Tensor:
+        hidden = self.inner(features)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.head(hidden)
+
+
+class Pair(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.wide, self.back = nn.LayerNorm(width), nn.Linear(width, 16), nn.Linear(16, width)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.back(F.gelu(self.wide(self.norm(hidden))))
+
+
+class Declared(TinyWorkload):
+    @property
+    def layout(self) -> Layout:
+        return Layout(tensor_parallel={"layers.*.wide": "colwise", "layers.*.back": "rowwise"})
+
+
+def columns() -> nn.Module:
+    torch.manual_seed(5)
+    return Columns()
+
+
+class Seeded(LanguageModelWorkload):
+    def build_model(self) -> nn.Module:
+        torch.manual_seed(3)
+        return super().build_model()
+
+
+def workload(case: MeshCase) -> Workload:
+    if case.model == "columns":
+        return Declared(columns, Rows(62, ignored_share=0.15), Rows(37, seed=9))
+    config = {**LLAMA, **({"num_key_value_heads": 2} if case.model == "grouped" else {})}
+    block = {"type": "language_model", "model": {"config": config}}
+    data = {"train": str(text()), "length": LENGTH, "evaluation_fraction": 0.1}
+    return Seeded(LanguageModel.model_validate({**block, "data": data}), seed=0)
+
+
+def engine_of(case: MeshCase, work: Workload) -> Engine:
+    config = TypeAdapter(EngineConfig).validate_python({"name": "mesh", **case.degrees})
+    return tiny_engine(
+        work,
+        case.precision,
+        OPTIMIZERS[case.optimizer],
+        config=config,
+        max_grad_norm=CLIP,
+        recompute=case.recompute,
+        compile=case.compile,
+        devices=case.world,
+    )
+
+
+def run_case(case: MeshCase) -> Curve:
+    work = workload(case)
+    with fp32_products(case.precision != "fp32"):
+        engine = engine_of(case, work)
+        micro = -(-BATCH // engine.data_world // case.accumulation)
+        mine = Slice(engine.data_rank, engine.data_world, micro)
+        order = GlobalOrder(len(work.train), BATCH, seed=1)
+        curve = Curve([], [], {}, {})
+        for window in training_windows(work.train, work.collate, order, range(STEPS), mine, Loader()):
+            loss = engine.forward_backward(window.micro_batches)
+            curve.gradients = curve.gradients or {n: g.float().clone() for n, g in engine.gradients().items()}
+            curve.losses.append(engine.summed(loss).item())
+            curve.norms.append(engine.optimizer_step(1.0).grad_norm.item())
+        curve.weights = {name: weight.clone() for name, weight in engine.weights().items()}
+        engine.close()
+    return curve
+
+
+def run_cases(cases: Sequence[MeshCase]) -> list[Curve]:
+    return [run_case(case) for case in cases]
+
+
+def logits_and_targets(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    if "features" in batch:
+        return model(batch["features"]).float(), batch["labels"]
+    logits = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
+    return logits.float().flatten(0, 1), batch["targets"].flatten()
+
+
+def plain(case: MeshCase) -> Curve:
+    """One process, whole batches, torch's own autocast and clipping."""
+    work = workload(case)
+    model, optimizer = work.build_model(), OPTIMIZERS[case.optimizer]
+    matrices, vectors = [p for p in model.parameters() if p.ndim > 1], [p for p in model.parameters() if p.ndim == 1]
+    groups = [{"params": matrices, "weight_decay": optimizer.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    updates: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=optimizer.lr)
+    if optimizer.name == "sgd":
+        updates = torch.optim.SGD(groups, lr=optimizer.lr, momentum=optimizer.momentum)
+    order, curve = GlobalOrder(len(work.train), BATCH, seed=1), Curve([], [], {}, {})
+    with fp32_products(case.precision != "fp32"):
+        for step in range(STEPS):
+            batch = work.collate([work.train.load(int(index), 0) for index in order.batch(step)[1]])
+            mixed = torch.autocast("cpu", dtype=torch.bfloat16) if case.precision == "bf16-mixed" else None
+            with mixed or contextlib.nullcontext():
+                logits, targets = logits_and_targets(model, batch)
+                loss = F.cross_entropy(logits, targets, ignore_index=IGNORED)
+            loss.backward()
+            curve.gradients = curve.gradients or {
+                name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
+            }
+            curve.norms.append(nn.utils.clip_grad_norm_(model.parameters(), CLIP).item())
+            updates.step()
+            updates.zero_grad()
+            curve.losses.append(loss.item())
+    curve.weights = model.state_dict()
+    return curve
