@@ -48,7 +48,7 @@ def main() -> None:
         for pair in repeat(lambda number, engine=engine: one_pair(engine, options.steps, number), options.pairs):
             found[engine].append(pair)
             print(f"{engine}  {pair.ratio:.3f}" + ("  (discarded)" if pair.disturbed else ""), flush=True)
-    write(options.output, page(found, options.steps))
+        write(options.output, page(found, options.steps))
 
 
 def one_pair(engine: str, steps: int, number: int) -> Pair:

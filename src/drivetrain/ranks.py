@@ -6,6 +6,7 @@ travel through a gloo group of their own, so that they never wait for a GPU nor 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
@@ -23,13 +24,22 @@ def is_first_rank() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
+@functools.cache
+def _control_group(world: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """One for a world, however many engines it sees: the threads of a gloo group look for messages all the time."""
+    del world
+    group = dist.new_group(backend="gloo")
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
 class Ranks:
     def __init__(self) -> None:
         """Looks for a process group that was made before."""
         joined = dist.is_initialized()
         self.rank = dist.get_rank() if joined else 0
         self.world = dist.get_world_size() if joined else 1
-        self._control = dist.new_group(backend="gloo") if self.world > 1 else None
+        self._control = _control_group(dist.group.WORLD) if self.world > 1 else None
         self._asking: tuple[dist.Work, Tensor] | None = None
 
     @property
