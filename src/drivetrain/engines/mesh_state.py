@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor, Replicate
 
 from drivetrain.engines.state import gathered, load_optimizer_state, local_part, optimizer_state, placed_as
 from drivetrain.ranks import Ranks
@@ -38,9 +38,9 @@ class Held(nn.Module):
     def take_gradients(self) -> None:
         for parameter, own in self._pairs.values():
             gradient = parameter.grad
-            if isinstance(gradient, DTensor) and any(isinstance(p, Partial) for p in gradient.placements):
-                kept = [Replicate() if isinstance(p, Partial) else p for p in gradient.placements]
-                gradient = parameter.grad = gradient.redistribute(placements=kept)
+            if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
+                placed = gradient.redistribute(placements=parameter.placements)  # itself where they agree
+                gradient = parameter.grad = cast(Tensor, placed)
             own.grad = None if gradient is None else local_part(gradient)
 
     def clear_gradients(self) -> None:

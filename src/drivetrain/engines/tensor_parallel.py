@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -190,7 +190,7 @@ class _Gathering(ParallelStyle):
 
 def _gathered(part: Tensor, mesh: DeviceMesh) -> Tensor:
     whole = DTensor.from_local(part, mesh, [Shard(1)], run_check=False).redistribute(placements=[Replicate()])
-    return whole.to_local(grad_placements=[Partial()])
+    return whole.to_local()
 
 
 def _whole_logits(module: nn.Module, args: Any, output: Any) -> Any:
