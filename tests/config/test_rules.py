@@ -57,6 +57,11 @@ REFUSED = {
     "missing data": ({"workload": workload(TEXTS, train="./no.csv")}, "workload.data.train", "does not exist"),
     "missing test": ({"workload": workload(TEXTS, evaluation="no.csv")}, "workload.data.evaluation", "does not exist"),
     "missing user file": ({"workload": {"type": "module", "path": "no.py"}}, "workload.path", "does not exist"),
+    "an optimizer of whole tensors": (
+        {"optimizer": {"name": "torch.optim.Adafactor"}, "engine": "zero1"},
+        "optimizer.name",
+        "needs whole tensors",
+    ),
     "a GPU that is not there": ({"device": "cuda"}, "device", "no GPU"),
     "more ranks than samples": ({"engine": "ddp", "processes": 9}, "batch_size", "(8) < the devices that share it (9)"),
     "recompute under dp": ({"engine": "dp", "recompute": True}, "recompute", "engine=dp cannot have it"),

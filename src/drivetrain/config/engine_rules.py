@@ -24,6 +24,9 @@ from drivetrain.config.run import RunConfig
 from drivetrain.config.translation import Note, Translation, agree
 from drivetrain.errors import Problem
 
+# optimizers whose update of a number depends on others of its tensor: rows and columns, norms, orthogonal factors
+WHOLE_TENSORS = {"adafactor", "muon", "lamb", "lars", "shampoo", "soap", "came", "lbfgs", "galoreadamw", "adamini"}
+
 
 def engine_problems(run: RunConfig) -> Iterator[Problem]:
     """Whatever the machine."""
@@ -34,6 +37,8 @@ def engine_problems(run: RunConfig) -> Iterator[Problem]:
         yield Problem(f"{where}.hybrid", why, "give a divisor of processes * nodes")
     if isinstance(engine, DeepspeedEngine):
         yield from _of_deepspeed(run, engine, where)
+    if isinstance(engine, FsdpEngine) or (isinstance(engine, DeepspeedEngine) and engine.stage):
+        yield from _optimizer_of_pieces(run)
     if isinstance(run.engine, AccelerateEngine):
         yield from _of_accelerate(engine)
     for field, translation in foreign(run):
@@ -102,6 +107,13 @@ def _of_deepspeed(run: RunConfig, engine: DeepspeedEngine, where: str) -> Iterat
     if engine.stage == 0 and run.precision_spec.cast:
         why = f"at stage 0 DeepSpeed accumulates and sums gradients in 16 bits, which {run.precision} does in fp32"
         yield Problem("precision", why, "give stage=1 or more, or bf16-mixed")
+
+
+def _optimizer_of_pieces(run: RunConfig) -> Iterator[Problem]:
+    name = run.optimizer.name.replace(":", ".").rpartition(".")[2]
+    if name.lower() in WHOLE_TENSORS:
+        why = f"{name} needs whole tensors, and engine={label(run.engine)} gives each rank pieces of them"
+        yield Problem("optimizer.name", why, "take engine=ddp, or adamw")
 
 
 def _of_accelerate(engine: Any) -> Iterator[Problem]:
