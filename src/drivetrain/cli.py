@@ -72,6 +72,10 @@ def train(
 
     node = Node(node_rank, rendezvous)
     ready = checked(run_file, overrides or [], nodes, node)
+    if ready.run.nodes == 1 and not (resume or overwrite):  # told before any rank is started
+        from drivetrain.folder import RunFolder
+
+        RunFolder(ready.run.folder).refuse_if_taken()
     result = _start(ready, node, verb="train", resume=resume, overwrite=overwrite, quiet=quiet)
     if result.of_first:
         from drivetrain.report import RunReport

@@ -142,6 +142,8 @@ def _foreign_problems(run: RunConfig, where: str, found: Translation) -> Iterato
     for field, wanted in found.settings.items():
         if field == "engine.name" or (field.startswith("engine.") and where != "engine.config"):
             continue
+        if field.startswith("scaler.") and not run.precision_spec.scaled:
+            continue  # as without effect there as here
         actual = _actual(run, field)
         if not agree(wanted, actual):
             why = f"it says {field}={wanted}, but the run file says {actual}"
