@@ -29,7 +29,8 @@ class Training:
         raw = {"workload": {"type": "module", "path": "x.py"}, "batch_size": 8, "loop": {"steps": 9}}
         run, _ = validate(raw | {"precision": precision} | changes, [])
         assert run is not None
-        self.engine = tiny_engine(TinyWorkload(perceptron), precision, ADAMW, scaler=run.scaler)
+        optimizer = run.optimizer if "optimizer" in changes else ADAMW
+        self.engine = tiny_engine(TinyWorkload(perceptron), precision, optimizer, scaler=run.scaler)
         self.events: list[Event] = []
         metric = BestMetric("accuracy", higher_is_better=True)
         self.checkpoints = RunCheckpoints(root, run, self.engine, Ranks(), metric, 40, self.events.append)
@@ -58,6 +59,39 @@ def test_a_restored_run_goes_on_with_the_same_bits(precision: str, tmp_path: Pat
     assert again.best == progress.best
     second.train(again, 4)
     assert same(first.engine.state_dict(), second.engine.state_dict())
+
+
+def test_a_resumed_run_takes_its_own_learning_rate_and_the_saved_moments(tmp_path: Path) -> None:
+    first = Training(tmp_path, optimizer={"lr": 0.01, "weight_decay": 0.1})
+    progress = first.train(Progress(), 3)
+    first.checkpoints.save(progress)
+    moments = {name: state["exp_avg"].clone() for name, state in states(first).items()}
+    second = Training(tmp_path, optimizer={"lr": 1e-5, "weight_decay": 0.0, "betas": [0.8, 0.9]})
+    again = second.checkpoints.restore()
+    assert all(torch.equal(state["exp_avg"], moments[name]) for name, state in states(second).items())
+    before = {name: weight.clone() for name, weight in second.engine.weights().items()}
+    second.train(again, 1)
+    moved = max(float((weight - before[name]).abs().max()) for name, weight in second.engine.weights().items())
+    assert 0 < moved < 1e-4, "by the new rate"
+    assert second.engine.state_dict()["optimizer"]["param_groups"][0]["betas"] == (0.8, 0.9)
+
+
+def states(training: Training) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = training.engine.state_dict()["optimizer"]["state"]
+    return found
+
+
+def test_the_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
+    training = Training(tmp_path, optimizer={"name": "sgd", "lr": 0.1})
+    training.checkpoints.save(training.train(Progress(), 1))
+    with pytest.raises(UserError, match=r"the state of sgd, which adamw cannot take"):
+        Training(tmp_path).checkpoints.restore()
+
+
+def test_a_run_may_begin_to_scale_its_loss(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    training.checkpoints.save(training.train(Progress(), 2))
+    assert Training(tmp_path, "fp16-mixed").checkpoints.restore().step == 2
 
 
 def test_random_numbers_go_on_where_the_checkpoint_stood(tmp_path: Path) -> None:

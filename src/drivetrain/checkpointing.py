@@ -65,6 +65,7 @@ class RunCheckpoints:
                 "generators": generators,  # of each rank
                 "engine": state["engine"],
                 "order": self._order,
+                "optimizer": self._run.optimizer.name,
             },
         }
         path = save(self._root, progress.step, parts, facts, assets=self._engine.save_assets)
@@ -86,6 +87,7 @@ class RunCheckpoints:
         state = load(newest)
         training = state["training"]
         self._same_order(training["order"])
+        self._same_optimizer(training.get("optimizer", self._run.optimizer.name))
         check_fits(self._engine.shapes(), state["model"], newest)
         self._engine.load_state_dict({**state, "engine": training["engine"]})
         progress = Progress(**training["progress"])
@@ -112,6 +114,14 @@ class RunCheckpoints:
 
     def best(self) -> Path | None:
         return best(self._root, self._metric.higher_is_better)
+
+    def _same_optimizer(self, saved: str) -> None:
+        if saved != self._run.optimizer.name:
+            raise problem(
+                "--resume",
+                f"the checkpoint holds the state of {saved}, which {self._run.optimizer.name} cannot take",
+                f"give optimizer.name={saved}, or start anew with --overwrite",
+            )
 
     def _same_order(self, saved: dict[str, int]) -> None:
         changed = [

@@ -72,6 +72,10 @@ def train(
 
     node = Node(node_rank, rendezvous)
     ready = checked(run_file, overrides or [], nodes, node)
+    if ready.run.nodes == 1 and not (resume or overwrite):  # told before any rank is started
+        from drivetrain.folder import RunFolder
+
+        RunFolder(ready.run.folder).refuse_if_taken()
     result = _start(ready, node, verb="train", resume=resume, overwrite=overwrite, quiet=quiet)
     if result.of_first:
         from drivetrain.report import RunReport
@@ -231,10 +235,11 @@ def import_(
         errors.print(f"[bold yellow]missing[/] {lacking}: write it into the run file, or import with --onto RUN.YAML")
     if imported.run is not None:
         from drivetrain.config import rules
+        from drivetrain.config.resolve import resolved
         from drivetrain.hardware import detect
 
         machine = detect(imported.run.device)
-        for found in rules.check(rules.resolved(imported.run, machine), machine):
+        for found in rules.check(resolved(imported.run, machine), machine):
             _say([f"on this machine: {found.field}: {found.why}; {found.fix}"])
     errors.print(f"run file in {escape(str(imported.output))}", soft_wrap=True)
 

@@ -42,16 +42,24 @@ class RunFolder:
     def prepare(self, resume: bool, overwrite: bool) -> None:
         """Make the folder ready. UserError if it cannot be written, or holds a run that was not to be touched."""
         self._make_writable()
-        there = [path for path in self.results if path.exists()]
-        if there and not (resume or overwrite):
+        if not (resume or overwrite):
+            self.refuse_if_taken()
+        if overwrite and not resume:
+            for path in self._there:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    @property
+    def _there(self) -> list[Path]:
+        return [path for path in self.results if path.exists()]
+
+    def refuse_if_taken(self) -> None:
+        """UserError if a run is in it."""
+        if self._there:
             raise problem(
                 "output",
-                f"{self.path} already holds a run ({', '.join(path.name for path in there)})",
+                f"{self.path} already holds a run ({', '.join(path.name for path in self._there)})",
                 "go on with --resume, replace it with --overwrite, or give another output or name",
             )
-        if overwrite and not resume:
-            for path in there:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _make_writable(self) -> None:
         trial = self.path / f".writable-{os.getpid()}"

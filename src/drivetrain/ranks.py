@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from drivetrain.errors import RunError, UserError
 
 T = TypeVar("T")
+PATIENCE = timedelta(days=7)  # the others wait while the first rank tokenises or saves
 
 
 def is_first_rank() -> bool:
@@ -28,7 +30,7 @@ def is_first_rank() -> bool:
 def _control_group(world: dist.ProcessGroup | None) -> dist.ProcessGroup:
     """One for a world, however many engines it sees: the threads of a gloo group look for messages all the time."""
     del world
-    group = dist.new_group(backend="gloo")
+    group = dist.new_group(backend="gloo", timeout=PATIENCE)
     assert isinstance(group, dist.ProcessGroup)
     return group
 
@@ -104,6 +106,8 @@ class Ranks:
                 box[0] = do()
             except (UserError, RunError) as error:
                 box[0] = error
+            except OSError as error:  # a full disk
+                box[0] = RunError(f"{error.filename or 'a file'} cannot be written: {error.strerror or error}")
         dist.broadcast_object_list(box, src=0, group=self._control)
         result = box[0]
         if isinstance(result, UserError | RunError):

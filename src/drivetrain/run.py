@@ -175,7 +175,7 @@ def evaluate(config: RunConfig, workload: Workload, engine: Engine) -> dict[str,
 
 def _started(parts: Parts, total_steps: int, progress: Progress) -> RunStarted:
     config, workload = parts.config, parts.workload
-    engaged = asdict(parts.engine.engaged())
+    engaged = {name: value for name, value in asdict(parts.engine.engaged()).items() if value is not False}
     facts = {"precision": config.precision, "engine": label(config.engine), **engaged, **workload.facts}
     return RunStarted(
         name=config.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from drivetrain.config import deepspeed, rules
 from drivetrain.config.load import validate
 from drivetrain.config.machine import Machine
 from drivetrain.config.notices import notices
+from drivetrain.config.resolve import resolved
 from drivetrain.config.run import RunConfig
 from drivetrain.importing.found import leaves
 
@@ -92,6 +94,35 @@ def test_what_contradicts_the_run_file_is_told(key: str) -> None:
     value, told = CONTRADICTIONS[key]
     found = rules.check(run({"name": "deepspeed", "config": {key: value}}), CPU)
     assert any(told in str(problem) for problem in found), found
+
+
+HUGGING_FACE = {  # the shape that Transformers' and LLaMA-Factory's users have
+    "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
+    "gradient_clipping": 1.0, "zero_allow_untested_optimizer": True,
+    "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 14, "hysteresis": 2,
+             "min_loss_scale": 1},
+    "bf16": {"enabled": "auto"},
+    "zero_optimization": {"stage": 2, "allgather_partitions": True, "allgather_bucket_size": 5e8, "overlap_comm": True,
+                          "reduce_scatter": True, "reduce_bucket_size": 5e8, "contiguous_gradients": True},
+}  # fmt: skip
+
+
+def test_what_the_run_file_leaves_out_is_the_jsons() -> None:
+    left = resolved(run({"name": "deepspeed", "config": HUGGING_FACE}), CPU)
+    assert not rules.check(left, CPU)
+    assert left.loop.max_grad_norm == 1.0
+    assert left.scaler.growth_interval == 2000, "fp32 does not scale"
+    assert any("engine.config gives loop.max_grad_norm=1.0" in text for text in notices(left, CPU))
+    gpu = replace(CPU, device="cuda", compute_capability=(9, 0), native_dtypes=frozenset({"float32", "float16"}))
+    scaled = resolved(run({"name": "deepspeed", "config": HUGGING_FACE}, precision="fp16-mixed"), gpu)
+    assert (scaled.scaler.growth_interval, scaled.scaler.init_scale) == (1000, 2.0**14)
+    half = {"name": "deepspeed", "config": {"bf16": {"enabled": True}}}
+    assert resolved(run(half), CPU).precision == "bf16-master"
+    kept = resolved(run(half, precision="fp32"), CPU)
+    assert kept.precision == "fp32", "what the run file says stays"
+    assert any("precision=bf16-master" in problem.why for problem in rules.check(kept, CPU))
+    batch = run({"name": "deepspeed", "config": {"train_batch_size": 64}}, batch_size=None)
+    assert resolved(batch, CPU).batch_size == 64
 
 
 def test_all_contradictions_are_told_at_once_and_auto_is_none() -> None:

@@ -175,6 +175,22 @@ def test_the_last_override_wins_and_null_takes_the_default_away(tmp_path: Path) 
     assert config.optimizer.momentum == 0.9  # its neighbours stay
 
 
+def test_options_of_a_short_engine_name_come_beside_what_it_stands_for(tmp_path: Path) -> None:
+    path = written(tmp_path, json.dumps(IMAGES))
+    config, problems = load(path, ["engine=zero2", "engine.offload_optimizer=cpu", "processes=2"])
+    assert not problems
+    assert config is not None
+    assert config.engine.model_dump(include={"name", "stage", "offload_optimizer"}) == {
+        "name": "deepspeed", "stage": 2, "offload_optimizer": "cpu",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [".", "..", "a/b", ""])
+def test_a_name_that_is_no_folder_of_its_own_is_refused(name: str) -> None:
+    _, problems = validate({**IMAGES, "name": name}, [])
+    assert [problem.field for problem in problems] == ["name"]
+
+
 @pytest.mark.parametrize("override", ["lr", "=3", "lr=[1", "", "lr 3"])
 def test_what_is_no_override_is_a_problem_beside_the_others(override: str, tmp_path: Path) -> None:
     _, problems = load(written(tmp_path, json.dumps(MODULE)), [override, "sede=3"])

@@ -10,7 +10,8 @@ import pytest
 from drivetrain.config.engine import label
 from drivetrain.config.machine import Machine
 from drivetrain.config.mesh import MeshEngine, arithmetic
-from drivetrain.config.rules import check, resolved
+from drivetrain.config.resolve import resolved
+from drivetrain.config.rules import check
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem
 

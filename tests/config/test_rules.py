@@ -15,6 +15,7 @@ from drivetrain.config.load import validate
 from drivetrain.config.machine import Machine
 from drivetrain.config.notices import notices
 from drivetrain.config.precision import PRECISIONS
+from drivetrain.config.resolve import resolved
 from drivetrain.config.run import RunConfig
 
 CPU = Machine("cpu", "a CPU", 1, 2**33, 2, None, frozenset({"float32"}))
@@ -57,6 +58,11 @@ REFUSED = {
     "missing data": ({"workload": workload(TEXTS, train="./no.csv")}, "workload.data.train", "does not exist"),
     "missing test": ({"workload": workload(TEXTS, evaluation="no.csv")}, "workload.data.evaluation", "does not exist"),
     "missing user file": ({"workload": {"type": "module", "path": "no.py"}}, "workload.path", "does not exist"),
+    "an optimizer of whole tensors": (
+        {"optimizer": {"name": "torch.optim.Adafactor"}, "engine": "zero1"},
+        "optimizer.name",
+        "needs whole tensors",
+    ),
     "a GPU that is not there": ({"device": "cuda"}, "device", "no GPU"),
     "more ranks than samples": ({"engine": "ddp", "processes": 9}, "batch_size", "(8) < the devices that share it (9)"),
     "recompute under dp": ({"engine": "dp", "recompute": True}, "recompute", "engine=dp cannot have it"),
@@ -101,10 +107,10 @@ def test_all_reasons_come_at_once() -> None:
 
 
 def test_processes_left_out_are_one_a_gpu_and_never_more() -> None:
-    assert rules.resolved(config(engine="fsdp"), H100).processes == 8
-    assert rules.resolved(config(engine="fsdp", processes=2), H100).processes == 2
-    assert rules.resolved(config(engine="ddp"), CPU).processes == 1
-    assert rules.resolved(config(), H100).processes is None
+    assert resolved(config(engine="fsdp"), H100).processes == 8
+    assert resolved(config(engine="fsdp", processes=2), H100).processes == 2
+    assert resolved(config(engine="ddp"), CPU).processes == 1
+    assert resolved(config(), H100).processes is None
     (found,) = rules.check(config(engine="ddp", processes=16, batch_size=64), H100)
     assert (found.field, found.why) == ("processes", "16 were given, but this machine has 8 GPUs")
 

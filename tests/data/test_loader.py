@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import Tensor
@@ -57,6 +59,18 @@ def test_workers_and_where_a_run_starts_change_nothing() -> None:
     whole = list(map(numbers, windows(range(9))))
     assert list(map(numbers, windows(range(5, 9)))) == whole[5:]
     assert list(map(numbers, windows(range(9), workers=2))) == whole
+
+
+def test_a_signal_to_the_whole_group_leaves_the_workers_to_the_run() -> None:
+    order, mine = GlobalOrder(23, 10, seed=1), Slice(0, 1, 4)
+    running = training_windows(Numbers(23), collate, order, range(40), mine, Loader(workers=1, prefetch=1))
+    found = [numbers(next(running))]
+    workers = psutil.Process().children()
+    assert workers
+    for worker in workers:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            worker.send_signal(number)
+    assert [*found, *map(numbers, running)] == list(map(numbers, windows(range(40))))
 
 
 def test_ranks_together_take_the_global_batch() -> None:

@@ -13,6 +13,7 @@ import pytest
 from drivetrain.config import rules
 from drivetrain.config.load import load
 from drivetrain.config.machine import Machine
+from drivetrain.config.resolve import resolved
 from tests.importing.made import FILES, file_name, imported, keys_of, read, small
 
 CPU = Machine("cpu", "a CPU", 1, 2**33, 8, None, frozenset({"float32"}))
@@ -48,7 +49,7 @@ def test_onto_a_run_file_it_passes_schema_and_rules(file: Path, tmp_path: Path) 
     assert not problems
     assert run is not None
     machine = H100 if file_name(file) in NEEDS_A_GPU else CPU
-    assert rules.check(rules.resolved(run, machine), machine) == []
+    assert rules.check(resolved(run, machine), machine) == []
 
 
 @pytest.mark.parametrize("file", NEEDS_A_GPU)
@@ -57,7 +58,7 @@ def test_what_needs_a_gpu_is_told_by_the_rules(file: str, tmp_path: Path) -> Non
     found, _ = imported(tmp_path, path, onto=small(tmp_path))
     run, _ = load(found.output)
     assert run is not None
-    problems = rules.check(rules.resolved(run, CPU), CPU)
+    problems = rules.check(resolved(run, CPU), CPU)
     assert NEEDS_A_GPU[file] in " ".join(problem.why for problem in problems)
 
 

@@ -254,8 +254,42 @@ def test_prediction_takes_the_files_own_evaluation_data_only(build: Build) -> No
         without.prediction_samples(None)
 
 
+IGNORING = CLASSES.replace("torch.arange(12) % 4", "torch.tensor([0, -100, 2] * 4)")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "from torch.nn import functional as F\nloss = F.cross_entropy\n",
+        "class Own(nn.CrossEntropyLoss):\n    pass\nloss = Own()\n",
+    ],
+    ids=["function", "subclass"],
+)
+def test_ignored_targets_do_not_count_however_cross_entropy_is_named(build: Build, loss: str) -> None:
+    workload = build(IGNORING + loss)
+    model = workload.build_model()
+    batch = workload.collate([workload.train.load(i, 0) for i in range(12)])
+    assert workload.count(batch) == 8
+    expected = nn.functional.cross_entropy(model(batch["input"]), batch["target"], reduction="sum")
+    assert workload.loss_sum(model, batch).item() == pytest.approx(expected.item(), rel=1e-6)
+    nothing = workload.collate([workload.train.load(1, 0)])
+    assert workload.loss_sum(model, nothing).item() == 0, "and no NaN where none is left"
+
+
+def test_ignored_targets_of_a_loss_that_says_nothing_of_them_are_refused(build: Build) -> None:
+    own = "def loss(o, t):\n    return nn.functional.cross_entropy(o, t)\n"
+    workload = build(IGNORING.replace("[0, -100, 2]", "[0, 1, -100]") + own)
+    batch = workload.collate([workload.train.load(2, 0)])
+    with pytest.raises(UserError, match="define loss_sum"):
+        workload.count(batch)
+
+
 MSE = "loss = nn.MSELoss()\n"
 REFUSED: dict[str, tuple[str, list[str]]] = {
+    "a loss that does not split": (
+        LINEAR + "def loss(o, t):\n    return (o - t).abs().max()\n",
+        ["is not the sum of each one's", "splits_batches = False"],
+    ),
     "a target that the loss would broadcast": (
         HEADER + "train_data = TensorDataset(x, x.sum(1))\nmodel = nn.Linear(3, 1)\n" + MSE,
         ["output is (2, 1), the target (2,)"],

@@ -26,6 +26,9 @@ from drivetrain.config.translation import Note, Translation, agree
 from drivetrain.config.workload import UserModule
 from drivetrain.errors import Problem
 
+# optimizers whose update of a number depends on others of its tensor: rows and columns, norms, orthogonal factors
+WHOLE_TENSORS = {"adafactor", "muon", "lamb", "lars", "shampoo", "soap", "came", "lbfgs", "galoreadamw", "adamini"}
+
 
 def engine_problems(run: RunConfig) -> Iterator[Problem]:
     """Whatever the machine."""
@@ -36,6 +39,8 @@ def engine_problems(run: RunConfig) -> Iterator[Problem]:
         yield Problem(f"{where}.hybrid", why, "give a divisor of processes * nodes")
     if isinstance(engine, DeepspeedEngine):
         yield from _of_deepspeed(run, engine, where)
+    if isinstance(engine, FsdpEngine) or (isinstance(engine, DeepspeedEngine) and engine.stage):
+        yield from _optimizer_of_pieces(run)
     if isinstance(run.engine, AccelerateEngine):
         yield from _of_accelerate(engine)
     if isinstance(engine, MeshEngine):
@@ -108,6 +113,13 @@ def _of_deepspeed(run: RunConfig, engine: DeepspeedEngine, where: str) -> Iterat
         yield Problem("precision", why, "give stage=1 or more, or bf16-mixed")
 
 
+def _optimizer_of_pieces(run: RunConfig) -> Iterator[Problem]:
+    name = run.optimizer.name.replace(":", ".").rpartition(".")[2]
+    if name.lower() in WHOLE_TENSORS:
+        why = f"{name} needs whole tensors, and engine={label(run.engine)} gives each rank pieces of them"
+        yield Problem("optimizer.name", why, "take engine=ddp, or adamw")
+
+
 def _of_accelerate(engine: Any) -> Iterator[Problem]:
     if isinstance(engine, DdpEngine) and engine.shard_optimizer:
         yield Problem("engine.driver.shard_optimizer", "Accelerate has no such thing", "take engine=ddp, or zero1")
@@ -142,6 +154,8 @@ def _foreign_problems(run: RunConfig, where: str, found: Translation) -> Iterato
     for field, wanted in found.settings.items():
         if field == "engine.name" or (field.startswith("engine.") and where != "engine.config"):
             continue
+        if field.startswith("scaler.") and not run.precision_spec.scaled:
+            continue  # as without effect there as here
         actual = _actual(run, field)
         if not agree(wanted, actual):
             why = f"it says {field}={wanted}, but the run file says {actual}"

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.config.engine import traits
-from drivetrain.config.engine_rules import engine_problems, engine_problems_here, foreign
+from drivetrain.config.engine_rules import engine_problems, engine_problems_here
 from drivetrain.config.machine import Machine
-from drivetrain.config.mesh import MeshEngine
+from drivetrain.config.resolve import resolved
 from drivetrain.config.run import RunConfig
 from drivetrain.config.workload import ImageClassification, TextClassification, UserModule
 from drivetrain.errors import Problem
@@ -32,26 +32,6 @@ def judged(run: RunConfig, found: Sequence[Problem], machine: Machine) -> tuple[
     told = {problem.field for problem in found}  # a field that was taken out is not reported missing too
     run = resolved(run, machine)
     return run, [*found, *(problem for problem in check(run, machine) if problem.field not in told)]
-
-
-def resolved(run: RunConfig, machine: Machine) -> RunConfig:
-    """processes left out: as many as a configuration of Accelerate or the mesh says, else one a GPU."""
-    if run.processes is not None or run.engine.name == "single":
-        return run
-    for _, found in foreign(run):
-        if "processes" in found.settings:
-            return run.model_copy(update={k: v for k, v in found.settings.items() if k in ("processes", "nodes")})
-    if isinstance(run.engine, MeshEngine):
-        return run.model_copy(update={"processes": _of_the_mesh(run, run.engine, machine)})
-    return run.model_copy(update={"processes": machine.device_count if machine.device == "cuda" else 1})
-
-
-def _of_the_mesh(run: RunConfig, engine: MeshEngine, machine: Machine) -> int:
-    """As many as the degrees ask for; all GPUs where dp was left out and they can be used."""
-    here = machine.device_count if machine.device == "cuda" else 1
-    if engine.dp is None and (here * run.nodes) % engine.beside_data == 0:
-        return here
-    return max(1, engine.least_world // run.nodes)
 
 
 # --- what cannot work ----------------------------------------------------------------------------------------------

@@ -20,7 +20,9 @@ MOST_EVALUATED = 128  # samples: on many devices the global batch would be too m
 
 
 class RunConfig(Frozen):
-    name: str = doc("Name of the run; left out, the run file's", "run", min_length=1, pattern=r"^[^/\\]+$")
+    name: str = doc(
+        "Name of the run; left out, the run file's", "run", min_length=1, pattern=r"^[^/\\]*[^/\\.][^/\\]*$"
+    )
     output: Path | None = doc("Folder for all results; left out, runs/<name>", None)
 
     workload: Annotated[Workload, Field(discriminator="type")] = doc("What is trained: model, data and task")

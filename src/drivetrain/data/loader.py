@@ -128,5 +128,6 @@ def _data_loader(
 
 
 def _leave_signals_to_the_run(_: int) -> None:
-    """Ctrl-C reaches the whole process group; the run saves and ends its workers itself."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Ctrl-C and a scheduler's SIGTERM reach the whole process group; the run saves and ends its workers itself."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)

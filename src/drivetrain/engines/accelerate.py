@@ -9,6 +9,7 @@ then told that the ranks are GPUs; from there on the ways are the same as on GPU
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ HOOKS = {"none": "NO", "fp16": "FP16", "bf16": "BF16"}
 
 def accelerator(device: torch.device, world: int, *, told_gpus: bool = False, **plugins: Any) -> Any:
     """A fresh Accelerator among the ranks of the joined group; RunError if it sees other ranks."""
+    if device.type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed, which Accelerate imports, warns of its guess
     from accelerate import Accelerator, PartialState
     from accelerate.state import AcceleratorState
     from accelerate.utils import DistributedType

@@ -8,9 +8,10 @@ is that of every other engine. The optimizer is torch's: DeepSpeed's own would b
 from __future__ import annotations
 
 import copy
+import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,15 +21,19 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.config import engine as config
+from drivetrain.data.loader import MicroBatch
 from drivetrain.engines import zero_state
 from drivetrain.engines.base import Engaged, StepResult
 from drivetrain.engines.eager import EagerEngine
 from drivetrain.engines.native import deepspeed_ready
+from drivetrain.engines.state import chosen
 from drivetrain.engines.zero_config import zero_json
 from drivetrain.errors import RunError, problem
 from drivetrain.optim import OptimizerFactory, plainly
 from drivetrain.precision import autocast
 from drivetrain.ranks import Ranks
+
+LOG = logging.getLogger(__name__)
 
 
 class InAutocast(nn.Module):
@@ -48,7 +53,10 @@ def wrap_deepspeed(model: nn.Module, optimizer: torch.optim.Optimizer | None, js
     """A DeepSpeedEngine; the process group is joined already. The model's parameters stay where they are named."""
     import deepspeed
 
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=json, dist_init_required=False)
+    try:
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=json, dist_init_required=False)
+    except (ValueError, AssertionError) as error:  # pydantic's among them: values that only DeepSpeed checks
+        raise problem("engine.config", f"DeepSpeed refuses it: {error}", "correct the key that it names") from error
     return engine
 
 
@@ -57,6 +65,7 @@ class DeepspeedEngine(EagerEngine):
     _zero: Any = None  # the DeepSpeedEngine
     _groups: list[list[str]]  # parameter names of each group of the optimizer
     _swap: Path | None = None  # what nvme means to this run
+    _told_of_idle = False
 
     # --- setting up --------------------------------------------------------------------------------------------------
 
@@ -150,6 +159,29 @@ class DeepspeedEngine(EagerEngine):
         self._zero.set_gradient_accumulation_boundary(last)
         return nullcontext()
 
+    def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
+        if self._told_of_idle:
+            return super().forward_backward(micro_batches)
+        used: set[str] = set()
+        trained = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+        hooks = [p.register_hook(lambda _, name=name: used.add(name)) for name, p in trained.items()]
+        loss = super().forward_backward(micro_batches)
+        for hook in hooks:
+            hook.remove()
+        self._tell_of_idle([name for name in trained if name not in used.union(*self._ranks.all_gather(used))])
+        return loss
+
+    def _tell_of_idle(self, names: list[str]) -> None:
+        """ZeRO puts zeros in the place of a gradient that is missing, where other engines leave the parameter."""
+        self._told_of_idle = True
+        if names and self._ranks.is_first:
+            shown = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
+            LOG.warning(
+                "%s got no gradient in the first step. DeepSpeed takes that for a gradient of 0: weight decay and "
+                "momentum still move them. Freeze them, or take engine=fsdp or ddp",
+                shown,
+            )
+
     def _backward(self, loss: Tensor) -> None:
         scaled = loss if self._scaled_by_zero else self._scaler.scale(loss)
         self._zero.backward(scaled, scale_wrt_gas=False)
@@ -225,9 +257,9 @@ class DeepspeedEngine(EagerEngine):
     def _load_optimizer_state(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
         if self._config.stage == 0:
             return super()._load_optimizer_state(optimizer, saved)
-        kernels = {"fused", "foreach", "capturable", "params"}
         for group, given in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-            group.update({key: value for key, value in given.items() if key not in kernels})
+            kept = {**chosen(optimizer, group), "params": group["params"]}
+            group.update({**given, **kept})
         if not saved["state"]:
             return None
         if not optimizer.state:

@@ -275,7 +275,7 @@ class EagerEngine(Engine):
         assert self._optimizer is not None, "set up for evaluation only"
         self.load_weights(state["model"])
         self._load_optimizer_state(self._optimizer, state["optimizer"])
-        if self._scaler.is_enabled():
+        if self._scaler.is_enabled() and state["engine"]["scaler"]:  # empty where the saved run did not scale
             self._scaler.load_state_dict(state["engine"]["scaler"])
 
     def _load_optimizer_state(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:

@@ -53,9 +53,24 @@ def wrap_fsdp(model: nn.Module, mesh: DeviceMesh, options: config.FsdpEngine, pr
     if options.offload:
         settings["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     ready_to_shard(model)
-    for module in gathered_apart(model, options):
+    apart = gathered_apart(model, options)
+    _check_shared(model, apart)
+    for module in apart:
         fully_shard(module, **settings)
     fully_shard(model, **settings)
+
+
+def _check_shared(model: nn.Module, apart: list[nn.Module]) -> None:
+    """UserError if a weight is in two modules that are gathered apart, or in one of them and outside of it."""
+    known = {id(module) for module in apart}
+    prefixes = [f"{name}." for name, module in model.named_modules() if id(module) in known]
+    places: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        place = max((prefix for prefix in prefixes if name.startswith(prefix)), key=len, default="")
+        first = places.setdefault(id(parameter), name)
+        if place != max((prefix for prefix in prefixes if first.startswith(prefix)), key=len, default=""):
+            why = f"{first} and {name} are one weight (tied embeddings?), of which one would be gathered apart"
+            raise problem("engine.wrap", why, "leave its class out, or take wrap=block")
 
 
 def ready_to_shard(model: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -49,11 +50,11 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, gather: 
 
 
 def load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """The reverse; `optimizer` must hold the same parameters, on any engine."""
+    """The reverse; `optimizer` must hold the same parameters, on any engine. It keeps its own hyper-parameters."""
     positions = {name: i for i, name in _names_by_position(model, optimizer).items()}
     held = dict(model.named_parameters())
     groups = [
-        {**group, **_kernels(own), "params": [positions[n] for n in group["params"]]}
+        {**group, **chosen(optimizer, own), "params": [positions[n] for n in group["params"]]}
         for group, own in zip(saved["param_groups"], optimizer.param_groups, strict=True)
     ]
     state = {
@@ -65,9 +66,14 @@ def load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, sav
         optimizer.state.clear()
 
 
-def _kernels(group: dict[str, Any]) -> dict[str, Any]:
-    """Which kernels update the parameters: chosen for this engine's, whatever the saved ones had."""
-    return {key: group[key] for key in ("fused", "foreach", "capturable") if key in group}
+def chosen(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, Any]:
+    """What this run says of a group, whatever was saved: its rate and other arguments, the kernels that update it.
+
+    What is left (counters that some optimizers keep in their groups) is state.
+    """
+    arguments = inspect.signature(type(getattr(optimizer, "optim", optimizer))).parameters
+    own = {"peak_lr", "fused", "foreach", "capturable", *arguments} - {"params"}
+    return {key: value for key, value in group.items() if key in own}
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:

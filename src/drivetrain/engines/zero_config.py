@@ -51,6 +51,9 @@ def zero_json(
         made["data_types"] = {"grad_accum_dtype": "fp32"}
     passed = translate(block.config).passed if block.config is not None else {}
     zero |= passed.pop("zero_optimization", {})
+    for key in ("reduce_bucket_size", "allgather_bucket_size"):  # reserved in full, however small the model
+        if isinstance(zero.get(key), int | float) and zero[key] > total:
+            zero[key] = total
     for key, place in (("offload_optimizer", block.offload_optimizer), ("offload_param", block.offload_parameters)):
         if place != "none":
             path = {"nvme_path": str(block.nvme_path)} if place == "nvme" else {}

@@ -81,7 +81,7 @@ def _in_ranks(task: Task, node: Node, folder: Path) -> Result:
         except ChildFailedError as error:
             failure = error
         except SignalException as stopped:
-            if not outcomes(folder):  # before they could save
+            if not any(outcome.kind == "done" for outcome in outcomes(folder)):  # before they could save
                 if stopped.sigval == signal.SIGINT:
                     raise KeyboardInterrupt from None
                 raise RankError(f"ended by {signal.Signals(stopped.sigval).name} before anything was saved") from None

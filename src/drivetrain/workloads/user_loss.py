@@ -2,25 +2,41 @@
 
 `mean * count` is exact for any loss whose mean is over `count` equal terms. PyTorch's own losses average over every
 element of the target, those over classes over every label that is not ignored, `batchmean` over samples. Of a loss of
-the user's it is taken that it averages over samples.
+the user's it is taken that it averages over samples (`user_module` tries it with two).
 """
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules import loss as losses
 
 from drivetrain.errors import problem
 from drivetrain.workloads.user_file import FIELD
 
 OVER_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
+BUILT_IN = tuple(cls for name, cls in vars(losses).items() if name.endswith("Loss") and not name.startswith("_"))
+IGNORED = -100  # PyTorch's, of targets that do not count
+MODULES: dict[Any, type[nn.Module]] = {  # what a function of torch.nn.functional is as a module
+    F.cross_entropy: nn.CrossEntropyLoss,
+    F.nll_loss: nn.NLLLoss,
+    F.mse_loss: nn.MSELoss,
+    F.l1_loss: nn.L1Loss,
+    F.smooth_l1_loss: nn.SmoothL1Loss,
+    F.huber_loss: nn.HuberLoss,
+    F.binary_cross_entropy: nn.BCELoss,
+    F.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
+}
 
 
 class SummedLoss:
     """loss(output, target) → a mean, made to give its sum. UserError if it gives no mean, or a weighted one."""
 
     def __init__(self, loss: Any) -> None:
+        loss = MODULES[loss]() if inspect.isfunction(loss) and loss in MODULES else loss
         reduction = getattr(loss, "reduction", "mean")
         if reduction not in ("mean", "batchmean"):
             raise problem(FIELD, f"the loss has reduction={reduction!r}", "use reduction='mean', PyTorch's default")
@@ -31,7 +47,7 @@ class SummedLoss:
                 "define loss_sum(model, batch) with reduction='sum' and count(batch) in place of loss",
             )
         self._loss = loss
-        self._over_samples = reduction == "batchmean" or not type(loss).__module__.startswith("torch.nn.")
+        self._over_samples = reduction == "batchmean" or not isinstance(loss, BUILT_IN)
         self.ignored: int | None = loss.ignore_index if isinstance(loss, OVER_CLASSES) else None
 
     @property
@@ -44,6 +60,12 @@ class SummedLoss:
 
     def count(self, target: Tensor) -> int:
         if self._over_samples:
+            if not target.is_floating_point() and bool((target == IGNORED).any()):
+                raise problem(
+                    FIELD,
+                    f"targets of {IGNORED} do not count in some losses, and nothing says so of this one",
+                    "give nn.CrossEntropyLoss(), or define loss_sum(model, batch) and count(batch)",
+                )
             return len(target)
         if self.ignored is None:
             return target.numel()

@@ -178,7 +178,22 @@ class UserModuleWorkload(Workload):
         if any("target size" in str(warning.message) for warning in said):  # MSELoss and its like warn only
             shapes = f"the output is {tuple(output.shape)}, the target {tuple(target.shape)}"
             raise problem(FIELD, f"{shapes}: the loss would compare each with all", "give them one shape")
+        if self.splits_batches and len(target) == 2:
+            self._check_that_it_splits(self._loss, output.detach(), target)
         return task_of(output, target, self._loss)
+
+    def _check_that_it_splits(self, loss: SummedLoss, output: Tensor, target: Tensor) -> None:
+        """UserError if the loss of two samples is not made of the losses of each."""
+        whole, parts = (
+            float(loss(output, target)),
+            sum(float(loss(output[i : i + 1], target[i : i + 1])) for i in (0, 1)),
+        )
+        if abs(whole - parts) > 1e-3 * max(1.0, abs(whole)):
+            raise problem(
+                FIELD,
+                f"the loss of two samples ({whole:.6g}, summed) is not the sum of each one's ({parts:.6g})",
+                "say splits_batches = False, or define loss_sum(model, batch) and count(batch)",
+            )
 
 
 def _output(model: nn.Module, batch: Batch) -> Tensor:
