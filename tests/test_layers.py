@@ -37,7 +37,7 @@ LAYERS = [
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # heavy or optional packages, and who alone may import them
 OWNERS = {
-    "transformers": {"models", "data/tokenised.py"},
+    "transformers": {"models", "data/tokenised.py", "engines/context_parallel.py"},
     "tokenizers": {"data/tokenised.py"},
     "datasets": {"data/tables.py", "data/image_tables.py"},
     "tensorboard": {"tracking/tensorboard.py"},

@@ -81,6 +81,7 @@ class Engine(ABC):
     data_rank: int  # which slice of the global batch is this rank's
     data_world: int
     random_stream: int  # ranks of one number draw the same dropout
+    counts_samples = True  # False on a rank whose samples another one has as well
 
     @abstractmethod
     def setup(self, workload: Workload, build_optimizer: OptimizerFactory | None) -> None:

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._composable.replicate_with_fsdp import replicate  # has no public name; what pipelining knows
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
@@ -39,6 +38,7 @@ from drivetrain.engines.mesh_state import (
     stages_items,
 )
 from drivetrain.engines.pipeline import Pipeline
+from drivetrain.engines.places import MeshScaler, Place
 from drivetrain.engines.state import gathered, load_weights, local_part
 from drivetrain.errors import RunError, problem
 from drivetrain.memory.recompute import repeated_blocks
@@ -49,17 +49,6 @@ from drivetrain.rng import restore_rng_state, rng_state
 from drivetrain.workloads.base import Batch, Workload
 
 
-class MeshScaler(torch.amp.GradScaler):
-    """A step that overflows on one rank is skipped on all: stages and shards would else part for good."""
-
-    def _unscale_grads_(self, *args: Any, **kwargs: Any) -> dict[torch.device, Tensor]:
-        found = super()._unscale_grads_(*args, **kwargs)
-        inv_scale = args[1]
-        infinite = sum(found.values(), torch.zeros_like(inv_scale))
-        dist.all_reduce(infinite, op=dist.ReduceOp.MAX)  # also by a rank that has no gradient at all
-        return {infinite.device: infinite}
-
-
 class MeshEngine(EagerEngine):
     _config: Config
     _scaler_type = MeshScaler
@@ -68,30 +57,14 @@ class MeshEngine(EagerEngine):
 
     def __init__(self, config: Config, options: EngineOptions, ranks: Ranks) -> None:
         super().__init__(config, options, ranks)
-        pp, cp, tp, dp = config.pp, config.cp, config.tp, config.data_degree(ranks.world)
-        if pp * dp * cp * tp != ranks.world:
-            raise RunError(f"a mesh of {pp} x {dp} x {cp} x {tp} ranks was asked for, but there are {ranks.world}")
-        kind = self._device.type
-        self._wide = init_device_mesh(kind, (pp, dp * cp, tp), mesh_dim_names=("pp", "data", "tp"))
-        self._fine = init_device_mesh(kind, (pp, dp, cp, tp), mesh_dim_names=("pp", "dp", "cp", "tp"))
-        self._at = {name: self._fine.get_local_rank(name) for name in ("pp", "dp", "cp", "tp")}
-        self.data_rank, self.data_world = self._at["dp"], dp
-        self.random_stream = ranks.rank // tp  # tensor ranks draw the same
-        self._data_group, self._stages = self._wide.get_group("data"), self._wide.get_group("pp")
+        self._place = place = Place(config, ranks, self._device.type)
+        self.data_rank, self.data_world = place.at["dp"], place.dp
+        self.random_stream = ranks.rank // config.tp  # tensor ranks draw the same
+        self.counts_samples = place.leads_samples
 
     @property
     def _averaged_over(self) -> int:
-        return self.data_world * self._config.cp
-
-    @property
-    def _leads(self) -> bool:
-        """Of the ranks that hold the same weights of a stage, the one that speaks for them."""
-        return self._at["dp"] == self._at["cp"] == self._at["tp"] == 0
-
-    @property
-    def _tells_loss(self) -> bool:
-        """Of the ranks that compute the same loss, one; each context rank has a loss of its own."""
-        return self._at["tp"] == 0 and self._at["pp"] == self._config.pp - 1
+        return self._place.dp * self._place.cp
 
     # --- setting up --------------------------------------------------------------------------------------------------
 
@@ -107,7 +80,7 @@ class MeshEngine(EagerEngine):
             self._share_sequences(model, workload)
         if plan:
             options = {"sequence_parallel": self._config.sequence_parallel, "loss_parallel": self._config.loss_parallel}
-            tensor_parallel.split(model, self._wide["tp"], plan, **options)
+            tensor_parallel.split(model, self._place.wide["tp"], plan, **options)
         return model.to(self._device)
 
     def _plan(self, model: nn.Module, workload: Workload) -> dict[str, str]:
@@ -120,12 +93,12 @@ class MeshEngine(EagerEngine):
         if not workload.by_position:
             why = f"the samples of {type(workload).__name__} are no sequences that can be cut"
             raise problem("engine.cp", why, "leave cp out")
-        self._attention = use_ulysses(model, self._fine.get_group("cp"), self._config.tp)
+        self._attention = use_ulysses(model, self._place.fine.get_group("cp"), self._config.tp)
 
     def _cut(self, model: nn.Module, workload: Workload) -> None:
         anatomy = self._anatomy(model, workload)
         parts = balanced(anatomy.costs, self._config.pp)
-        own = parts[self._at["pp"]]
+        own = parts[self._place.at["pp"]]
         mine = {anatomy.blocks[number] for number in own}
         self._own_blocks = [block for name, block in model.named_modules() if name in mine]
         link = Link()
@@ -136,7 +109,7 @@ class MeshEngine(EagerEngine):
             link,
             anatomy.hidden,
             schedule=self._config.schedule,
-            group=self._stages,
+            group=self._place.stages,
             device=self._device,
             transport=dtype(precision.parameters),
             length_share=self._length_share,
@@ -176,9 +149,9 @@ class MeshEngine(EagerEngine):
             for module in [*self._own_blocks, root]:
                 if self._config.shard:
                     later = self._pipeline is None  # a pipeline runs several forwards before a backward
-                    fully_shard(module, mesh=self._wide["data"], reshard_after_forward=later)
+                    fully_shard(module, mesh=self._place.wide["data"], reshard_after_forward=later)
                 else:
-                    replicate(module, mesh=self._wide["data"])
+                    replicate(module, mesh=self._place.wide["data"])
         self._held = Held(model)
         return root
 
@@ -195,7 +168,7 @@ class MeshEngine(EagerEngine):
     def engaged(self) -> Engaged:
         sizes = {name: self._whole[name].numel() for name in self._parameters}
         return Engaged(
-            wrapper=f"{type(self._forward).__name__} on " + " x ".join(f"{k}{self._fine[k].size()}" for k in self._at),
+            wrapper=f"{type(self._forward).__name__} on {self._place}",
             world_size=self._ranks.world,
             local_parameters=sum(p.numel() for p in self._held.parameters()),
             global_parameters=sum(sizes.values()),
@@ -221,7 +194,7 @@ class MeshEngine(EagerEngine):
             else:
                 loss = self._window(self._pipeline, micro_batches)
         self._held.take_gradients()
-        return loss if self._tells_loss else loss * 0
+        return loss if self._place.tells_loss else loss * 0
 
     def _window(self, pipeline: Pipeline, micro_batches: Sequence[MicroBatch]) -> Tensor:
         if not self._model.training:
@@ -248,7 +221,7 @@ class MeshEngine(EagerEngine):
         ranks = self._config.cp if cuts else 1
         if ranks > 1 or self._length_share > 1:
             pads = self._workload.by_position
-            batch = part_of(batch, pads, self._at["cp"] if cuts else 0, ranks, self._length_share)
+            batch = part_of(batch, pads, self._place.at["cp"] if cuts else 0, ranks, self._length_share)
         return super()._to_device(batch)
 
     @property
@@ -271,8 +244,8 @@ class MeshEngine(EagerEngine):
         count = sum(self._workload.count(batch.tensors) for batch in micro_batches if batch.counts)
         if self.data_world == 1:
             return lambda: max(1, count)
-        alone = self._at["cp"] == self._at["tp"] == self._at["pp"] == 0  # who work on the same samples count them once
-        summed = self._ranks.sum_soon(torch.tensor(count if alone else 0, device=self._device))
+        own = count if self.counts_samples else 0
+        summed = self._ranks.sum_soon(torch.tensor(own, device=self._device))
         return lambda: summed().clamp(min=1)
 
     def optimizer_step(self, lr_factor: float) -> StepResult:
@@ -296,7 +269,7 @@ class MeshEngine(EagerEngine):
         for metric in metrics.values():
             metric.reset()
             metric.to(self._device)
-            metric.process_group = self._data_group
+            metric.process_group = self._place.data_group
         sums = torch.zeros(2, dtype=torch.float64, device=self._device)
         for batch in batches:
             outputs = self._through(batch, self._workload.outputs)
@@ -306,12 +279,12 @@ class MeshEngine(EagerEngine):
                 for metric in metrics.values():
                     metric.update(outputs.predictions, outputs.targets)
         values: list[dict[str, float]] = [{}]
-        if self._at["pp"] == self._config.pp - 1:
-            dist.all_reduce(sums, group=self._data_group)
+        if self._place.at["pp"] == self._config.pp - 1:
+            dist.all_reduce(sums, group=self._place.data_group)
             loss_sum, count = sums.tolist()
             values = [{"loss": loss_sum / max(1, count), **{k: float(m.compute()) for k, m in metrics.items()}}]
         if self._config.pp > 1:
-            dist.broadcast_object_list(values, group=self._stages, group_src=self._config.pp - 1)
+            dist.broadcast_object_list(values, group=self._place.stages, group_src=self._config.pp - 1)
         return values[0]
 
     @torch.no_grad()
@@ -320,7 +293,7 @@ class MeshEngine(EagerEngine):
         for batch in batches:
             with self._attention.whole_sequences() if self._attention else nullcontext():
                 rows = self._through(batch, self._workload.predict) or []
-            speaks = batch.counts and self._at["tp"] == self._at["cp"] == 0
+            speaks = batch.counts and self._place.at["tp"] == self._place.at["cp"] == 0
             for dealt in self._ranks.gather(rows if speaks else []) or ():
                 yield from dealt
 
@@ -338,7 +311,7 @@ class MeshEngine(EagerEngine):
 
     def _ready_for_inference(self) -> None:
         for buffer in self._model.buffers():
-            dist.broadcast(buffer, group=self._data_group, group_src=0)
+            dist.broadcast(buffer, group=self._place.data_group, group_src=0)
         self._model.eval()
 
     # --- state -------------------------------------------------------------------------------------------------------
@@ -347,7 +320,7 @@ class MeshEngine(EagerEngine):
         return dict(self._whole)
 
     def _of_all_stages(self, own: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-        return stages_items(self._ranks, self._config.pp, self._leads, own)
+        return stages_items(self._ranks, self._config.pp, self._place.leads, own)
 
     def weights(self) -> dict[str, Tensor]:
         own = ((name, gathered(held)) for name, held in self._model.state_dict().items())
@@ -356,7 +329,7 @@ class MeshEngine(EagerEngine):
 
     def _optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         state = self._of_all_stages(optimizer_items(self._held, optimizer))
-        of_stages = self._ranks.gather(groups_of(optimizer, self._held) if self._leads else [])
+        of_stages = self._ranks.gather(groups_of(optimizer, self._held) if self._place.leads else [])
         if of_stages is None:
             return {"state": {}, "param_groups": []}
         order = [name for name in self._whole if name in state]
@@ -374,6 +347,6 @@ class MeshEngine(EagerEngine):
         of_stages: list[dict[str, Tensor]] = [{}] * self._config.pp
         if self._config.pp == 1:
             return own
-        dist.all_gather_object(of_stages, own, group=self._stages)
+        dist.all_gather_object(of_stages, own, group=self._place.stages)
         found = {name: gradient for stage in of_stages for name, gradient in stage.items()}
         return {name: found[name] for name in self._parameters if name in found}

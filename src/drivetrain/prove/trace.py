@@ -166,7 +166,8 @@ class _Tracer:
                 found.norms.append(result.grad_norm.item())
                 found.gradients.append(fingerprints)
                 found.batches.append(window.indices.tolist())
-                found.loaded.append([index for share in self._ranks.all_gather(asked) for index in share])
+                own = asked if engine.counts_samples else []
+                found.loaded.append([index for share in self._ranks.all_gather(own) for index in share])
 
     def _asked(self) -> list[int]:
         asked = list(self._samples.asked)

@@ -71,7 +71,6 @@ class LanguageModelWorkload(Workload):
         accepted = inspect.signature(built.forward).parameters
         self._inputs = {"input_ids", "position_ids"} & accepted.keys()
         self._extra = {"use_cache": False} if "use_cache" in accepted else {}
-        self._classes = known
         return built
 
     def collate(self, samples: Sequence[np.ndarray]) -> Batch:
@@ -114,7 +113,7 @@ class LanguageModelWorkload(Workload):
 
     def metrics(self) -> Mapping[str, Metric]:
         """token_accuracy: share of tokens that are the likeliest."""
-        accuracy = MulticlassAccuracy(self._classes, average="micro", ignore_index=IGNORED, validate_args=False)
+        accuracy = MulticlassAccuracy(self._vocabulary, average="micro", ignore_index=IGNORED, validate_args=False)
         return {"token_accuracy": accuracy}
 
     @property
