@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from drivetrain.config.engine import traits
-from drivetrain.config.engine_rules import engine_problems, engine_problems_here, foreign
+from drivetrain.config.engine_rules import engine_problems, engine_problems_here, foreign, is_read
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.config.workload import ImageClassification, TextClassification, UserModule
@@ -55,8 +55,7 @@ def adopted(run: RunConfig) -> RunConfig:
         batch_given = run.batch_size is not None or run.batch_size_per_device is not None
         for field in sorted(found.settings, key=lambda name: name != "precision"):  # which decides on the scaler
             own = field.startswith(("engine.", "processes", "nodes"))
-            unread = field.startswith("scaler.") and not run.precision_spec.scaled
-            if own or unread or (field.startswith("batch_size") and batch_given):
+            if own or not is_read(field, run) or (field.startswith("batch_size") and batch_given):
                 continue
             run = _with_field(run, field.split("."), found.settings[field])
     return run
