@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from drivetrain.cli import main
 from drivetrain.config.run import RunConfig
 
 DIGITS = """
@@ -261,3 +262,16 @@ def test_doctor_says_what_works_and_why_not(drivetrain: Callable[..., tuple[int,
     if findings["device"] == "cpu":
         assert findings["precisions"]["tf32"][0] == "no"
     assert drivetrain("doctor")[0] == 0
+
+
+def test_an_occupied_folder_is_told_before_any_rank_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.yaml").write_text((Path(__file__).resolve().parents[1] / "recipes" / "digits.yaml").read_text())
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "report.json").write_text("{}")
+    monkeypatch.setattr("drivetrain.launch.start.start", lambda *_: pytest.fail("ranks were started"))
+    with pytest.raises(SystemExit) as ended:
+        main(["train", str(tmp_path / "run.yaml"), "engine=ddp", "processes=2", f"output={tmp_path / 'taken'}"])
+    assert ended.value.code == 2
+    assert "already holds a run" in " ".join(capsys.readouterr().err.split())

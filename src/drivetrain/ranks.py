@@ -107,7 +107,7 @@ class Ranks:
             except (UserError, RunError) as error:
                 box[0] = error
             except OSError as error:  # a full disk
-                box[0] = RunError(f"{error.filename or 'a file'} cannot be written: {error.strerror or error}")
+                box[0] = RunError(str(error))
         dist.broadcast_object_list(box, src=0, group=self._control)
         result = box[0]
         if isinstance(result, UserError | RunError):

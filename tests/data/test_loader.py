@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,10 +68,22 @@ def test_a_signal_to_the_whole_group_leaves_the_workers_to_the_run() -> None:
     found = [numbers(next(running))]
     workers = psutil.Process().children()
     assert workers
-    for worker in workers:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            worker.send_signal(number)
+    for name in ("INT", "TERM"):  # by a process that is not their parent
+        subprocess.run(["kill", f"-{name}", *(str(worker.pid) for worker in workers)], check=True)
     assert [*found, *map(numbers, running)] == list(map(numbers, windows(range(40))))
+
+
+def test_a_crash_that_keeps_the_batches_alive_does_not_wait_for_workers_for_ever() -> None:
+    script = (
+        "from tests.data.test_loader import *\n"
+        "order, mine = GlobalOrder(23, 10, seed=1), Slice(0, 1, 4)\n"
+        "running = training_windows(Numbers(23), collate, order, range(40), mine, Loader(workers=2))\n"
+        "next(running)\n"
+        "raise RuntimeError('a crash in the middle')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 1
+    assert ended.stderr.rstrip().endswith("a crash in the middle")
 
 
 def test_ranks_together_take_the_global_batch() -> None:

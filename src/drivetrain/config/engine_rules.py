@@ -148,6 +148,11 @@ def foreign(run: RunConfig) -> Iterator[tuple[str, Translation]]:
         yield "engine.driver.config", deepspeed.translate(driving(run.engine).config)
 
 
+def is_read(field: str, run: RunConfig) -> bool:
+    """Whether a field that a foreign configuration gives has an effect: the scaler's only where losses are scaled."""
+    return run.precision_spec.scaled or not field.startswith("scaler.")
+
+
 def _foreign_problems(run: RunConfig, where: str, found: Translation) -> Iterator[Problem]:
     for note in found.with_fate("refused", "later"):
         yield Problem(f"{where}.{note.key}", _why(note), "take it out, or correct it")
@@ -157,8 +162,8 @@ def _foreign_problems(run: RunConfig, where: str, found: Translation) -> Iterato
     for field, wanted in found.settings.items():
         if field == "engine.name" or (field.startswith("engine.") and where != "engine.config"):
             continue
-        if field.startswith("scaler.") and not run.precision_spec.scaled:
-            continue  # as without effect there as here
+        if not is_read(field, run):
+            continue
         actual = _actual(run, field)
         if not agree(wanted, actual):
             why = f"it says {field}={wanted}, but the run file says {actual}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from drivetrain.config.engine import AccelerateEngine, DeepspeedEngine, FsdpEngine, driving, label, traits
-from drivetrain.config.engine_rules import foreign, is_default
+from drivetrain.config.engine_rules import foreign, is_default, is_read
 from drivetrain.config.machine import Machine
 from drivetrain.config.precision import Precision
 from drivetrain.config.run import RunConfig
@@ -71,7 +71,8 @@ def _offloads(engine: Any) -> bool:
 def _foreign(run: RunConfig) -> Iterator[str]:
     """Keys of a foreign configuration that nothing reads, or that come to something a little different."""
     for where, found in foreign(run):
-        given = [f"{name}={value}" for name, value in found.settings.items() if _is_the_runs(name, run)]
+        of_the_run = {name: value for name, value in found.settings.items() if not name.startswith("engine.")}
+        given = [f"{name}={value}" for name, value in of_the_run.items() if is_read(name, run)]
         if given:
             yield f"{where} gives {', '.join(given)}"
         unread = [note.key for note in found.with_fate("unneeded")]
@@ -79,11 +80,6 @@ def _foreign(run: RunConfig) -> Iterator[str]:
             yield f"{where}: {', '.join(unread)} have no effect here (drivetrain import says why)"
         for note in found.with_fate("changed"):
             yield f"{where}.{note.key}: {note.why}"
-
-
-def _is_the_runs(name: str, run: RunConfig) -> bool:
-    """Of the run rather than of its engine, and read by it."""
-    return not name.startswith("engine.") and (not name.startswith("scaler.") or run.precision_spec.scaled)
 
 
 SMALLEST_FP16 = 2.0**-24  # the smallest positive fp16 number

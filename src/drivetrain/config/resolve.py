@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from drivetrain.config.engine_rules import foreign
+from drivetrain.config.engine_rules import foreign, is_read
 from drivetrain.config.machine import Machine
 from drivetrain.config.mesh import MeshEngine
 from drivetrain.config.run import RunConfig
@@ -42,8 +42,7 @@ def adopted(run: RunConfig) -> RunConfig:
         batch_given = run.batch_size is not None or run.batch_size_per_device is not None
         for field in sorted(found.settings, key=lambda name: name != "precision"):  # which decides on the scaler
             own = field.startswith(("engine.", "processes", "nodes"))
-            unread = field.startswith("scaler.") and not run.precision_spec.scaled
-            if own or unread or (field.startswith("batch_size") and batch_given):
+            if own or not is_read(field, run) or (field.startswith("batch_size") and batch_given):
                 continue
             run = _with_field(run, field.split("."), found.settings[field])
     return run

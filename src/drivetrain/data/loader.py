@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -128,6 +130,18 @@ def _data_loader(
 
 
 def _leave_signals_to_the_run(_: int) -> None:
-    """Ctrl-C and a scheduler's SIGTERM reach the whole process group; the run saves and ends its workers itself."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    """Ctrl-C and a scheduler's SIGTERM reach the whole process group; the run saves and ends its workers itself.
+
+    So a worker obeys the SIGTERM of its parent alone, with which Python ends daemonic children. Only a thread in
+    sigwaitinfo is told who sent a signal; macOS has none, and workers there end at any SIGTERM, as torch has it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _end_with_the_parent() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)  # any other code is reported by torch as a crash of the worker

@@ -6,6 +6,7 @@ the wrapped module averages: the same gradient on any number of ranks and in any
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -99,7 +100,7 @@ class EagerEngine(Engine):
         if build_optimizer is not None:
             self._optimizer = self._build_optimizer(build_optimizer)
             for group in self._optimizer.param_groups:
-                group["peak_lr"] = group["lr"]
+                group["peak_lr"] = copy.deepcopy(group["lr"])  # torchao's is a tensor
         self._check_engaged()
         if self._trains:
             self._warm_up()

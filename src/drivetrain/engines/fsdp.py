@@ -64,11 +64,11 @@ def _check_shared(model: nn.Module, apart: list[nn.Module]) -> None:
     """UserError if a weight is in two modules that are gathered apart, or in one of them and outside of it."""
     known = {id(module) for module in apart}
     prefixes = [f"{name}." for name, module in model.named_modules() if id(module) in known]
-    places: dict[int, str] = {}
+    places: dict[int, tuple[str, str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         place = max((prefix for prefix in prefixes if name.startswith(prefix)), key=len, default="")
-        first = places.setdefault(id(parameter), name)
-        if place != max((prefix for prefix in prefixes if first.startswith(prefix)), key=len, default=""):
+        first, its_place = places.setdefault(id(parameter), (name, place))
+        if place != its_place:
             why = f"{first} and {name} are one weight (tied embeddings?), of which one would be gathered apart"
             raise problem("engine.wrap", why, "leave its class out, or take wrap=block")
 
