@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from drivetrain.config.engine import EngineConfig
-from drivetrain.config.training import Loader
+from drivetrain.config.training import Loader, Optimizer
 from drivetrain.config.workload import LanguageModel
 from drivetrain.data.loader import training_windows
 from drivetrain.data.micro_batches import Slice
@@ -26,10 +26,14 @@ from drivetrain.emulation import fp32_products
 from drivetrain.engines.base import Engine
 from drivetrain.workloads.base import Layout, Workload
 from drivetrain.workloads.language_model import IGNORED, LanguageModelWorkload
-from tests.parity.cases import CLIP, OPTIMIZERS, Curve
+from tests.parity.cases import CLIP, Curve
 from tests.tiny_workload import FEATURES, Rows, TinyWorkload, tiny_engine
 
 STEPS, BATCH, LENGTH = 12, 10, 16  # windows of a step; tokens of a window
+OPTIMIZERS = {
+    "sgd": Optimizer(name="sgd", lr=0.1, momentum=0.9),
+    "adamw": Optimizer(name="adamw", lr=0.001, weight_decay=0.1),
+}
 LLAMA = {
     "model_type": "llama", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64,
@@ -41,7 +45,7 @@ class MeshCase:
     degrees: dict[str, Any] = field(hash=False)
     precision: str = "fp32"
     accumulation: int = 3
-    optimizer: str = "adamw"
+    optimizer: str = "sgd"
     model: str = "llama"
     recompute: Any = False
     compile: bool = False

@@ -39,8 +39,9 @@ def every_case() -> list[MeshCase]:
         {"pp": 2, "tp": 2, "sequence_parallel": True, "loss_parallel": True},
     ]  # fmt: skip
     cases += [MeshCase(degrees) for degrees in options]
-    cases += [MeshCase(degrees, optimizer="sgd", model="columns") for degrees in ({"tp": 2}, {"pp": 2}, {"dp": 2})]
-    cases += [MeshCase({"pp": 2, "tp": 2}, model="columns"), MeshCase({"tp": 2}, model="grouped")]
+    cases += [MeshCase(degrees, optimizer="adamw") for degrees in AXES]
+    cases += [MeshCase(degrees, model="columns") for degrees in ({"tp": 2}, {"pp": 2}, {"dp": 2}, {"pp": 2, "tp": 2})]
+    cases += [MeshCase({"tp": 2}, model="grouped")]
     cases += [MeshCase(degrees, recompute=kind) for degrees in AXES for kind in (True, "selective")]
     return cases
 
