@@ -34,7 +34,7 @@ def prove(run: RunConfig, steps: int, say: Callable[[str], None]) -> Proof:
     reference = _traced(single, steps, resume=False)
     say("the same with the batch cut in another way: what rounding does")
     rounding = _traced(halves, steps, resume=False)
-    say(f"the same with engine={label(run.engine)} on {run.data_parallel_size} devices, and a resume in the middle")
+    say(f"the same with engine={label(run.engine)} on {run.devices} devices, and a resume in the middle")
     asked = _traced(run, steps, resume=True)
     return Proof(verdicts(run, asked, reference, rounding), remarks(reference))
 

@@ -102,7 +102,7 @@ def _train(parts: Parts, resume: bool) -> RunReport:
     config, workload, engine, ranks, events = parts.config, parts.workload, parts.engine, parts.ranks, parts.events
     order = GlobalOrder(len(workload.train), config.global_batch, config.seed)
     mine = window_slice(config, parts.machine, workload, engine)
-    _check_shares(order, mine, ranks)
+    _check_shares(order, mine, engine, ranks)
     total_steps = total_steps_of(config, order)
     metric = best_metric(config, workload)
     checkpoints = RunCheckpoints(
@@ -150,10 +150,10 @@ def window_slice(config: RunConfig, machine: Machine, workload: Workload, engine
     return Slice(engine.data_rank, engine.data_world, config.micro_batch, lengths)
 
 
-def _check_shares(order: GlobalOrder, mine: Slice, ranks: Ranks) -> None:
+def _check_shares(order: GlobalOrder, mine: Slice, engine: Engine, ranks: Ranks) -> None:
     """RunError unless the ranks' samples of the first step are disjoint and together the global batch."""
     _, indices = order.batch(0)
-    own = [int(index) for piece in mine.pieces(indices) for index in piece]
+    own = [int(index) for piece in mine.pieces(indices) for index in piece] if engine.counts_samples else []
     taken = [index for share in ranks.all_gather(own) for index in share]
     if sorted(taken) != sorted(indices.tolist()):
         raise RunError(f"the ranks take {len(taken)} samples of a global batch of {len(indices)}, some of them twice")

@@ -80,7 +80,7 @@ class MeshEngine(EagerEngine):
             self._share_sequences(model, workload)
         if plan:
             options = {"sequence_parallel": self._config.sequence_parallel, "loss_parallel": self._config.loss_parallel}
-            tensor_parallel.split(model, self._place.wide["tp"], plan, **options)
+            tensor_parallel.split(model, self._place.required("tp"), plan, **options)
         return model.to(self._device)
 
     def _plan(self, model: nn.Module, workload: Workload) -> dict[str, str]:
@@ -93,7 +93,7 @@ class MeshEngine(EagerEngine):
         if not workload.by_position:
             why = f"the samples of {type(workload).__name__} are no sequences that can be cut"
             raise problem("engine.cp", why, "leave cp out")
-        self._attention = use_ulysses(model, self._place.fine.get_group("cp"), self._config.tp)
+        self._attention = use_ulysses(model, self._place.required("cp").get_group(), self._config.tp)
 
     def _cut(self, model: nn.Module, workload: Workload) -> None:
         anatomy = self._anatomy(model, workload)
@@ -109,7 +109,7 @@ class MeshEngine(EagerEngine):
             link,
             anatomy.hidden,
             schedule=self._config.schedule,
-            group=self._place.stages,
+            group=self._place.required("pp").get_group(),
             device=self._device,
             transport=dtype(precision.parameters),
             length_share=self._length_share,
@@ -144,14 +144,15 @@ class MeshEngine(EagerEngine):
 
     def _wrap(self, model: nn.Module) -> nn.Module:
         root = model if self._pipeline is None else self._pipeline.stage
-        if self._averaged_over > 1:
+        mesh = self._place.axis("data")
+        if mesh is not None:
             ready_to_shard(model)
             for module in [*self._own_blocks, root]:
                 if self._config.shard:
                     later = self._pipeline is None  # a pipeline runs several forwards before a backward
-                    fully_shard(module, mesh=self._place.wide["data"], reshard_after_forward=later)
+                    fully_shard(module, mesh=mesh, reshard_after_forward=later)
                 else:
-                    replicate(module, mesh=self._place.wide["data"])
+                    replicate(module, mesh=mesh)
         self._held = Held(model)
         return root
 
@@ -257,8 +258,7 @@ class MeshEngine(EagerEngine):
         """Each piece once, however many ranks hold it."""
         copies = torch.tensor([self._copies(p) for p in parameters], device=self._device)
         squares = (norms**2 / copies).sum()
-        dist.all_reduce(squares)
-        return squares.sqrt()
+        return self._ranks.sum(squares).sqrt()
 
     # --- evaluation and prediction -----------------------------------------------------------------------------------
 
@@ -266,10 +266,12 @@ class MeshEngine(EagerEngine):
     def evaluate(self, batches: Iterable[MicroBatch], metrics: Mapping[str, Metric]) -> dict[str, float]:
         """On the last stage, its data ranks together; the others are told."""
         self._ready_for_inference()
+        data_ranks = self._place.group("data")
         for metric in metrics.values():
             metric.reset()
             metric.to(self._device)
-            metric.process_group = self._place.data_group
+            metric.process_group = data_ranks
+            metric.distributed_available_fn = lambda: data_ranks is not None
         sums = torch.zeros(2, dtype=torch.float64, device=self._device)
         for batch in batches:
             outputs = self._through(batch, self._workload.outputs)
@@ -280,11 +282,10 @@ class MeshEngine(EagerEngine):
                     metric.update(outputs.predictions, outputs.targets)
         values: list[dict[str, float]] = [{}]
         if self._place.at["pp"] == self._config.pp - 1:
-            dist.all_reduce(sums, group=self._place.data_group)
-            loss_sum, count = sums.tolist()
+            loss_sum, count = self._place.sum(sums, "data").tolist()
             values = [{"loss": loss_sum / max(1, count), **{k: float(m.compute()) for k, m in metrics.items()}}]
         if self._config.pp > 1:
-            dist.broadcast_object_list(values, group=self._place.stages, group_src=self._config.pp - 1)
+            dist.broadcast_object_list(values, group=self._place.group("pp"), group_src=self._config.pp - 1)
         return values[0]
 
     @torch.no_grad()
@@ -310,8 +311,9 @@ class MeshEngine(EagerEngine):
         return self._pipeline.forward_only(tensors, autocasted)
 
     def _ready_for_inference(self) -> None:
-        for buffer in self._model.buffers():
-            dist.broadcast(buffer, group=self._place.data_group, group_src=0)
+        data_ranks = self._place.group("data")
+        for buffer in self._model.buffers() if data_ranks is not None else ():
+            dist.broadcast(buffer, group=data_ranks, group_src=0)
         self._model.eval()
 
     # --- state -------------------------------------------------------------------------------------------------------
@@ -347,6 +349,6 @@ class MeshEngine(EagerEngine):
         of_stages: list[dict[str, Tensor]] = [{}] * self._config.pp
         if self._config.pp == 1:
             return own
-        dist.all_gather_object(of_stages, own, group=self._place.stages)
+        dist.all_gather_object(of_stages, own, group=self._place.group("pp"))
         found = {name: gradient for stage in of_stages for name, gradient in stage.items()}
         return {name: found[name] for name in self._parameters if name in found}

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from drivetrain.config.mesh import MeshEngine
 from drivetrain.errors import RunError
 from drivetrain.ranks import Ranks
 
 
+@functools.cache
+def _mesh(world: dist.ProcessGroup, device_type: str, degrees: tuple[tuple[str, int], ...]) -> DeviceMesh:
+    """Once for a world: each axis is a process group, which keeps threads busy. Axes of one rank have none."""
+    del world
+    names, sizes = zip(*degrees, strict=True)
+    mesh = init_device_mesh(device_type, sizes, mesh_dim_names=names)
+    if {"dp", "cp"} <= set(names):
+        mesh["dp", "cp"]._flatten("data")  # what fully_shard and replicate work on
+    return mesh
+
+
 class Place:
-    """Tensor ranks are neighbours, stages stand furthest apart: the more is exchanged, the nearer."""
+    """Tensor ranks are neighbours, stages stand furthest apart: the more is exchanged, the nearer.
+
+    An axis (pp, dp, cp, tp; data: dp and cp together) is a mesh of one dimension, or None where it has one rank.
+    """
 
     def __init__(self, config: MeshEngine, ranks: Ranks, device_type: str) -> None:
         self.pp, self.cp, self.tp, self.dp = config.pp, config.cp, config.tp, config.data_degree(ranks.world)
@@ -23,11 +38,32 @@ class Place:
         if self.pp * self.dp * self.cp * self.tp != ranks.world:
             shape = " x ".join(map(str, self.degrees.values()))
             raise RunError(f"a mesh of {shape} ranks was asked for, but there are {ranks.world}")
-        sizes = (self.pp, self.dp * self.cp, self.tp)
-        self.wide = init_device_mesh(device_type, sizes, mesh_dim_names=("pp", "data", "tp"))
-        self.fine = init_device_mesh(device_type, tuple(self.degrees.values()), mesh_dim_names=tuple(self.degrees))
-        self.at = {name: self.fine.get_local_rank(name) for name in self.degrees}
-        self.data_group, self.stages = self.wide.get_group("data"), self.wide.get_group("pp")
+        wide = tuple((name, degree) for name, degree in self.degrees.items() if degree > 1)
+        mesh = _mesh(dist.group.WORLD, device_type, wide) if wide else None
+        self._axes = {name: mesh[name] for name, _ in wide} if mesh is not None else {}
+        self._axes |= {"data": mesh["data"]} if mesh is not None and {"dp", "cp"} <= self._axes.keys() else {}
+        self.at = {name: self._axes[name].get_local_rank() if name in self._axes else 0 for name in self.degrees}
+
+    def axis(self, name: str) -> DeviceMesh | None:
+        if name == "data" and "data" not in self._axes:
+            return self._axes.get("dp", self._axes.get("cp"))
+        return self._axes.get(name)
+
+    def required(self, name: str) -> DeviceMesh:
+        axis = self.axis(name)
+        assert axis is not None, f"{name} has one rank"
+        return axis
+
+    def group(self, name: str) -> dist.ProcessGroup | None:
+        axis = self.axis(name)
+        return None if axis is None else axis.get_group()
+
+    def sum(self, tensor: Tensor, axis: str) -> Tensor:
+        """Summed over an axis, in place."""
+        group = self.group(axis)
+        if group is not None:
+            dist.all_reduce(tensor, group=group)
+        return tensor
 
     def __str__(self) -> str:
         return " x ".join(f"{name}={degree}" for name, degree in self.degrees.items() if degree > 1)
@@ -55,5 +91,6 @@ class MeshScaler(torch.amp.GradScaler):
         found = super()._unscale_grads_(*args, **kwargs)
         inv_scale = args[1]
         infinite = sum(found.values(), torch.zeros_like(inv_scale))
-        dist.all_reduce(infinite, op=dist.ReduceOp.MAX)  # also by a rank that has no gradient at all
+        if dist.is_initialized():
+            dist.all_reduce(infinite, op=dist.ReduceOp.MAX)  # also by a rank that has no gradient at all
         return {infinite.device: infinite}

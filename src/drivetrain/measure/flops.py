@@ -2,40 +2,52 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 
 def _cpu_attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return sdpa_flop_count(query, key, value)
+    return sdpa_flop_count(query.shape, key.shape, value.shape)
 
 
 def _cpu_attention_backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return sdpa_backward_flop_count(grad, query, key, value)
+    return sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape)
 
 
-# PyTorch's table lacks the CPU's fused attention; shapes arrive in place of tensors
-_MISSING = {
+# PyTorch's table lacks the CPU's fused attention
+_FORMULAS: dict[Any, Callable[..., int]] = {
+    **flop_registry,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,
 }
 
 
-class FlopCount:
-    """Counts matrix products, convolutions and attention, forward and backward: `total` after the block."""
+class FlopCount(TorchDispatchMode):
+    """Counts matrix products, convolutions and attention, forward and backward: `total` after the block.
 
-    total: int
+    Of sharded tensors (DTensor) what this rank computes, where PyTorch's own FlopCounterMode counts the whole product.
+    """
 
-    def __enter__(self) -> FlopCount:
-        self._mode = FlopCounterMode(display=False, custom_mapping=_MISSING)
-        self._mode.__enter__()
-        return self
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+        self._one_at_a_time = threading.Lock()  # dp's replicas on a CPU
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._mode.__exit__(kind, error, trace)
-        self.total = self._mode.get_total_flops()
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # asked again for the plain tensors within
+        kwargs = kwargs or {}
+        formula = _FORMULAS.get(func._overloadpacket)
+        if formula is None:
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            return func(*args, **kwargs) if parts is NotImplemented else parts
+        result = func(*args, **kwargs)
+        with self._one_at_a_time:
+            self.total += formula(*args, **kwargs, out_val=result)
+        return result

@@ -18,6 +18,7 @@ from drivetrain.measure.flops import FlopCount
 from drivetrain.measure.matmul import matmul_rate
 from drivetrain.measure.memory import TensorPeak, peaks, reset_peaks
 from drivetrain.measure.throughput import Stopwatch, Throughput
+from drivetrain.measure.traffic import Traffic
 from drivetrain.measure.utilisation import UtilisationSampler, joined
 from drivetrain.ranks import Ranks
 
@@ -36,7 +37,7 @@ class Meters:
     def __init__(
         self, machine: Machine, precision: Precision, holder: Holder, instrument: bool, stopwatch: Stopwatch
     ) -> None:
-        """holder: who holds the tensors that live between steps. instrument: count FLOPs and tensor memory in one step
+        """holder: who holds the tensors that live between steps. instrument: count FLOPs, tensor memory and traffic in one step
         (torch.compile'd code cannot be seen into). stopwatch: the one that the engine times its parts with."""
         self._device = torch.device(machine.device)
         self._dtype = getattr(torch, precision.compute)
@@ -46,6 +47,7 @@ class Meters:
         self._steps = 0
         self._elements = self.samples = 0  # of steady and other steps alike, for the share of elements a sample
         self._flops_per_element: float | None = None
+        self._sent: dict[str, int] | None = None
         self._tensor_peak: int | None = None
 
     def __enter__(self) -> Meters:
@@ -73,11 +75,12 @@ class Meters:
         elements = sum(next(iter(batch.tensors.values())).numel() for batch in micro_batches)
         self._elements += elements
         if self._instrument and self._steps == INSTRUMENTED_STEP:
-            with TensorPeak() as memory, FlopCount() as flops:
+            with TensorPeak() as memory, FlopCount() as flops, Traffic() as traffic:
                 memory.track([*self._holder.tensors(), *(t for b in micro_batches for t in b.tensors.values())])
                 yield
             self._tensor_peak = memory.peak_bytes
             self._flops_per_element = flops.total / elements
+            self._sent = traffic.sent
         else:
             yield
 
@@ -100,12 +103,13 @@ class Meters:
         memory = peaks(self._device)
         if self._tensor_peak is not None and self._device.type == "cpu":
             memory = {"tensor": self._tensor_peak, **memory}
-        mine = RankSummary(memory, self._sampler.summary(), self._elements, self._matmul_rate)
+        flops = None if self._flops_per_element is None else self._flops_per_element * self._elements
+        mine = RankSummary(memory, self._sampler.summary(), flops, self._sent, self._matmul_rate)
         everyone = ranks.all_gather(mine)
         rate = self._throughput.steady_rate()
         per_sample = None
-        if self._flops_per_element is not None and self.samples:
-            per_sample = self._flops_per_element * sum(other.elements for other in everyone) / self.samples
+        if self.samples and all(other.flops is not None for other in everyone):
+            per_sample = sum(other.flops or 0 for other in everyone) / self.samples
         return {
             "seconds_by_part": self._stopwatch.seconds,
             "samples_per_second": rate,
@@ -124,10 +128,12 @@ class RankSummary:
 
     peak_memory: dict[str, int]
     utilisation: dict[str, Any]
-    elements: int
+    flops: float | None
+    sent: dict[str, int] | None
     matmul_rate: float
 
     def short(self, rank: int) -> dict[str, Any]:
         """For the report's list of ranks."""
         shares = {key: self.utilisation[key] for key in ("mean", "peak")}
-        return {"rank": rank, "peak_memory": self.peak_memory, "utilisation": shares}
+        told = {"rank": rank, "peak_memory": self.peak_memory, "utilisation": shares}
+        return told if self.sent is None else {**told, "sent_bytes_per_step": self.sent}

@@ -1,0 +1,59 @@
+"""Bytes that a rank sends to others, by kind of exchange."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+# how an operator's name begins → kind, and what each rank of n sends in a ring for each byte that it gives:
+# Thakur et al. 2005, "Optimization of Collective Communication Operations in MPICH"
+KINDS: dict[str, tuple[str, Callable[[int], float]]] = {
+    "allreduce": ("all_reduce", lambda n: 2 * (n - 1) / n),
+    "allgather": ("all_gather", lambda n: n - 1),
+    "reducescatter": ("reduce_scatter", lambda n: (n - 1) / n),
+    "alltoall": ("all_to_all", lambda n: (n - 1) / n),
+    "broadcast": ("broadcast", lambda n: 1),
+    "send": ("send", lambda n: 1),
+}
+GIVEN = ("input", "inputs", "input_tensor", "input_tensors", "tensors")  # what operators call what a rank gives
+
+
+class Traffic(TorchDispatchMode):
+    """`sent` after the block: kind → bytes, as the usual ring algorithms send them. For one step, like FlopCount."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: dict[str, int] = {}
+        self._one_at_a_time = threading.Lock()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # asked again for the plain tensors within
+        kwargs = kwargs or {}
+        if func.namespace in ("c10d", "_c10d_functional"):
+            names = [argument.name for argument in func._schema.arguments]
+            self._see(func._opname.replace("_", ""), {**dict(zip(names, args, strict=False)), **kwargs})
+        return func(*args, **kwargs)
+
+    def _see(self, operator: str, given: dict[str, Any]) -> None:
+        for start, (kind, share) in KINDS.items():
+            if operator.startswith(start):
+                tensors = [t for name in GIVEN for t in tree_iter(given.get(name)) if isinstance(t, Tensor)]
+                ranks = _group(given).size()
+                with self._one_at_a_time:
+                    sent = sum(t.numel() * t.element_size() for t in tensors) * share(ranks)
+                    self.sent[kind] = self.sent.get(kind, 0) + round(sent)
+
+
+def _group(given: dict[str, Any]) -> dist.ProcessGroup:
+    if "process_group" in given:
+        return dist.ProcessGroup.unbox(given["process_group"])
+    name = given["group_name"]
+    return _resolve_process_group(name) if isinstance(name, str) else name
