@@ -225,7 +225,8 @@ def _report(
 def measured(meters: Meters, engine: Engine, ranks: Ranks) -> dict[str, Any]:
     """The measured fields of a RunReport; all ranks must ask."""
     summary = meters.summary(ranks)
-    own = {"host": socket.gethostname(), "local_parameters": engine.engaged().local_parameters}
+    engaged = engine.engaged()
+    own = {"host": socket.gethostname(), "local_parameters": engaged.local_parameters, **engine.measured()}
     for shown, told in zip(summary["ranks"], ranks.all_gather(own), strict=True):
         shown.update(told)
     return summary

@@ -36,6 +36,8 @@ def report_table(report: RunReport) -> Table:
         "peak memory": _memory(report),
         "utilisation": f"mean {report.utilisation['mean']:.0%}, peak {report.utilisation['peak']:.0%}",
         "model FLOP/s": _flops(report),
+        "sent a step": _sent(report),
+        "stages wait": _waiting(report),
         **{name: f"{value:.4f}" for name, value in report.metrics.items()},
         "checkpoint": report.checkpoint or "none",
         "best": ""
@@ -68,6 +70,28 @@ def notes_table(notes: Sequence[tuple[str, Note]]) -> Table:
 def _memory(report: RunReport) -> str:
     shown = ", ".join(f"{name} {mebibytes(value)}" for name, value in report.peak_memory.items())
     return shown + (" (of the rank that needs most)" if len(report.ranks) > 1 else "")
+
+
+def _sent(report: RunReport) -> str:
+    """Of the rank that sends most."""
+    most = max(
+        (rank.get("sent_bytes_per_step") or {} for rank in report.ranks), key=lambda s: sum(s.values()), default={}
+    )
+    shown = ", ".join(f"{kind.replace('_', '-')} {mebibytes(value)}" for kind, value in sorted(most.items()))
+    return shown and f"{shown} (by the rank that sends most)"
+
+
+def _waiting(report: RunReport) -> str:
+    """How long a pipeline's stages wait, on the mean of each."""
+    shares: dict[int, list[float]] = {}
+    for rank in report.ranks:
+        if rank.get("waiting_share") is not None:
+            shares.setdefault(rank["stage"], []).append(rank["waiting_share"])
+    if not shares:
+        return ""
+    least = report.ranks[0]["bubble"]
+    shown = ", ".join(f"{sum(of) / len(of):.0%}" for _, of in sorted(shares.items()))
+    return f"{shown} of each window" + (f" ({least:.0%} is the schedule's bubble)" if least is not None else "")
 
 
 def _engine(report: RunReport) -> str:

@@ -28,9 +28,12 @@ def every_case() -> list[MeshCase]:
         {"pp": 2, "tp": 2}, {"pp": 2, "dp": 2}, {"pp": 2, "dp": 2, "shard": True}, {"pp": 2, "cp": 2},
         {"dp": 2, "tp": 2}, {"dp": 2, "tp": 2, "shard": True}, {"cp": 2, "tp": 2}, {"dp": 2, "cp": 2},
     ]  # fmt: skip
-    triples = [{"pp": 2, "dp": 2, "tp": 2}, {"pp": 2, "dp": 2, "tp": 2, "shard": True}]
+    triples = [
+        {"pp": 2, "dp": 2, "tp": 2}, {"pp": 2, "dp": 2, "tp": 2, "shard": True}, {"pp": 2, "cp": 2, "tp": 2},
+        {"dp": 2, "cp": 2, "tp": 2, "shard": True},
+    ]  # fmt: skip
     cases = [MeshCase(degrees, precision) for degrees in alone + pairs for precision in ("fp32", "bf16-mixed")]
-    cases += [MeshCase(degrees) for degrees in triples]
+    cases += [MeshCase(degrees, precision) for degrees in triples for precision in ("fp32", "bf16-mixed")]
     cases += [MeshCase(degrees, accumulation=1) for degrees in alone + pairs]
     options: list[dict[str, Any]] = [
         {"pp": 2, "schedule": "gpipe"}, {"pp": 2, "schedule": "zero_bubble"}, {"pp": 4, "schedule": "zero_bubble"},

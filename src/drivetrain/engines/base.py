@@ -94,6 +94,10 @@ class Engine(ABC):
     def engaged(self) -> Engaged:
         """Looks at the wrapped model, not at what was asked for."""
 
+    def measured(self) -> dict[str, Any]:
+        """What only the engine can measure, for this rank's entry in the report."""
+        return {}
+
     @abstractmethod
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
         """The whole window, gradients accumulated. Returns this rank's share of the global batch's mean loss (scalar,

@@ -22,10 +22,8 @@ from torchmetrics import Metric
 
 from drivetrain.config.mesh import MeshEngine as Config
 from drivetrain.data.loader import MicroBatch
-from drivetrain.engines import tensor_parallel
 from drivetrain.engines.base import Engaged, EngineOptions, StepResult
-from drivetrain.engines.context_parallel import Ulysses, part_of, use_ulysses
-from drivetrain.engines.cut import Anatomy, Link, balanced, cut, dissect
+from drivetrain.engines.context_parallel import part_of
 from drivetrain.engines.eager import EagerEngine
 from drivetrain.engines.fsdp import ready_to_shard
 from drivetrain.engines.mesh_state import (
@@ -37,23 +35,20 @@ from drivetrain.engines.mesh_state import (
     shards,
     stages_items,
 )
-from drivetrain.engines.pipeline import Pipeline
+from drivetrain.engines.pipeline import Pipeline, bubble
 from drivetrain.engines.places import MeshScaler, Place
+from drivetrain.engines.spread import few, spread
 from drivetrain.engines.state import gathered, load_weights, local_part
-from drivetrain.errors import RunError, problem
-from drivetrain.memory.recompute import repeated_blocks
+from drivetrain.errors import RunError
 from drivetrain.optim import OptimizerFactory
 from drivetrain.precision import autocast, dtype
 from drivetrain.ranks import Ranks
-from drivetrain.rng import restore_rng_state, rng_state
 from drivetrain.workloads.base import Batch, Workload
 
 
 class MeshEngine(EagerEngine):
     _config: Config
     _scaler_type = MeshScaler
-    _pipeline: Pipeline | None = None
-    _attention: Ulysses | None = None
 
     def __init__(self, config: Config, options: EngineOptions, ranks: Ranks) -> None:
         super().__init__(config, options, ranks)
@@ -70,76 +65,15 @@ class MeshEngine(EagerEngine):
 
     def _built(self, workload: Workload) -> nn.Module:
         model = workload.build_model().to(dtype(self._options.precision.parameters))
-        self._whole = {name: tensor.shape for name, tensor in model.state_dict().items()}
-        self._parameters = {name: p.requires_grad for name, p in model.named_parameters()}
-        self._own_blocks = repeated_blocks(model)
-        plan = self._plan(model, workload) if self._config.tp > 1 else {}
-        if self._config.pp > 1:
-            self._cut(model, workload)
-        if self._config.cp > 1:
-            self._share_sequences(model, workload)
-        if plan:
-            options = {"sequence_parallel": self._config.sequence_parallel, "loss_parallel": self._config.loss_parallel}
-            tensor_parallel.split(model, self._place.required("tp"), plan, **options)
+        self._part = spread(model, workload, self._config, self._place, self._options)
+        self._pipeline, self._attention = self._part.pipeline, self._part.attention
         return model.to(self._device)
 
-    def _plan(self, model: nn.Module, workload: Workload) -> dict[str, str]:
-        plan = tensor_parallel.plan_of(model, workload.layout.tensor_parallel)
-        tensor_parallel.check_divisible(model, plan, self._config.tp)
-        tensor_parallel.check_options(model, plan, self._config.sequence_parallel, self._config.loss_parallel)
-        return plan
-
-    def _share_sequences(self, model: nn.Module, workload: Workload) -> None:
-        if not workload.by_position:
-            why = f"the samples of {type(workload).__name__} are no sequences that can be cut"
-            raise problem("engine.cp", why, "leave cp out")
-        self._attention = use_ulysses(model, self._place.required("cp").get_group(), self._config.tp)
-
-    def _cut(self, model: nn.Module, workload: Workload) -> None:
-        anatomy = self._anatomy(model, workload)
-        parts = balanced(anatomy.costs, self._config.pp)
-        own = parts[self._place.at["pp"]]
-        mine = {anatomy.blocks[number] for number in own}
-        self._own_blocks = [block for name, block in model.named_modules() if name in mine]
-        link = Link()
-        cut(model, anatomy, own, link)
-        precision = self._options.precision
-        self._pipeline = Pipeline(
-            model,
-            link,
-            anatomy.hidden,
-            schedule=self._config.schedule,
-            group=self._place.required("pp").get_group(),
-            device=self._device,
-            transport=dtype(precision.parameters),
-            length_share=self._length_share,
-        )
-
-    def _anatomy(self, model: nn.Module, workload: Workload) -> Anatomy:
-        """From the forward passes of two samples and of three, on the CPU; generators end as they were."""
-        state = rng_state()
-        few = [workload.train.load(index, 0) for index in range(min(3, len(workload.train)))]
-        batches = [workload.collate(few[:2]), workload.collate(few)]
-        model.eval()
-
-        def forward(model: nn.Module, batch: Any) -> None:
-            with autocast(self._options.precision, torch.device("cpu")):
-                workload.loss_sum(model, self._typed(batch))
-
-        try:
-            return dissect(model, batches, forward)
-        finally:
-            restore_rng_state(state)
-
-    def _typed(self, batch: Batch) -> Batch:
-        kept = dtype(self._options.precision.parameters)
-        return {name: t.to(kept) if t.is_floating_point() else t for name, t in batch.items()}
-
     def _blocks(self) -> list[nn.Module]:
-        return self._own_blocks
+        return self._part.blocks
 
     def _compile(self) -> None:
-        for block in self._own_blocks:
+        for block in self._part.blocks:
             block.compile()
 
     def _wrap(self, model: nn.Module) -> nn.Module:
@@ -147,7 +81,7 @@ class MeshEngine(EagerEngine):
         mesh = self._place.axis("data")
         if mesh is not None:
             ready_to_shard(model)
-            for module in [*self._own_blocks, root]:
+            for module in [*self._part.blocks, root]:
                 if self._config.shard:
                     later = self._pipeline is None  # a pipeline runs several forwards before a backward
                     fully_shard(module, mesh=mesh, reshard_after_forward=later)
@@ -160,22 +94,38 @@ class MeshEngine(EagerEngine):
         return build(self._held)
 
     def _check_engaged(self) -> None:
+        self._check_pieces()
+        self._model.eval()
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            loss = self._through(MicroBatch(few(self._workload)), self._workload.loss_sum)
+        total = torch.zeros((), device=self._device) if loss is None else self._place.sum(loss.detach(), "cp")
+        self._part.check_loss(self._ranks.all_gather(float(total))[-1], self._options.precision)  # of the last stage
+
+    def _check_pieces(self) -> None:
         pieces = sum(local_part(p).numel() / self._copies(p) for p in self._model.parameters())
         held = torch.tensor(pieces, dtype=torch.float64, device=self._device)
-        total, found = sum(self._whole[name].numel() for name in self._parameters), int(self._ranks.sum(held).round())
+        total = sum(self._part.whole[name].numel() for name in self._part.trains)
+        found = int(self._ranks.sum(held).round())
         if found != total:
             raise RunError(f"engine=mesh: the ranks hold {found:,} different parameters together, not {total:,}")
 
     def engaged(self) -> Engaged:
-        sizes = {name: self._whole[name].numel() for name in self._parameters}
+        sizes = {name: self._part.whole[name].numel() for name in self._part.trains}
         return Engaged(
             wrapper=f"{type(self._forward).__name__} on {self._place}",
             world_size=self._ranks.world,
             local_parameters=sum(p.numel() for p in self._held.parameters()),
             global_parameters=sum(sizes.values()),
-            trained_parameters=sum(sizes[name] for name, trains in self._parameters.items() if trains),
+            trained_parameters=sum(sizes[name] for name, trains in self._part.trains.items() if trains),
             parameter_dtype=", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in self._held.parameters()})),
         )
+
+    def measured(self) -> dict[str, Any]:
+        """Of a pipeline: the share of its windows that this stage waits, and the least that the schedule allows."""
+        if self._pipeline is None:
+            return {}
+        least = bubble(self._config.pp, self._pipeline.most_pieces) if self._config.schedule != "zero_bubble" else None
+        return {"stage": self._place.at["pp"], "waiting_share": self._pipeline.waiting_share, "bubble": least}
 
     def _copies(self, parameter: Tensor) -> float:
         """Ranks that hold the same piece of a parameter."""
@@ -319,7 +269,7 @@ class MeshEngine(EagerEngine):
     # --- state -------------------------------------------------------------------------------------------------------
 
     def shapes(self) -> dict[str, torch.Size]:
-        return dict(self._whole)
+        return dict(self._part.whole)
 
     def _of_all_stages(self, own: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         return stages_items(self._ranks, self._config.pp, self._place.leads, own)
@@ -327,15 +277,15 @@ class MeshEngine(EagerEngine):
     def weights(self) -> dict[str, Tensor]:
         own = ((name, gathered(held)) for name, held in self._model.state_dict().items())
         found = self._of_all_stages((name, whole.cpu()) for name, whole in own)
-        return {name: found[name] for name in self._whole if name in found}
+        return {name: found[name] for name in self._part.whole if name in found}
 
     def _optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         state = self._of_all_stages(optimizer_items(self._held, optimizer))
         of_stages = self._ranks.gather(groups_of(optimizer, self._held) if self._place.leads else [])
         if of_stages is None:
             return {"state": {}, "param_groups": []}
-        order = [name for name in self._whole if name in state]
-        return {"state": {n: state[n] for n in order}, "param_groups": joined_groups(of_stages, self._whole)}
+        order = [name for name in self._part.whole if name in state]
+        return {"state": {n: state[n] for n in order}, "param_groups": joined_groups(of_stages, self._part.whole)}
 
     def _load_optimizer_state(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
         load_own_state(self._held, optimizer, saved)
@@ -351,4 +301,4 @@ class MeshEngine(EagerEngine):
             return own
         dist.all_gather_object(of_stages, own, group=self._place.group("pp"))
         found = {name: gradient for stage in of_stages for name, gradient in stage.items()}
-        return {name: found[name] for name in self._parameters if name in found}
+        return {name: found[name] for name in self._part.trains if name in found}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.nn import functional as F
 
 from drivetrain.engines.cut import HiddenShape, Link, Reached
 from drivetrain.errors import RunError
+from drivetrain.measure.throughput import Stopwatch
 from drivetrain.workloads.base import Batch
 
 Work = Callable[[nn.Module, int], Tensor]  # the model and the number of a micro-batch → its loss, on the last stage
@@ -44,6 +46,26 @@ class Stage(nn.Module):
         return self._call(given, int(number))
 
 
+class _TimedStage(PipelineStage):
+    """Tells when it computes; the rest of a window it waits for other stages."""
+
+    def __init__(self, *args: Any, at_work: Callable[[], AbstractContextManager[None]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._at_work = at_work
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        with self._at_work():
+            return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        with self._at_work():
+            return super().backward_one_chunk(*args, **kwargs)
+
+    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        with self._at_work():
+            return super().backward_weight_one_chunk(*args, **kwargs)
+
+
 class Pipeline:
     def __init__(
         self,
@@ -63,6 +85,16 @@ class Pipeline:
         self._link, self._hidden, self._schedule_name = link, hidden, schedule
         self._group, self._device, self._transport, self._length_share = group, device, transport, length_share
         self._schedules: dict[tuple[int, int], Any] = {}
+        self._stopwatch, self._windows, self.most_pieces = Stopwatch(device), 0, 0
+
+    @property
+    def waiting_share(self) -> float | None:
+        """Share of the windows' time in which this stage did not compute: its bubble, and what exchanges take.
+
+        None before the second window; the first one also connects the stages.
+        """
+        seconds = self._stopwatch.seconds
+        return 1 - seconds["at_work"] / seconds["window"] if self._windows > 1 else None
 
     @property
     def is_first(self) -> bool:
@@ -98,7 +130,11 @@ class Pipeline:
         losses: list[Tensor] = []
         first = (numbers,) if self.is_first else ()
         last = {"target": numbers, "losses": losses} if self.is_last else {}
-        schedule.step(*first, number=numbers, return_outputs=False, **last)
+        if self._windows == 1:
+            self._stopwatch = Stopwatch(self._device)
+        with self._stopwatch.part("window"):
+            schedule.step(*first, number=numbers, return_outputs=False, **last)
+        self._windows, self.most_pieces = self._windows + 1, max(self.most_pieces, len(batches))
         return losses
 
     def _shape(self, batch: Batch) -> tuple[int, ...]:
@@ -120,7 +156,7 @@ class Pipeline:
         if (num_batches, size) not in self._schedules:
             buffer = torch.empty(size, dtype=self._transport, device="meta", requires_grad=True)
             number, loss = torch.empty(1, dtype=torch.int64, device="meta"), torch.empty((), device="meta")
-            stage = PipelineStage(
+            stage = _TimedStage(
                 self.stage,
                 self.index,
                 self.count,
@@ -128,6 +164,7 @@ class Pipeline:
                 input_args=number if self.is_first else buffer,
                 output_args=loss.requires_grad_() if self.is_last else buffer,
                 group=self._group,
+                at_work=lambda: self._stopwatch.part("at_work"),
             )
             self._schedules[num_batches, size] = _made(self._schedule_name, stage, num_batches)
         return self._schedules[num_batches, size]

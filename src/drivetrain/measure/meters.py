@@ -37,8 +37,8 @@ class Meters:
     def __init__(
         self, machine: Machine, precision: Precision, holder: Holder, instrument: bool, stopwatch: Stopwatch
     ) -> None:
-        """holder: who holds the tensors that live between steps. instrument: count FLOPs, tensor memory and traffic in one step
-        (torch.compile'd code cannot be seen into). stopwatch: the one that the engine times its parts with."""
+        """holder: who holds the tensors that live between steps. instrument: count FLOPs, tensor memory and traffic in
+        one step (torch.compile'd code cannot be seen into). stopwatch: the one that the engine times its parts with."""
         self._device = torch.device(machine.device)
         self._dtype = getattr(torch, precision.compute)
         self._holder, self._instrument = holder, instrument

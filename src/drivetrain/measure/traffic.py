@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 from torch import Tensor
@@ -19,8 +19,8 @@ KINDS: dict[str, tuple[str, Callable[[int], float]]] = {
     "allgather": ("all_gather", lambda n: n - 1),
     "reducescatter": ("reduce_scatter", lambda n: (n - 1) / n),
     "alltoall": ("all_to_all", lambda n: (n - 1) / n),
-    "broadcast": ("broadcast", lambda n: 1),
-    "send": ("send", lambda n: 1),
+    "broadcast": ("broadcast", lambda _: 1),
+    "send": ("send", lambda _: 1),
 }
 GIVEN = ("input", "inputs", "input_tensor", "input_tensors", "tensors")  # what operators call what a rank gives
 
@@ -55,5 +55,5 @@ class Traffic(TorchDispatchMode):
 def _group(given: dict[str, Any]) -> dist.ProcessGroup:
     if "process_group" in given:
         return dist.ProcessGroup.unbox(given["process_group"])
-    name = given["group_name"]
-    return _resolve_process_group(name) if isinstance(name, str) else name
+    group: Any = given["group_name"]
+    return _resolve_process_group(cast(Any, group)) if isinstance(group, str) else group
