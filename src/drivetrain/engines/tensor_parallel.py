@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -115,6 +115,8 @@ def split(
     head = _head(model)
     if sequence_parallel:
         styles |= _over_sequences(model, here, head)
+    elif hasattr(model, "_tp_plan"):  # in whose parts only the layers of the plan read the hidden states
+        styles |= {name: _Joint(Replicate()) for name in _joints(here)}
     if loss_parallel and head in styles:
         inputs = Shard(1) if sequence_parallel else Replicate()
         styles[head] = ColwiseParallel(input_layouts=inputs, output_layouts=Shard(-1), use_local_output=False)
@@ -162,7 +164,7 @@ def _joints(plan: Mapping[str, str]) -> list[str]:
 def _over_sequences(model: nn.Module, plan: Mapping[str, str], head: str) -> dict[str, ParallelStyle]:
     """Parts gather their sequences and scatter what they give; norms and sums between them work on parts."""
     joints = _joints(plan)
-    styles: dict[str, ParallelStyle] = {name: _Gathering() for name in joints}
+    styles: dict[str, ParallelStyle] = {name: _Joint(Shard(1)) for name in joints}
     styles |= {name: RowwiseParallel(output_layouts=Shard(1)) for name, style in plan.items() if style == "rowwise"}
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{joint}.") for joint in joints)
@@ -175,22 +177,27 @@ def _over_sequences(model: nn.Module, plan: Mapping[str, str], head: str) -> dic
     return styles
 
 
-class _Gathering(ParallelStyle):
-    """A part's hidden states come as each rank's part of the sequence, by position or by name, and are joined."""
+class _Joint(ParallelStyle):
+    """A part's hidden states come by position or by name, whole or as each rank's part of the sequence, and are made
+    one DTensor for all layers that read them: their gradients are summed before they travel, once."""
+
+    def __init__(self, layout: Placement) -> None:
+        super().__init__()
+        self._layout = layout
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def joined(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def joined(hidden: Tensor) -> DTensor:
+            return DTensor.from_local(hidden, device_mesh, [self._layout], run_check=False).redistribute(
+                placements=[Replicate()]
+            )
+
+        def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if args:
-                return (_gathered(args[0], device_mesh), *args[1:]), kwargs
-            return args, {**kwargs, "hidden_states": _gathered(kwargs["hidden_states"], device_mesh)}
+                return (joined(args[0]), *args[1:]), kwargs
+            return args, {**kwargs, "hidden_states": joined(kwargs["hidden_states"])}
 
-        module.register_forward_pre_hook(joined, with_kwargs=True)
+        module.register_forward_pre_hook(before, with_kwargs=True)
         return module
-
-
-def _gathered(part: Tensor, mesh: DeviceMesh) -> Tensor:
-    whole = DTensor.from_local(part, mesh, [Shard(1)], run_check=False).redistribute(placements=[Replicate()])
-    return whole.to_local()
 
 
 def _whole_logits(module: nn.Module, args: Any, output: Any) -> Any:
