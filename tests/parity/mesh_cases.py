@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from drivetrain.config.engine import EngineConfig
-from drivetrain.config.training import Loader, Optimizer
+from drivetrain.config.training import Loader, Optimizer, Scaler
 from drivetrain.config.workload import LanguageModel
 from drivetrain.data.loader import training_windows
 from drivetrain.data.micro_batches import Slice
@@ -40,6 +40,9 @@ LLAMA = {
 }  # fmt: skip
 
 
+VARIANTS = {"grouped": {"num_key_value_heads": 2}, "dropout": {"attention_dropout": 0.2}}
+
+
 @dataclass(frozen=True)
 class MeshCase:
     degrees: dict[str, Any] = field(hash=False)
@@ -52,6 +55,8 @@ class MeshCase:
 
     @property
     def world(self) -> int:
+        if "name" in self.degrees:  # another engine, on two ranks
+            return 1 if self.degrees["name"] == "single" else 2
         sizes = [int(self.degrees.get(axis, 1)) for axis in ("pp", "dp", "cp", "tp")]
         return sizes[0] * sizes[1] * sizes[2] * sizes[3]
 
@@ -118,13 +123,13 @@ class Seeded(LanguageModelWorkload):
 def workload(case: MeshCase) -> Workload:
     if case.model == "columns":
         return Declared(columns, Rows(62, ignored_share=0.15), Rows(37, seed=9))
-    config = {**LLAMA, **({"num_key_value_heads": 2} if case.model == "grouped" else {})}
+    config = {**LLAMA, **VARIANTS.get(case.model, {})}
     block = {"type": "language_model", "model": {"config": config}}
     data = {"train": str(text()), "length": LENGTH, "evaluation_fraction": 0.1}
     return Seeded(LanguageModel.model_validate({**block, "data": data}), seed=0)
 
 
-def engine_of(case: MeshCase, work: Workload) -> Engine:
+def engine_of(case: MeshCase, work: Workload, scaler: Scaler | None = None) -> Engine:
     config = TypeAdapter(EngineConfig).validate_python({"name": "mesh", **case.degrees})
     return tiny_engine(
         work,
@@ -135,6 +140,7 @@ def engine_of(case: MeshCase, work: Workload) -> Engine:
         recompute=case.recompute,
         compile=case.compile,
         devices=case.world,
+        scaler=scaler,
     )
 
 

@@ -154,6 +154,7 @@ class MeshEngine(EagerEngine):
         full = self._filled(micro_batches)
         batches = [self._to_device(batch.tensors) for batch in full]
         total = torch.zeros((), device=self._device)
+        self._scaler.scale(total)  # makes the scale, on stages without a loss too
 
         def loss_of(model: nn.Module, number: int) -> Tensor:
             with autocast(self._options.precision, self._device):
