@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from interleaved import (
@@ -36,19 +37,29 @@ TARGET = 0.97
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="each engine against the same engine by hand")
+    options = arguments("each engine against the same engine by hand", PROCESSES, "engines.md", 80)
+    for found in compared(options):
+        write(options.output, page(found, options.steps))
+
+
+def arguments(title: str, names: dict[str, int], file: str, steps: int) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--engines", nargs="+", default=list(PROCESSES), choices=list(PROCESSES))
-    parser.add_argument("--output", type=Path, default=RESULTS / "engines.md")
-    options = parser.parse_args()
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--engines", nargs="+", default=list(names), choices=list(names))
+    parser.add_argument("--output", type=Path, default=RESULTS / file)
+    return parser.parse_args()
+
+
+def compared(options: argparse.Namespace) -> Iterator[dict[str, list[Pair]]]:
+    """The pairs of each engine so far, after each engine."""
     found: dict[str, list[Pair]] = {}
     for engine in options.engines:
         found[engine] = []
         for pair in repeat(lambda number, engine=engine: one_pair(engine, options.steps, number), options.pairs):
             found[engine].append(pair)
             print(f"{engine}  {pair.ratio:.3f}" + ("  (discarded)" if pair.disturbed else ""), flush=True)
-        write(options.output, page(found, options.steps))
+        yield found
 
 
 def one_pair(engine: str, steps: int, number: int) -> Pair:
@@ -65,7 +76,7 @@ def ours(engine: str, steps: int) -> Measurement:
 
 
 def by_hand(engine: str, steps: int) -> Measurement:
-    processes = PROCESSES[engine]
+    processes = PROCESSES.get(engine, 2)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command = [*(torchrun if processes > 1 else []), f"examples/plain/{engine}.py", str(steps)]
     foreign, said = timed(command, threads=None if processes == 1 else max(1, (os.cpu_count() or 1) // processes))
@@ -84,15 +95,23 @@ def timed(command: list[str], threads: int | None = None) -> tuple[float, str]:
     return watch.cores(), done.stdout
 
 
-def page(found: dict[str, list[Pair]], steps: int) -> str:
+def ratios(found: dict[str, list[Pair]]) -> str:
     rows = []
     for engine, pairs in found.items():
         good = undisturbed(pairs)
+        if not good:
+            rows.append([engine, str(PROCESSES.get(engine, 2)), f"0 of {len(pairs)}", "", "", "unknown"])
+            continue
         low, median, high = quartiles([pair.ratio for pair in good])
         reached = "reached" if median >= TARGET else "MISSED"
         count = f"{len(good)} of {len(pairs)}"
-        rows.append([engine, str(PROCESSES[engine]), count, f"{median:.3f}", f"{low:.3f} to {high:.3f}", reached])
-    head = ["engine", "ranks", "pairs kept", "median", "quartiles", f"target {TARGET}"]
+        rows.append(
+            [engine, str(PROCESSES.get(engine, 2)), count, f"{median:.3f}", f"{low:.3f} to {high:.3f}", reached]
+        )
+    return markdown_table(["engine", "ranks", "pairs kept", "median", "quartiles", f"target {TARGET}"], rows)
+
+
+def page(found: dict[str, list[Pair]], steps: int) -> str:
     return "\n".join(
         [
             "# Each engine against the same engine by hand",
@@ -104,7 +123,7 @@ def page(found: dict[str, list[Pair]], steps: int) -> str:
             "",
             machine_line(),
             "",
-            markdown_table(head, rows),
+            ratios(found),
             "",
         ]
     )

@@ -15,10 +15,11 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import ViTConfig, ViTForImageClassification
 
 from drivetrain.config.engine import EngineConfig
 from drivetrain.config.training import Loader, Optimizer, Scaler
-from drivetrain.config.workload import LanguageModel
+from drivetrain.config.workload import LanguageModel, TextClassification
 from drivetrain.data.loader import training_windows
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
@@ -26,6 +27,7 @@ from drivetrain.emulation import fp32_products
 from drivetrain.engines.base import Engine
 from drivetrain.workloads.base import Layout, Workload
 from drivetrain.workloads.language_model import IGNORED, LanguageModelWorkload
+from drivetrain.workloads.text_classification import TextClassificationWorkload
 from tests.parity.cases import CLIP, Curve
 from tests.tiny_workload import FEATURES, Rows, TinyWorkload, tiny_engine
 
@@ -59,6 +61,11 @@ class MeshCase:
             return 1 if self.degrees["name"] == "single" else 2
         sizes = [int(self.degrees.get(axis, 1)) for axis in ("pp", "dp", "cp", "tp")]
         return sizes[0] * sizes[1] * sizes[2] * sizes[3]
+
+    @property
+    def clip(self) -> float:
+        """Small enough to clip."""
+        return 0.05 if self.model == "bert" else CLIP
 
     @property
     def name(self) -> str:
@@ -103,6 +110,26 @@ class Pair(nn.Module):
         return hidden + self.back(F.gelu(self.wide(self.norm(hidden))))
 
 
+class Pictures(nn.Module):
+    """A Transformers encoder without a plan of its own, within a module of the user's: (B, FEATURES) as a picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
+        none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        config = ViTConfig(image_size=FEATURES, patch_size=4, num_labels=3, **sizes, **none)
+        self.encoder = ViTForImageClassification(config)
+
+    def forward(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.encoder(features[:, None, None].expand(-1, 3, FEATURES, -1)).logits
+        return logits
+
+
+def pictures() -> nn.Module:
+    torch.manual_seed(6)
+    return Pictures()
+
+
 class Declared(TinyWorkload):
     @property
     def layout(self) -> Layout:
@@ -120,9 +147,39 @@ class Seeded(LanguageModelWorkload):
         return super().build_model()
 
 
+class SeededTexts(TextClassificationWorkload):
+    def build_model(self) -> nn.Module:
+        torch.manual_seed(4)
+        return super().build_model()
+
+
+def reviews() -> SeededTexts:
+    """Of one to twelve words each, so that padding differs from batch to batch."""
+    folder = Path(tempfile.gettempdir()) / f"mesh-parity-{os.getpid()}"
+    folder.mkdir(exist_ok=True)
+    words = [f"w{number}" for number in range(20)]
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
+    generator = torch.Generator().manual_seed(8)
+    rows = [
+        [words[i] for i in torch.randint(0, 20, (length,), generator=generator).tolist()]
+        for length in torch.randint(1, 13, (62,), generator=generator).tolist()
+    ]
+    lines = [f"{int('w3' in row or 'w7' in row)},{' '.join(row)}" for row in rows]
+    (folder / "texts.csv").write_text("\n".join(["label,text", *lines]))
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
+    none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = {"tokenizer": str(folder / "vocab.txt"), "config": {"model_type": "bert", **sizes, **none}}
+    data = {"train": str(folder / "texts.csv"), "cache": str(folder / "cache"), "evaluation_fraction": 0.1}
+    return SeededTexts(TextClassification.model_validate({"model": model, "data": data}), seed=0)
+
+
 def workload(case: MeshCase) -> Workload:
     if case.model == "columns":
         return Declared(columns, Rows(62, ignored_share=0.15), Rows(37, seed=9))
+    if case.model == "bert":
+        return reviews()
+    if case.model == "vit":
+        return TinyWorkload(pictures, Rows(62), Rows(37, seed=9))
     config = {**LLAMA, **VARIANTS.get(case.model, {})}
     block = {"type": "language_model", "model": {"config": config}}
     data = {"train": str(text()), "length": LENGTH, "evaluation_fraction": 0.1}
@@ -136,7 +193,7 @@ def engine_of(case: MeshCase, work: Workload, scaler: Scaler | None = None) -> E
         case.precision,
         OPTIMIZERS[case.optimizer],
         config=config,
-        max_grad_norm=CLIP,
+        max_grad_norm=case.clip,
         recompute=case.recompute,
         compile=case.compile,
         devices=case.world,
@@ -169,6 +226,8 @@ def run_cases(cases: Sequence[MeshCase]) -> list[Curve]:
 def logits_and_targets(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     if "features" in batch:
         return model(batch["features"]).float(), batch["labels"]
+    if "labels" in batch:
+        return model(**{name: t for name, t in batch.items() if name != "labels"}).logits.float(), batch["labels"]
     logits = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
     return logits.float().flatten(0, 1), batch["targets"].flatten()
 
@@ -194,7 +253,7 @@ def plain(case: MeshCase) -> Curve:
             curve.gradients = curve.gradients or {
                 name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
             }
-            curve.norms.append(nn.utils.clip_grad_norm_(model.parameters(), CLIP).item())
+            curve.norms.append(nn.utils.clip_grad_norm_(model.parameters(), case.clip).item())
             updates.step()
             updates.zero_grad()
             curve.losses.append(loss.item())

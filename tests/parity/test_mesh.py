@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.parity.cases import CLIP, Curve
+from tests.parity.cases import Curve
 from tests.parity.mesh_cases import MeshCase, plain, run_cases
 from tests.ranks import RankPool
 
@@ -45,6 +45,8 @@ def every_case() -> list[MeshCase]:
     cases += [MeshCase(degrees, optimizer="adamw") for degrees in AXES]
     cases += [MeshCase(degrees, model="columns") for degrees in ({"tp": 2}, {"pp": 2}, {"dp": 2}, {"pp": 2, "tp": 2})]
     cases += [MeshCase({"tp": 2}, model="grouped")]
+    cases += [MeshCase(degrees, model=model) for degrees in ({"tp": 2}, {"pp": 2}) for model in ("bert", "vit")]
+    cases += [MeshCase({"pp": 2, "tp": 2}, model="bert"), MeshCase({"pp": 2, "tp": 2}, model="vit")]
     cases += [MeshCase(degrees, recompute=kind) for degrees in AXES for kind in (True, "selective")]
     return cases
 
@@ -81,14 +83,15 @@ def reference(precision: str, optimizer: str, model: str) -> Curve:
 @pytest.mark.parametrize("case", CASES)
 def test_the_curve_on_a_mesh_is_that_of_plain_pytorch(case: MeshCase, found: Callable[[MeshCase], Curve]) -> None:
     ours, theirs = found(case), reference(case.precision, case.optimizer, case.model)
-    assert sum(norm > CLIP for norm in theirs.norms) > 3, "clipping is active"
+    assert sum(norm > case.clip for norm in theirs.norms) > 3, "clipping is active"
     four_stages = case.degrees.get("pp", 1) >= 4
     tolerance = (1e-4 if four_stages else 1e-5) if case.precision == "fp32" else 1e-2
     assert ours.losses == pytest.approx(theirs.losses, rel=tolerance)
     assert ours.norms == pytest.approx(theirs.norms, rel=tolerance)
     assert ours.gradients.keys() == theirs.gradients.keys()
+    largest = max(float(gradient.abs().max()) for gradient in theirs.gradients.values())
     for name, gradient in theirs.gradients.items():
-        scale = float(gradient.abs().max())
+        scale = max(float(gradient.abs().max()), 1e-4 * largest)  # a key's bias has none but rounding
         near = tolerance if case.precision == "fp32" else 5e-2
         assert torch.allclose(ours.gradients[name], gradient, rtol=near, atol=near * scale), name
     assert ours.weights.keys() == theirs.weights.keys()

@@ -29,9 +29,10 @@ class MeshEngine(Frozen):
 
     @property
     def label(self) -> str:
-        """mesh-pp2-tp2: the degrees above 1."""
+        """mesh-pp2-tp2: the degrees above 1; mesh-dp2-shard."""
         degrees = {"pp": self.pp, "dp": self.dp or 1, "cp": self.cp, "tp": self.tp}
-        return "-".join(["mesh", *(f"{name}{degree}" for name, degree in degrees.items() if degree > 1)])
+        parts = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1]
+        return "-".join(["mesh", *parts, *(["shard"] if self.shard else [])])
 
     @property
     def least_world(self) -> int:
