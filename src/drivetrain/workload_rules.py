@@ -47,6 +47,9 @@ def _batch(run: RunConfig, workload: Workload) -> Iterator[Problem]:
             "decompose over samples",
             "give engine=single",
         )
+    elif not workload.splits_batches and run.micro_batch_size is None and run.micro_batch < batch:
+        why = f"{label(run.engine)} cuts the batch into micro-batches, but this loss does not decompose over samples"
+        yield Problem("engine.pp", why, "leave pp out")
 
 
 def _evaluation(run: RunConfig, workload: Workload) -> Iterator[Problem]:

@@ -86,3 +86,9 @@ def test_a_pipeline_cuts_the_batch_where_the_user_has_not() -> None:
 
 def test_a_mesh_is_named_by_its_degrees() -> None:
     assert label(run({"pp": 2, "tp": 4}).engine) == "mesh-pp2-tp4"
+
+
+def test_zero_bubble_and_compile_are_not_combined() -> None:
+    [problem] = problems({"pp": 2, "dp": 1, "schedule": "zero_bubble"}, compile=True)
+    assert problem.field == "engine.schedule"
+    assert "compile" in problem.why + problem.fix

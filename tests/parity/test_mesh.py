@@ -48,11 +48,18 @@ def every_case() -> list[MeshCase]:
     cases += [MeshCase(degrees, model=model) for degrees in ({"tp": 2}, {"pp": 2}) for model in ("bert", "vit")]
     cases += [MeshCase({"pp": 2, "tp": 2}, model="bert"), MeshCase({"pp": 2, "tp": 2}, model="vit")]
     cases += [MeshCase(degrees, recompute=kind) for degrees in AXES for kind in (True, "selective")]
+    cases += [MeshCase(degrees, compile=True) for degrees in AXES]
+    cases += [MeshCase({"pp": 2, "schedule": "zero_bubble"}, recompute=True)]
     return cases
 
 
 def in_the_subset(case: MeshCase) -> bool:
-    return case.world == 2 and case.accumulation == 3 and (case.precision == "fp32" or "tp" in case.degrees)
+    return (
+        case.world == 2
+        and case.accumulation == 3
+        and not case.compile
+        and (case.precision == "fp32" or "tp" in case.degrees)
+    )
 
 
 CASES = [

@@ -9,8 +9,10 @@ import pytest
 
 from drivetrain.config.load import load
 from drivetrain.config.run import RunConfig
+from drivetrain.prove.stilled import Stilled
 from drivetrain.prove.trace import Trace, trace
 from drivetrain.prove.verdicts import Verdict, remarks, verdicts
+from drivetrain.workloads.base import Workload
 from tests.parity import promises
 from tests.prove.traced import mutated_traces, traced_on_ranks
 from tests.ranks import RankPool
@@ -74,6 +76,10 @@ def test_an_engine_that_keeps_its_promises_passes(
     found = verdicts(spread, asked, *sides(run))
     assert by_promise(found) == ALL, found
     assert not remarks(asked)
+
+
+def test_a_stilled_workload_answers_all_that_a_workload_is_asked() -> None:
+    assert {name for name in vars(Workload) if not name.startswith("_")} <= vars(Stilled).keys()
 
 
 def test_dropout_and_batch_norm_are_recognised_stilled_and_explained(

@@ -335,3 +335,11 @@ def test_a_plain_data_set_is_what_a_tutorial_passes_to_a_loader(build: Build) ->
     data = workload.train._data
     assert isinstance(data, TensorDataset)
     assert torch.equal(whole(workload)["input"], data.tensors[0])
+
+
+def test_a_file_may_say_how_its_layers_are_split(build: Build) -> None:
+    said = 'tensor_parallel = {"layers.*.first": "colwise", "layers.*.second": "rowwise"}\n'
+    text = LINEAR + "loss = nn.MSELoss()\n"
+    assert build(text).layout.tensor_parallel is None
+    assert build(text + said).layout.tensor_parallel == {"layers.*.first": "colwise", "layers.*.second": "rowwise"}
+    assert "tensor_parallel is ['layers.0']" in refusal(build, text + 'tensor_parallel = ["layers.0"]\n')

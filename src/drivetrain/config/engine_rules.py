@@ -131,6 +131,9 @@ def _of_a_mesh(run: RunConfig, engine: MeshEngine, where: str) -> Iterator[Probl
     if run.processes is not None:  # else they are as many as it asks for
         yield from mesh.arithmetic(engine, run.world_size, where)
     yield from mesh.options_without_degree(engine, where)
+    if engine.schedule == "zero_bubble" and run.compile:
+        why = "it takes backward passes apart, which PyTorch cannot do with compiled blocks"
+        yield Problem(f"{where}.schedule", why, "leave compile out, or take 1f1b")
     if "8bit" in run.optimizer.name or run.optimizer.name.startswith(("torchao", "bitsandbytes")):
         why = f"{run.optimizer.name} keeps its state in blocks, which are not joined over a mesh yet"
         yield Problem("optimizer.name", why, "take adamw, or engine=fsdp")

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor  # has no public name
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -121,6 +122,9 @@ def split(
         inputs = Shard(1) if sequence_parallel else Replicate()
         styles[head] = ColwiseParallel(input_layouts=inputs, output_layouts=Shard(-1), use_local_output=False)
     parallelize_module(model, mesh, styles)
+    for name in styles:
+        if isinstance(modules[name], nn.Embedding):
+            modules[name].register_forward_hook(_arrived)
     if loss_parallel and head in styles:
         modules[head].register_forward_hook(_whole_logits)
 
@@ -198,6 +202,13 @@ class _Joint(ParallelStyle):
 
         module.register_forward_pre_hook(before, with_kwargs=True)
         return module
+
+
+def _arrived(module: nn.Module, args: Any, output: Any) -> Any:
+    """A sum still on its way is a tensor of another class, whose gradient compiled blocks do not give back; waiting
+    for it by its own method would cut the gradient off."""
+    del module, args
+    return output.clone() if isinstance(output, AsyncCollectiveTensor) else output
 
 
 def _whole_logits(module: nn.Module, args: Any, output: Any) -> Any:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torchmetrics import Metric
 
-from drivetrain.workloads.base import Batch, BestMetric, NamedSamples, Outputs, Samples, Workload
+from drivetrain.workloads.base import Batch, BestMetric, Layout, NamedSamples, Outputs, Samples, Workload
 
 DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout)
 
@@ -73,6 +73,14 @@ class Stilled(Workload):
     @property
     def lengths(self) -> Sequence[int] | None:
         return self._inner.lengths
+
+    @property
+    def layout(self) -> Layout:
+        return self._inner.layout
+
+    @property
+    def by_position(self) -> Mapping[str, int]:
+        return self._inner.by_position
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from drivetrain.errors import Problem, UserError, problem
 FIELD = "workload.path"
 KNOWN = (
     "build_model", "model", "train_data", "evaluation_data", "loss", "loss_sum", "count", "collate", "metrics",
-    "predict", "splits_batches",
+    "predict", "splits_batches", "tensor_parallel",
 )  # fmt: skip
 TAKE_OPTIONS = ("build_model", "model", "train_data", "evaluation_data")
 

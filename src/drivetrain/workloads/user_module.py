@@ -12,6 +12,8 @@ and, if wanted:
     predict(output)                 → one row a sample
     loss_sum(model, batch), count(batch)    in place of loss: the sum over the batch's targets, and their number
     splits_batches = False          if the loss does not decompose over samples (contrastive losses)
+    tensor_parallel                 how engine=mesh splits layers: {"layers.*.first": "colwise", "layers.*.second":
+                                    "rowwise"}; * stands for one part of a name
 
 The functions above that make something are called with those of the run file's options they accept.
 """
@@ -34,7 +36,7 @@ from torchmetrics import Metric
 from drivetrain.config.workload import UserModule
 from drivetrain.errors import problem
 from drivetrain.rng import restore_rng_state, rng_state, seed_everything
-from drivetrain.workloads.base import Batch, BestMetric, NamedSamples, Outputs, Workload
+from drivetrain.workloads.base import Batch, BestMetric, Layout, NamedSamples, Outputs, Workload
 from drivetrain.workloads.user_file import FIELD, UserFile
 from drivetrain.workloads.user_loss import SummedLoss
 from drivetrain.workloads.user_samples import UserSamples, user_samples
@@ -53,6 +55,7 @@ class UserModuleWorkload(Workload):
         if self._file.has("evaluation_data"):
             self.evaluation = user_samples(self._file, "evaluation_data", "evaluation sample", seed)
         self._loss = SummedLoss(self._file.get("loss")) if self._file.has("loss") else None
+        self._layout = self._declared()
         self._task = self._try_out()
 
     def build_model(self) -> nn.Module:
@@ -128,6 +131,18 @@ class UserModuleWorkload(Workload):
     @property
     def lengths(self) -> Sequence[int] | None:
         return None
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
+
+    def _declared(self) -> Layout:
+        given = self._file.get("tensor_parallel")
+        styles = given.values() if isinstance(given, Mapping) else ()
+        if given is not None and not (styles and all(isinstance(style, str) for style in styles)):
+            fix = 'give module names and styles: {"layers.*.first": "colwise", "layers.*.second": "rowwise"}'
+            raise problem(FIELD, f"tensor_parallel is {given!r}", fix)
+        return Layout(tensor_parallel=given)
 
     @property
     def facts(self) -> dict[str, Any]:
