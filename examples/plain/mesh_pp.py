@@ -35,9 +35,9 @@ class Stage(nn.Module):
 
 
 module = Stage()
-hidden = torch.empty(BATCH // MICRO_BATCHES, LENGTH, CONFIG.hidden_size, device="meta")
+hidden = torch.empty(BATCH // MICRO_BATCHES, LENGTH, CONFIG.hidden_size, device="meta", requires_grad=True)
 ids = torch.empty(BATCH // MICRO_BATCHES, LENGTH, dtype=torch.int64, device="meta")
-logits = torch.empty(BATCH // MICRO_BATCHES, LENGTH, CONFIG.vocab_size, device="meta")
+logits = torch.empty(BATCH // MICRO_BATCHES, LENGTH, CONFIG.vocab_size, device="meta", requires_grad=True)
 stage = PipelineStage(
     module, rank, world, torch.device("cpu"),
     input_args=ids if rank == 0 else hidden, output_args=logits if rank == world - 1 else hidden,
