@@ -41,6 +41,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python bench/trainer.py
 	$(BIN)/python bench/comparing.py
 	$(BIN)/python bench/engines.py
+	$(BIN)/python bench/mesh.py
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -27,6 +27,7 @@ SMALLER = {
     "digits-small-lr.yaml": ["workload.data.limit_train=64", "workload.data.limit_evaluation=50", "loop.epochs=1"],
     "linear.yaml": [],
     "hotel-bert.yaml": SMALL_BERT,
+    "shakespeare-mesh.yaml": ["engine={name: mesh, pp: 2}", "config.hidden_size=32", "length=32", "loop.epochs=1"],
     "cifar10-small.yaml": ["limit_train=64", "limit_evaluation=20", "loop.epochs=1"],
     **{f"cifar10-resnet50-{name}.yaml": SMALL_RESNET for name in ("224", "dp")},
     **{f"cifar10-resnet50-{name}.yaml": [*SMALL_RESNET, *FEW_PROCESSES] for name in ("ddp", "fsdp")},
@@ -43,6 +44,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     rng = np.random.default_rng(0)
     reviews(tmp_path / "data")
+    (tmp_path / "data" / "tinyshakespeare.txt").write_text("What say you? A pox on it, quoth she.\n" * 60)
     cifar_pickles(tmp_path / "data" / "cifar-10-batches-py", rng)
     for part, number in (("train", 8), ("test", 3)):
         for name in ("airplane", "bird", "cat"):

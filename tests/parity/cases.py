@@ -55,6 +55,14 @@ class Case:
         return "-".join([*parts, self.optimizer, self.model]).replace(" ", "")
 
     @property
+    def shown(self) -> str:
+        """The engine with its options, as the table of the docs has it."""
+        options = ", ".join(f"{key}: {value}" for key, value in self.options.items())
+        options += f"recompute: {str(self.recompute).lower()}" if self.recompute else ""
+        options += "compiled" if self.compile else ""
+        return f"{self.engine} ({options})" if options else self.engine
+
+    @property
     def updates(self) -> Optimizer:
         """16 bits at a lower rate: at 0.5 with momentum its rounding alone, of the same batch cut in another way in one
         process, grows to 3e-2 within twelve steps."""
@@ -249,3 +257,8 @@ def plain(case: Case) -> Curve:
             curve.losses.append(loss.item())
     curve.weights = model.state_dict()
     return curve
+
+
+def largest(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The largest relative difference."""
+    return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))

@@ -68,6 +68,16 @@ class MeshCase:
         return 0.05 if self.model == "bert" else CLIP
 
     @property
+    def shown(self) -> str:
+        """The degrees with what else was chosen, as the table of the docs has it."""
+        axes = " x ".join(f"{key}={value}" for key, value in self.degrees.items() if key in ("pp", "dp", "cp", "tp"))
+        others = [key if value is True else str(value) for key, value in self.degrees.items() if key not in axes]
+        others += [f"recompute: {str(self.recompute).lower()}"] if self.recompute else []
+        others += ["compiled"] if self.compile else []
+        others += [self.model] if self.model != "llama" else []
+        return f"mesh {axes}" + (f" ({', '.join(others)})" if others else "")
+
+    @property
     def name(self) -> str:
         parts = [f"{key}{'' if value is True else value}" for key, value in self.degrees.items()]
         parts += [self.precision, f"acc{self.accumulation}", self.optimizer, self.model]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.parity.cases import CLIP, Case, Curve, plain, run_case, run_cases
+from tests.parity.cases import CLIP, Case, Curve, largest, plain, run_case, run_cases
 from tests.parity.table import Row, add_row
 from tests.ranks import RankPool
 
@@ -147,7 +147,8 @@ def test_the_curve_is_that_of_plain_pytorch(
 ) -> None:
     ours, theirs = found(case), reference(case)
     assert sum(norm > CLIP for norm in theirs.norms) > 3, "clipping is active"
-    add_row(Row(case, largest(ours.losses, theirs.losses), largest(ours.norms, theirs.norms)))
+    differs = largest(ours.losses, theirs.losses), largest(ours.norms, theirs.norms)
+    add_row(Row(case.shown, case.precision, case.world, *differs))
     tolerance = TOLERANCE[case.precision]
     assert ours.losses == pytest.approx(theirs.losses, rel=tolerance)
     assert ours.norms == pytest.approx(theirs.norms, rel=tolerance)
@@ -156,7 +157,3 @@ def test_the_curve_is_that_of_plain_pytorch(
         near = tolerance if case.precision == "fp32" else 5e-2  # of single elements, 16 bits round more than of a norm
         assert torch.allclose(ours.gradients[name], gradient, rtol=near, atol=near * scale), name
     assert ours.weights.keys() == theirs.weights.keys()
-
-
-def largest(ours: list[float], theirs: list[float]) -> float:
-    return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
