@@ -64,6 +64,9 @@ def spread(model: nn.Module, workload: Workload, config: MeshEngine, place: Plac
     plan = _plan(model, workload, config) if config.tp > 1 else {}
     if config.pp > 1:
         anatomy = probe.anatomy(model)
+        if len(anatomy.blocks) < config.pp:
+            why = f"{type(model).__name__} has {len(anatomy.blocks)} blocks, fewer than pp ({config.pp})"
+            raise problem("engine.pp", why, f"give at most {len(anatomy.blocks)} stages")
         own = balanced(anatomy.costs, config.pp)[place.at["pp"]]
         mine = {anatomy.blocks[number] for number in own}
         blocks = [block for name, block in model.named_modules() if name in mine]
