@@ -32,7 +32,7 @@ from drivetrain.optim import OptimizerFactory
 from drivetrain.precision import autocast, dtype
 from drivetrain.ranks import Ranks
 from drivetrain.rng import restore_rng_state, rng_state
-from drivetrain.workloads.base import Batch, Workload
+from drivetrain.workloads.base import Batch, Workload, few
 
 
 class EagerEngine(Engine):
@@ -112,9 +112,7 @@ class EagerEngine(Engine):
         """Forward and backward of a few samples, with a loss of 0; generators and buffers end as they were."""
         state = rng_state()
         buffers = [buffer.clone() for buffer in self._model.buffers()]
-        samples = self._workload.train
-        few = [samples.load(index, 0) for index in range(min(2, len(samples)))]
-        batch = self._to_device(self._workload.collate(few))
+        batch = self._to_device(few(self._workload))
         self._model.train()
         for _ in range(times):
             with autocast(self._options.precision, self._device):

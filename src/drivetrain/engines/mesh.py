@@ -37,13 +37,13 @@ from drivetrain.engines.mesh_state import (
 )
 from drivetrain.engines.pipeline import Pipeline, bubble
 from drivetrain.engines.places import MeshScaler, Place
-from drivetrain.engines.spread import few, spread
+from drivetrain.engines.spread import spread
 from drivetrain.engines.state import gathered, load_weights, local_part
 from drivetrain.errors import RunError
 from drivetrain.optim import OptimizerFactory
 from drivetrain.precision import autocast, dtype
 from drivetrain.ranks import Ranks
-from drivetrain.workloads.base import Batch, Workload
+from drivetrain.workloads.base import Batch, Workload, few
 
 
 class MeshEngine(EagerEngine):

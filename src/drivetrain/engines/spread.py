@@ -22,7 +22,7 @@ from drivetrain.errors import problem
 from drivetrain.memory.recompute import repeated_blocks
 from drivetrain.precision import autocast, dtype
 from drivetrain.rng import restore_rng_state, rng_state
-from drivetrain.workloads.base import Batch, Workload
+from drivetrain.workloads.base import Batch, Workload, few
 
 # how far the loss of a spread model may be from that of the whole one: sums in another order, and rounded
 NEAR = {"float32": 1e-4, "tf32": 1e-2, "float16": 1e-2, "bfloat16": 3e-2}
@@ -47,11 +47,6 @@ class Part:
             return
         why = f"the loss of the model spread over the mesh is {found:.6g}, of the whole one {self.expected:.6g}"
         raise problem("engine.tp", why, "declare the right plan in the workload's layout, or leave tp, cp or pp out")
-
-
-def few(workload: Workload, count: int = 2) -> Batch:
-    """A batch of the first samples."""
-    return workload.collate([workload.train.load(index, 0) for index in range(min(count, len(workload.train)))])
 
 
 def spread(model: nn.Module, workload: Workload, config: MeshEngine, place: Place, options: EngineOptions) -> Part:

@@ -136,3 +136,8 @@ class Workload(ABC):
     @abstractmethod
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         """Write what must lie beside the weights to load the model elsewhere (config.json, tokenizer, labels)."""
+
+
+def few(workload: Workload, count: int = 2) -> Batch:
+    """A batch of the first samples."""
+    return workload.collate([workload.train.load(index, 0) for index in range(min(count, len(workload.train)))])
