@@ -1,4 +1,7 @@
-"""The table of the parity cases that ran, for the docs: written where PARITY_TABLE says."""
+"""The table of the parity cases that ran, for the docs: written where PARITY_TABLE says.
+
+Rows of a table that is there already stay where this run has none of theirs.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pathlib import Path
 import torch
 
 ROWS: list[Row] = []
+HEAD = ["| engine | precision | ranks | cases | loss | gradient norm |", "| --- | --- | ---: | ---: | ---: | ---: |"]
 
 
 @dataclass(frozen=True)
@@ -24,14 +28,25 @@ class Row:
 def add_row(row: Row) -> None:
     ROWS.append(row)
     if "PARITY_TABLE" in os.environ:
-        Path(os.environ["PARITY_TABLE"]).write_text(page())
+        path = Path(os.environ["PARITY_TABLE"])
+        path.write_text(page(earlier(path.read_text()) if path.exists() else {}))
 
 
-def page() -> str:
+def earlier(page: str) -> dict[tuple[str, ...], str]:
+    """The lines of a page's table, by engine, precision and ranks."""
+    lines = [line for line in page.splitlines() if line.startswith("| ") and line not in HEAD]
+    return {tuple(cell.strip() for cell in line.split("|")[1:4]): line for line in lines}
+
+
+def page(found: dict[tuple[str, ...], str]) -> str:
     """The worst of each engine, options, precision and world over accumulation, optimizer and model."""
     groups: dict[tuple[str, str, int], list[Row]] = defaultdict(list)
     for row in ROWS:
         groups[row.engine, row.precision, row.world].append(row)
+    for (engine, precision, world), rows in groups.items():
+        loss, norm = max(row.loss for row in rows), max(row.norm for row in rows)
+        line = f"| {engine} | {precision} | {world} | {len(rows)} | {loss:.1e} | {norm:.1e} |"
+        found[engine, precision, str(world)] = line
     lines = [
         "# Parity: every engine against plain PyTorch",
         "",
@@ -43,10 +58,7 @@ def page() -> str:
         "(emulated on this CPU). "
         f"`make parity` repeats it. torch {torch.__version__}, gloo, CPU ranks.",
         "",
-        "| engine | precision | ranks | cases | loss | gradient norm |",
-        "| --- | --- | ---: | ---: | ---: | ---: |",
+        *HEAD,
+        *found.values(),
     ]
-    for (engine, precision, world), rows in groups.items():
-        loss, norm = max(row.loss for row in rows), max(row.norm for row in rows)
-        lines.append(f"| {engine} | {precision} | {world} | {len(rows)} | {loss:.1e} | {norm:.1e} |")
     return "\n".join([*lines, ""])

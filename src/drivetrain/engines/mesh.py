@@ -14,7 +14,6 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._composable.replicate_with_fsdp import replicate  # has no public name; what pipelining knows
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
@@ -26,6 +25,7 @@ from drivetrain.engines.base import Engaged, EngineOptions, StepResult
 from drivetrain.engines.context_parallel import part_of
 from drivetrain.engines.eager import EagerEngine
 from drivetrain.engines.fsdp import ready_to_shard
+from drivetrain.engines.gradient_sum import GradientSum
 from drivetrain.engines.mesh_state import (
     Held,
     groups_of,
@@ -59,7 +59,7 @@ class MeshEngine(EagerEngine):
 
     @property
     def _averaged_over(self) -> int:
-        return self._place.dp * self._place.cp
+        return self._place.dp * self._place.cp if self._config.shard else 1  # replicas are summed
 
     # --- setting up --------------------------------------------------------------------------------------------------
 
@@ -79,14 +79,14 @@ class MeshEngine(EagerEngine):
     def _wrap(self, model: nn.Module) -> nn.Module:
         root = model if self._pipeline is None else self._pipeline.stage
         mesh = self._place.axis("data")
-        if mesh is not None:
+        self._sum: GradientSum | None = None
+        if mesh is not None and self._config.shard:
             ready_to_shard(model)
             for module in [*self._part.blocks, root]:
-                if self._config.shard:
-                    later = self._pipeline is None  # a pipeline runs several forwards before a backward
-                    fully_shard(module, mesh=mesh, reshard_after_forward=later)
-                else:
-                    replicate(module, mesh=mesh)
+                later = self._pipeline is None  # a pipeline runs several forwards before a backward
+                fully_shard(module, mesh=mesh, reshard_after_forward=later)
+        elif mesh is not None:
+            self._sum = GradientSum(model.parameters(), mesh.get_group())
         self._held = Held(model)
         return root
 
@@ -139,19 +139,20 @@ class MeshEngine(EagerEngine):
         return nullcontext()
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
+        full = self._filled(micro_batches)
+        if self._sum is not None:
+            self._sum.expect(len(full))
         with loss_parallel() if self._config.loss_parallel else nullcontext():
-            if self._pipeline is None:
-                loss = super().forward_backward(micro_batches)
-            else:
-                loss = self._window(self._pipeline, micro_batches)
+            loss = super().forward_backward(full) if self._pipeline is None else self._window(self._pipeline, full)
+        if self._sum is not None:
+            self._sum.finish()
         self._held.take_gradients()
         return loss if self._place.tells_loss else loss * 0
 
-    def _window(self, pipeline: Pipeline, micro_batches: Sequence[MicroBatch]) -> Tensor:
+    def _window(self, pipeline: Pipeline, full: Sequence[MicroBatch]) -> Tensor:
         if not self._model.training:
             self._model.train()
-        count = self._global_count(micro_batches)
-        full = self._filled(micro_batches)
+        count = self._global_count(full)
         batches = [self._to_device(batch.tensors) for batch in full]
         total = torch.zeros((), device=self._device)
         self._scaler.scale(total)  # makes the scale, on stages without a loss too
@@ -188,6 +189,8 @@ class MeshEngine(EagerEngine):
     def _filled(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
         """With micro-batches that do not count, where the schedule wants more: as many as stages, or a multiple."""
         stages, have = self._config.pp, len(micro_batches)
+        if stages == 1:
+            return list(micro_batches)
         wanted = {"gpipe": have, "1f1b": max(have, stages), "zero_bubble": -(-have // stages) * stages}
         missing = wanted[self._config.schedule] - have
         return [*micro_batches, *[MicroBatch(micro_batches[0].tensors, counts=False)] * missing]

@@ -22,7 +22,7 @@ def _mesh(world: dist.ProcessGroup, device_type: str, degrees: tuple[tuple[str, 
     names, sizes = zip(*degrees, strict=True)
     mesh = init_device_mesh(device_type, sizes, mesh_dim_names=names)
     if {"dp", "cp"} <= set(names):
-        mesh["dp", "cp"]._flatten("data")  # what fully_shard and replicate work on
+        mesh["dp", "cp"]._flatten("data")  # what parameters are sharded or replicated over
     return mesh
 
 
