@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-SECONDS = 300  # a rank that hangs is a failure, not a test that never ends
+SECONDS = 900  # a rank that hangs is a failure, not a test that never ends
 
 
 class RankPool:

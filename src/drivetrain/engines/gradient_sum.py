@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from drivetrain.engines.state import local_part
+from drivetrain.engines.state import local_part, place_gradient
 
 BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's; the first bucket is smaller there too, to begin early
 FIRST_BUCKET_BYTES = 2**20
@@ -28,6 +28,8 @@ class _Bucket:
 
     def start(self) -> None:
         """Parameters without a gradient take part with zeros; the numbers at the end say who had one."""
+        for parameter in self.parameters:
+            place_gradient(parameter)
         like = local_part(self.parameters[0])
         parts = [
             torch.zeros_like(local_part(p)).flatten() if p.grad is None else local_part(p.grad).flatten()

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from drivetrain.engines.state import gathered, load_optimizer_state, local_part, optimizer_state, placed_as
+from drivetrain.engines.state import (
+    gathered,
+    load_optimizer_state,
+    local_part,
+    optimizer_state,
+    place_gradient,
+    placed_as,
+)
 from drivetrain.ranks import Ranks
 
 
@@ -37,11 +44,8 @@ class Held(nn.Module):
 
     def take_gradients(self) -> None:
         for parameter, own in self._pairs.values():
-            gradient = parameter.grad
-            if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
-                placed = gradient.redistribute(placements=parameter.placements)  # itself where they agree
-                gradient = parameter.grad = cast(Tensor, placed)
-            own.grad = None if gradient is None else local_part(gradient)
+            place_gradient(parameter)
+            own.grad = None if parameter.grad is None else local_part(parameter.grad)
 
     def clear_gradients(self) -> None:
         for parameter, own in self._pairs.values():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,14 @@ def placed_as(whole: Tensor, held: Tensor) -> Tensor:
     if not isinstance(held, DTensor):
         return whole
     return distribute_tensor(whole.to(held.device), held.device_mesh, held.placements, src_data_rank=None)
+
+
+def place_gradient(parameter: Tensor) -> None:
+    """Sharded as its parameter is, in place; DTensor leaves sums over ranks to whoever needs them."""
+    gradient = parameter.grad
+    if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
+        placed = gradient.redistribute(placements=parameter.placements)  # itself where they agree
+        parameter.grad = cast(Tensor, placed)
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
