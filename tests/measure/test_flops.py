@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from drivetrain.measure.flops import FlopCount
 from drivetrain.measure.memory import TensorPeak
@@ -42,3 +45,23 @@ def test_counts_inside_the_memory_meter_are_the_same() -> None:
     with TensorPeak(), FlopCount() as inside:
         layer(inputs)
     assert inside.total == alone.total == pytest.approx(2 * 8 * 32 * 64)
+
+
+@pytest.mark.parametrize("function", [F.silu, F.gelu, F.mish, F.relu, torch.tanh, F.softplus, F.hardswish])
+@pytest.mark.parametrize("inference", [False, True])
+def test_counting_changes_no_bit(function: Callable[[torch.Tensor], torch.Tensor], inference: bool) -> None:
+    def computed() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Linear(33, 65), nn.LayerNorm(65), nn.RMSNorm(65))
+        inputs = torch.randn(7, 33)
+        with torch.inference_mode(inference):
+            found = F.softmax(function(layers(inputs)) @ torch.randn(65, 5), dim=-1)
+        if not inference:
+            found.square().sum().backward()
+        return [found, *(p.grad for p in layers.parameters() if p.grad is not None)]
+
+    expected = computed()
+    with FlopCount() as count:
+        found = computed()
+    assert count.total > 0
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

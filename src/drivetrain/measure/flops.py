@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._C import DispatchKey
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
@@ -44,10 +46,20 @@ class FlopCount(TorchDispatchMode):
         kwargs = kwargs or {}
         formula = _FORMULAS.get(func._overloadpacket)
         if formula is None:
-            with self:
-                parts = func.decompose(*args, **kwargs)
-            return func(*args, **kwargs) if parts is NotImplemented else parts
+            return func(*args, **kwargs) if _has_kernel(func) else self._parts(func, args, kwargs)
         result = func(*args, **kwargs)
         with self._one_at_a_time:
             self.total += formula(*args, **kwargs, out_val=result)
         return result
+
+    def _parts(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an operator is made of, that products in it are counted."""
+        with self:
+            found = func.decompose(*args, **kwargs)
+        return func(*args, **kwargs) if found is NotImplemented else found
+
+
+@functools.cache
+def _has_kernel(func: Any) -> bool:
+    """Of its own: its parts would round otherwise (silu_backward), and what is counted must not change."""
+    return bool(func.has_kernel_for_dispatch_key(DispatchKey.CPU) or func.has_kernel_for_dispatch_key(DispatchKey.CUDA))
