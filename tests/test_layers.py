@@ -18,10 +18,11 @@ LAYERS = [
     ["errors", "__init__"],
     ["imports", "config"],
     ["hardware", "environment", "emulation", "rng", "signals", "ranks", "low_bit", "builds"],
+    ["memory"],
     ["precision", "data", "models", "optim", "folder"],
     ["measure"],
     ["workloads"],
-    ["memory", "workload_rules"],
+    ["workload_rules"],
     ["engines", "tracking", "checkpoint"],
     ["report"],
     ["loop", "assemble"],
@@ -37,8 +38,11 @@ LAYERS = [
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # heavy or optional packages, and who alone may import them
 OWNERS = {
-    "transformers": {"models", "data/tokenised.py", "engines/context_parallel.py"},
-    "tokenizers": {"data/tokenised.py"},
+    "transformers": {
+        *("models", "data/tokenised.py", "data/token_cache.py", "engines/context_parallel.py"),
+        *("data/language/chat.py", "data/language/vocabularies.py"),
+    },
+    "tokenizers": {"data/tokenised.py", "data/token_cache.py", "data/language/vocabularies.py"},
     "datasets": {"data/tables.py", "data/image_tables.py"},
     "tensorboard": {"tracking/tensorboard.py"},
     "pynvml": {"measure/utilisation.py", "compare/live.py"},
@@ -48,7 +52,7 @@ OWNERS = {
     "PIL": {"data"},
     "rich": {"cli.py", "show.py", "doctor.py", "tracking/progress.py", "compare/live.py", "compare/table.py"},
     "matplotlib": {"compare/plots.py", "compare/page.py"},
-    "jinja2": {"compare/page.py"},
+    "jinja2": {"compare/page.py", "data/language/chat.py"},
     "filelock": {"compare/runner.py", "engines/native.py"},
     "typer": {"cli.py"},
     "safetensors": {"checkpoint", "models"},

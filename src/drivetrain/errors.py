@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,3 +48,17 @@ class RankError(RuntimeError):
 def problem(field: str, why: str, fix: str) -> UserError:
     """A UserError with a single problem."""
     return UserError([Problem(field, why, fix)])
+
+
+def together(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """The results of all calls, or one UserError with all their problems."""
+    results: list[T] = []
+    problems: list[Problem] = []
+    for call in calls:
+        try:
+            results.append(call())
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(problems)
+    return results

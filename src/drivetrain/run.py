@@ -100,7 +100,7 @@ def prepare(folder: RunFolder, config: RunConfig, machine: Machine, resume: bool
 
 def _train(parts: Parts, resume: bool) -> RunReport:
     config, workload, engine, ranks, events = parts.config, parts.workload, parts.engine, parts.ranks, parts.events
-    order = GlobalOrder(len(workload.train), config.global_batch, config.seed)
+    order = order_of(config, workload)
     mine = window_slice(config, parts.machine, workload, engine)
     _check_shares(order, mine, engine, ranks)
     total_steps = total_steps_of(config, order)
@@ -135,6 +135,10 @@ def _train(parts: Parts, resume: bool) -> RunReport:
     return report
 
 
+def order_of(config: RunConfig, workload: Workload) -> GlobalOrder:
+    return GlobalOrder(len(workload.train), config.global_batch, config.seed, workload.mixture, workload.shuffle_buffer)
+
+
 def total_steps_of(config: RunConfig, order: GlobalOrder) -> int:
     if config.loop.steps is not None:
         return config.loop.steps
@@ -146,7 +150,9 @@ def window_slice(config: RunConfig, machine: Machine, workload: Workload, engine
     """How this rank cuts its part out of each global batch."""
     lengths = None
     if workload.lengths is not None and workload.splits_batches:
-        lengths = Lengths(np.asarray(workload.lengths), MICRO_BATCH_TOKENS[machine.device])
+        lengths = Lengths(
+            np.asarray(workload.lengths), MICRO_BATCH_TOKENS[machine.device], workload.packs, config.micro_batch_tokens
+        )
     return Slice(engine.data_rank, engine.data_world, config.micro_batch, lengths)
 
 
@@ -170,7 +176,8 @@ def evaluate(config: RunConfig, workload: Workload, engine: Engine) -> dict[str,
         engine.data_rank,
         engine.data_world,
     )
-    return engine.evaluate(batches, workload.metrics())
+    values = engine.evaluate(batches, workload.metrics())
+    return {**values, **workload.derived(values)}
 
 
 def _started(parts: Parts, total_steps: int, progress: Progress) -> RunStarted:

@@ -40,6 +40,9 @@ def _batch(run: RunConfig, workload: Workload) -> Iterator[Problem]:
             f"{run.micro_batch_size} < the batch ({batch}), but this loss does not decompose over samples",
             "leave micro_batch_size out",
         )
+    if run.micro_batch_tokens is not None and workload.lengths is None:
+        why = "the lengths of samples are not known before they are read, or all are the same"
+        yield Problem("micro_batch_tokens", why, "give micro_batch_size instead")
     if not workload.splits_batches and run.data_parallel_size > 1:
         yield Problem(
             "engine",

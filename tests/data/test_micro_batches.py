@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivetrain.data.micro_batches import Lengths, Slice, best_cuts, rank_share
+from drivetrain.data.micro_batches import Lengths, Slice, best_cuts, packs, rank_share
 
 worlds, bounds = st.integers(1, 5), st.integers(1, 60)
 
@@ -77,3 +77,30 @@ def test_large_batches_are_cut_in_reasonable_time_and_well() -> None:
     tokens = np.sort(np.random.default_rng(0).integers(1, 2000, 4096))
     found = best_cuts(tokens, most=8, bound=4096)
     assert found[8].padded_tokens < 1.15 * tokens.sum()
+
+
+@given(
+    st.lists(st.integers(1, 300), min_size=1, max_size=60),
+    st.integers(1, 4),
+    st.integers(1, 16),
+    st.one_of(st.none(), st.integers(50, 900)),
+    st.booleans(),
+)
+def test_packed_or_padded_every_sample_is_in_one_micro_batch_and_ranks_have_equally_many_within_both_bounds(
+    lengths: list[int], world: int, bound: int, most: int | None, packed: bool
+) -> None:
+    tokens, indices = np.array(lengths), np.arange(len(lengths))
+    of_ranks = [Slice(rank, world, bound, Lengths(tokens, 10, packed, most)).pieces(indices) for rank in range(world)]
+    assert sorted(int(i) for pieces in of_ranks for piece in pieces for i in piece) == indices.tolist()
+    assert len({len(pieces) for pieces in of_ranks}) == 1
+    for piece in (piece for pieces in of_ranks for piece in pieces):
+        size = int(tokens[piece].sum()) if packed else len(piece) * int(tokens[piece].max(initial=0))
+        assert len(piece) <= bound
+        if len(lengths) % world == 0:  # else a share is a sample short and may have to be cut evenly
+            assert most is None or size <= most or len(piece) == 1
+
+
+def test_packs_hold_nearly_as_many_tokens_each() -> None:
+    tokens = np.random.default_rng(0).integers(20, 500, 64)
+    loads = [int(tokens[pack].sum()) for pack in packs(tokens, 4, 64)]
+    assert max(loads) < 1.05 * min(loads)

@@ -191,3 +191,10 @@ def test_what_is_no_tokenizer_is_refused(
         Path(name).write_bytes(content)
     with pytest.raises(UserError, match=f"workload.model.tokenizer: .*{said}"):
         load_tokenizer(name, "workload.model.tokenizer")
+
+
+def test_gpt2s_files_as_openai_published_them_give_its_published_ids(shared_data: Path) -> None:
+    tokenizer = load_tokenizer(str(shared_data / "vocab" / "gpt2-bpe"), "F")
+    assert tokenizer("Hello world")["input_ids"] == [15496, 995]  # OpenAI's encoder.py gives these
+    assert tokenizer.decode(tokenizer("  a\n\tb é 你").input_ids) == "  a\n\tb é 你"
+    assert tokenizer.eos_token_id == 50256 == len(tokenizer) - 1

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from drivetrain.checkpoint.directory import MANIFEST
 from drivetrain.compare.axes import Axis, Choice, choices
 from drivetrain.config import rules
+from drivetrain.config.language import LanguageModel
 from drivetrain.config.load import load
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
@@ -120,7 +121,11 @@ def _files(run: RunConfig, job: Job) -> list[str]:
     weights = [] if job.checkpoint is None else [_hash(Path(job.checkpoint) / MANIFEST)]  # names all files of it
     if isinstance(workload, UserModule):
         return [_hash(workload.path), *weights]
-    paths = [Path(given) for given in (workload.data.train, workload.data.evaluation) if given is not None]
+    if isinstance(workload, LanguageModel):
+        sources = [*workload.data.train, *(workload.data.evaluation or [])]
+        paths = [Path(source.path) for source in sources]
+    else:
+        paths = [Path(given) for given in (workload.data.train, workload.data.evaluation) if given is not None]
     return [f"{path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths if path.is_file()] + weights
 
 

@@ -19,7 +19,7 @@ from drivetrain.errors import Problem, UserError, problem
 
 DRIVER = ["engine", "driver"]  # its fields are those of engine, and are written in full
 UNION_TAGS = {  # what pydantic puts into a location to tell which kind of block it tried
-    "workload": ("image_classification", "text_classification", "module"),
+    "workload": ("image_classification", "text_classification", "language_model", "module"),
     "engine": tuple(ENGINES),
     "driver": tuple(ENGINES),
 }

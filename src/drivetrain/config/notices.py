@@ -7,8 +7,10 @@ from typing import Any
 
 from drivetrain.config.engine import AccelerateEngine, DeepspeedEngine, FsdpEngine, driving, label, traits
 from drivetrain.config.engine_rules import foreign, is_default, is_read
+from drivetrain.config.language import LanguageModel
 from drivetrain.config.machine import Machine
 from drivetrain.config.precision import Precision
+from drivetrain.config.resolve import needs_rows
 from drivetrain.config.run import RunConfig
 from drivetrain.config.workload import UserModule
 
@@ -58,6 +60,8 @@ def _spread(run: RunConfig, machine: Machine) -> Iterator[str]:
         yield f"{run.processes} processes share {machine.cpu_cores} cores: they wait for one another"
     if machine.device == "cpu" and _offloads(engine):
         yield "offloading saves nothing here: on a CPU run everything is in CPU memory already"
+    if isinstance(run.workload, LanguageModel) and run.workload.stage == "sft" and needs_rows(run):
+        yield f"batches are padded, not packed: engine={name} needs each sample in a row of its own; same result"
     if isinstance(run.engine, AccelerateEngine) and engine.name != "ddp" and machine.device == "cpu":
         yield f"Accelerate has no {engine.name} between CPUs: it is told that they are GPUs; what it made is checked"
 

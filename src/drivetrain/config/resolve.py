@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from drivetrain.config.engine import DpEngine
 from drivetrain.config.engine_rules import foreign, is_read
+from drivetrain.config.language import LanguageModel
 from drivetrain.config.machine import Machine
 from drivetrain.config.mesh import MeshEngine
 from drivetrain.config.run import RunConfig
@@ -17,7 +19,21 @@ Block = TypeVar("Block", bound=BaseModel)
 
 def resolved(run: RunConfig, machine: Machine) -> RunConfig:
     """What the run file leaves out: as a foreign configuration says; processes else one a GPU."""
-    run = adopted(run)
+    run = _with_processes(adopted(run), machine)
+    data = run.workload.data if isinstance(run.workload, LanguageModel) else None
+    if data is None or not data.packing or not needs_rows(run):
+        return run
+    padded = run.workload.model_copy(update={"data": data.model_copy(update={"packing": False})})
+    return run.model_copy(update={"workload": padded})
+
+
+def needs_rows(run: RunConfig) -> bool:
+    """Whether each sample has to be a row of its own: dp deals rows to its replicas, cp cuts each of them."""
+    cuts = isinstance(run.engine, MeshEngine) and run.engine.cp > 1
+    return cuts or (isinstance(run.engine, DpEngine) and run.devices > 1)
+
+
+def _with_processes(run: RunConfig, machine: Machine) -> RunConfig:
     if run.processes is not None or run.engine.name == "single":
         return run
     for _, found in foreign(run):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from drivetrain.config.engine import traits
 from drivetrain.config.engine_rules import engine_problems, engine_problems_here
+from drivetrain.config.language import LanguageData, LanguageModel
 from drivetrain.config.machine import Machine
 from drivetrain.config.resolve import resolved
 from drivetrain.config.run import RunConfig
@@ -144,6 +145,9 @@ def _paths(run: RunConfig) -> Iterator[Problem]:
     if isinstance(run.workload, UserModule):
         yield from _missing("workload.path", run.workload.path)
         return
+    if isinstance(run.workload, LanguageModel):
+        yield from _language_paths(run.workload.data)
+        return
     data = run.workload.data
     is_hub = isinstance(run.workload, ImageClassification) and run.workload.data.source == "hub"
     if isinstance(run.workload, ImageClassification):
@@ -158,6 +162,17 @@ def _paths(run: RunConfig) -> Iterator[Problem]:
     for field, path in (("train", data.train), ("evaluation", data.evaluation)):
         if path is not None and not is_hub and not looks_like_hub_id(path):
             yield from _missing(f"workload.data.{field}", Path(path))
+
+
+def _language_paths(data: LanguageData) -> Iterator[Problem]:
+    """With a registry, what a name stands for is known once it is read."""
+    if data.registry is not None:
+        yield from _missing("workload.data.registry", data.registry)
+        return
+    for field, sources in (("train", data.train), ("evaluation", data.evaluation or [])):
+        for source in sources:
+            if not looks_like_hub_id(source.path):
+                yield from _missing(f"workload.data.{field}", Path(source.path).expanduser())
 
 
 def looks_like_hub_id(path: str) -> bool:

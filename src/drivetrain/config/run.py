@@ -36,6 +36,7 @@ class RunConfig(Frozen):
     batch_size: int | None = doc("Samples of one step over all devices: the global batch", None, gt=0)
     batch_size_per_device: int | None = doc("The same given a device; give one of the two", None, gt=0)
     micro_batch_size: int | None = doc("Samples one device runs at once; more are accumulated", None, gt=0)
+    micro_batch_tokens: int | None = doc("Tokens one device runs at once; more are accumulated", None, gt=0)
 
     loop: training.Loop = doc("Length of the run")
     optimizer: training.Optimizer = doc("Optimizer", training.Optimizer())

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from drivetrain.config.base import Frozen, doc
+from drivetrain.config.language import LanguageModel
 
 
 class ImageModel(Frozen):
@@ -72,27 +73,6 @@ class TextClassification(Frozen):
     type: Literal["text_classification"] = doc("Task", "text_classification")
     model: TextModel = doc("Model to train")
     data: TextData = doc("Texts and labels")
-
-
-class LanguageModelModel(Frozen):
-    path: str | None = doc("Transformers causal language model to start from: a local folder or a hub id", None)
-    config: dict[str, Any] | None = doc(
-        "Transformers config of a model made from scratch: model_type and its fields", None
-    )
-    tokenizer: str = doc("bytes (256 ids, one a byte), a tokenizer folder or a hub id", "bytes")
-
-
-class PlainText(Frozen):
-    train: str = doc("Text file, UTF-8")
-    evaluation: str | None = doc("Evaluation text; the end of train if left out", None)
-    evaluation_fraction: float = doc("Share of train held out when evaluation is not given", 0.1, gt=0, lt=1)
-    length: int = doc("Tokens of one sample", 256, gt=1)
-
-
-class LanguageModel(Frozen):
-    type: Literal["language_model"] = doc("Task", "language_model")
-    model: LanguageModelModel = doc("Model to train")
-    data: PlainText = doc("Text")
 
 
 class UserModule(Frozen):

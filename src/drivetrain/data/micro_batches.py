@@ -7,6 +7,7 @@ like lengths need as little, but are no random ones: docs/speed.md says what tha
 
 from __future__ import annotations
 
+import heapq
 import math
 from dataclasses import dataclass
 
@@ -23,10 +24,16 @@ def rank_share(indices: np.ndarray, data_rank: int, data_world: int) -> np.ndarr
 
 @dataclass(frozen=True)
 class Lengths:
-    """Of each sample, and what a micro-batch costs beside its (padded) tokens, in tokens."""
+    """Of each sample, and what a micro-batch costs beside its (padded) tokens, in tokens.
+
+    packed: samples are laid end to end, so that a micro-batch has as many tokens as they have together.
+    most: tokens of a micro-batch, unless one sample has more.
+    """
 
     tokens: np.ndarray
     overhead: int
+    packed: bool = False
+    most: int | None = None
 
 
 @dataclass(frozen=True)
@@ -48,21 +55,39 @@ class Slice:
             return np.array_split(share, self._fewest(len(indices)))
         tokens = self.lengths.tokens
         by_length = indices[np.argsort(tokens[indices], kind="stable")]
-        first, mine = (rank_share(by_length, rank, self.data_world) for rank in (0, self.data_rank))
-        count = self._best_count(tokens[first], self._fewest(len(indices)))
-        found = best_cuts(tokens[mine], count, self.micro_batch_size).get(count)
+        shares = [rank_share(by_length, rank, self.data_world) for rank in range(self.data_world)]
+        mine = shares[self.data_rank]
+        if self.lengths.packed:
+            count = max(fewest_packs(tokens[share], self.micro_batch_size, self.lengths.most) for share in shares)
+            return [mine[pack] for pack in packs(tokens[mine], count, self.micro_batch_size)]
+        count = self._best_count([tokens[share] for share in shares], self._fewest(len(indices)))
+        found = best_cuts(tokens[mine], count, self.micro_batch_size, self._most_tokens).get(count)
         return np.array_split(mine, count) if found is None else np.split(mine, found.cuts)
 
     def _fewest(self, num_samples: int) -> int:
         """Micro-batches that the largest share needs at least."""
         return math.ceil(math.ceil(num_samples / self.data_world) / self.micro_batch_size)
 
-    def _best_count(self, tokens: np.ndarray, fewest: int) -> int:
-        """How many cost least; read off the first rank's share, which every rank knows."""
+    @property
+    def _most_tokens(self) -> float:
+        return math.inf if self.lengths is None or self.lengths.most is None else self.lengths.most
+
+    def _best_count(self, shares: list[np.ndarray], fewest: int) -> int:
+        """How many cost least; read off the first rank's share, which every rank knows. shares: lengths, by rank.
+
+        A bound in tokens has to be kept by all of them, and may ask for more.
+        """
         assert self.lengths is not None
-        found = best_cuts(tokens, fewest + MOST_MORE, self.micro_batch_size)
-        costs = {count: cut.padded_tokens + count * self.lengths.overhead for count, cut in found.items()}
-        return min(costs, key=lambda count: costs[count], default=fewest)
+        first, others = shares[0], shares[1:] if self.lengths.most is not None else []
+        for least in range(fewest, len(first) + 1, MOST_MORE):
+            found = best_cuts(first, least + MOST_MORE, self.micro_batch_size, self._most_tokens)
+            costs = {count: cut.padded_tokens + count * self.lengths.overhead for count, cut in found.items()}
+            for other in others:
+                can = best_cuts(other, least + MOST_MORE, self.micro_batch_size, self._most_tokens)
+                costs = {count: cost for count, cost in costs.items() if count in can}
+            if costs:
+                return min(costs, key=lambda count: costs[count])
+        return max(fewest, len(first) if others else fewest)
 
 
 @dataclass(frozen=True)
@@ -71,19 +96,20 @@ class BestCut:
     cuts: list[int]
 
 
-def best_cuts(tokens: np.ndarray, most: int, bound: int) -> dict[int, BestCut]:
+def best_cuts(tokens: np.ndarray, most: int, bound: int, most_tokens: float = math.inf) -> dict[int, BestCut]:
     """Ascending lengths → for each number of pieces up to `most`, where to cut for the fewest padded tokens.
 
-    No piece is empty or has more than `bound` samples; numbers for which that cannot be had are left out. Dynamic
-    programming over the pieces.
+    No piece is empty, has more than `bound` samples, or more than `most_tokens` padded tokens unless it is one sample;
+    numbers for which that cannot be had are left out. Dynamic programming over the pieces.
     """
     total = len(tokens)
     if not total:
         return {}
     ends = np.unique([*range(0, total, math.ceil(total / MOST_CANDIDATES)), total])
     sizes = ends[None, :] - ends[:, None]  # (start, end)
-    allowed = (sizes > 0) & (sizes <= bound)
-    piece = np.where(allowed, sizes * tokens[np.maximum(ends, 1) - 1][None, :], np.inf)
+    padded = sizes * tokens[np.maximum(ends, 1) - 1][None, :]
+    allowed = (sizes > 0) & (sizes <= bound) & ((padded <= most_tokens) | (sizes == 1))
+    piece = np.where(allowed, padded, np.inf)
     cost = piece[0]
     starts: list[np.ndarray] = []
     found: dict[int, BestCut] = {}
@@ -103,3 +129,32 @@ def _traced(ends: np.ndarray, starts: list[np.ndarray]) -> list[int]:
         end = int(start[end])
         cuts.append(int(ends[end]))
     return cuts[::-1]
+
+
+def packs(tokens: np.ndarray, count: int, bound: int) -> list[np.ndarray]:
+    """Positions dealt to `count` packs of at most `bound` samples and nearly equal tokens.
+
+    The longest first, each to the pack that has least (Graham 1969, LPT).
+    """
+    loads: list[tuple[int, int]] = [(0, number) for number in range(count)]
+    members: list[list[int]] = [[] for _ in range(count)]
+    for position in np.argsort(-tokens, kind="stable").tolist():
+        load, number = heapq.heappop(loads)
+        members[number].append(position)
+        if len(members[number]) < bound:
+            heapq.heappush(loads, (load + int(tokens[position]), number))
+    return [np.array(sorted(each), dtype=np.int64) for each in members]
+
+
+def fewest_packs(tokens: np.ndarray, bound: int, most: int | None) -> int:
+    """The least number for which `packs` keeps both bounds, but for samples that have more tokens alone."""
+    count = max(1, math.ceil(len(tokens) / bound))
+    if most is None or not len(tokens):
+        return count
+    count = max(count, math.ceil(int(tokens.sum()) / most))
+    while count < len(tokens):
+        loads = [(len(pack), int(tokens[pack].sum())) for pack in packs(tokens, count, bound)]
+        if all(load <= most or size == 1 for size, load in loads):
+            break
+        count += 1
+    return count

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from drivetrain.errors import problem
+from drivetrain.errors import UserError, problem
 
 READERS = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 
@@ -30,8 +30,9 @@ def read_table(
     path: a file, or a hub id where there is no such file. UserError, on `field`, for what cannot be read or is empty.
     """
     file = Path(path)
-    if not file.exists() and _may_be_hub_id(path):
-        return _from_hub(path, field, subset, split)
+    if not file.exists() and may_be_hub_id(path):
+        from_the_hub: pd.DataFrame = load_from_hub(path, field, subset, split).to_pandas()
+        return from_the_hub
     if not file.is_file():
         why = f"{path} is a folder, not a file" if file.is_dir() else f"{path} does not exist"
         raise problem(field, why, f"paths are taken from the current folder, {Path.cwd()}")
@@ -42,13 +43,7 @@ def read_table(
     try:
         table = _read(file, header)
     except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        guess = guess_encoding(error.object)
-        raise problem(
-            field,
-            f"{path} is not UTF-8: line {line} cannot be read; it looks like {guess}",
-            f"convert it: iconv -f {guess} -t UTF-8 {file.name} > utf8-{file.name}",
-        ) from None
+        raise not_utf8(error, path, field) from None
     except Exception as error:  # pandas and pyarrow raise many kinds
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise problem(field, f"{path} cannot be read: {reason}", "correct the file") from None
@@ -166,6 +161,18 @@ def _json_lines(text: str) -> Iterator[dict[str, Any]]:
             yield row
 
 
+def not_utf8(error: UnicodeDecodeError, path: str, field: str, first_line: int = 1) -> UserError:
+    """first_line: of the file, where what could not be decoded begins."""
+    line = error.object.count(b"\n", 0, error.start) + first_line
+    guess = guess_encoding(error.object)
+    name = Path(path).name
+    return problem(
+        field,
+        f"{path} is not UTF-8: line {line} cannot be read; it looks like {guess}",
+        f"convert it: iconv -f {guess} -t UTF-8 {name} > utf8-{name}",
+    )
+
+
 def guess_encoding(data: bytes) -> str:
     """The likely encoding of a text that is not UTF-8, by the name that iconv takes."""
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
@@ -179,17 +186,19 @@ def guess_encoding(data: bytes) -> str:
     return "WINDOWS-1252"
 
 
-def _may_be_hub_id(path: str) -> bool:
+def may_be_hub_id(path: str) -> bool:
+    """Whether a path that is not there can be meant as the id of a data set on the hub."""
     given = Path(path)
     named = path.startswith((".", "/", "~")) or given.suffix.lower() in {*READERS, ".txt", ".zip", ".gz"}
     return not named and len(given.parts) <= 2
 
 
-def _from_hub(name: str, field: str, subset: str | None, split: str) -> pd.DataFrame:
+def load_from_hub(name: str, field: str, subset: str | None, split: str, **options: Any) -> Any:
+    """One split as the package datasets has it. options: more of its `load_dataset`. UserError if it cannot be had."""
     datasets = import_datasets(field, f"{name} is no file here, and ")
     try:
         _check_reachable(name, datasets)
-        table: pd.DataFrame = datasets.load_dataset(name, subset, split=split).to_pandas()
+        return datasets.load_dataset(name, subset, split=split, **options)
     except Exception as error:  # network, missing data set, missing split: many kinds
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise problem(
@@ -197,7 +206,6 @@ def _from_hub(name: str, field: str, subset: str | None, split: str) -> pd.DataF
             f"{name} is no file here and cannot be had from the hub: {reason}",
             "correct the path; or, without a network, download the data elsewhere and give the file",
         ) from error
-    return table
 
 
 def _check_reachable(name: str, datasets: Any) -> None:

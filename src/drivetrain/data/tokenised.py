@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from drivetrain.data.token_cache import Arrays, cached, content_key
 from drivetrain.errors import problem
-
-FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -31,6 +28,11 @@ class Tokens:
     def lengths(self) -> np.ndarray:
         return np.diff(self.offsets)
 
+    @property
+    def arrays(self) -> Arrays:
+        segments = {} if self.segments is None else {"segments": self.segments}
+        return {"ids": self.ids, "offsets": self.offsets, "truncated": np.array(self.truncated), **segments}
+
 
 def load_tokenizer(given: str, field: str) -> Any:
     """A fast Transformers tokenizer from a folder, a hub id, or a bare WordPiece vocab.txt (BERT's)."""
@@ -39,6 +41,8 @@ def load_tokenizer(given: str, field: str) -> Any:
     path = Path(given).expanduser()
     if path.is_file():
         return _word_piece(path, field)
+    if (path / "encoder.json").is_file() and (path / "vocab.bpe").is_file():
+        return _as_published_by_openai(path)
     not_a_hub_id = given.startswith((".", "/", "~")) or len(path.parts) > 2 or path.suffix in {".txt", ".json"}
     if not_a_hub_id and not path.is_dir():
         raise problem(field, f"{given} does not exist", f"paths are taken from the current folder, {Path.cwd()}")
@@ -57,13 +61,13 @@ def tokenise(
     tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int, cache: Path | None
 ) -> tuple[Tokens, str | None]:
     """Tokens of the texts, from the cache if it holds them. Returns a warning too if the cache cannot be used."""
-    folder = cache or _default_cache()
-    file = folder / f"{_content_key(tokenizer, texts, pairs, max_length)}.npz"
-    cached, damage = _read(file, len(texts))
-    if cached is not None:
-        return cached, None
-    tokens = _tokenise(tokenizer, texts, pairs, max_length)
-    return tokens, _write(file, tokens) or damage
+    key = content_key([max_length, pairs is not None, tokenizer.truncation_side], tokenizer, (*texts, *(pairs or ())))
+
+    def whole(held: Arrays) -> bool:
+        return len(held["offsets"]) == len(texts) + 1 and held["offsets"][-1] == len(held["ids"])
+
+    held, warning = cached(cache, key, lambda: _tokenise(tokenizer, texts, pairs, max_length).arrays, whole)
+    return Tokens(held["ids"], held["offsets"], held.get("segments"), int(held["truncated"])), warning
 
 
 def _tokenise(tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int) -> Tokens:
@@ -125,69 +129,12 @@ def _word_piece(path: Path, field: str) -> Any:
     return BertTokenizerFast(vocab={token: number for number, token in enumerate(vocabulary)}, do_lower_case=not cased)
 
 
-# --- the cache -------------------------------------------------------------------------------------------------------
+def _as_published_by_openai(folder: Path) -> Any:
+    """GPT-2's byte-level BPE under the file names of its first publication. Its last token ends a text."""
+    from transformers import GPT2TokenizerFast
 
-
-def _content_key(tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int) -> str:
-    import tokenizers
-    import transformers
-
-    versions = [tokenizers.__version__, transformers.__version__]
-    shape = [max_length, pairs is not None, tokenizer.truncation_side]
-    digest = hashlib.blake2b(digest_size=20)
-    digest.update(json.dumps([FORMAT, versions, shape, _identity(tokenizer)]).encode())
-    for text in (*texts, *(pairs or ())):
-        encoded = text.encode("utf-8", "surrogatepass")
-        digest.update(len(encoded).to_bytes(8, "little"))  # or ["ab", "c"] would be ["a", "bc"]
-        digest.update(encoded)
-    return digest.hexdigest()
-
-
-def _identity(tokenizer: Any) -> str:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:  # a slow tokenizer
-        return f"{type(tokenizer).__name__} {sorted(tokenizer.get_vocab().items())} {tokenizer.init_kwargs}"
-    content = json.loads(backend.to_str())
-    # every call leaves its own here: with them the same texts would have another key the second time
-    content.pop("truncation", None)
-    content.pop("padding", None)
-    return json.dumps(content)
-
-
-def _default_cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(home) if home else Path("~/.cache").expanduser()) / "drivetrain" / "tokenised"
-
-
-def _read(file: Path, count: int) -> tuple[Tokens | None, str | None]:
-    """(tokens, None), or (None, None) if it is not there, or (None, what is wrong with it)."""
-    try:
-        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as held:  # checks a CRC of each array
-            segments = held.get("segments")
-            tokens = Tokens(held["ids"], held["offsets"], segments, int(held["truncated"]))
-        if len(tokens.offsets) != count + 1 or tokens.offsets[-1] != len(tokens.ids):
-            raise ValueError("its parts do not fit together")
-    except FileNotFoundError:
-        return None, None
-    except Exception as error:  # damage shows itself as nearly anything
-        return None, f"the token cache {file} was damaged ({type(error).__name__}) and is made again"
-    return tokens, None
-
-
-def _write(file: Path, tokens: Tokens) -> str | None:
-    """Aside, then renamed, so that no reader sees half a file. Returns a warning if that fails."""
-    aside = file.with_suffix(f".{os.getpid()}.partial")
-    arrays: dict[str, Any] = {"ids": tokens.ids, "offsets": tokens.offsets, "truncated": np.int64(tokens.truncated)}
-    if tokens.segments is not None:
-        arrays["segments"] = tokens.segments
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with aside.open("wb") as opened:
-                np.savez(opened, **arrays)
-            aside.replace(file)
-        finally:
-            aside.unlink(missing_ok=True)
-    except OSError as error:
-        return f"tokens could not be cached in {file.parent} ({error.strerror}); they are made again next time"
-    return None
+    merges = [tuple(line.split()) for line in (folder / "vocab.bpe").read_text("utf-8").split("\n")[1:] if line]
+    vocabulary = json.loads((folder / "encoder.json").read_text("utf-8"))
+    tokenizer = GPT2TokenizerFast(vocab=vocabulary, merges=merges)
+    tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer

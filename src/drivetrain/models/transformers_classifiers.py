@@ -36,6 +36,7 @@ def build_classifier(
     labels: Sequence[str],
     field: str,
     warn: Warn = LOG.warning,
+    overrides: Mapping[str, Any] | None = None,
 ) -> nn.Module:
     """A Transformers classifier over `labels`, in fp32, in evaluation mode if loaded and training mode if made.
 
@@ -44,13 +45,28 @@ def build_classifier(
     config: `model_type` and the fields of its Transformers config, for a random start from torch's global generator.
     field: the run-file path of the model block (workload.model), which problems name.
     warn: is told what of a loaded model starts at random, such as a head over other classes.
+    overrides: fields of a loaded model's config that are to be others.
 
     Raises UserError with everything that is wrong with the path or the config.
     """
     assert (path is None) != (config is None), "rules.check lets exactly one of path and config pass"
     if path is not None:
-        return _load(auto_class, path, labels, f"{field}.path", warn)
+        return _load(auto_class, path, labels, f"{field}.path", warn, overrides or {})
     return _make(auto_class, config or {}, labels, f"{field}.config")
+
+
+def config_of(path: str | None, given: Mapping[str, Any] | None, field: str) -> Any:
+    """The Transformers config that `build_classifier` would take, without building anything."""
+    import transformers
+
+    if path is None:
+        fields = dict(given or {})
+        return transformers.CONFIG_MAPPING[fields.pop("model_type")](**fields)
+    path, local = located(path, field)
+    try:
+        return transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except Exception as error:  # OSError for what is missing, others for what is broken
+        raise unloadable(path, local, f"{field}.path", error) from error
 
 
 # --- from a config ---------------------------------------------------------------------------------------------------
@@ -165,7 +181,9 @@ def _refusal(config_class: type, given: Mapping[str, Any]) -> str | None:
 # --- from weights ----------------------------------------------------------------------------------------------------
 
 
-def _load(auto_class: str, path: str, labels: Sequence[str], field: str, warn: Warn) -> nn.Module:
+def _load(
+    auto_class: str, path: str, labels: Sequence[str], field: str, warn: Warn, overrides: Mapping[str, Any]
+) -> nn.Module:
     import transformers
 
     auto = getattr(transformers, auto_class)
@@ -186,6 +204,7 @@ def _load(auto_class: str, path: str, labels: Sequence[str], field: str, warn: W
                 ignore_mismatched_sizes=True,  # a head over other classes is replaced, and said below
                 output_loading_info=True,
                 **_label_maps(labels),
+                **overrides,
             )
         except UserError:
             raise

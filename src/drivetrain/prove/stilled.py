@@ -75,6 +75,13 @@ class Stilled(Workload):
         return self._inner.lengths
 
     @property
+    def packs(self) -> bool:
+        return self._inner.packs
+
+    def derived(self, values: Mapping[str, float]) -> dict[str, float]:
+        return self._inner.derived(values)
+
+    @property
     def layout(self) -> Layout:
         return self._inner.layout
 

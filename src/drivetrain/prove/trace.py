@@ -18,14 +18,13 @@ from drivetrain.checkpointing import RunCheckpoints
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.data.loader import training_windows
-from drivetrain.data.order import GlobalOrder
 from drivetrain.engines.base import Engine
 from drivetrain.loop import Progress
 from drivetrain.optim import lr_factor
 from drivetrain.precision import arithmetic
 from drivetrain.prove.stilled import Stilled, without_dropout
 from drivetrain.ranks import Ranks
-from drivetrain.run import evaluate, total_steps_of, window_slice
+from drivetrain.run import evaluate, order_of, total_steps_of, window_slice
 from drivetrain.tracking.events import Event
 from drivetrain.workload_rules import best_metric
 from drivetrain.workloads.base import Samples
@@ -96,7 +95,7 @@ class _Tracer:
             number = EVALUATION_BATCHES * run.evaluation_batch + run.evaluation_batch // 2 + 1
             evaluation = _First(inner.evaluation, number)
         self._workload = Stilled(inner, self._samples, evaluation)
-        self._order = GlobalOrder(len(inner.train), run.global_batch, run.seed)
+        self._order = order_of(run, inner)
 
     def traced(self, resume: bool) -> Trace:
         engine = self._engine()

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from drivetrain.data.order import Part
+
 Batch = dict[str, Tensor]
 
 
@@ -94,6 +96,11 @@ class Workload(ABC):
     def metrics(self) -> Mapping[str, Metric]:
         """Fresh torchmetrics, each taking (predictions, targets). `loss` is added by the loop."""
 
+    def derived(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Further metrics that follow from the loss and the metrics of a whole evaluation."""
+        del values
+        return {}
+
     @property
     @abstractmethod
     def best_metric(self) -> BestMetric:
@@ -110,6 +117,21 @@ class Workload(ABC):
         """Length of each training sample if batches should be cut by it into micro-batches, else None."""
 
     @property
+    def packs(self) -> bool:
+        """Whether `collate` lays samples end to end, so that none needs padding."""
+        return False
+
+    @property
+    def mixture(self) -> Sequence[Part] | None:
+        """Parts of the training samples that are taken by weight; None where each is taken once an epoch."""
+        return None
+
+    @property
+    def shuffle_buffer(self) -> int | None:
+        """Neighbours among which training samples may be shuffled; None where any may come at any time."""
+        return None
+
+    @property
     def layout(self) -> Layout:
         return Layout()
 
@@ -123,6 +145,11 @@ class Workload(ABC):
     @abstractmethod
     def facts(self) -> dict[str, Any]:
         """What the report says of the data: samples, classes, rows dropped and why (JSON-able)."""
+
+    @property
+    def data_report(self) -> Mapping[str, Any]:
+        """What `drivetrain data` tells (JSON-able)."""
+        return self.facts
 
     @property
     @abstractmethod

@@ -1,8 +1,9 @@
-"""The next token of plain text: any AutoModelForCausalLM."""
+"""Language models: the next token of texts, or the replies of conversations. Any AutoModelForCausalLM."""
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,112 +14,109 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-from drivetrain.config.workload import LanguageModel
-from drivetrain.data.plain_text import BYTES, TextWindows, read_ids
-from drivetrain.data.tokenised import load_tokenizer
-from drivetrain.errors import problem
-from drivetrain.models.transformers_classifiers import build_classifier, config_accepts
+from drivetrain.config.language import LanguageModel
+from drivetrain.data.language.samples import JoinedSamples, Sample, TokenSamples
+from drivetrain.data.order import Part
+from drivetrain.models.packed_attention import PackedAttention
 from drivetrain.workloads.base import Batch, BestMetric, NamedSamples, Outputs, Workload
+from drivetrain.workloads.language_build import build_language_model
+from drivetrain.workloads.language_data import LanguageReader
+from drivetrain.workloads.language_report import data_report
 
 IGNORED = -100
 
 
 class LanguageModelWorkload(Workload):
-    train: TextWindows
-    evaluation: TextWindows
+    train: JoinedSamples
+    evaluation: JoinedSamples | None
 
     def __init__(self, config: LanguageModel, seed: int) -> None:
-        del seed  # windows are cut, not drawn
-        self._config = config
-        self._warnings: list[str] = []
-        given = config.model.tokenizer
-        self._tokenizer = None if given == "bytes" else load_tokenizer(given, "workload.model.tokenizer")
-        data = config.data
-        ids = self._ids(data.train, "workload.data.train")
-        if data.evaluation is None:
-            kept = len(ids) - round(len(ids) * data.evaluation_fraction)
-            ids, held_out = ids[:kept], ids[kept:]
-        else:
-            held_out = self._ids(data.evaluation, "workload.data.evaluation")
-        self.train = self._windows(ids, data.train, "workload.data.train")
-        self.evaluation = self._windows(held_out, data.evaluation or data.train, "workload.data.evaluation")
-
-    def _ids(self, path: str, field: str) -> np.ndarray:
-        return read_ids(Path(path).expanduser(), self._tokenizer, field)
-
-    def _windows(self, ids: np.ndarray, path: str, field: str) -> TextWindows:
-        windows = TextWindows(ids, self._config.data.length, Path(path).name)
-        if not len(windows):
-            raise problem(field, f"{path} has {len(ids)} tokens for it, and two are the least", "give a longer text")
-        return windows
-
-    @property
-    def _vocabulary(self) -> int:
-        return BYTES if self._tokenizer is None else len(self._tokenizer)
+        self._config, self._reader = config, LanguageReader(config, seed)
+        found = self._reader.read()
+        self.train, self.evaluation, self._parts = found.train, found.evaluation, found.parts
+        self._wants_packing = config.stage == "sft" and config.data.packing
+        self._packed: PackedAttention | None = None
 
     def build_model(self) -> nn.Module:
-        model = self._config.model
-        config = model.config
-        if config is not None and config_accepts(config, "vocab_size"):
-            config = {"vocab_size": self._vocabulary, **config}
-        built = build_classifier(
-            "AutoModelForCausalLM", model.path, config, (), "workload.model", self._warnings.append
-        )
-        known = built.get_input_embeddings().num_embeddings  # type: ignore[operator]
-        if known < self._vocabulary:
-            why = f"vocab_size ({known}) < the tokenizer's tokens ({self._vocabulary})"
-            raise problem("workload.model", why, "leave vocab_size out, or give the model's own tokenizer")
-        accepted = inspect.signature(built.forward).parameters
+        built = build_language_model(self._config, self._reader, self._wants_packing)
+        self._head, self._packed = built.head, built.packed
+        for note in built.notes:
+            self._reader.warn(note)
+        accepted = inspect.signature(built.model.forward).parameters
         self._inputs = {"input_ids", "position_ids"} & accepted.keys()
         self._extra = {"use_cache": False} if "use_cache" in accepted else {}
-        return built
+        return built.model
 
-    def collate(self, samples: Sequence[np.ndarray]) -> Batch:
-        """input_ids, position_ids, targets: (B, T), int64. Windows cut short are padded, without targets."""
-        length = max(len(ids) for ids in samples) - 1
-        inputs = np.zeros((len(samples), length), dtype=np.int64)
-        targets = np.full((len(samples), length), IGNORED, dtype=np.int64)
-        for row, ids in enumerate(samples):
-            inputs[row, : len(ids) - 1], targets[row, : len(ids) - 1] = ids[:-1], ids[1:]
-        positions = np.broadcast_to(np.arange(length), inputs.shape).copy()
-        return {k: torch.from_numpy(v) for k, v in zip(self.by_position, (inputs, positions, targets), strict=True)}
+    # --- batches -----------------------------------------------------------------------------------------------------
+
+    def collate(self, samples: Sequence[Sample]) -> Batch:
+        """input_ids, position_ids, targets: (B, T), int64. Padded at the end, without targets; or, packed, one row of
+        all samples end to end (1, total), in which positions begin again with each."""
+        inputs = [ids[:-1] for ids, _ in samples]
+        targets = [np.where(trained[1:], ids[1:], IGNORED) for ids, trained in samples]
+        if self._packed is not None:
+            positions = [np.arange(len(each)) for each in inputs]
+            joined = zip(self.by_position, (inputs, positions, targets), strict=True)
+            return {name: torch.from_numpy(np.concatenate(each).astype(np.int64))[None] for name, each in joined}
+        length = max(map(len, inputs))
+        table = np.zeros((3, len(samples), length), dtype=np.int64)
+        table[1], table[2] = np.arange(length), IGNORED
+        for number, (own, goals) in enumerate(zip(inputs, targets, strict=True)):
+            table[0, number, : len(own)], table[2, number, : len(own)] = own, goals
+        return {name: torch.from_numpy(rows) for name, rows in zip(self.by_position, table, strict=True)}
 
     @property
     def by_position(self) -> Mapping[str, int]:
         return {"input_ids": 0, "position_ids": 0, "targets": IGNORED}
 
-    def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        """(B, T, vocabulary)."""
-        logits: Tensor = model(**{name: batch[name] for name in self._inputs}, **self._extra).logits
-        return logits
-
     def count(self, batch: Batch) -> int:
         return int((batch["targets"] != IGNORED).sum())
 
+    def _given(self, batch: Batch) -> dict[str, Any]:
+        return {**{name: batch[name] for name in self._inputs}, **self._extra}
+
+    # --- loss and metrics --------------------------------------------------------------------------------------------
+
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
-        return _cross_entropy(self._logits(model, batch), batch["targets"])
+        return self._head.loss_sum(model, self._given(batch), batch["targets"])
 
     def outputs(self, model: nn.Module, batch: Batch) -> Outputs:
-        logits = self._logits(model, batch)
-        loss = _cross_entropy(logits, batch["targets"])
-        return Outputs(loss, self.count(batch), logits.argmax(-1), batch["targets"])
+        targets = batch["targets"]
+        losses, likeliest = self._head.losses_and_argmax(model, self._given(batch), targets)
+        return Outputs(losses.sum(), self.count(batch), likeliest, targets[targets != IGNORED])
 
     def predict(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
-        """Of each window its loss and its tokens."""
-        logits, targets = self._logits(model, batch).float(), batch["targets"]
-        losses = nn.functional.cross_entropy(logits.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
-        counts = (targets != IGNORED).sum(1)
-        pairs = zip((losses.sum(1) / counts).tolist(), counts.tolist(), strict=True)
+        """Of each sample its loss and its targets."""
+        targets = batch["targets"]
+        losses, _ = self._head.losses_and_argmax(model, self._given(batch), targets)
+        sample_of = self._sample_of(batch)
+        rows, samples = sample_of[targets != IGNORED], int(sample_of.max()) + 1
+        counts = torch.bincount(rows, minlength=samples)
+        sums = torch.zeros(samples, dtype=torch.float64, device=losses.device).index_add_(0, rows, losses.double())
+        pairs = zip((sums / counts.clamp(min=1)).tolist(), counts.tolist(), strict=True)
         return [{"loss": round(loss, 6), "tokens": count} for loss, count in pairs]
 
+    def _sample_of(self, batch: Batch) -> Tensor:
+        """(B, T), the number of the sample at each place."""
+        if self._packed is not None:
+            return (batch["position_ids"] == 0).cumsum(1) - 1
+        rows = torch.arange(len(batch["targets"]), device=batch["targets"].device)
+        return rows[:, None].expand_as(batch["targets"])
+
     def metrics(self) -> Mapping[str, Metric]:
-        """token_accuracy: share of tokens that are the likeliest."""
-        accuracy = MulticlassAccuracy(self._vocabulary, average="micro", ignore_index=IGNORED, validate_args=False)
-        return {"token_accuracy": accuracy}
+        """token_accuracy: share of targets that are the likeliest token."""
+        size = len(self._reader.tokenizer)
+        return {"token_accuracy": MulticlassAccuracy(size, average="micro", ignore_index=IGNORED, validate_args=False)}
+
+    def derived(self, values: Mapping[str, float]) -> dict[str, float]:
+        """perplexity: exp of the loss per target."""
+        return {"perplexity": math.exp(min(values["loss"], 700.0))}
 
     @property
     def best_metric(self) -> BestMetric:
         return BestMetric("loss", higher_is_better=False)
+
+    # --- how batches may be cut --------------------------------------------------------------------------------------
 
     @property
     def splits_batches(self) -> bool:
@@ -126,31 +124,51 @@ class LanguageModelWorkload(Workload):
 
     @property
     def lengths(self) -> Sequence[int] | None:
-        return None
+        known = [part.lengths for part in self.train.parts if isinstance(part, TokenSamples)]
+        if len(known) < len(self.train.parts) or not (self.packs or self._config.data.group_by_length):
+            return None
+        return [int(length) - 1 for lengths in known for length in lengths]
+
+    @property
+    def packs(self) -> bool:
+        return self._packed is not None
+
+    @property
+    def mixture(self) -> Sequence[Part] | None:
+        return self._parts
+
+    @property
+    def shuffle_buffer(self) -> int | None:
+        return self._config.data.stream_buffer if self._config.data.stream else None
+
+    # --- what is told and kept ---------------------------------------------------------------------------------------
 
     @property
     def facts(self) -> dict[str, Any]:
+        accounts = [account for account in self._reader.accounts if not account.for_evaluation]
         return {
+            "stage": self._config.stage,
             "train_samples": len(self.train),
-            "evaluation_samples": len(self.evaluation),
+            "evaluation_samples": 0 if self.evaluation is None else len(self.evaluation),
             "length": self._config.data.length,
-            "vocabulary": self._vocabulary,
+            "vocabulary": len(self._reader.tokenizer),
+            "rows_dropped": sum(len(account.bad) + account.too_long + account.without_target for account in accounts),
+            "packed": self.packs,
         }
 
     @property
+    def data_report(self) -> Mapping[str, Any]:
+        return data_report(self._config, self._reader, self.train, self.evaluation)
+
+    @property
     def warnings(self) -> Sequence[str]:
-        return self._warnings
+        return self._reader.warnings
 
     def prediction_samples(self, path: str | None) -> NamedSamples:
-        return self.evaluation if path is None else self._windows(self._ids(path, "--data"), path, "--data")
+        if path is not None:
+            return self._reader.read_more(path, "--data")
+        return self.train if self.evaluation is None else self.evaluation
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         model.config.save_pretrained(folder)  # type: ignore[union-attr, operator]
-        if self._tokenizer is not None:
-            self._tokenizer.save_pretrained(folder)
-
-
-def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(
-        logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
-    )
+        self._reader.tokenizer.save_pretrained(folder)

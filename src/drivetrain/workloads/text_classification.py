@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from drivetrain.config.workload import TextClassification, TextData
 from drivetrain.data.split import evenly, stratified_split
 from drivetrain.data.texts import Texts, class_names, encode, read_texts
 from drivetrain.data.tokenised import Tokens, load_tokenizer, tokenise
-from drivetrain.errors import Problem, UserError, problem
+from drivetrain.errors import Problem, UserError, problem, together
 from drivetrain.models.transformers_classifiers import build_classifier, config_accepts
 from drivetrain.workloads.base import Batch, BestMetric, NamedSamples, Outputs, Workload
 from drivetrain.workloads.classification import (
@@ -51,7 +51,7 @@ class TextClassificationWorkload(Workload):
     def __init__(self, config: TextClassification, seed: int) -> None:
         self._config, self._seed = config, seed
         self._warnings: list[str] = []
-        self._tokenizer, (train, evaluation) = _together(self._load_tokenizer, lambda: self._read(config.data))
+        self._tokenizer, (train, evaluation) = together([self._load_tokenizer, lambda: self._read(config.data)])
         self._classes = class_names(train.labels.tolist(), "workload.data.label_column")
         self.train = self._samples(train, "train")
         self.evaluation = self._samples(evaluation, "evaluation")
@@ -73,9 +73,11 @@ class TextClassificationWorkload(Workload):
             train, evaluation = train.take(parts[0]), train.take(parts[1])
         else:
             given = data.evaluation
-            train, evaluation = _together(
-                lambda: read_texts(data, data.train, "workload.data.train"),
-                lambda: read_texts(data, given, "workload.data.evaluation", split="test"),
+            train, evaluation = together(
+                [
+                    lambda: read_texts(data, data.train, "workload.data.train"),
+                    lambda: read_texts(data, given, "workload.data.evaluation", split="test"),
+                ]
             )
             self._dropped = train.without_text + evaluation.without_text
             self._warn_of_shared(train, evaluation)
@@ -238,20 +240,6 @@ class TextClassificationWorkload(Workload):
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         model.config.save_pretrained(folder)  # type: ignore[union-attr, operator]
         self._tokenizer.save_pretrained(folder)
-
-
-def _together(*calls: Callable[[], Any]) -> list[Any]:
-    """The results of all calls, or one UserError with all their problems."""
-    results: list[Any] = []
-    problems: list[Problem] = []
-    for call in calls:
-        try:
-            results.append(call())
-        except UserError as error:
-            problems += error.problems
-    if problems:
-        raise UserError(problems)
-    return results
 
 
 def _joined(texts: Texts) -> Iterable[Any]:

@@ -1,0 +1,93 @@
+"""Language models: what is trained, on which texts or conversations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+
+from drivetrain.config.base import Frozen, doc
+
+
+class LanguageModelModel(Frozen):
+    path: str | None = doc("Transformers causal language model to start from: a local folder or a hub id", None)
+    config: dict[str, Any] | None = doc(
+        "Transformers config of a model made from scratch: model_type and its fields", None
+    )
+    tokenizer: str | None = doc(
+        "A folder or hub id; bytes, characters or bpe are made from the training data. "
+        "Left out, model.path's, or bytes from scratch",
+        None,
+    )
+    vocabulary_size: int | None = doc("Tokens of a bpe tokenizer", None, gt=256)
+    resize_vocabulary: bool = doc("Add rows to the embedding for tokens that the tokenizer has beyond them", False)
+    attention: Literal["auto", "eager", "sdpa", "flash", "flex"] = doc(
+        "Attention kernel; auto takes the quickest that is installed", "auto"
+    )
+    rope_scaling: dict[str, Any] | None = doc(
+        "Longer contexts: {type: linear, dynamic, yarn or llama3, factor: ...}", None
+    )
+    train_last_blocks: int | None = doc("Train the last blocks only, so many, and freeze the rest", None, gt=0)
+    neftune_alpha: float | None = doc("Noise on the embeddings while training (NEFTune); 5 is usual", None, gt=0)
+    fused_loss: bool = doc(
+        "Compute head and loss in pieces, without ever holding all logits: less memory at large vocabularies", False
+    )
+
+
+class DataSource(Frozen):
+    """One data set of a mixture."""
+
+    path: str = doc("A file, a folder of files, a name in the registry, or a hub id")
+    formatting: Literal["auto", "text", "alpaca", "sharegpt", "openai"] = doc(
+        "What a row holds; auto looks at the first rows", "auto"
+    )
+    columns: dict[str, str] = doc("Names of columns as LLaMA-Factory gives them: {prompt: ..., response: ...}", {})
+    tags: dict[str, str] = doc("Names inside a message as LLaMA-Factory gives them: {role_tag: ...}", {})
+    subset: str | None = doc("Hub only: the subset (configuration)", None)
+    split: str = doc("Hub only: the split", "train")
+    folder: str | None = doc("Hub only: the folder inside the data set", None)
+    samples: int | None = doc("Use this many rows, drawn at random", None, gt=0)
+    weight: float | None = doc(
+        "Share of the samples, relative to the other data sets'; left out, every row once", None, gt=0
+    )
+    replace: dict[str, str] = doc("Texts put in the place of others, such as {'{{name}}': Ada}", {})
+
+
+def _sources(given: Any) -> Any:
+    """A path, a block, or a list of either."""
+    listed = given if isinstance(given, list) else [given]
+    return [{"path": each} if isinstance(each, str) else each for each in listed]
+
+
+Sources = Annotated[list[DataSource], BeforeValidator(_sources)]
+
+
+class LanguageData(Frozen):
+    train: Sources = doc("A file, folder, registered name or hub id; a block with more to say; or a list of them")
+    evaluation: Sources | None = doc("Evaluation data, same form; held out of train if left out", None)
+    evaluation_fraction: float = doc("Share of train held out when evaluation is not given", 0.1, gt=0, lt=1)
+    registry: Path | None = doc("LLaMA-Factory's dataset_info.json, or its folder: data sets by name", None)
+    length: int = doc("Tokens of a sample: of each window of text, at most of a conversation", 256, gt=1)
+    template: str | None = doc(
+        "Chat template: alpaca, chatml, plain, vicuna or a Jinja file; left out, the tokenizer's", None
+    )
+    train_on: Literal["responses", "last_response", "all"] = doc("sft: the tokens that are targets", "responses")
+    too_long: Literal["truncate", "drop", "error"] = doc("sft: what to do with a sample of more tokens", "truncate")
+    bad_rows: Literal["error", "drop"] = doc(
+        "Rows that cannot be used: refuse them all at once, or leave them out", "error"
+    )
+    packing: bool = doc("sft: lay the samples of a micro-batch end to end, without padding; same result", True)
+    group_by_length: bool = doc("sft without packing: cut batches into micro-batches of like length", True)
+    stream: bool = doc("Read and tokenise rows when they are needed; shuffled within stream_buffer", False)
+    stream_buffer: int = doc("Rows shuffled together in a stream", 10_000, gt=0)
+    cache: Path | None = doc("Folder for tokenised data; left out, drivetrain's folder in the user's cache", None)
+
+
+class LanguageModel(Frozen):
+    type: Literal["language_model"] = doc("Task", "language_model")
+    stage: Literal["pretrain", "sft"] = doc(
+        "pretrain: the next token of texts; sft: the replies of conversations (supervised fine-tuning)", "pretrain"
+    )
+    model: LanguageModelModel = doc("Model to train")
+    data: LanguageData = doc("Texts or conversations")

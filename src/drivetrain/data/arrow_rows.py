@@ -1,0 +1,158 @@
+"""Rows of parquet and Arrow files, a piece (row group or record batch) at a time where they are streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet as pq
+
+from drivetrain.errors import UserError, problem
+
+FILE_MAGIC = b"ARROW1"  # of an IPC file; an IPC stream has none
+
+
+class ArrowRows:
+    """Rows of consecutive pieces of the given sizes. The last piece that was needed stays in memory.
+
+    read_piece: number → table or record batch. It opens the file anew, so that forked processes share no position.
+    """
+
+    def __init__(
+        self, path: Path, name: str, field: str, sizes: Sequence[int], read_piece: Callable[[int], Any]
+    ) -> None:
+        self._path, self._name, self._field = path, name, field
+        self._starts = np.cumsum([0, *sizes])
+        self._read_piece = read_piece
+        self._held: tuple[int, Any] | None = None
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def read(self, start: int, stop: int) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        stop = min(stop, len(self))
+        while start < stop:
+            number = int(np.searchsorted(self._starts, start, side="right")) - 1
+            end = min(stop, int(self._starts[number + 1]))
+            try:
+                piece = self._piece(number).slice(start - int(self._starts[number]), end - start)
+                rows += piece.to_pylist()
+            except Exception as error:  # pyarrow raises many kinds; what is damaged may be any part of the file
+                raise _unreadable(self._path, self._field, error, f" at {self.where(start)}") from None
+            start = end
+        return rows
+
+    def where(self, index: int) -> str:
+        return f"{self._name} row {index + 1}"
+
+    def _piece(self, number: int) -> Any:
+        held = self._held
+        if held is None or held[0] != number:
+            self._held = held = (number, self._read_piece(number))
+        return held[1]
+
+
+def read_parquet(path: Path, name: str, field: str, stream: bool) -> ArrowRows:
+    """Streamed by row groups. UserError if it is no parquet file, or cut short."""
+    try:
+        with pq.ParquetFile(path) as opened:
+            names = opened.schema_arrow.names
+            sizes, read_piece = _row_groups(path, opened.metadata) if stream else _one_piece(opened.read())
+    except Exception as error:  # pyarrow raises many kinds
+        raise _unreadable(path, field, error) from None
+    _refuse_twins(names, path, field)
+    return ArrowRows(path, name, field, sizes, read_piece)
+
+
+def read_arrow(path: Path, name: str, field: str, stream: bool) -> ArrowRows:
+    """An IPC file (Feather 2 too) or IPC stream, streamed by record batches.
+
+    A stream with dictionaries is read whole: its batches cannot be read without those before them.
+    """
+    try:
+        with path.open("rb") as opened:
+            is_file = opened.read(len(FILE_MAGIC)) == FILE_MAGIC
+        opener, batches = (pa.ipc.open_file, _file_batches) if is_file else (pa.ipc.open_stream, _stream_batches)
+        with pa.memory_map(str(path)) as source, opener(source) as reader:
+            schema = reader.schema
+            whole = not stream or (not is_file and "dictionary<" in str(schema))
+            sizes, read_piece = _one_piece(reader.read_all()) if whole else batches(path, schema)
+    except Exception as error:  # pyarrow raises many kinds
+        raise _unreadable(path, field, error) from None
+    _refuse_twins(schema.names, path, field)
+    return ArrowRows(path, name, field, sizes, read_piece)
+
+
+# --- sizes of a file's pieces, and a reader of one -------------------------------------------------------------------
+
+Pieces = tuple[list[int], Callable[[int], Any]]
+
+
+def _one_piece(table: Any) -> Pieces:
+    return [table.num_rows], partial(_table, table)
+
+
+def _table(table: Any, number: int) -> Any:
+    del number  # the only one
+    return table
+
+
+def _row_groups(path: Path, metadata: Any) -> Pieces:
+    sizes = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+    return sizes, partial(_row_group, path, metadata)
+
+
+def _row_group(path: Path, metadata: Any, number: int) -> Any:
+    with pq.ParquetFile(path, metadata=metadata) as opened:
+        return opened.read_row_group(number)
+
+
+def _file_batches(path: Path, schema: Any) -> Pieces:
+    del schema  # the file says it again
+    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+        sizes = [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)]
+    return sizes, partial(_file_batch, path)
+
+
+def _file_batch(path: Path, number: int) -> Any:
+    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+        return reader.get_batch(number)
+
+
+def _stream_batches(path: Path, schema: Any) -> Pieces:
+    """A stream has no table of contents: one pass over its headers makes it."""
+    places: list[int] = []
+    sizes: list[int] = []
+    with pa.memory_map(str(path)) as source:
+        pa.ipc.read_message(source)  # the schema
+        while True:
+            place = source.tell()
+            try:
+                message = pa.ipc.read_message(source)
+            except EOFError:
+                return sizes, partial(_stream_batch, path, schema, places)
+            places.append(place)
+            sizes.append(pa.ipc.read_record_batch(message, schema).num_rows)
+
+
+def _stream_batch(path: Path, schema: Any, places: Sequence[int], number: int) -> Any:
+    with pa.memory_map(str(path)) as source:
+        source.seek(places[number])
+        return pa.ipc.read_record_batch(pa.ipc.read_message(source), schema)
+
+
+def _refuse_twins(names: Sequence[str], path: Path, field: str) -> None:
+    twins = sorted({name for name in names if names.count(name) > 1})
+    if twins:
+        raise problem(field, f"{path} has two columns {twins[0]!r}", "name each column differently")
+
+
+def _unreadable(path: Path, field: str, error: Exception, place: str = "") -> UserError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    return problem(field, f"{path} cannot be read{place}: {reason}", "is the file whole? Copy or download it again")

@@ -1,0 +1,74 @@
+"""Rows of data sets on the Hugging Face hub, through the optional package datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from drivetrain.data.tables import load_from_hub
+from drivetrain.errors import RunError, problem
+
+
+def open_hub(
+    name: str, field: str, subset: str | None, split: str, folder: str | None, stream: bool
+) -> HubRows | StreamedHubRows:
+    """One split. UserError if it cannot be had, is empty, or, streamed, does not say how many rows it has."""
+    dataset = load_from_hub(name, field, subset, split, data_dir=folder, streaming=stream)
+    if not stream:
+        if not len(dataset):
+            raise problem(field, f"{name} has no rows in its split {split}", "choose another split or data set")
+        return HubRows(name, dataset)
+    told = (dataset.info.splits or {}).get(split)
+    if told is None or not told.num_examples:
+        fix = "download it (stream: false), or name a whole split"
+        raise problem(field, f"{name} does not say how many rows its split {split} has, as a stream must", fix)
+    return StreamedHubRows(name, dataset, told.num_examples)
+
+
+class HubRows:
+    """Of a data set that was downloaded; datasets maps its files into memory."""
+
+    def __init__(self, name: str, dataset: Any) -> None:
+        self._name, self._dataset = name, dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def read(self, start: int, stop: int) -> list[dict[str, Any]]:
+        columns: dict[str, list[Any]] = self._dataset[start : min(stop, len(self))]
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+    def where(self, index: int) -> str:
+        return f"{self._name} row {index + 1}"
+
+
+class StreamedHubRows:
+    """Of a data set that comes over the network as it is read. A step back starts anew and skips to the place."""
+
+    def __init__(self, name: str, dataset: Any, length: int) -> None:
+        self._name, self._dataset, self._length = name, dataset, length
+        self._coming: Iterator[dict[str, Any]] | None = None
+        self._place = 0  # of the row that comes next
+
+    def __len__(self) -> int:
+        return self._length
+
+    def read(self, start: int, stop: int) -> list[dict[str, Any]]:
+        """RunError if the network fails or the stream ends too early."""
+        wanted = max(0, min(stop, self._length) - start)
+        try:
+            if self._coming is None or self._place != start:
+                self._coming, self._place = iter(self._dataset.skip(start)), start
+            rows = list(islice(self._coming, wanted))
+        except Exception as error:  # network errors have no class in common
+            self._coming = None
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            raise RunError(f"rows {start + 1} to {start + wanted} of {self._name} did not come: {reason}") from error
+        self._place += len(rows)
+        if len(rows) < wanted:
+            raise RunError(f"{self._name} says that it has {self._length} rows, and ended after {self._place}")
+        return rows
+
+    def where(self, index: int) -> str:
+        return f"{self._name} row {index + 1}"

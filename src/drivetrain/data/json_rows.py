@@ -1,0 +1,197 @@
+"""Rows of JSON and JSON Lines files."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from drivetrain.data.tables import not_utf8
+from drivetrain.errors import UserError, problem
+
+Row = dict[str, Any]
+
+EVERY = 1_000  # rows between two remembered places of a streamed file
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class HeldRows:
+    """Rows in memory. numbers: (N,), where each stands in its file, from 1; None: one after the other."""
+
+    name: str
+    rows: Sequence[Row]
+    unit: str = "row"
+    numbers: Sequence[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, start: int, stop: int) -> list[Row]:
+        return list(self.rows[start:stop])
+
+    def where(self, index: int) -> str:
+        return f"{self.name} {self.unit} {index + 1 if self.numbers is None else self.numbers[index]}"
+
+
+def read_json(path: Path, name: str, field: str) -> HeldRows:
+    """A list of objects, or {"data": the list}, or JSON Lines by another name. UserError names row or line."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+        held = json.loads(text)
+    except UnicodeDecodeError as error:
+        raise not_utf8(error, str(path), field) from None
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data" and text.lstrip().startswith("{"):
+            return read_json_lines(path, name, field)
+        place = f"line {error.lineno}, column {error.colno}"
+        raise problem(field, f"{path} is broken JSON at {place}: {error.msg}", "correct the file") from None
+    except (RecursionError, ValueError) as error:  # ValueError: a number of thousands of digits
+        raise problem(field, f"{path} cannot be read as JSON: {error}", "correct the file") from None
+    rows = _only_list(held)
+    if rows is None:
+        fix = 'give a list of objects, {"data": [...]} with no other list, or one object a line in a .jsonl file'
+        raise problem(field, f"{path} holds no list of objects", fix)
+    escaped = "\\ud" in text.lower()
+    faults = ((number, _fault(row, escaped)) for number, row in enumerate(rows, start=1))
+    broken = [f"row {number} {fault}" for number, fault in faults if fault]
+    if broken:
+        raise _broken(broken, path, field)
+    return HeldRows(name, rows)
+
+
+def read_json_lines(path: Path, name: str, field: str) -> HeldRows:
+    """One object a line; blank lines do not count. UserError names the lines that hold none."""
+    rows: list[Row] = []
+    numbers, broken = array("q"), []
+    with path.open("rb") as opened:
+        for number, _, line in _lines(opened, 0):
+            try:
+                rows.append(_parse(line, number, path, field))
+                numbers.append(number)
+            except ValueError as error:
+                if isinstance(error, UserError):
+                    raise
+                broken.append(f"line {number} {error}")
+    if broken:
+        raise _broken(broken, path, field)
+    return HeldRows(name, rows, "line", numbers)
+
+
+class StreamedJsonLines:
+    """Rows of a file of any size: one pass remembers where every thousandth begins, the rest is read when asked for."""
+
+    def __init__(self, path: Path, name: str, field: str) -> None:
+        self._path, self._name, self._field = path, name, field
+        self._places: list[tuple[int, int, int]] = []  # row, its first byte (blank lines before it included), line - 1
+        self._length = 0
+        before = (0, 0)
+        with path.open("rb") as opened:
+            for number, end, _ in _lines(opened, 0):
+                if self._length % EVERY == 0:
+                    self._places.append((self._length, *before))
+                self._length += 1
+                before = (end, number)
+        self._next = (0, 0, 0)  # behind the last row that was read, as in _places
+        self._known: tuple[int, list[int]] = (0, [])  # the first of the rows read last, and the line of each
+
+    def __len__(self) -> int:
+        return self._length
+
+    def read(self, start: int, stop: int) -> list[Row]:
+        stop = min(stop, self._length)
+        rows: list[Row] = []
+        numbers: list[int] = []
+        broken: list[str] = []
+        for number, end, line in self._lines_from(start, stop):
+            numbers.append(number)
+            place = (start + len(numbers), end, number)
+            try:
+                rows.append(_parse(line, number, self._path, self._field))
+            except ValueError as error:
+                if isinstance(error, UserError):
+                    raise
+                broken.append(f"line {number} {error}")
+        if broken:
+            raise _broken(broken, self._path, self._field)
+        if len(rows) < stop - start:
+            why = f"{self._path} has fewer lines than when it was opened"
+            raise problem(self._field, why, "leave data alone while they are read")
+        if rows:
+            self._next, self._known = place, (start, numbers)
+        return rows
+
+    def where(self, index: int) -> str:
+        first, numbers = self._known
+        known = first <= index < first + len(numbers)
+        number = numbers[index - first] if known else next(self._lines_from(index, index + 1))[0]
+        return f"{self._name} line {number}"
+
+    def _lines_from(self, start: int, stop: int) -> Iterator[tuple[int, int, bytes]]:
+        """As `_lines`, of the rows start to stop - 1."""
+        if start >= stop:
+            return
+        place = self._places[start // EVERY]
+        row, offset, line = self._next if place[0] < self._next[0] <= start else place
+        with self._path.open("rb") as opened:  # anew each time: an open file's position is shared by forked processes
+            opened.seek(offset)
+            yield from islice(_lines(opened, line), start - row, stop - row)
+
+
+def _lines(opened: BinaryIO, line: int) -> Iterator[tuple[int, int, bytes]]:
+    """(number, end in bytes, content) of every line with content from here on; line: number of the one before.
+
+    Lines end at \\n alone: inside JSON no text holds one, while U+2028 and its like are part of texts.
+    """
+    end = opened.tell()
+    for number, content in enumerate(opened, start=line + 1):
+        mark = not end and content.startswith(BYTE_ORDER_MARK)
+        end += len(content)
+        stripped = (content[len(BYTE_ORDER_MARK) :] if mark else content).strip()
+        if stripped:
+            yield number, end, stripped
+
+
+def _parse(line: bytes, number: int, path: Path, field: str) -> Row:
+    """ValueError says what is wrong with the line; UserError if the whole file is of another encoding."""
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise not_utf8(error, str(path), field, number) from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is broken JSON: {error.msg} (column {error.colno})") from None
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    fault = _fault(row, escaped=b"\\ud" in line.lower())
+    if fault:
+        raise ValueError(fault)
+    assert isinstance(row, dict)
+    return row
+
+
+def _only_list(held: Any) -> list[Any] | None:
+    """The list that a JSON file is, or has as "data" and as nothing else; None if neither."""
+    if isinstance(held, dict) and sum(isinstance(value, list) for value in held.values()) == 1:
+        held = held.get("data")
+    return held if isinstance(held, list) else None
+
+
+def _fault(row: Any, escaped: bool) -> str | None:
+    """Why a row cannot be one, if so. escaped: whether its text escapes surrogates, so that a look is worth it."""
+    if not isinstance(row, dict):
+        return "holds no object"
+    if escaped:
+        try:
+            json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            return f"holds half a surrogate pair ({error.object[error.start]!a}), which is no character"
+    return None
+
+
+def _broken(faults: Sequence[str], path: Path, field: str) -> UserError:
+    shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
+    return problem(field, f"{path} cannot be read: {shown}", "correct or remove them")

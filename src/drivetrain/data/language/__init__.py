@@ -1,0 +1,1 @@
+"""Texts and conversations for language models, from rows to token ids."""

@@ -1,0 +1,311 @@
+"""Conversations → token ids, and which of them are targets: the assistant's.
+
+The text comes from the chat template, through the tokenizer's own apply_chat_template, as it will at inference. Whose
+each character is, is found by rendering again, once a reply: what the template writes for the messages before a reply,
+with the generation prompt, is what inference feeds; what follows it once the reply is there is what inference ought to
+generate. A template that marks replies itself ({% generation %}) is believed about where they begin and end.
+
+Some templates rewrite history (Qwen3 drops the reasoning of earlier turns): what a reply follows at inference is then
+no longer in the rendering of the whole conversation. It becomes several samples, each as inference sees it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+import jinja2
+import numpy as np
+
+from drivetrain.data.language.conversations import Conversation, Message
+from drivetrain.data.language.template_sources import template_text
+from drivetrain.errors import UserError, problem
+
+MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+CONTROL = re.compile(r"<\|\w[\w.-]*\|>|<｜[^｜\s]+｜>|<(?:start|end)_of_turn>")  # ChatML and Llama, DeepSeek, Gemma
+SERVES = "chatml has a place for it"
+AT_ONCE = 256  # texts a call of the tokenizer: their offsets are Python objects, which take much memory
+CHECKED = 200  # conversations of which the prompts are rendered and tokenised again
+
+TrainOn = Literal["responses", "last_response", "all"]
+Tools = Sequence[Mapping[str, Any]]
+
+
+class Span(NamedTuple):
+    """Characters that are targets, and of which message; of none (-1) where everything is."""
+
+    start: int
+    end: int
+    message: int
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """The text of one sample and its targets, in order."""
+
+    text: str
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True)
+class ConversationTokens:
+    """Token ids of N samples, end to end, none of them cut short.
+
+    ids: (total,) int32; targets: (total,) bool; offsets: (N + 1,) int64; origin: (N,) int64, index of the conversation.
+    """
+
+    ids: np.ndarray
+    targets: np.ndarray
+    offsets: np.ndarray
+    origin: np.ndarray
+    problems: tuple[tuple[str, str], ...]  # where, why: conversations without a sample
+    split_conversations: int  # that became several samples, because the template rewrites history
+    boundary_checked: int  # replies whose prompt was tokenised by itself, as inference does
+    boundary_mismatches: int  # of those, the ones where it has other ids there than in training
+
+
+class ChatTemplate:
+    """How a tokenizer's model is spoken to. name: for errors; text: the Jinja source.
+
+    source: None for the tokenizer's own, a shipped name, or the path of a .jinja file. UserError on `field` where there
+    is no such template, where it does not compile, and where the tokenizer cannot serve it.
+    """
+
+    def __init__(self, tokenizer: Any, source: str | None, field: str) -> None:
+        if not tokenizer.is_fast:
+            why = f"{type(tokenizer).__name__} is no fast tokenizer: it cannot tell which characters a token is of"
+            raise problem(field, why, "give a tokenizer that has a tokenizer.json")
+        self._tokenizer, self._field = tokenizer, field
+        self.name, self.text = template_text(tokenizer, source, field)
+        self._template = None if source is None else self.text  # None: Transformers picks one of several by the tools
+        self._marks = MARK.search(self.text) is not None
+        try:
+            self._render([Message("user", "a")], (), prompt=True)
+        except jinja2.TemplateSyntaxError as error:
+            why = f"{self.name} does not compile: line {error.lineno}: {error.message}"
+            raise problem(field, why, "correct the template") from None
+        except Exception:  # what the template thinks of a conversation is told of each
+            pass
+
+    def install(self) -> None:
+        """Leave the template with the tokenizer, so that it is saved with it and inference renders the same."""
+        if self._template is not None:
+            self._tokenizer.chat_template = self._template
+
+    def prompt_ids(self, conversation_so_far: Sequence[Message], tools: Tools = ()) -> list[int]:
+        """What inference feeds to have the next reply."""
+        text = self._render(conversation_so_far, tools, prompt=True)
+        return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def rendered(self, conversation: Conversation, train_on: TrainOn = "responses") -> list[Rendered]:
+        """The samples of a conversation: one, or several where the template rewrites history.
+
+        What follows the last trained reply is left out unless everything is trained. UserError if the template cannot
+        tell replies from prompts; other exceptions, the template's own among them, if this conversation does not suit.
+        """
+        replies = [index for index, message in enumerate(conversation.messages) if message.role == "assistant"]
+        if train_on == "all":
+            return [self._everything(conversation, replies)]
+        wanted = replies[-1:] if train_on == "last_response" else replies
+        trained = [reply for reply in wanted if conversation.messages[reply].trained]
+        if not trained:
+            raise _UnsuitableError("it has no reply to train on")
+        samples: list[Rendered] = []
+        for view in (self._view(conversation, reply) for reply in trained):
+            if samples and view.text.startswith(samples[-1].text[: samples[-1].spans[-1].end]):
+                view = Rendered(view.text, samples.pop().spans + view.spans)  # the earlier reply, as it was
+            samples.append(view)
+        return samples
+
+    def tokenised(self, conversations: Sequence[Conversation], train_on: TrainOn) -> ConversationTokens:
+        """Each rendering is tokenised once, whole. A token is a target if it starts within a target's characters, so
+        one that reaches from the prompt into the reply is none; `boundary_mismatches` counts those."""
+        samples, origin, problems = self._samples(conversations, train_on)
+        ids, targets, lengths, prompts = [], [], [], []
+        checked = range(0, len(conversations), -(-len(conversations) // CHECKED) or 1)
+        for sample, index, (of_sample, starts) in zip(samples, origin, self._encoded(samples), strict=True):
+            within = [(span.start <= starts) & (starts < span.end) for span in sample.spans]
+            ids.append(of_sample)
+            targets.append(np.any(within, axis=0))
+            lengths.append(len(of_sample))
+            if index in checked and train_on != "all":
+                prompts += self._prompts_agree(conversations[index], sample, of_sample, within)
+        return ConversationTokens(
+            ids=np.concatenate([np.zeros(0, np.int32), *ids]),
+            targets=np.concatenate([np.zeros(0, bool), *targets]),
+            offsets=np.cumsum([0, *lengths], dtype=np.int64),
+            origin=np.array(origin, dtype=np.int64),
+            problems=tuple(problems),
+            split_conversations=len({a for a, b in pairwise(origin) if a == b}),
+            boundary_checked=len(prompts),
+            boundary_mismatches=prompts.count(False),
+        )
+
+    def _samples(
+        self, conversations: Sequence[Conversation], train_on: TrainOn
+    ) -> tuple[list[Rendered], list[int], list[tuple[str, str]]]:
+        samples: list[Rendered] = []
+        origin: list[int] = []
+        problems: list[tuple[str, str]] = []
+        for index, conversation in enumerate(conversations):
+            try:
+                found = self.rendered(conversation, train_on)
+                for sample in found:
+                    sample.text.encode()  # half of a surrogate pair fails here, not in a batch with others
+            except UserError:
+                raise
+            except Exception as error:  # templates raise what they like
+                problems.append((conversation.where, self._reason(error)))
+                continue
+            samples += found
+            origin += [index] * len(found)
+        return samples, origin, problems
+
+    # --- one conversation --------------------------------------------------------------------------------------------
+
+    def _view(self, conversation: Conversation, reply: int) -> Rendered:
+        """A conversation up to a reply, with that reply's characters."""
+        before, tools = conversation.messages[:reply], conversation.tools
+        if not before:
+            raise _UnsuitableError("it begins with a reply, so that nothing prompts it")
+        prompt = self._render(before, tools, prompt=True)
+        text, marks = self._marked([*before, conversation.messages[reply]], tools)
+        continues = text.startswith(prompt)
+        shared = len(prompt) if continues else _first_difference(prompt, text)
+        own = [(max(start, shared) if continues else start, end) for start, end in marks if end > shared]
+        if not own and not continues:
+            why = f"{self.name} does not tell replies from prompts: for {conversation.where or 'a conversation'}, what"
+            why += f" it writes with reply {reply + 1} does not begin with what it writes before it, as a prompt"
+            raise problem(self._field, why, "choose chatml or another, or mark replies in it with {% generation %}")
+        own = own or [(shared, len(text))]
+        own[-1] = (own[-1][0], self._end_of_turn(text, *own[-1]))
+        last = max((place for place, message in enumerate(before) if message.role == "assistant"), default=-1)
+        self._check_complete([*before[:1], *before[last + 1 :]], tools, text)
+        said = "".join(text[start:end] for start, end in own)
+        self._check_complete([], conversation.messages[reply].tool_calls, said)
+        return Rendered(text, tuple(Span(start, end, reply) for start, end in own))
+
+    def _everything(self, conversation: Conversation, replies: Sequence[int]) -> Rendered:
+        text = self._render(conversation.messages, conversation.tools, prompt=False)
+        self._check_complete(conversation.messages, conversation.tools, text)
+        spans, start = [], 0
+        for reply in replies:
+            self._check_complete([], conversation.messages[reply].tool_calls, text)
+            if conversation.messages[reply].trained:
+                continue
+            view = self._view(conversation, reply)
+            if not text.startswith(view.text[: view.spans[-1].end]):
+                raise _UnsuitableError(f"reply {reply + 1} is not to be trained, but {self.name} rewrites it later")
+            for untrained in view.spans:
+                spans.append(Span(start, untrained.start, -1))
+                start = untrained.end
+        return Rendered(text, (*spans, Span(start, len(text), -1)))
+
+    def _end_of_turn(self, text: str, start: int, end: int) -> int:
+        """Without the white space after a special token: inference stops at the token."""
+        stripped = text[start:end].rstrip()
+        return start + len(stripped) if stripped.endswith(tuple(self._tokenizer.added_tokens_encoder)) else end
+
+    def _check_complete(self, messages: Sequence[Message], functions: Tools, text: str) -> None:
+        """Templates that know no tools, or no system messages, leave them out without a word. Of a message its longest
+        word is looked for, because some templates trim contents or write them as JSON."""
+        for message in messages:
+            words = re.findall(r"\w+", message.content[:500]) if message.role != "assistant" else []
+            if words and max(words, key=len) not in text:
+                raise _UnsuitableError(f"{self.name} leaves out the {message.role}'s message: {SERVES}")
+        for function in functions:
+            name = str(function.get("function", function).get("name", ""))
+            if name not in text:
+                raise _UnsuitableError(f"{self.name} leaves out the function {name}: {SERVES}")
+
+    def _render(self, messages: Sequence[Message], tools: Tools, prompt: bool) -> str:
+        text: str = self._tokenizer.apply_chat_template(
+            [message.as_template() for message in messages],
+            tools=[dict(tool) for tool in tools] or None,
+            chat_template=self._template,
+            add_generation_prompt=prompt,
+            tokenize=False,
+        )
+        return text
+
+    def _marked(self, messages: Sequence[Message], tools: Tools) -> tuple[str, list[tuple[int, int]]]:
+        """The text without a generation prompt, and the characters that the template marks."""
+        if not self._marks:
+            return self._render(messages, tools, prompt=False), []
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        texts, marks = render_jinja_template(  # apply_chat_template gives tokens' masks only, made of these
+            [[message.as_template() for message in messages]],
+            tools=[dict(tool) for tool in tools] or None,
+            chat_template=self._tokenizer.get_chat_template(self._template, list(tools) or None),
+            return_assistant_tokens_mask=True,
+            **self._tokenizer.special_tokens_map,
+        )
+        return texts[0], marks[0]
+
+    def _reason(self, error: Exception) -> str:
+        if isinstance(error, _UnsuitableError):
+            return str(error)
+        kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
+        return f"{self.name} refuses it: {kind}{error}"
+
+    # --- tokens ------------------------------------------------------------------------------------------------------
+
+    def _encoded(self, samples: Sequence[Rendered]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Of each sample its ids, and the character at which each token starts."""
+        for begin in range(0, len(samples), AT_ONCE):
+            encoded = self._tokenizer(
+                [sample.text for sample in samples[begin : begin + AT_ONCE]],
+                add_special_tokens=False,
+                return_offsets_mapping=True,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                verbose=False,
+            )
+            for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+                starts, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
+                # without width: a mark that the tokenizer adds, or a space of which RoBERTa's way trims the offsets
+                before = np.maximum.accumulate(np.concatenate([[0], ends]))[:-1]
+                yield np.array(ids, dtype=np.int32), np.where(starts == ends, before, starts)
+
+    def _prompts_agree(
+        self, conversation: Conversation, sample: Rendered, ids: np.ndarray, within: Sequence[np.ndarray]
+    ) -> list[bool]:
+        """Of each reply whether inference would feed the ids before its first target."""
+        agree: dict[int, bool] = {}
+        for span, tokens in zip(sample.spans, within, strict=True):
+            if span.message not in agree:
+                fed = self.prompt_ids(conversation.messages[: span.message], conversation.tools)
+                agree[span.message] = bool(tokens.any()) and fed == ids[: tokens.argmax()].tolist()
+        return list(agree.values())
+
+
+class _UnsuitableError(Exception):
+    """A conversation that cannot be trained on with this template."""
+
+
+def _first_difference(one: str, other: str) -> int:
+    places = (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(places, min(len(one), len(other)))
+
+
+def missing_tokens(template: ChatTemplate, tokenizer: Any) -> list[str]:
+    """Special tokens that the template writes out (<|im_start|> and the like) and the tokenizer does not have: it would
+    take them apart. Tokens that a template puts together from pieces are not seen."""
+    written = dict.fromkeys(CONTROL.findall(re.sub(r"\{#.*?#\}", "", template.text, flags=re.DOTALL)))
+    known = tokenizer.get_vocab()
+    return [token for token in written if token not in known]
+
+
+def show(ids: np.ndarray, targets: np.ndarray, tokenizer: Any) -> list[tuple[str, bool]]:
+    """One sample's text in pieces, each with whether it is trained. ids, targets: (T,)."""
+    edges = [0, *(np.flatnonzero(np.diff(targets)) + 1).tolist(), len(ids)] if len(ids) else []
+    # from the start each time: by itself, a piece would lack the space that some tokenizers leave out at the start
+    texts = [tokenizer.decode(ids[:edge].tolist(), clean_up_tokenization_spaces=False) for edge in edges]
+    return [
+        (after[len(before) :], bool(targets[edge]))
+        for edge, (before, after) in zip(edges, pairwise(texts), strict=False)
+    ]

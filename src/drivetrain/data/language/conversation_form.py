@@ -1,0 +1,132 @@
+"""How a row holds a conversation: the format, and the names of columns and of what is inside a message.
+
+Names and defaults are those of LLaMA-Factory's dataset_info.json (data/README.md there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+Formatting = Literal["alpaca", "sharegpt", "openai"]
+
+COLUMNS = {
+    "alpaca": {"prompt": "instruction", "query": "input", "response": "output"},
+    "sharegpt": {"messages": "conversations"},
+    "openai": {"messages": "messages", "tools": "tools"},
+}
+USED = {
+    "alpaca": ("prompt", "query", "response", "history", "system", "tools"),
+    "sharegpt": ("messages", "system", "tools"),
+    "openai": ("messages", "system", "tools"),
+}
+TAGS = {
+    "role_tag": "from",
+    "content_tag": "value",
+    "user_tag": "human",
+    "assistant_tag": "gpt",
+    "observation_tag": "observation",
+    "function_tag": "function_call",
+    "system_tag": "system",
+}
+OPENAI_TAGS = {
+    **TAGS,
+    "role_tag": "role",
+    "content_tag": "content",
+    "user_tag": "user",
+    "assistant_tag": "assistant",
+    "observation_tag": "tool",
+}
+# words of either kind are understood in both: LLaMA-Factory reads OpenAI's messages as sharegpt with other tags
+WORDS = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "observation": "observation",
+    "tool": "observation",
+    "function_call": "function",
+    "system": "system",
+    "developer": "system",
+}
+
+
+class RowError(ValueError):
+    """Why a row is no conversation."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """columns: name in LLaMA-Factory → column in the data; tags likewise for what is inside messages.
+
+    As in LLaMA-Factory, history and system are read only if they are named, and an alpaca row whose prompt is named
+    has no query unless that is named too: {prompt: input, response: target} must not read "input" twice.
+
+    ranking: preference data, of which the column `chosen` is the reply.
+    """
+
+    formatting: Formatting
+    columns: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    ranking: bool = False
+
+    @cached_property
+    def required(self) -> dict[str, str]:
+        """Columns that a row must have, as in `columns`."""
+        names = ["prompt", "response"] if self.formatting == "alpaca" else ["messages"]
+        if self.ranking:
+            names = [*(name for name in names if name != "response"), "chosen"]
+        defaults = {**COLUMNS[self.formatting], "chosen": "chosen"}
+        return {name: self.columns.get(name, defaults[name]) for name in names}
+
+    @cached_property
+    def named(self) -> dict[str, str]:
+        """Required columns and those given by name, as far as this format reads them."""
+        given = {name: column for name, column in self.columns.items() if name in USED[self.formatting]}
+        if self.ranking:
+            given.pop("response", None)
+        return {**given, **self.required}
+
+    def value(self, row: Mapping[str, Any], name: str) -> Any:
+        """What the row has in the column of that name; None if it has no such column, or null."""
+        named = self.named
+        if name in named:
+            return row.get(named[name])
+        if name == "query" and "prompt" in self.columns:
+            return None
+        return row.get(COLUMNS[self.formatting].get(name, ""))
+
+    def tag(self, name: str) -> str:
+        defaults = OPENAI_TAGS if self.formatting == "openai" else TAGS
+        return self.tags.get(name, defaults[name])
+
+    @cached_property
+    def roles(self) -> dict[str, str]:
+        """Word in the data → user, assistant, observation, function (a call) or system."""
+        openai = {"function": "observation"} if self.formatting == "openai" else {}  # as OpenAI named tools at first
+        tagged = ("user", "assistant", "observation", "function", "system")
+        return {**WORDS, **openai, **{self.tag(f"{role}_tag"): role for role in tagged}}
+
+
+def kind(value: Any) -> str:
+    """What a value of JSON is, in a sentence."""
+    kinds = {bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "a list", dict: "an object"}
+    return "null" if value is None else kinds.get(type(value), f"a {type(value).__name__}")
+
+
+def text(value: Any, what: str) -> str:
+    """`value` if it is a text with something in it. RowError otherwise."""
+    if not isinstance(value, str):
+        raise RowError(f"{what} is missing" if value is None else f"{what} is {kind(value)}, not a text")
+    if not value.strip():
+        raise RowError(f"{what} is empty")
+    return value
+
+
+def optional_text(value: Any, what: str) -> str:
+    """As `text`; missing and empty are ""."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return ""
+    return text(value, what)

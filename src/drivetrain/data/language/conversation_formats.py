@@ -1,0 +1,174 @@
+"""Rows in the formats of alpaca, ShareGPT and OpenAI → conversations."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from drivetrain.data.language.alpaca import read_alpaca
+from drivetrain.data.language.conversation_form import COLUMNS, TAGS, USED, Form, Formatting, RowError, optional_text
+from drivetrain.data.language.conversations import Conversation, Message
+from drivetrain.data.language.openai_messages import read_openai
+from drivetrain.data.language.sharegpt import read_sharegpt
+from drivetrain.data.language.tool_calls import read_tools
+from drivetrain.data.rows import Rows
+from drivetrain.errors import Problem, UserError, problem
+
+READERS: dict[str, Callable[[Mapping[str, Any], Form], list[Message]]] = {
+    "alpaca": read_alpaca,
+    "sharegpt": read_sharegpt,
+    "openai": read_openai,
+}
+AT_ONCE = 1_000  # rows read from the data set together
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that is no conversation, and why."""
+
+    where: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Read:
+    """A data set's conversations in its order, and its rows that are none."""
+
+    conversations: list[Conversation]
+    problems: list[BadRow]
+
+
+def read_conversations(rows: Rows, form: Form, field: str, replace: Mapping[str, str]) -> Read:
+    """Every row. replace: texts put in the place of others, such as {"{{name}}": "Ada"}, in all contents.
+
+    Of preference data (`form.ranking`) the chosen answer is the reply. UserError, with the nearest name, for names
+    in `form` that no row or no format has; all else that is wrong with a row is one of the `problems`, for the caller
+    to judge.
+    """
+    check_names(form, replace, field)
+    read = Read([], [])
+    keys: dict[str, None] = {}
+    for start in range(0, len(rows), AT_ONCE):
+        for index, row in enumerate(rows.read(start, start + AT_ONCE), start=start):
+            keys.update(dict.fromkeys(row))
+            where = rows.where(index)
+            try:
+                read.conversations.append(read_conversation(row, form, where, replace))
+            except RowError as error:
+                read.problems.append(BadRow(where, str(error)))
+    check_columns(form, list(keys), field)
+    return read
+
+
+def read_conversation(row: Mapping[str, Any], form: Form, where: str, replace: Mapping[str, str]) -> Conversation:
+    """One row, as `read_conversations` has it. RowError says why it is no conversation."""
+    given = READERS[form.formatting](row, form)
+    messages = [each for each in given if each.role != "system" or each.content.strip()]
+    system = optional_text(form.value(row, "system"), form.named.get("system", "system"))
+    if system and not (messages and messages[0].role == "system"):
+        messages.insert(0, Message("system", system))
+    if not any(each.role == "assistant" for each in messages):
+        raise RowError("no message is the assistant's")
+    if messages[-1].role != "assistant":
+        raise RowError(f"it ends with a message of the {messages[-1].role}, where the assistant's reply must stand")
+    if replace:
+        pattern = re.compile("|".join(re.escape(each) for each in sorted(replace, key=len, reverse=True)))
+        filled = (pattern.sub(lambda found: replace[found[0]], each.content) for each in messages)
+        messages = [dataclasses.replace(each, content=text) for each, text in zip(messages, filled, strict=True)]
+    return Conversation(tuple(messages), read_tools(form.value(row, "tools")), where)
+
+
+def check_names(form: Form, replace: Mapping[str, str], field: str) -> None:
+    """UserError for columns and tags that the format does not have, and for a placeholder that is none."""
+    problems = []
+    known = {"columns": (*USED[form.formatting], "chosen", "rejected"), "tags": tuple(TAGS)}
+    for block, given in {"columns": form.columns, "tags": form.tags}.items():
+        for name in given:
+            if name not in known[block]:
+                near = difflib.get_close_matches(name, known[block], n=1)
+                fix = f"did you mean {near[0]}?" if near else f"known: {', '.join(known[block])}"
+                problems.append(Problem(field, f"the format {form.formatting} has no {block}.{name}", fix))
+    if "" in replace:
+        problems.append(Problem(field, "an empty text cannot be replaced", "give the placeholder that is in the data"))
+    if problems:
+        raise UserError(problems)
+
+
+def check_columns(form: Form, keys: Sequence[str], field: str) -> None:
+    """UserError, with the nearest, for columns that are none of the keys that rows have."""
+    problems = []
+    for name, column in form.named.items():
+        if column not in keys:
+            near = difflib.get_close_matches(column, keys, n=1)
+            fix = f"did you mean {near[0]}? " if near else ""
+            why = f"no row has the column {column!r} ({name} of the format {form.formatting})"
+            problems.append(Problem(field, why, f"{fix}Rows have: {', '.join(keys[:20])}"))
+    if problems:
+        raise UserError(problems)
+
+
+# --- formats by their looks ------------------------------------------------------------------------------------------
+
+MESSAGES = ("messages", "conversations", "conversation")
+EXPECTED = (
+    "alpaca has instruction and output, sharegpt conversations of {from, value}, openai messages of {role, content}"
+)
+
+
+def guess_formatting(
+    first_rows: Sequence[Mapping[str, Any]],
+    field: str,
+    where: str,
+    columns: Mapping[str, str] | None = None,
+    tags: Mapping[str, str] | None = None,
+) -> Form:
+    """The form whose keys the rows have, with every column that the format knows and the rows have.
+
+    Rows with a chosen and a rejected answer are preference data (`Form.ranking`). columns, tags: names that are known
+    already, as in `Form`. where: the data set, for the error. UserError if no format fits, or more than one.
+    """
+    columns, tags = columns or {}, tags or {}
+    keys = list(dict.fromkeys(key for row in first_rows for key in row))
+    answers = any(isinstance(row.get("chosen"), str | dict) for row in first_rows)
+    ranking = answers and "rejected" in keys and "response" not in columns
+    forms: list[Form] = []
+    if "messages" not in columns:
+        form = Form("alpaca", columns or _present(keys, "alpaca"), tags, ranking)
+        if set(form.required.values()) <= set(keys) or {"prompt", "response"} & columns.keys():
+            forms.append(form)
+    if not {"prompt", "response"} & columns.keys():
+        for column in [columns["messages"]] if "messages" in columns else MESSAGES:
+            formatting = _guessed_messages(first_rows, column, tags)
+            if formatting is not None:
+                named = {**(columns or _present(keys, formatting)), "messages": column}
+                forms.append(Form(formatting, named, tags, ranking))
+    if not forms:
+        raise problem(field, f"rows of {where} have {', '.join(keys) or 'nothing'}: no format that is known", EXPECTED)
+    if len(forms) > 1:
+        fitting = " and ".join(f"{form.formatting} ({', '.join(form.required.values())})" for form in forms)
+        raise problem(field, f"rows of {where} fit more than one format: {fitting}", "give formatting and columns")
+    return forms[0]
+
+
+def _guessed_messages(
+    rows: Sequence[Mapping[str, Any]], column: str, tags: Mapping[str, str]
+) -> Literal["sharegpt", "openai"] | None:
+    """The format whose keys the messages in that column have. Tags that fit both are LLaMA-Factory's, for sharegpt."""
+    lists = (row[column] for row in rows if isinstance(row.get(column), list))
+    inside = {key for listed in lists for message in listed if isinstance(message, dict) for key in message}
+    formattings: tuple[Literal["sharegpt", "openai"], ...] = ("sharegpt", "openai")
+    for formatting in formattings:
+        form = Form(formatting, tags=tags)
+        if {form.tag("role_tag"), form.tag("content_tag")} <= inside:
+            return formatting
+    return None
+
+
+def _present(keys: Sequence[str], formatting: Formatting) -> dict[str, str]:
+    """Those of the format's columns that rows have by their usual names."""
+    found = {name: COLUMNS[formatting].get(name, name) for name in USED[formatting]}
+    return {name: column for name, column in found.items() if column in keys}

@@ -1,0 +1,70 @@
+"""What ShareGPT's and OpenAI's rows have in common: a list of messages, each with a role and content."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from drivetrain.data.language.conversation_form import Form, RowError, kind, text
+from drivetrain.data.language.conversations import Message, Role
+
+PLAIN: dict[str, Role] = {"user": "user", "assistant": "assistant", "observation": "tool", "system": "system"}
+
+
+@dataclass(frozen=True)
+class Given:
+    """One message as the row holds it. role: user, assistant, observation, function or system; word: the row's own."""
+
+    what: str  # "message 3", for errors
+    role: str
+    word: str
+    content: Any
+    fields: Mapping[str, Any]
+
+
+def given_messages(row: Mapping[str, Any], form: Form) -> list[Given]:
+    """The row's messages, and the chosen reply behind them in preference data. RowError names what is missing."""
+    column = form.required["messages"]
+    listed = form.value(row, "messages")
+    if not isinstance(listed, list):
+        raise RowError(f"{column} is missing" if listed is None else f"{column} is {kind(listed)}, not a list")
+    if not listed:
+        raise RowError(f"{column} is empty")
+    if form.ranking:
+        listed = [*listed, _chosen(form.value(row, "chosen"), form)]
+    roles = form.roles
+    return [_given(message, f"message {number}", form, roles) for number, message in enumerate(listed, start=1)]
+
+
+def _chosen(value: Any, form: Form) -> Mapping[str, Any]:
+    if isinstance(value, dict):
+        return value
+    return {
+        form.tag("role_tag"): form.tag("assistant_tag"),
+        form.tag("content_tag"): text(value, form.required["chosen"]),
+    }
+
+
+def _given(message: Any, what: str, form: Form, roles: Mapping[str, str]) -> Given:
+    if not isinstance(message, dict):
+        raise RowError(f"{what} is {kind(message)}, not an object")
+    role_tag = form.tag("role_tag")
+    word = message.get(role_tag)
+    if word is None:
+        keys = ", ".join(str(key) for key, value in message.items() if value is not None) or "nothing"
+        raise RowError(f"{what} has no {role_tag!r}; it has: {keys}")
+    if not isinstance(word, str) or word not in roles:
+        raise RowError(f"{what} has the unknown {role_tag} {word!r}; known: {', '.join(sorted(roles))}")
+    return Given(what, roles[word], word, message.get(form.tag("content_tag")), message)
+
+
+def plain_message(given: Given, form: Form, trained: bool = True) -> Message:
+    """A message of text alone. Only a tool's result and the system's message may be empty."""
+    if given.content is None:
+        raise RowError(f"{given.what} has no {form.tag('content_tag')!r}")
+    if not isinstance(given.content, str):
+        raise RowError(f"{given.what} is {kind(given.content)}, not a text")
+    if given.role in ("user", "assistant"):
+        text(given.content, given.what)
+    return Message(PLAIN[given.role], given.content, trained=trained)

@@ -1,0 +1,36 @@
+"""ShareGPT's rows: {"from": "human", "value": "..."} each, with calls of functions and what they returned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from drivetrain.data.language.conversation_form import Form, RowError
+from drivetrain.data.language.conversations import Message
+from drivetrain.data.language.message_lists import Given, given_messages, plain_message
+from drivetrain.data.language.tool_calls import read_function_call
+
+TURNS = ("user", "observation"), ("assistant", "function")
+
+
+def read_sharegpt(row: Mapping[str, Any], form: Form) -> list[Message]:
+    """The system's message if there is one, then the two sides of TURNS one after the other, as LLaMA-Factory wants it.
+
+    RowError with the number of the message that is otherwise.
+    """
+    given = given_messages(row, form)
+    leading = 1 if given[0].role == "system" else 0
+    for place, each in enumerate(given[leading:]):
+        expected = TURNS[place % 2]
+        if each.role not in expected:
+            tags = " or ".join(form.tag(f"{role}_tag") for role in expected)
+            raise RowError(f"{each.what} is of {each.word} where {tags} must stand")
+    return [_message(each, form) for each in given]
+
+
+def _message(given: Given, form: Form) -> Message:
+    if given.fields.get("tool_calls"):
+        raise RowError(f"{given.what} has tool_calls, which only the format openai reads")
+    if given.role == "function" and given.content is not None:
+        return Message("assistant", "", read_function_call(given.content, given.what))
+    return plain_message(given, form)

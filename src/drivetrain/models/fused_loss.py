@@ -1,0 +1,160 @@
+"""The cross-entropy of a linear head without its logits: of N targets over V tokens they would be N x V numbers.
+
+Wijmans et al. 2024, "Cut Your Losses in Large-Vocabulary Language Models": the vocabulary is taken in slabs. Of each
+slab's logits the forward pass keeps only what the loss needs, a running log-sum-exp and the targets' own logits; the
+backward pass computes the slab again, and from it the slab's part of the weight's gradient, written once where it
+belongs, and its share of the hidden states' gradient. What lives at any time is one slab and one gradient of each.
+
+The other known way (Hsu et al. 2024, "Liger Kernel") takes the rows in chunks and computes gradients in the forward
+pass already. That is three matrix products where this is four, but it holds a gradient of the weight from the forward
+to the backward pass, a second one while it is scaled, one for each micro-batch in flight under a pipeline, and adds one
+chunk's to the other's in fp32. docs/speed.md has both measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+IGNORED = -100
+SLAB_BYTES = 64 * 2**20  # of a slab's logits in fp32
+LEAST_COLUMNS = 512  # narrower products waste the processor; with very many rows a slab then takes more
+
+
+@torch.compiler.disable
+def linear_cross_entropy_sum(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+    """cross_entropy(linear(hidden, weight, bias).float(), targets, reduction="sum"), under autocast too: fp32, scalar.
+
+    hidden: (N, H); weight: (V, H); bias: (V,); targets: (N,) int64, -100 is ignored. NaN if a target is no token.
+    """
+    if hidden.is_cuda and find_spec("liger_kernel") is not None:
+        return _liger(hidden, weight, bias, targets)
+    if _columns(len(hidden)) >= len(weight):  # one slab is all there is
+        return F.cross_entropy(F.linear(hidden, weight, bias).float(), targets, ignore_index=IGNORED, reduction="sum")
+    loss: Tensor = _SlabLoss.apply(hidden, weight, bias, targets, _compute_dtype(hidden))
+    return loss
+
+
+@torch.compiler.disable
+@torch.no_grad()
+def linear_argmax_and_losses(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """For evaluation: the likeliest token (N,) int64 and the loss (N,) fp32 of each row, 0 where the target is -100."""
+    compute = _compute_dtype(hidden)
+    with torch.autocast(hidden.device.type, enabled=False):
+        found = _Scan(hidden.to(compute), targets)
+        for start, part, offset in _slabs(weight, bias, len(hidden), compute):
+            found.see(start, F.linear(found.hidden, part, offset).float(), wants_argmax=True)
+    return found.argmax, found.losses
+
+
+def _liger(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+    """Liger's Triton kernel, which respects autocast. Written from the signature of its release 0.8.5; not yet run, as
+    no GPU was at hand. Its backward pass may run but once: it scales the gradients it holds in place."""
+    kernel = import_module("liger_kernel.transformers.functional").liger_fused_linear_cross_entropy
+    settings = {"ignore_index": IGNORED, "reduction": "sum", "accum_dtype": torch.float32}
+    loss: Tensor = kernel(hidden, weight, targets, bias, **settings)
+    return loss.float()
+
+
+def _compute_dtype(hidden: Tensor) -> torch.dtype:
+    """What a linear layer would compute in here."""
+    device = hidden.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+
+
+def _columns(rows: int) -> int:
+    return max(LEAST_COLUMNS, SLAB_BYTES // (4 * max(1, rows)))
+
+
+def _slabs(
+    weight: Tensor, bias: Tensor | None, rows: int, compute: torch.dtype
+) -> Iterator[tuple[int, Tensor, Tensor | None]]:
+    """Parts of the vocabulary: first token, weight (v, H) and bias (v,) in the dtype that is computed in."""
+    width = _columns(rows)
+    for start in range(0, len(weight), width):
+        own = slice(start, start + width)
+        yield start, weight[own].to(compute), None if bias is None else bias[own].to(compute)
+
+
+class _Scan:
+    """What the forward pass keeps of the logits it has seen."""
+
+    def __init__(self, hidden: Tensor, targets: Tensor) -> None:
+        self.hidden, self.targets = hidden, targets
+        self.log_sum = torch.full((len(hidden),), -torch.inf, dtype=torch.float32, device=hidden.device)
+        self.best = self.log_sum.clone()
+        self.argmax = torch.zeros_like(targets)
+        self._at_target = torch.full_like(self.log_sum, torch.nan)  # NaN stays where a target is no token
+
+    def see(self, start: int, logits: Tensor, wants_argmax: bool = False) -> None:
+        """logits: (N, v) of the tokens from `start`; overwritten."""
+        place, inside = _places(self.targets, start, logits.shape[1])
+        self._at_target = torch.where(inside, logits.gather(1, place)[:, 0], self._at_target)
+        if wants_argmax:
+            largest, where = logits.max(1)
+            self.argmax = torch.where(largest > self.best, where + start, self.argmax)
+            self.best = torch.maximum(self.best, largest)
+        else:
+            largest = logits.amax(1)
+        own = logits.sub_(largest[:, None]).exp_().sum(1).log_().add_(largest)
+        self.log_sum = torch.logaddexp(self.log_sum, own)
+
+    @property
+    def losses(self) -> Tensor:
+        return torch.where(self.targets == IGNORED, 0, self.log_sum - self._at_target)
+
+
+def _places(targets: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
+    """Where in a slab each row's target is (N, 1), and whether it is there at all (N,)."""
+    place = targets - start
+    return place.clamp(0, width - 1)[:, None], (place >= 0) & (place < width)
+
+
+class _SlabLoss(torch.autograd.Function):
+    """Autocast is decided by the caller and off within: the backward pass runs outside of its block, and would compute
+    in another dtype than the forward pass did. torch.amp.custom_fwd and custom_bwd are for the same, but have to be
+    told the device when the function is defined."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, compute: torch.dtype
+    ) -> Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):
+            found = _Scan(hidden.to(compute), targets)
+            for start, part, offset in _slabs(weight, bias, len(hidden), compute):
+                found.see(start, F.linear(found.hidden, part, offset).float())
+        ctx.save_for_backward(found.hidden, weight, bias, targets, found.log_sum)
+        ctx.dtype = hidden.dtype
+        return found.losses.sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        hidden, weight, bias, targets, log_sum = ctx.saved_tensors
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        for_hidden = torch.zeros_like(hidden, dtype=torch.float32) if wants_hidden else None
+        for_weight = torch.empty_like(weight) if wants_weight else None
+        for_bias = torch.empty_like(bias) if wants_bias else None
+        factor = torch.where(targets == IGNORED, 0, upstream.float())[:, None]
+        with torch.autocast(hidden.device.type, enabled=False):
+            for start, part, offset in _slabs(weight, bias, len(hidden), hidden.dtype):
+                change = F.linear(hidden, part, offset).float().sub_(log_sum[:, None]).exp_()  # probabilities
+                place, inside = _places(targets, start, len(part))
+                change.scatter_add_(1, place, -inside.float()[:, None]).mul_(factor)
+                own, rounded = slice(start, start + len(part)), change.to(hidden.dtype)
+                if for_hidden is not None:
+                    for_hidden += rounded @ part
+                if for_weight is not None:
+                    for_weight[own] = rounded.T @ hidden
+                if for_bias is not None:
+                    for_bias[own] = change.sum(0)
+        return None if for_hidden is None else for_hidden.to(ctx.dtype), for_weight, for_bias, None, None

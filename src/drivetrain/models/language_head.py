@@ -1,0 +1,189 @@
+"""Logits only where a target is: of a prompt's and of padding's positions nobody asks what comes next.
+
+The layer that gives logits is told, while a loss is computed, which positions count: a hook before it hands it their
+hidden states alone, as one row (1, N, H). So the model runs as it always does, wrapped in whatever way, and what its
+own code does to logits afterwards (softcapping, scaling) it does to (1, N, vocabulary). `fused` goes further: the layer
+gives the summed loss itself (fused_loss.py), where the model hands on what the layer gave untouched.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+
+from drivetrain.models.fused_loss import IGNORED, linear_argmax_and_losses, linear_cross_entropy_sum
+from drivetrain.models.language_options import evaluating
+
+Wanted = Literal["logits", "loss", "predictions"]
+
+
+@dataclass
+class _Call:
+    """One forward pass: what is asked of the head, and what it did."""
+
+    wanted: Wanted
+    shape: torch.Size  # (B, T)
+    count: int  # N
+    places: Tensor | None  # (N,), of the targets in the flattened batch; None: every position has one
+    targets: Tensor  # (N,), at those places
+    selected: bool = False  # the head saw the hidden states of those places
+    fused: bool = False  # and gave the loss, or the predictions
+
+    @classmethod
+    def of(cls, targets: Tensor, wanted: Wanted) -> _Call:
+        """On a GPU this waits for the number of targets. Without any, one ignored position stands for them, so that the
+        head takes part in the backward pass, with gradients of 0."""
+        flat = targets.flatten()
+        places = (flat != IGNORED).nonzero().squeeze(1)
+        count = len(places)
+        if count == len(flat):
+            return cls(wanted, targets.shape, count, None, flat)
+        places = places if count else places.new_zeros(1)
+        return cls(wanted, targets.shape, count, places, flat[places])
+
+
+class TargetHead:
+    """The head of a Transformers causal language model. No parameter is renamed and no module replaced.
+
+    fallback: why not all that was asked for is done, or None.
+    """
+
+    def __init__(self, model: nn.Module, fused: bool) -> None:
+        """model: before any wrapping, so that the hook runs before those of tensor parallelism."""
+        self.fallback: str | None = None
+        self.call: _Call | None = None
+        head = _head(model)
+        if head is None:
+            self.fallback = f"{type(model).__name__} names no layer that gives its logits: all of them are computed"
+            return
+        head.register_forward_pre_hook(self._select, with_kwargs=True)
+        if fused:
+            self.fallback = _why_not_fused(model, head)
+        if fused and self.fallback is None:
+            head.__class__ = _LossHead  # as fully_shard does it: the module stays what it is, and has another forward
+            head.owner = self  # type: ignore[assignment]
+
+    def loss_sum(self, model: nn.Module, inputs: Mapping[str, Any], targets: Tensor) -> Tensor:
+        """Cross-entropy summed over the targets, in fp32, scalar.
+
+        model: what runs forward, perhaps wrapped. targets: (B, T) int64, of each position the token after it, or -100.
+        """
+        given, call = self._forward(model, inputs, _Call.of(targets, "loss"))
+        if call.fused:
+            return given.sum()
+        rows = call.targets if call.selected else targets.flatten()
+        return F.cross_entropy(given.float().flatten(0, 1), rows, ignore_index=IGNORED, reduction="sum")
+
+    def logits_at_targets(self, model: nn.Module, inputs: Mapping[str, Any], targets: Tensor) -> Tensor:
+        """(N, vocabulary), in the order of targets[targets != -100]."""
+        given, call = self._forward(model, inputs, _Call.of(targets, "logits"))
+        return _rows(given, call)
+
+    def losses_and_argmax(self, model: nn.Module, inputs: Mapping[str, Any], targets: Tensor) -> tuple[Tensor, Tensor]:
+        """For evaluation: of each target its loss, (N,) fp32, and the likeliest token, (N,) int64. No gradients."""
+        with torch.no_grad():
+            given, call = self._forward(model, inputs, _Call.of(targets, "predictions"))
+            found = _rows(given, call)
+            if call.fused:
+                return found[:, 0], found[:, 1].long()
+            losses = F.cross_entropy(found.float(), call.targets[: call.count], reduction="none")
+            return losses, found.argmax(-1)
+
+    def _forward(self, model: nn.Module, inputs: Mapping[str, Any], call: _Call) -> tuple[Tensor, _Call]:
+        self.call = call
+        try:
+            given = model(**inputs).logits
+        finally:
+            self.call = None
+        if not call.selected and self.fallback is None:
+            self.fallback = "the head is given a part of the hidden states at a time: all logits are computed"
+        return given, call
+
+    def _select(self, head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A hidden state that is not the batch's (a part of its sequences, a replica's share) passes as it is."""
+        del head
+        call, hidden = self.call, args[0] if args else None
+        if call is None or not isinstance(hidden, Tensor) or isinstance(hidden, DTensor):
+            return None
+        if hidden.ndim != 3 or hidden.shape[:2] != call.shape:
+            return None
+        call.selected = True
+        if call.places is None:
+            return None
+        return (hidden.flatten(0, 1).index_select(0, call.places)[None], *args[1:]), kwargs
+
+
+def _rows(given: Tensor, call: _Call) -> Tensor:
+    """(N, ...), one row a target."""
+    rows = given.flatten(0, 1)
+    if not call.selected and call.places is not None:
+        rows = rows[call.places]
+    return rows[: call.count]
+
+
+class _LossHead(nn.Linear):
+    """A linear head that gives what it is asked for, in three dimensions as logits have."""
+
+    owner: TargetHead
+
+    def forward(self, input: Tensor) -> Tensor:
+        call = self.owner.call
+        if call is None or not call.selected or call.wanted == "logits":
+            return super().forward(input)
+        if isinstance(self.weight, DTensor) or isinstance(input, DTensor):
+            self.owner.fallback = "the head's weight is split over ranks"
+            return super().forward(input)
+        call.fused = True
+        rows = input.flatten(0, 1)
+        if call.wanted == "loss":
+            return linear_cross_entropy_sum(rows, self.weight, self.bias, call.targets)[None, None, None]
+        argmax, losses = linear_argmax_and_losses(rows, self.weight, self.bias, call.targets)
+        return torch.stack([losses, argmax.float()], dim=1)[None]  # tokens up to 2^24 are exact in fp32
+
+
+# --- whether the loss may take the place of the logits ----------------------------------------------------------------
+
+
+def _head(model: nn.Module) -> nn.Module | None:
+    asked: Callable[[], nn.Module | None] = getattr(model, "get_output_embeddings", lambda: None)
+    try:
+        return asked()
+    except NotImplementedError:
+        return None
+
+
+def _why_not_fused(model: nn.Module, head: nn.Module) -> str | None:
+    """None if the model hands on exactly what its head gave, which a forward pass without numbers shows."""
+    name = type(model).__name__
+    if type(head) is not nn.Linear:
+        return f"the head of {name} is a {type(head).__name__}, no plain linear layer"
+    try:
+        untouched = _hands_on(model, head)
+    except Exception as error:  # whatever a model does that cannot be done without numbers
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        return f"whether {name} changes its logits cannot be seen: {reason}"
+    return None if untouched else f"{name} changes its logits after its head (scaling, softcapping)"
+
+
+def _hands_on(model: nn.Module, head: nn.Module) -> bool:
+    """Whether the model's logits are its head's very result: the same tensor, not written to since."""
+    given: list[tuple[Tensor, int]] = []
+    hook = head.register_forward_hook(lambda _, __, output: given.append((output, output._version)))
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    empty = {tensor_name: torch.empty_like(tensor, device="meta") for tensor_name, tensor in held.items()}
+    inputs: dict[str, Any] = {"input_ids": torch.zeros(1, 4, dtype=torch.int64, device="meta")}
+    if "use_cache" in inspect.signature(model.forward).parameters:
+        inputs["use_cache"] = True  # without a cache Transformers reads the positions, to see if sequences are packed
+    try:
+        with torch.no_grad(), evaluating(model):
+            logits = torch.func.functional_call(model, empty, kwargs=inputs).logits
+    finally:
+        hook.remove()
+    return len(given) == 1 and logits is given[0][0] and logits._version == given[0][1]

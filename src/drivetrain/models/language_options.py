@@ -1,0 +1,202 @@
+"""Small things done to a language model before it is trained: blocks frozen, noise on embeddings, longer contexts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
+
+from drivetrain.errors import Problem, UserError, problem
+from drivetrain.memory.recompute import repeated_blocks
+
+ROPE = "workload.model.rope_scaling"
+# what each kind of scaling takes beside its type and factor, in Transformers' names; defaults where it has none
+SCALINGS: dict[str, dict[str, float | None]] = {
+    "linear": {},
+    "dynamic": {},
+    "yarn": dict.fromkeys(
+        ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "original_max_position_embeddings")
+    ),
+    "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": None},
+}
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Within, all modules are in evaluation mode; each returns to its own."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def freeze_all_but_last(model: nn.Module, blocks: int) -> int:
+    """Train the last of the repeated blocks alone: embeddings, head and the norms around them are frozen too, as under
+    LLaMA-Factory's finetuning_type=freeze. Returns the number of trained parameters.
+
+    UserError where the model has fewer blocks.
+    """
+    field, repeated = "workload.model.train_last_blocks", repeated_blocks(model)
+    if not 0 < blocks <= len(repeated):
+        has = f"{len(repeated)} repeated blocks" if repeated else "no repeated blocks"
+        fix = f"give 1 to {len(repeated)}" if repeated else "leave it out"
+        raise problem(field, f"{blocks} were asked for, and {type(model).__name__} has {has}", fix)
+    model.requires_grad_(False)
+    for block in repeated[-blocks:]:
+        block.requires_grad_(True)
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+# --- noise on embeddings ----------------------------------------------------------------------------------------------
+
+
+def add_embedding_noise(model: nn.Module, alpha: float) -> None:
+    """NEFTune (Jain et al. 2023, algorithm 1): while training, uniform noise of at most alpha / sqrt(L * d) is added to
+    the embeddings, L the length of the sequence and d their width.
+
+    L is the sequence's own where several lie in one row (position_ids begin again at 0) or an attention mask of two
+    dimensions tells of padding; padding that nobody tells of counts.
+
+    model: before any wrapping, in which its embedding may be split over ranks.
+    """
+    noise = _Noise(alpha)
+    model.register_forward_pre_hook(noise.look, with_kwargs=True)
+    embedding: nn.Module = model.get_input_embeddings()  # type: ignore[operator]
+    embedding.register_forward_hook(noise.add)
+
+
+class _Noise:
+    def __init__(self, alpha: float) -> None:
+        self._alpha = alpha
+        self._seen = threading.local()  # replicas may run on threads
+
+    def __deepcopy__(self, memo: Any) -> _Noise:
+        del memo
+        return _Noise(self._alpha)
+
+    @torch.compiler.disable
+    def look(self, model: nn.Module, args: Any, inputs: dict[str, Any]) -> None:
+        del args
+        if model.training:
+            self._seen.lengths = _lengths(inputs.get("position_ids"), inputs.get("attention_mask"))
+
+    @torch.compiler.disable
+    def add(self, embedding: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+        """output: (B, T, d), or a DTensor whose sum over the ranks that is: noise is added to the sum."""
+        del args
+        if not embedding.training:
+            return None
+        lengths = getattr(self._seen, "lengths", None)
+        length = output.shape[1] if lengths is None else lengths[..., None]
+        bound = self._alpha / torch.as_tensor(length * output.shape[-1], device=output.device).sqrt()
+        if isinstance(output, DTensor):
+            whole = [Replicate()] * output.device_mesh.ndim
+            local = self._noisy(output.redistribute(placements=whole).to_local(), bound)
+            return DTensor.from_local(local, output.device_mesh, whole, run_check=False)
+        return self._noisy(output, bound)
+
+    @staticmethod
+    def _noisy(output: Tensor, bound: Tensor) -> Tensor:
+        return output + torch.empty_like(output).uniform_(-1, 1) * bound.to(output.dtype)
+
+
+def _lengths(positions: Tensor | None, mask: Tensor | None) -> Tensor | None:
+    """(B, T) or (B, 1), of the sequence at each place. None: of the whole row."""
+    if mask is not None and mask.ndim == 2:
+        return mask.sum(1, keepdim=True)
+    if positions is None or positions.ndim != 2:
+        return None
+    number = (positions == 0).cumsum(1)  # a row that continues a sequence begins with number 0
+    counts = torch.zeros(len(number), positions.shape[1] + 1, dtype=number.dtype, device=number.device)
+    return counts.scatter_add_(1, number, torch.ones_like(number)).gather(1, number)
+
+
+# --- longer contexts --------------------------------------------------------------------------------------------------
+
+
+def rope_scaling_config(config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a Transformers config that scale its rotary positions, to be put in the place of its own.
+
+    config: as it is. given: {type: linear, dynamic, yarn or llama3, factor: ..., and what the type takes more}.
+
+    With linear, yarn and llama3 the context (max_position_embeddings) grows by the factor; dynamic scales whenever
+    a sequence is longer than the context the model was trained with, which therefore stays (`context_length`).
+
+    Sources: Chen et al. 2023 (linear), bloc97 2023 (dynamic), Peng et al. 2023 (YaRN), Dubey et al. 2024 (llama3).
+    UserError for models without rotary positions, or with scaled ones, and for what is given wrongly.
+    """
+    own = config.get_text_config()
+    held = getattr(own, "rope_parameters", None)
+    kind, problems = _given_problems(given)
+    if not held:
+        why = f"{own.model_type} has no rotary positions that Transformers could scale"
+        problems.append(Problem(ROPE, why, "leave it out"))
+        raise UserError(problems)
+    nested = {key: part for key, part in held.items() if isinstance(part, dict)}
+    scaled = {key: part for key, part in nested.items() if not key.startswith("sliding")} if nested else {"": held}
+    for part in scaled.values():
+        if part.get("rope_type", "default") != "default":
+            why = f"{own.model_type}'s positions are scaled already ({part['rope_type']}, {part.get('factor')})"
+            problems.append(Problem(ROPE, why, "leave it out"))
+    if problems:
+        raise UserError(problems)
+    context, factor = getattr(own, "max_position_embeddings", None), float(given["factor"])
+    extra = {**SCALINGS[kind], "original_max_position_embeddings": context, **given}
+    told = {key: extra[key] for key in SCALINGS[kind] if extra[key] is not None}
+    found = {key: {**part, "rope_type": kind, "factor": factor, **told} for key, part in scaled.items()}
+    overrides: dict[str, Any] = {"rope_parameters": {**nested, **found} if nested else found[""]}
+    if kind != "dynamic" and context is not None:
+        overrides["max_position_embeddings"] = round(told.get("original_max_position_embeddings", context) * factor)
+    return overrides
+
+
+def _given_problems(given: Mapping[str, Any]) -> tuple[str, list[Problem]]:
+    kind, factor = given.get("type", given.get("rope_type")), given.get("factor")
+    problems = []
+    if kind not in SCALINGS:
+        why = f"{kind!r} is no known scaling" if kind else "it has no type"
+        problems.append(Problem(f"{ROPE}.type", why, f"give {', '.join(SCALINGS)}"))
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 < factor < float("inf"):
+        why = f"{factor!r} makes no context longer" if "factor" in given else "it has no factor"
+        problems.append(Problem(f"{ROPE}.factor", why, "give a number above 1"))
+    taken = SCALINGS.get(str(kind), {})
+    for key in sorted(given.keys() - taken.keys() - {"type", "rope_type", "factor"}) if kind in SCALINGS else ():
+        fix = f"it takes {', '.join(taken)}" if taken else "leave it out"
+        problems.append(Problem(f"{ROPE}.{key}", f"{kind} takes no {key}", fix))
+    for key in sorted(given.keys() & taken.keys()):
+        if isinstance(given[key], bool) or not isinstance(given[key], int | float) or given[key] <= 0:
+            problems.append(Problem(f"{ROPE}.{key}", f"{given[key]!r} is no number above 0", "correct it"))
+    return str(kind), problems
+
+
+def context_length(config: Any) -> int | None:
+    """The longest sequence that a model's positions are made for; None where it has no such bound."""
+    own = config.get_text_config()
+    context: int | None = getattr(own, "max_position_embeddings", None)
+    held = getattr(own, "rope_parameters", None) or {}
+    dynamic = held.get("rope_type") == "dynamic"
+    return round(context * held["factor"]) if dynamic and context is not None else context
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+
+def attention_choices() -> dict[str, str | None]:
+    """Attention implementations: None if training can use it on this machine, else why not."""
+    gpu = torch.cuda.is_available()
+    flash = None if find_spec("flash_attn") else "the package flash-attn is not installed"
+    return {
+        "eager": None,
+        "sdpa": None,
+        "flash": flash if gpu else "it needs a GPU",
+        "flex": None if gpu else "on a CPU it has no backward pass",
+    }

@@ -1,0 +1,62 @@
+"""The tokenizer of a language model, and the chat template it goes with: loaded, or made from the training data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from drivetrain.config.language import LanguageModel
+from drivetrain.data.language.chat import ChatTemplate, missing_tokens
+from drivetrain.data.language.vocabularies import END_OF_TEXT, bpe_tokenizer, byte_tokenizer, character_tokenizer
+from drivetrain.data.tokenised import load_tokenizer
+from drivetrain.errors import problem
+
+FIELD, SIZE, TEMPLATE = "workload.model.tokenizer", "workload.model.vocabulary_size", "workload.data.template"
+MADE = ("bytes", "characters", "bpe")
+
+
+@dataclass(frozen=True)
+class MadeTokenizer:
+    """template: None for texts. added: tokens that it needs and the tokenizer lacked."""
+
+    tokenizer: Any
+    template: ChatTemplate | None
+    added: list[str]
+
+
+def make_tokenizer(config: LanguageModel, contents: Sequence[str]) -> MadeTokenizer:
+    """contents: all texts of the training data, for a tokenizer made of them; none of a stream."""
+    model, chats = config.model, config.stage == "sft"
+    given = model.tokenizer or model.path or "bytes"
+    if model.vocabulary_size is not None and given != "bpe":
+        raise problem(SIZE, f"the tokenizer is {given}", "leave it out, or give tokenizer=bpe")
+    if given in MADE:
+        tokenizer = _made(given, config, contents)
+    else:
+        tokenizer = load_tokenizer(given, FIELD if model.tokenizer else "workload.model.path")
+    if not chats:
+        if config.data.template is not None:
+            raise problem(TEMPLATE, "texts have no chat template", "leave it out, or give workload.stage=sft")
+        return MadeTokenizer(tokenizer, None, [])
+    template = ChatTemplate(tokenizer, config.data.template, TEMPLATE)
+    added = missing_tokens(template, tokenizer)
+    if added:
+        tokenizer.add_special_tokens({"extra_special_tokens": added}, replace_extra_special_tokens=False)
+    template.install()
+    return MadeTokenizer(tokenizer, template, added)
+
+
+def _made(kind: str, config: LanguageModel, contents: Sequence[str]) -> Any:
+    """With a token that ends a text, unless all is one text."""
+    special = [END_OF_TEXT] if config.stage == "sft" or len(contents) != 1 else []
+    if kind == "bytes":
+        return byte_tokenizer(special)
+    if config.data.stream:
+        why = f"a stream is not read before it is trained on, so that {kind} cannot be made of it"
+        raise problem(FIELD, why, "give bytes, or a tokenizer's folder")
+    if kind == "characters":
+        return character_tokenizer(contents, special, FIELD)
+    if config.model.vocabulary_size is None:
+        raise problem(SIZE, "is required for tokenizer=bpe", "give e.g. 8000")
+    return bpe_tokenizer(contents, config.model.vocabulary_size, special, FIELD)

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from drivetrain.data.language.conversation_form import Form, RowError
+from drivetrain.data.language.conversation_formats import read_conversation
+from drivetrain.data.language.conversations import Message
+
+FORM = Form("openai")
+ASKED, SAID = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
+FUNCTION = {"name": "add", "arguments": {"a": 2}}
+CALLED = {"type": "function", "function": FUNCTION}
+WRITTEN = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": json.dumps({"a": 2})}}
+
+
+def read(*messages: Any, form: Form = FORM, **more: Any) -> list[Message]:
+    return list(read_conversation({"messages": list(messages), **more}, form, "", {}).messages)
+
+
+def test_roles_may_come_in_any_order() -> None:
+    got = read(
+        {"role": "developer", "content": "Be kind"}, ASKED, ASKED, SAID, {"role": "system", "content": "x"}, SAID
+    )
+    assert [each.role for each in got] == ["system", "user", "user", "assistant", "system", "assistant"]
+    assert got[0] == Message("system", "Be kind")
+
+
+def test_calls_of_tools_and_their_results() -> None:
+    calling = {"role": "assistant", "content": None, "tool_calls": [WRITTEN, {"function": FUNCTION}, FUNCTION]}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": ""}
+    got = read(ASKED, calling, result, {"role": "function", "name": "add", "content": "5"}, SAID)
+    assert got[1] == Message("assistant", "", (CALLED,) * 3)
+    assert got[2:4] == [Message("tool", ""), Message("tool", "5")]
+    assert read(ASKED, {**calling, "content": "Let me see"})[1].content == "Let me see"
+    former = {"role": "assistant", "content": None, "function_call": WRITTEN["function"]}
+    assert read(ASKED, former)[1] == Message("assistant", "", (CALLED,))
+
+
+def test_absent_fields_may_be_null_as_parquet_has_them() -> None:
+    empty = {"tool_calls": None, "function_call": None, "weight": None, "name": None}
+    assert read({**ASKED, **empty}, {**SAID, **empty}) == read(ASKED, {**SAID, "tool_calls": []}) == read(ASKED, SAID)
+
+
+def test_parts_of_text_are_joined() -> None:
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    assert read(ASKED, {"role": "assistant", "content": parts}) == read(ASKED, SAID)
+
+
+def test_an_assistants_message_of_weight_0_is_not_trained_on() -> None:
+    got = read(ASKED, {**SAID, "weight": 0}, {**ASKED, "weight": 0}, {**SAID, "weight": 1}, ASKED, SAID)
+    assert [each.trained for each in got] == [True, False, True, True, True, True]
+    calling = {"role": "assistant", "content": None, "weight": 0, "tool_calls": [WRITTEN]}
+    assert not read(ASKED, calling, SAID)[1].trained
+
+
+def test_tools_stand_beside_the_messages() -> None:
+    tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
+    for form in (FORM, Form("openai", {"messages": "messages"})):
+        for tools in ([tool], json.dumps([tool])):
+            row = {"messages": [ASKED, SAID], "tools": tools}
+            assert read_conversation(row, form, "", {}).tools == (tool,)
+
+
+def test_columns_and_tags_are_renamed() -> None:
+    tags = {"role_tag": "who", "content_tag": "what", "assistant_tag": "robot", "function_tag": "function"}
+    words = [("user", "a"), ("function", json.dumps(FUNCTION)), ("tool", "5"), ("robot", "b")]
+    row = {"talk": [{"who": role, "what": content} for role, content in words]}
+    got = read_conversation(row, Form("openai", {"messages": "talk"}, tags), "", {}).messages
+    assert got[1:] == (Message("assistant", "", (CALLED,)), Message("tool", "5"), Message("assistant", "b"))
+
+
+def test_of_preferences_the_chosen_answer_is_the_reply() -> None:
+    form = Form("openai", ranking=True)
+    for chosen in ("Hello", SAID):
+        assert read(ASKED, form=form, chosen=chosen) == read(ASKED, SAID)
+    with pytest.raises(RowError, match="chosen is a list, not a text"):
+        read(ASKED, form=form, chosen=[SAID])
+
+
+PICTURE = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+BAD = {
+    "no content": ([ASKED, {"role": "assistant", "content": None}], "message 2 has no 'content'"),
+    "no role": ([{"content": "x"}], "message 1 has no 'role'; it has: content"),
+    "unknown role": ([{"role": "bot", "content": "x"}], "message 1 has the unknown role 'bot'"),
+    "a picture": ([{"role": "user", "content": [PICTURE]}, SAID], "message 1 has a part that is no text (image_url)"),
+    "a bare part": ([{"role": "user", "content": ["x"]}, SAID], "message 1 has a part that is no text (a text)"),
+    "no parts": ([{"role": "user", "content": []}, SAID], "message 1 is empty"),
+    "a number": ([ASKED, {"role": "assistant", "content": 5}], "message 2 is a number, not a text"),
+    "a number beside calls": ([ASKED, {**SAID, "content": 5, "tool_calls": [WRITTEN]}], "message 2 is a number"),
+    "a weight between": ([ASKED, {**SAID, "weight": 0.5}], "message 2 has weight 0.5, which may be 0 or 1"),
+    "no weight at all": ([ASKED, {**SAID, "weight": 0}], "every assistant's message has weight 0"),
+    "calls that are no list": ([ASKED, {**SAID, "tool_calls": {}}], "tool_calls of message 2 is an object, not a list"),
+    "a call that is a text": ([ASKED, {**SAID, "tool_calls": ["add"]}], "message 2 calls a text"),
+    "broken arguments": (
+        [ASKED, {**SAID, "tool_calls": [{"function": {"name": "add", "arguments": "{a"}}]}],
+        "arguments of add in message 2 is broken JSON",
+    ),
+    "no reply": ([ASKED], "no message is the assistant's"),
+    "no reply at the end": ([ASKED, SAID, {"role": "tool", "content": "x"}], "it ends with a message of the tool"),
+}
+
+
+@pytest.mark.parametrize(("messages", "why"), BAD.values(), ids=BAD)
+def test_messages_that_cannot_serve_say_why(messages: list[Any], why: str) -> None:
+    with pytest.raises(RowError) as caught:
+        read(*messages)
+    assert str(caught.value).startswith(why)

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from drivetrain.emulation import fp32_products
+from drivetrain.measure.memory import TensorPeak
+from drivetrain.models import fused_loss
+from drivetrain.models.fused_loss import linear_argmax_and_losses, linear_cross_entropy_sum
+
+ROWS, WIDTH, VOCABULARY = 23, 16, 1500
+
+
+@pytest.fixture(autouse=True)
+def _several_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_loss, "SLAB_BYTES", 1)  # slabs of 512 tokens, the last one narrower
+
+
+def plain(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+    logits = F.linear(hidden, weight, bias)
+    return F.cross_entropy(logits.float(), targets, ignore_index=-100, reduction="sum")
+
+
+def head(bias: bool = True, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(ROWS, WIDTH), torch.randn(VOCABULARY, WIDTH) / 2
+    targets = torch.randint(VOCABULARY, (ROWS,))
+    targets[[0, 7]] = -100
+    targets[[1, 2, 3]] = torch.tensor([511, 512, VOCABULARY - 1])  # at the edges of slabs
+    parts = [hidden, weight, torch.randn(VOCABULARY)] if bias else [hidden, weight]
+    leaves = [part.to(dtype).requires_grad_() for part in parts]
+    return leaves[0], leaves[1], leaves[2] if bias else None, targets
+
+
+def value_and_gradients(loss: Tensor, *leaves: Tensor | None) -> list[Tensor]:
+    wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
+    # as an engine does, the loss is scaled and divided
+    return [loss.detach(), *torch.autograd.grad(loss * 3 / 7, wanted)]
+
+
+def assert_close(ours: list[Tensor], theirs: list[Tensor], relative: float) -> None:
+    assert len(ours) == len(theirs)
+    for own, other in zip(ours, theirs, strict=True):
+        assert own.dtype == other.dtype
+        assert float((own - other).norm() / other.norm()) <= relative
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_value_and_gradients_are_cross_entropys(bias: bool) -> None:
+    given = head(bias)
+    expected = value_and_gradients(plain(*given), *given[:3])
+    assert_close(value_and_gradients(linear_cross_entropy_sum(*given), *given[:3]), expected, 1e-6)
+
+
+def test_one_slab_is_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_loss, "SLAB_BYTES", 2**20)
+    given = head()
+    expected = value_and_gradients(plain(*given), *given[:3])
+    ours = value_and_gradients(linear_cross_entropy_sum(*given), *given[:3])
+    assert all(torch.equal(own, other) for own, other in zip(ours, expected, strict=True))
+
+
+def test_backward_may_run_twice_as_zero_bubble_schedules_do() -> None:
+    hidden, weight, bias, targets = head()
+    loss = linear_cross_entropy_sum(hidden, weight, bias, targets)
+    once = torch.autograd.grad(loss, [hidden], retain_graph=True)
+    again = torch.autograd.grad(loss, [hidden, weight], torch.tensor(2.0))
+    expected = torch.autograd.grad(plain(hidden, weight, bias, targets), [hidden, weight], torch.tensor(2.0))
+    assert_close([2 * once[0], *again], [expected[0], *expected], 1e-6)
+
+
+@pytest.mark.parametrize("frozen", ["hidden", "weight", "bias"])
+def test_what_is_frozen_gets_no_gradient(frozen: str) -> None:
+    given = head()
+    dict(zip(("hidden", "weight", "bias"), given, strict=False))[frozen].requires_grad_(False)
+    expected = value_and_gradients(plain(*given), *given[:3])
+    assert len(expected) == 3
+    assert_close(value_and_gradients(linear_cross_entropy_sum(*given), *given[:3]), expected, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("cast", [True, False], ids=["autocast", "16-bit parameters"])
+def test_in_16_bits_it_is_as_near_to_the_truth_as_the_plain_way(dtype: torch.dtype, cast: bool) -> None:
+    given = head(dtype=torch.float32 if cast else dtype)
+    exact = [part.detach().double().requires_grad_() for part in given[:3] if part is not None]
+    truth = value_and_gradients(plain(*exact, given[3]), *exact)  # type: ignore[arg-type]
+    with fp32_products(True):
+        with torch.autocast("cpu", dtype=dtype, enabled=cast):
+            ways = [way(*given) for way in (linear_cross_entropy_sum, plain)]
+        ours, theirs = (value_and_gradients(loss, *given[:3]) for loss in ways)
+    for own, other, true in zip(ours, theirs, truth, strict=True):
+        assert own.dtype == other.dtype
+        # a slab's share of the hidden states' gradient is rounded before it is added to the others'
+        assert (own - true).norm() <= 1.4 * (other - true).norm() + 1e-6 * true.norm()
+    assert not torch.equal(ours[1], truth[1])  # 16 bits were used
+
+
+def test_backward_outside_of_autocast_computes_as_forward_did() -> None:
+    given = head()
+    seen = set()
+
+    class Dtypes(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            if func._overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
+                seen.add(args[0].dtype)
+            return func(*args, **(kwargs or {}))
+
+    with fp32_products(True), Dtypes():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = linear_cross_entropy_sum(*given)
+        loss.backward()
+    assert seen == {torch.bfloat16}
+
+
+def test_without_any_target_the_loss_is_0_and_so_are_the_gradients() -> None:
+    hidden, weight, bias, targets = head()
+    loss = linear_cross_entropy_sum(hidden, weight, bias, torch.full_like(targets, -100))
+    assert loss.item() == 0
+    assert not any(gradient.any() for gradient in torch.autograd.grad(loss, [hidden, weight, bias]))  # type: ignore[list-item]
+
+
+def test_a_target_that_is_no_token_gives_nan() -> None:
+    hidden, weight, bias, targets = head()
+    targets[4] = VOCABULARY
+    assert linear_cross_entropy_sum(hidden, weight, bias, targets).isnan()
+
+
+def test_without_gradients_nothing_is_kept_for_them() -> None:
+    given = head()
+    with torch.no_grad():
+        loss = linear_cross_entropy_sum(*given)
+    assert loss.grad_fn is None
+    assert torch.allclose(loss, plain(*given))
+
+
+@pytest.mark.parametrize("cast", [False, True])
+def test_for_evaluation_losses_and_likeliest_tokens_are_those_of_the_logits(cast: bool) -> None:
+    hidden, weight, bias, targets = head()
+    with fp32_products(True), torch.autocast("cpu", dtype=torch.bfloat16, enabled=cast):
+        argmax, losses = linear_argmax_and_losses(hidden, weight, bias, targets)
+        logits = F.linear(hidden, weight, bias).float()
+    assert torch.equal(argmax, logits.argmax(1))
+    torch.testing.assert_close(losses, F.cross_entropy(logits, targets, reduction="none"), atol=1e-5, rtol=1e-6)
+    assert not losses.requires_grad
+
+
+def test_a_tied_embedding_gets_both_gradients() -> None:
+    _, weight, _, targets = head(bias=False)
+    tokens = torch.arange(ROWS)
+    expected = torch.autograd.grad(plain(F.embedding(tokens, weight), weight, None, targets), [weight])[0]
+    ours = torch.autograd.grad(linear_cross_entropy_sum(F.embedding(tokens, weight), weight, None, targets), [weight])
+    assert_close(list(ours), [expected], 1e-6)
+
+
+def test_a_large_vocabulary_takes_less_than_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_loss, "SLAB_BYTES", 64 * 2**20)
+    hidden = torch.randn(320, 8, requires_grad=True)
+    weight = torch.randn(128_256, 8, requires_grad=True)
+    targets = torch.randint(128_256, (320,))
+    peaks = []
+    for way in (linear_cross_entropy_sum, plain):
+        with TensorPeak() as memory:
+            memory.track([hidden, weight])
+            way(hidden, weight, None, targets).backward()
+        peaks.append(memory.peak_bytes)
+        hidden.grad = weight.grad = None
+    assert peaks[0] <= peaks[1] / 2
+    assert peaks[0] <= 2.2 * 64 * 2**20 + 2 * weight.nbytes
