@@ -4,13 +4,16 @@ same twelve steps by hand in one process."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
@@ -21,14 +24,15 @@ from drivetrain.config.engine import EngineConfig
 from drivetrain.config.training import Loader, Optimizer, Scaler
 from drivetrain.config.workload import LanguageModel, TextClassification
 from drivetrain.data.loader import training_windows
-from drivetrain.data.micro_batches import Slice
+from drivetrain.data.micro_batches import Lengths, Slice
 from drivetrain.data.order import GlobalOrder
 from drivetrain.emulation import fp32_products
 from drivetrain.engines.base import Engine
 from drivetrain.workloads.base import Layout, Workload
 from drivetrain.workloads.language_model import IGNORED, LanguageModelWorkload
 from drivetrain.workloads.text_classification import TextClassificationWorkload
-from tests.parity.cases import CLIP, Curve
+from tests.parity.cases import CLIP, Curve, largest
+from tests.parity.table import Row, add_row
 from tests.tiny_workload import FEATURES, Rows, TinyWorkload, tiny_engine
 
 STEPS, BATCH, LENGTH = 12, 10, 16  # windows of a step; tokens of a window
@@ -70,6 +74,9 @@ class MeshCase:
     @property
     def shown(self) -> str:
         """The degrees with what else was chosen, as the table of the docs has it."""
+        if "name" in self.degrees:
+            others = [f"{key}: {value}" for key, value in self.degrees.items() if key != "name"]
+            return f"{self.degrees['name']} ({', '.join([*others, self.model])})"
         axes = " x ".join(f"{key}={value}" for key, value in self.degrees.items() if key in ("pp", "dp", "cp", "tp"))
         others = [key if value is True else str(value) for key, value in self.degrees.items() if key not in axes]
         others += [f"recompute: {str(self.recompute).lower()}"] if self.recompute else []
@@ -190,10 +197,30 @@ def workload(case: MeshCase) -> Workload:
         return reviews()
     if case.model == "vit":
         return TinyWorkload(pictures, Rows(62), Rows(37, seed=9))
+    if case.model.startswith("sft"):
+        return chats("padded" not in case.model, "fused" in case.model)
     config = {**LLAMA, **VARIANTS.get(case.model, {})}
     block = {"type": "language_model", "model": {"config": config}}
     data = {"train": str(text()), "length": LENGTH, "evaluation_fraction": 0.1}
     return Seeded(LanguageModel.model_validate({**block, "data": data}), seed=0)
+
+
+def chats(packing: bool, fused: bool) -> Seeded:
+    """Conversations of one to three replies of uneven lengths, of which the replies are targets."""
+    path = Path(tempfile.gettempdir()) / f"mesh-parity-{os.getpid()}.jsonl"
+    generator = torch.Generator().manual_seed(12)
+
+    def words(most: int) -> str:
+        count = int(torch.randint(1, most, (1,), generator=generator))
+        return " ".join("abcdefgh"[i] * 3 for i in torch.randint(0, 8, (count,), generator=generator).tolist())
+
+    turns = torch.randint(1, 4, (62,), generator=generator).tolist()
+    rows = [[{"role": r, "content": words(5)} for _ in range(n) for r in ("user", "assistant")] for n in turns]
+    path.write_text("\n".join(json.dumps({"messages": row}) for row in rows))
+    model = {"config": {**LLAMA, "vocab_size": 260}, "fused_loss": fused}
+    data = {"train": str(path), "template": "plain", "length": 60, "packing": packing, "evaluation_fraction": 0.1}
+    block = {"type": "language_model", "stage": "sft", "model": model, "data": data}
+    return Seeded(LanguageModel.model_validate(block), seed=0)
 
 
 def engine_of(case: MeshCase, work: Workload, scaler: Scaler | None = None) -> Engine:
@@ -216,7 +243,8 @@ def run_case(case: MeshCase) -> Curve:
     with fp32_products(case.precision != "fp32"):
         engine = engine_of(case, work)
         micro = -(-BATCH // engine.data_world // case.accumulation)
-        mine = Slice(engine.data_rank, engine.data_world, micro)
+        lengths = None if work.lengths is None else Lengths(np.asarray(work.lengths), 10, work.packs)
+        mine = Slice(engine.data_rank, engine.data_world, micro, lengths if case.model.startswith("sft") else None)
         order = GlobalOrder(len(work.train), BATCH, seed=1)
         curve = Curve([], [], {}, {})
         for window in training_windows(work.train, work.collate, order, range(STEPS), mine, Loader()):
@@ -243,8 +271,8 @@ def logits_and_targets(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[T
 
 
 def plain(case: MeshCase) -> Curve:
-    """One process, whole batches, torch's own autocast and clipping."""
-    work = workload(case)
+    """One process, whole batches, each sample a padded row, torch's own autocast and clipping."""
+    work = workload(replace(case, model="sft-padded") if case.model.startswith("sft") else case)
     model, optimizer = work.build_model(), OPTIMIZERS[case.optimizer]
     matrices, vectors = [p for p in model.parameters() if p.ndim > 1], [p for p in model.parameters() if p.ndim == 1]
     groups = [{"params": matrices, "weight_decay": optimizer.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
@@ -269,3 +297,21 @@ def plain(case: MeshCase) -> Curve:
             curve.losses.append(loss.item())
     curve.weights = model.state_dict()
     return curve
+
+
+def check(case: MeshCase, ours: Curve, theirs: Curve) -> None:
+    """Losses, norms, the first step's gradients and the names of weights; a row of the table."""
+    assert sum(norm > case.clip for norm in theirs.norms) > 3, "clipping is active"
+    differs = largest(ours.losses, theirs.losses), largest(ours.norms, theirs.norms)
+    add_row(Row(case.shown, case.precision, case.world, *differs))
+    four_stages = case.degrees.get("pp", 1) >= 4
+    tolerance = (1e-4 if four_stages else 1e-5) if case.precision == "fp32" else 1e-2
+    assert ours.losses == pytest.approx(theirs.losses, rel=tolerance)
+    assert ours.norms == pytest.approx(theirs.norms, rel=tolerance)
+    assert ours.gradients.keys() == theirs.gradients.keys()
+    greatest = max(float(gradient.abs().max()) for gradient in theirs.gradients.values())
+    for name, gradient in theirs.gradients.items():
+        scale = max(float(gradient.abs().max()), 1e-4 * greatest)  # a key's bias has none but rounding
+        near = tolerance if case.precision == "fp32" else 5e-2
+        assert torch.allclose(ours.gradients[name], gradient, rtol=near, atol=near * scale), name
+    assert ours.weights.keys() == theirs.weights.keys()

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
-from tests.parity.cases import Curve, largest
-from tests.parity.mesh_cases import MeshCase, plain, run_cases
-from tests.parity.table import Row, add_row
+from tests.parity.cases import Curve
+from tests.parity.mesh_cases import MeshCase, check, plain, run_cases
+from tests.parity.spawned import curves
 from tests.ranks import RankPool
 
 AT_ONCE = 6
@@ -70,17 +69,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def found(request: pytest.FixtureRequest, ranks: Callable[[int], RankPool]) -> Callable[[MeshCase], Curve]:
-    items = [item for item in request.session.items if item.fspath == request.fspath]
-    chosen = [item.callspec.params["case"] for item in items if hasattr(item, "callspec")]  # type: ignore[attr-defined]
-
-    @functools.cache
-    def of_world(world: int) -> dict[str, Curve]:
-        cases, curves = [case for case in chosen if case.world == world], []
-        for start in range(0, len(cases), AT_ONCE):
-            curves += ranks(world).run(run_cases, cases[start : start + AT_ONCE])[0]
-        return {case.name: curve for case, curve in zip(cases, curves, strict=True)}
-
-    return lambda case: of_world(case.world)[case.name]
+    return curves(request, ranks, run_cases, lambda case: case.world, AT_ONCE)
 
 
 @functools.cache
@@ -90,18 +79,4 @@ def reference(precision: str, optimizer: str, model: str) -> Curve:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_curve_on_a_mesh_is_that_of_plain_pytorch(case: MeshCase, found: Callable[[MeshCase], Curve]) -> None:
-    ours, theirs = found(case), reference(case.precision, case.optimizer, case.model)
-    assert sum(norm > case.clip for norm in theirs.norms) > 3, "clipping is active"
-    differs = largest(ours.losses, theirs.losses), largest(ours.norms, theirs.norms)
-    add_row(Row(case.shown, case.precision, case.world, *differs))
-    four_stages = case.degrees.get("pp", 1) >= 4
-    tolerance = (1e-4 if four_stages else 1e-5) if case.precision == "fp32" else 1e-2
-    assert ours.losses == pytest.approx(theirs.losses, rel=tolerance)
-    assert ours.norms == pytest.approx(theirs.norms, rel=tolerance)
-    assert ours.gradients.keys() == theirs.gradients.keys()
-    greatest = max(float(gradient.abs().max()) for gradient in theirs.gradients.values())
-    for name, gradient in theirs.gradients.items():
-        scale = max(float(gradient.abs().max()), 1e-4 * greatest)  # a key's bias has none but rounding
-        near = tolerance if case.precision == "fp32" else 5e-2
-        assert torch.allclose(ours.gradients[name], gradient, rtol=near, atol=near * scale), name
-    assert ours.weights.keys() == theirs.weights.keys()
+    check(case, found(case), reference(case.precision, case.optimizer, case.model))
