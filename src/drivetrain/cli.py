@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
 
 from drivetrain import __version__
 from drivetrain.errors import RankError, RunError, UserError
@@ -168,6 +167,27 @@ def report(
 
 
 @app.command()
+def data(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """What is in the data: rows, what becomes of them, lengths, padding, a sample with its trained tokens marked."""
+    from drivetrain.launch.checked import checked
+    from drivetrain.show_data import examine, show
+
+    ready = checked(run_file, overrides or [])
+    if not ready.is_first:
+        return
+    report, warnings = examine(ready.run)
+    _say(warnings)
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        show(report, _wide(output))
+
+
+@app.command()
 def prove(
     run_file: RunFile,
     overrides: Overrides = None,
@@ -176,15 +196,12 @@ def prove(
     """A few steps of your own run on its engine against one process: PASS or FAIL a promise. Nothing is kept."""
     from drivetrain import proving
     from drivetrain.launch.checked import checked
+    from drivetrain.show import verdicts_table
 
     ready = checked(run_file, overrides or [])
     _say(ready.notices)
     proof = proving.prove(ready.run, steps, lambda line: errors.print(f"[dim]{escape(line)}[/]"))
-    table = Table("promise", "", "what was seen", box=None, pad_edge=False)
-    marks = {True: "[green]PASS[/]", False: "[bold red]FAIL[/]", None: "-"}
-    for verdict in proof.verdicts:
-        table.add_row(verdict.promise, marks[verdict.holds], escape(verdict.why))
-    output.print(table)
+    output.print(verdicts_table([(each.promise, each.holds, each.why) for each in proof.verdicts]))
     _say(proof.remarks)
     raise typer.Exit(0 if proof.holds else 1)
 
@@ -247,16 +264,9 @@ def import_(
 @app.command()
 def fields() -> None:
     """Every key of a run file, its default and what it means."""
-    from drivetrain.config.load import field_paths
+    from drivetrain.show import fields_table
 
-    table = Table(Column("key", no_wrap=True), "default", "what it means", box=None, pad_edge=False)
-    seen = set()
-    for path, info in field_paths():
-        name = ".".join(path)
-        if (name, info.description) not in seen:
-            seen.add((name, info.description))
-            table.add_row(escape(name), escape(_default(info)), escape(info.description or ""))
-    output.print(table)
+    output.print(fields_table())
 
 
 @app.command()
@@ -336,12 +346,3 @@ def _wide(console: Console) -> Console:
 def _say(notices: list[str]) -> None:
     for notice in notices:
         errors.print(f"[yellow]note[/] {escape(notice)}")
-
-
-def _default(info: Any) -> str:
-    from pydantic import BaseModel
-
-    if info.is_required():
-        return "required"
-    value = info.default
-    return "" if value is None or isinstance(value, BaseModel) else str(value)

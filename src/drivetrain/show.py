@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
+from drivetrain.config.load import field_paths
 from drivetrain.config.translation import Fate, Note
 from drivetrain.report import RunReport
 
@@ -65,6 +67,36 @@ def notes_table(notes: Sequence[tuple[str, Note]]) -> Table:
                 shown = (title, escape(", ".join(keys)), escape(why))
                 table.add_row(*([escape(file)] if len(files) > 1 else []), *shown)
     return table
+
+
+def verdicts_table(verdicts: Sequence[tuple[str, bool | None, str]]) -> Table:
+    """Of each promise whether it holds (None: it was not put to the test), and what was seen."""
+    table = Table("promise", "", "what was seen", box=None, pad_edge=False)
+    marks = {True: "[green]PASS[/]", False: "[bold red]FAIL[/]", None: "-"}
+    for promise, holds, why in verdicts:
+        table.add_row(promise, marks[holds], escape(why))
+    return table
+
+
+def fields_table() -> Table:
+    """Every key of a run file; those that several blocks have with the same meaning once."""
+    table = Table(Column("key", no_wrap=True), "default", "what it means", box=None, pad_edge=False)
+    seen = set()
+    for path, info in field_paths():
+        name = ".".join(path)
+        if (name, info.description) not in seen:
+            seen.add((name, info.description))
+            table.add_row(escape(name), escape(_default(info)), escape(info.description or ""))
+    return table
+
+
+def _default(info: Any) -> str:
+    from pydantic import BaseModel
+
+    if info.is_required():
+        return "required"
+    value = info.default
+    return "" if value is None or isinstance(value, BaseModel) else str(value)
 
 
 def _memory(report: RunReport) -> str:

@@ -12,6 +12,7 @@ import transformers
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
@@ -133,9 +134,11 @@ def test_copies_and_replicas_have_noise_too() -> None:
     assert noise.abs().max() == pytest.approx(5 / math.sqrt(8 * WIDTH), rel=0.1)
 
 
-def noise_of_rank(way: str) -> tuple[Tensor, Tensor]:
-    """Noise, and the gradient of the embedding where it is whole."""
-    torch.manual_seed(0)
+IDS, POSITIONS = torch.arange(16).view(2, 8), torch.arange(8).expand(2, 8)
+
+
+def embeddings_of_rank(way: str) -> tuple[Tensor, Tensor]:
+    """What the embedding gives in the end, and its gradient."""
     model = build().train()
     add_embedding_noise(model, 5.0)
     if way == "fsdp":
@@ -145,27 +148,26 @@ def noise_of_rank(way: str) -> tuple[Tensor, Tensor]:
         tensor_parallel.split(model, init_device_mesh("cpu", (2,)), plan, sequence_parallel=way == "sequence")
     given: list[Tensor] = []
     embedding = model.get_input_embeddings()
-    embedding.register_forward_hook(lambda _, args, output: given.append(output.detach()))
-    ids = torch.arange(8)[None].expand(2, 8)
+    embedding.register_forward_hook(lambda _module, _args, output: given.append(output.detach()))
     torch.manual_seed(1)
-    model(input_ids=ids, position_ids=torch.arange(8).expand(2, 8)).logits.square().mean().backward()
-    return given[0] - build().get_input_embeddings().weight[ids][
-        :, : given[0].shape[1]
-    ], embedding.weight.grad.full_tensor() if hasattr(embedding.weight.grad, "full_tensor") else embedding.weight.grad
+    model(input_ids=IDS, position_ids=POSITIONS).logits.square().mean().backward()
+    gradient = embedding.weight.grad
+    return given[0], gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
 
 
-@pytest.mark.parametrize("way", ["fsdp", "tensor"])
+@pytest.mark.parametrize("way", ["fsdp", "tensor", "sequence"])
 def test_noise_on_a_split_embedding_is_that_of_a_whole_one(way: str, ranks: Callable[[int], RankPool]) -> None:
     model = build().train()
     add_embedding_noise(model, 5.0)
-    ids = torch.arange(8)[None].expand(2, 8)
+    embedding, given = model.get_input_embeddings(), []
+    embedding.register_forward_hook(lambda _module, _args, output: given.append(output.detach()))
     torch.manual_seed(1)
-    noise = added_noise(model, input_ids=ids, position_ids=torch.arange(8).expand(2, 8))
-    torch.manual_seed(1)
-    model(input_ids=ids, position_ids=torch.arange(8).expand(2, 8)).logits.square().mean().backward()
-    for own, gradient in ranks(2).run(noise_of_rank, way):
-        torch.testing.assert_close(own, noise, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(gradient, model.get_input_embeddings().weight.grad, rtol=1e-4, atol=1e-7)
+    model(input_ids=IDS, position_ids=POSITIONS).logits.square().mean().backward()
+    assert not torch.allclose(given[0], embedding.weight[IDS], atol=0.1)
+    parts = given[0].chunk(2, dim=1) if way == "sequence" else [given[0]] * 2
+    for (own, gradient), part in zip(ranks(2).run(embeddings_of_rank, way), parts, strict=True):
+        torch.testing.assert_close(own, part, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(gradient, embedding.weight.grad, rtol=1e-4, atol=1e-7)
 
 
 # --- longer contexts --------------------------------------------------------------------------------------------------
@@ -216,12 +218,13 @@ def test_a_saved_model_takes_it_and_keeps_it(kind: str, tmp_path: Path, caplog: 
 
 
 def test_layers_that_see_a_window_keep_their_positions() -> None:
-    own = config("gemma3_text", sliding_window=8, head_dim=8)
+    own = config("gemma3_text", sliding_window=8, head_dim=8, num_key_value_heads=1)
     overrides = rope_scaling_config(own, {"type": "linear", "factor": 8.0})
     parameters = overrides["rope_parameters"]
     assert parameters["sliding_attention"] == own.rope_parameters["sliding_attention"]
     assert parameters["full_attention"] == {**own.rope_parameters["full_attention"], "rope_type": "linear", "factor": 8}
-    build("gemma3_text", sliding_window=8, head_dim=8, **overrides)(input_ids=torch.zeros(1, 9, dtype=torch.int64))
+    model = build("gemma3_text", sliding_window=8, head_dim=8, num_key_value_heads=1, **overrides)
+    model(input_ids=torch.zeros(1, 9, dtype=torch.int64))
 
 
 def test_what_the_pretraining_saw_may_be_told() -> None:

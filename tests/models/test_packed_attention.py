@@ -210,8 +210,15 @@ def test_a_model_that_cannot_take_them_is_left_as_it_was(make: Callable[[], Any]
     assert (getattr(model, "config", None) and model.config._attn_implementation) == before
 
 
-def test_a_window_longer_than_what_is_tried_is_seen_in_the_config() -> None:
-    said = refusal(build("phimoe", sliding_window=500, num_local_experts=2, num_key_value_heads=2))
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("phimoe", {"num_local_experts": 2}),
+        ("qwen2_moe", {"use_sliding_window": True, "max_window_layers": 1, "num_experts": 2, "num_experts_per_tok": 1}),
+    ],
+)
+def test_a_window_longer_than_what_is_tried_is_seen_in_the_config(kind: str, fields: dict[str, Any]) -> None:
+    said = refusal(build(kind, sliding_window=500, num_key_value_heads=2, **fields))
     assert "does not tell its attention of the sliding window" in said
 
 

@@ -90,14 +90,17 @@ def use_ulysses(model: nn.Module, group: dist.ProcessGroup, heads_share: int) ->
     return attention
 
 
-def part_of(batch: Batch, pads: Mapping[str, int], rank: int, ranks: int, multiple: int = 1) -> Batch:
+def part_of(batch: Batch, pads: Mapping[str, int | None], rank: int, ranks: int, multiple: int = 1) -> Batch:
     """This rank's part of every sequence, padded to parts of one length, a multiple of `multiple`.
 
-    pads: by tensor, what a position that is none holds.
+    pads: by tensor, what a position that is none holds; None: it counts on from the one before.
     """
     found = dict(batch)
     for name, pad in pads.items():
         length = batch[name].shape[1]
         part = -(-length // (ranks * multiple)) * multiple
-        found[name] = F.pad(batch[name], (0, part * ranks - length), value=pad)[:, rank * part : (rank + 1) * part]
+        whole = F.pad(batch[name], (0, part * ranks - length), value=pad or 0)
+        if pad is None:
+            whole[:, length:] = whole[:, length - 1 : length] + torch.arange(1, part * ranks - length + 1)
+        found[name] = whole[:, rank * part : (rank + 1) * part]
     return found

@@ -38,8 +38,8 @@ class _Call:
 
     @classmethod
     def of(cls, targets: Tensor, wanted: Wanted) -> _Call:
-        """On a GPU this waits for the number of targets. Without any, one ignored position stands for them, so that the
-        head takes part in the backward pass, with gradients of 0."""
+        """On a GPU this waits for the number of targets. Without any, one ignored position stands for them: the head
+        takes part in the backward pass, with gradients of 0, and no kernel meets a batch of no rows."""
         flat = targets.flatten()
         places = (flat != IGNORED).nonzero().squeeze(1)
         count = len(places)
@@ -129,7 +129,8 @@ def _rows(given: Tensor, call: _Call) -> Tensor:
 
 
 class _LossHead(nn.Linear):
-    """A linear head that gives what it is asked for, in three dimensions as logits have."""
+    """A linear head that gives what it is asked for: as logits something with dimensions, which replicas can join, and
+    no view, of which FSDP warns."""
 
     owner: TargetHead
 
@@ -143,9 +144,9 @@ class _LossHead(nn.Linear):
         call.fused = True
         rows = input.flatten(0, 1)
         if call.wanted == "loss":
-            return linear_cross_entropy_sum(rows, self.weight, self.bias, call.targets)[None, None, None]
+            return torch.stack([linear_cross_entropy_sum(rows, self.weight, self.bias, call.targets)])
         argmax, losses = linear_argmax_and_losses(rows, self.weight, self.bias, call.targets)
-        return torch.stack([losses, argmax.float()], dim=1)[None]  # tokens up to 2^24 are exact in fp32
+        return torch.stack([losses[None], argmax.float()[None]], dim=2)  # tokens up to 2^24 are exact in fp32
 
 
 # --- whether the loss may take the place of the logits ----------------------------------------------------------------

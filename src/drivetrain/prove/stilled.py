@@ -86,7 +86,7 @@ class Stilled(Workload):
         return self._inner.layout
 
     @property
-    def by_position(self) -> Mapping[str, int]:
+    def by_position(self) -> Mapping[str, int | None]:
         return self._inner.by_position
 
     @property

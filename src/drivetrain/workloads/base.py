@@ -136,9 +136,9 @@ class Workload(ABC):
         return Layout()
 
     @property
-    def by_position(self) -> Mapping[str, int]:
-        """The batch's tensors (samples, positions, ...) of sequences that may be cut, and what pads them: each
-        position has a loss of its own, and only attention looks at others."""
+    def by_position(self) -> Mapping[str, int | None]:
+        """The batch's tensors (samples, positions, ...) of sequences that may be cut, and what pads them (None: they
+        count on): each position has a loss of its own, and only attention looks at others."""
         return {}
 
     @property

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from drivetrain.config.language import LanguageModel
@@ -14,6 +16,7 @@ from drivetrain.models.language_options import (
     add_embedding_noise,
     attention_choices,
     context_length,
+    evaluating,
     freeze_all_but_last,
     rope_scaling_config,
 )
@@ -27,11 +30,12 @@ IMPLEMENTATIONS = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2
 
 @dataclass(frozen=True)
 class Built:
-    """packed: None where the samples of a batch are padded."""
+    """packed: None where the samples of a batch are padded. takes_positions: whether its own are 0, 1, 2, ..."""
 
     model: nn.Module
     head: TargetHead
     packed: PackedAttention | None
+    takes_positions: bool
     notes: list[str]
 
 
@@ -45,17 +49,20 @@ def build_language_model(config: LanguageModel, reader: LanguageReader, packs: b
         overrides = rope_scaling_config(config_of(options.path, given, FIELD), options.rope_scaling)
         given = None if given is None else {**given, **overrides}
     model = build_classifier("AutoModelForCausalLM", options.path, given, (), FIELD, notes.append, overrides)
-    _fit(model, config, reader)
+    _fit(model, config, reader, notes)
     if options.train_last_blocks is not None:
         trained = freeze_all_but_last(model, options.train_last_blocks)
         notes.append(f"{trained:,} parameters are trained, those of the last {options.train_last_blocks} blocks")
     if options.neftune_alpha is not None:
         add_embedding_noise(model, options.neftune_alpha)
-    packed = _attend(model, options.attention, packs, notes)
+    takes_positions = _check_it_looks_back(model)
+    if packs and not takes_positions:
+        notes.append(f"{type(model).__name__} counts positions in its own way: samples are padded, not packed")
+    packed = _attend(model, options.attention, packs and takes_positions, notes)
     head = TargetHead(model, options.fused_loss)
     if options.fused_loss and head.fallback is not None:
         notes.append(f"workload.model.fused_loss: {head.fallback}")
-    return Built(model, head, packed, notes)
+    return Built(model, head, packed, takes_positions, notes)
 
 
 def _attend(model: Any, choice: str, packs: bool, notes: list[str]) -> PackedAttention | None:
@@ -81,11 +88,15 @@ def _completed(given: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     return {**{key: value for key, value in derived.items() if config_accepts(given, key)}, **given}
 
 
-def _fit(model: Any, config: LanguageModel, reader: LanguageReader) -> None:
+def _fit(model: Any, config: LanguageModel, reader: LanguageReader, notes: list[str]) -> None:
     problems = []
     known, tokens = model.get_input_embeddings().num_embeddings, len(reader.tokenizer)
     if known < tokens and config.model.resize_vocabulary:
-        model.resize_token_embeddings(tokens)
+        # new rows follow the others' mean, which a model without numbers does not have
+        model.resize_token_embeddings(tokens, mean_resizing=not next(model.parameters()).is_meta)
+        if config.model.train_last_blocks is not None:
+            new = tokens - known
+            notes.append(f"{new} rows are added to the embedding, and stay as they are: only last blocks are trained")
     elif known < tokens:
         added = f", {', '.join(reader.added_tokens)} of the template among them" if reader.added_tokens else ""
         why = f"vocab_size ({known}) < the tokenizer's tokens ({tokens}{added})"
@@ -97,3 +108,33 @@ def _fit(model: Any, config: LanguageModel, reader: LanguageReader) -> None:
         problems.append(Problem("workload.data.length", why, "shorten it, or give workload.model.rope_scaling"))
     if problems:
         raise UserError(problems)
+
+
+@torch.no_grad()
+def _check_it_looks_back(model: Any) -> bool:
+    """UserError if a position sees those after it: its target is one of them, and padding would count.
+
+    Returns whether positions that are given as 0, 1, 2, ... are its own; RoBERTa's and its like begin elsewhere.
+    """
+    parameter, name = next(model.parameters()), type(model).__name__
+    if parameter.is_meta:  # the rank that has the weights looks
+        return True
+    accepted = inspect.signature(model.forward).parameters
+    extra = {"use_cache": False} if "use_cache" in accepted else {}
+    known = model.get_input_embeddings().num_embeddings
+    ids = torch.randint(known, (1, 5), generator=torch.Generator().manual_seed(0)).to(parameter.device)
+    other = ids.clone()
+    other[0, -1] = (other[0, -1] + 1) % known
+    with evaluating(model):
+        logits = model(input_ids=ids, **extra).logits
+        if _differ(logits[:, :-1], model(input_ids=other, **extra).logits[:, :-1]):
+            fix = "give is_decoder: true in its config, if it has that, or another model"
+            raise problem(FIELD, f"{name} sees the tokens that it is to predict", fix)
+        if "position_ids" not in accepted:
+            return True
+        placed = model(input_ids=ids, position_ids=torch.arange(5, device=ids.device)[None], **extra).logits
+    return not _differ(logits, placed)
+
+
+def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return not torch.allclose(one, other, rtol=0, atol=1e-4 * float(one.abs().max()))

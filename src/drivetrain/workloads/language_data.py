@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from drivetrain.config.language import LanguageModel
+from drivetrain.config.language import LanguageData, LanguageModel
 from drivetrain.data.language.chat import ChatTemplate
-from drivetrain.data.language.conversation_form import RowError
 from drivetrain.data.language.conversation_formats import BadRow
 from drivetrain.data.language.conversation_samples import Cut, conversation_samples
 from drivetrain.data.language.conversations import Conversation
-from drivetrain.data.language.samples import JoinedSamples, Sample, StreamedSamples, TextWindows, Tokenised
-from drivetrain.data.language.sets import DataSet, OpenSet, Text, open_sets, read_set, refuse_bad_rows
+from drivetrain.data.language.samples import JoinedSamples, TextWindows, Tokenised
+from drivetrain.data.language.sets import LOOKED_AT, DataSet, OpenSet, contents_of, open_sets, read_set, refuse_bad_rows
 from drivetrain.data.order import Part
 from drivetrain.data.token_cache import Arrays, cached, content_key
 from drivetrain.errors import problem, together
+from drivetrain.workloads.language_streams import Stream, encoded
 from drivetrain.workloads.language_tokenizer import make_tokenizer
 
+AT_ONCE = 256  # texts a call of the tokenizer, which gives Python's integers
 TRAIN, EVALUATION = "workload.data.train", "workload.data.evaluation"
 
 
@@ -63,56 +64,63 @@ class LanguageReader:
     def read(self) -> LanguageSamples:
         """UserError with all that is wrong with the sources, then with all rows that cannot be used."""
         data = self._data
-        given = data.evaluation
-        opened, others = together(
-            [
-                lambda: open_sets(data.train, data, self._chats, TRAIN),
-                lambda: open_sets(given or [], data, self._chats, EVALUATION),
-            ]
-        )
-        weights = _weights(opened)
+        calls: list[Callable[[], Any]] = [
+            lambda: open_sets(data.train, data, self._chats, TRAIN),
+            lambda: open_sets(data.evaluation or [], data, self._chats, EVALUATION),
+            lambda: _weights(data),
+        ]
+        opened, others, weights = together(calls)
+        for note in dict.fromkeys(note for each in (*opened, *others) for note in each.notes):
+            self.warn(note)
         if data.stream:
             self._take_tokenizer([])
-            train = [self._streamed(each) for each in opened]
-            evaluation = [self._streamed(each) for each in others]
+            train = [self._streamed(each, TRAIN) for each in opened]
+            evaluation = [self._streamed(each, EVALUATION) for each in others]
         else:
             train, evaluation = self._read_whole(opened, others)
+        if not evaluation:
+            left_out = "a stream holds nothing out" if data.stream else "the share held out is less than one sample"
+            self.warn(f"there are no evaluation data: {left_out}; workload.data.evaluation gives some")
         joined = JoinedSamples(train)
-        parts = None
-        if weights is not None:
-            parts = [Part(a, b, w) for a, b, w in zip(joined.starts, joined.starts[1:], weights, strict=False)]
-        return LanguageSamples(joined, JoinedSamples(evaluation) if evaluation else None, parts)
+        parts = [Part(a, b, w) for a, b, w in zip(joined.starts, joined.starts[1:], weights, strict=False)]
+        return LanguageSamples(joined, JoinedSamples(evaluation) if evaluation else None, parts or None)
 
     def read_more(self, path: str, field: str) -> JoinedSamples:
         """Other data of the same kind, such as those to predict for."""
-        source = self._data.train[0].model_copy(update={"path": path, "samples": None})
-        (opened,) = open_sets([source], self._data, self._chats, field)
-        dataset = read_set(opened, self._seed, field)
-        refuse_bad_rows([dataset], field)
-        return JoinedSamples([self._made(dataset, 0.0)[0]])
+        elsewhere = {"path": path, "samples": None, "subset": None, "split": "train", "folder": None}
+        source = self._data.train[0].model_copy(update=elsewhere)
+        sets = self._sets(open_sets([source], self._data, self._chats, field), field)
+        ((samples, _),) = self._made_of(sets, 0.0, [], field)
+        return JoinedSamples([samples])
 
     def _read_whole(
         self, opened: Sequence[OpenSet], others: Sequence[OpenSet]
     ) -> tuple[list[Tokenised], list[Tokenised]]:
-        sets = together([lambda each=each: read_set(each, self._seed, TRAIN) for each in opened])  # type: ignore[misc]
-        held = together([lambda each=each: read_set(each, self._seed, EVALUATION) for each in others])  # type: ignore[misc]
-        if self._data.bad_rows == "error":
-            together([lambda: refuse_bad_rows(sets, TRAIN), lambda: refuse_bad_rows(held, EVALUATION)])
-        for note in dict.fromkeys(note for each in (*sets, *held) for note in each.notes):
-            self.warn(note)
-        contents = [text.content for each in sets for text in each.texts]
-        contents += [message.content for each in sets for c in each.conversations for message in c.messages]
-        self._take_tokenizer(contents)
+        sets, held = together([lambda: self._sets(opened, TRAIN), lambda: self._sets(others, EVALUATION)])
+        self._take_tokenizer([content for each in sets for content in contents_of(each)])
+        accounts = self.accounts
         fraction = self._data.evaluation_fraction if not others else 0.0
-        made = [self._made(each, fraction) for each in sets]
-        train = [first for first, _ in made]
-        if not sum(map(len, train)):
-            bad = sum(len(account.bad) for account in self.accounts)
-            why = f"no sample is left of {sum(each.rows for each in sets)} rows; {bad} of them cannot be used"
-            raise problem(TRAIN, why, "see what drivetrain data says of them")
+        made, given = together(
+            [
+                lambda: self._made_of(sets, fraction, accounts, TRAIN),
+                lambda: self._made_of(held, 0.0, accounts, EVALUATION),
+            ]
+        )
+        train, own = [first for first, _ in made], accounts[: len(sets)]
+        weighted = self._data.train[0].weight is not None
+        for part in [[account] for account in own] if weighted else [own]:
+            _check_any_left(part, TRAIN)
         if not others:
             return train, [second for _, second in made if len(second)]
-        return train, [self._made(each, 0.0, for_evaluation=True)[0] for each in held]
+        _check_any_left(accounts[len(sets) :], EVALUATION)
+        return train, [first for first, _ in given]
+
+    def _sets(self, opened: Sequence[OpenSet], field: str) -> list[DataSet]:
+        """UserError for rows that cannot be used, unless they are to be left out."""
+        sets = together([lambda each=each: read_set(each, self._seed, field) for each in opened])  # type: ignore[misc]
+        if self._data.bad_rows == "error":
+            refuse_bad_rows(sets, field)
+        return sets
 
     def _take_tokenizer(self, contents: Sequence[str]) -> None:
         made = make_tokenizer(self._config, contents)
@@ -120,13 +128,21 @@ class LanguageReader:
 
     # --- samples -----------------------------------------------------------------------------------------------------
 
-    def _made(self, dataset: DataSet, fraction: float, for_evaluation: bool = False) -> tuple[Tokenised, Tokenised]:
-        """The samples of a set, and of the share of it that is held out."""
-        account = Account(dataset.name, dataset.rows, list(dataset.bad), for_evaluation=for_evaluation)
-        self.accounts.append(account)
-        train, held = (self._chatted if self._chats else self._windows)(dataset, fraction, account)
-        account.samples, account.held_out = len(train), len(held)
-        return train, held
+    def _made_of(
+        self, sets: Sequence[DataSet], fraction: float, accounts: list[Account], field: str
+    ) -> list[tuple[Tokenised, Tokenised]]:
+        """Of each set its samples, and those of the share of it that is held out. accounts: theirs are added."""
+        made = []
+        for dataset in sets:
+            account = Account(dataset.name, dataset.rows, list(dataset.bad), for_evaluation=field == EVALUATION)
+            accounts.append(account)
+            train, held = (self._chatted if self._chats else self._windows)(dataset, fraction, account)
+            account.samples, account.held_out = len(train), len(held)
+            made.append((train, held))
+        if self._data.bad_rows == "error":  # what the template refused
+            own = accounts[len(accounts) - len(sets) :]
+            refuse_bad_rows([DataSet(each.name, each.rows, bad=each.bad) for each in own], field)
+        return made
 
     def _windows(self, dataset: DataSet, fraction: float, account: Account) -> tuple[Tokenised, Tokenised]:
         """The end of the set's text is held out."""
@@ -144,8 +160,9 @@ class LanguageReader:
             self.warn(f"the tokenizer has no eos token: the texts of {dataset.name} follow each other without a mark")
 
         def make() -> Arrays:
-            found = [self._encoded(content) + end for content in contents]
-            return {"ids": np.concatenate([np.zeros(0, np.int32), *(np.array(ids, np.int32) for ids in found)])}
+            parts = (contents[start : start + AT_ONCE] for start in range(0, len(contents), AT_ONCE))
+            found = (np.array([*ids, *end], np.int32) for part in parts for ids in encoded(self.tokenizer, part))
+            return {"ids": np.concatenate([np.zeros(0, np.int32), *found])}
 
         held, warning = cached(self._data.cache, content_key(["texts", end], self.tokenizer, contents), make, bool)
         if warning:
@@ -161,75 +178,70 @@ class LanguageReader:
         cuts = [self._cut([conversations[i] for i in part], account) for part in (kept, held)]
         return cuts[0].samples, cuts[1].samples
 
-    def _cut(self, conversations: list[Conversation], account: Account, keeps: bool = True) -> Cut:
+    def _cut(self, conversations: Sequence[Conversation], account: Account) -> Cut:
         assert self.template is not None
-        cut = conversation_samples(conversations, self.template, self.tokenizer, self._data, keeps)
-        if cut.bad and self._data.bad_rows == "error":
-            refused = DataSet(account.name, account.rows, bad=cut.bad)
-            refuse_bad_rows([refused], EVALUATION if account.for_evaluation else TRAIN)
+        cut = conversation_samples(conversations, self.template, self.tokenizer, self._data)
         account.bad += cut.bad
         account.truncated += cut.truncated
         account.too_long += cut.too_long
         account.without_target += cut.without_target
-        if cut.split_conversations:
-            self.warn(
-                f"{self.template.name} rewrites earlier turns: {cut.split_conversations} conversations of "
-                f"{account.name} become one sample a reply, each as inference sees it"
-            )
-        if cut.boundary_mismatches:
-            self.warn(
-                f"of {cut.boundary_checked} prompts of {account.name} that were looked at, {cut.boundary_mismatches} "
-                "have other tokens at inference, where nothing follows them: the tokenizer joins prompt and reply"
-            )
+        self._tell(cut, account.name, "become one sample a reply, each as inference sees it")
         if cut.warning:
             self.warn(cut.warning)
         return cut
 
-    def _encoded(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    def _tell(self, cut: Cut, name: str, fate: str) -> None:
+        assert self.template is not None
+        if cut.split_conversations:
+            rewritten = f"{cut.split_conversations} conversations of {name} {fate}"
+            self.warn(f"{self.template.name} rewrites earlier turns: {rewritten}")
+        if cut.boundary_mismatches:
+            self.warn(
+                f"of {cut.boundary_checked} prompts of {name} that were looked at, {cut.boundary_mismatches} "
+                "have other tokens at inference, where nothing follows them: the tokenizer joins prompt and reply"
+            )
 
-    # --- streams -----------------------------------------------------------------------------------------------------
-
-    def _streamed(self, opened: OpenSet) -> Tokenised:
-        self.accounts.append(Account(opened.name, len(opened.rows), samples=len(opened.rows)))
-
-        def read(start: int, stop: int) -> list[Sample]:
-            rows = opened.rows.read(start, stop)
-            return [self._one(opened, row, start + place) for place, row in enumerate(rows)]
-
-        return StreamedSamples(len(opened.rows), read, opened.rows.where)
-
-    def _one(self, opened: OpenSet, row: dict[str, Any], index: int) -> Sample:
-        """A row's sample; of one that cannot be used, where that is no error, a sample without targets."""
-        try:
-            if opened.form is None:
-                return self._text_sample(opened.text(row, index))
-            account = Account(opened.name, len(opened.rows))
-            cut = self._cut([opened.conversation(row, index)], account, keeps=False)
-            if len(cut.samples):
-                return cut.samples.load(0, 0)  # of a template that rewrites history, the first reply's
-        except RowError as error:
-            if self._data.bad_rows == "error":
-                fix = "correct or remove the row, or give workload.data.bad_rows=drop"
-                raise problem(TRAIN, f"{opened.rows.where(index)}: {error}", fix) from None
-        return np.zeros(2, np.int32), np.zeros(2, dtype=bool)
-
-    def _text_sample(self, text: Text) -> Sample:
-        end = [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
-        ids = np.array((self._encoded(text.content) + end)[: self._data.length], dtype=np.int32)
-        return ids, np.ones(len(ids), dtype=bool)
+    def _streamed(self, opened: OpenSet, field: str) -> Tokenised:
+        rows = opened.drawn(range(len(opened.rows)), self._seed)
+        stream = Stream(opened, rows, self.tokenizer, self.template, self._data, field)
+        account = Account(opened.name, len(opened.rows), samples=len(rows), for_evaluation=field == EVALUATION)
+        self.accounts.append(account)
+        if self.template is None:
+            self.warn(f"a stream has one sample a text: of {opened.name}, the first {self._data.length} tokens of each")
+        else:
+            self._tell(stream.first(LOOKED_AT), opened.name, "are trained on up to their first reply only")
+        return stream.samples
 
     def warn(self, message: str) -> None:
         if message not in self.warnings:
             self.warnings.append(message)
 
 
-def _weights(opened: Sequence[OpenSet]) -> list[float] | None:
-    weights = [each.source.weight for each in opened]
+def _weights(data: LanguageData) -> list[float]:
+    """None given, an empty list."""
+    if any(each.weight is not None for each in data.evaluation or []):
+        fix = "leave it out, or give samples"
+        raise problem(EVALUATION, "evaluation data have no weight: each sample is taken once", fix)
+    weights = [each.weight for each in data.train]
     given = [weight for weight in weights if weight is not None]
-    if not given:
-        return None
-    if len(given) < len(weights):
-        names = ", ".join(each.name for each in opened if each.source.weight is None)
+    if given and len(given) < len(weights):
+        names = ", ".join(each.path for each in data.train if each.weight is None)
         raise problem(TRAIN, f"some data sets have a weight, but not {names}", "give all of them a weight, or none")
     return given
+
+
+def _check_any_left(accounts: Sequence[Account], field: str) -> None:
+    """UserError where no sample is left of these data sets, with what became of their rows."""
+    if any(account.samples for account in accounts):
+        return
+    lost = {
+        "cannot be used": sum(len(account.bad) for account in accounts),
+        "too long": sum(account.too_long for account in accounts),
+        "without a target within length": sum(account.without_target for account in accounts),
+        "held out": sum(account.held_out for account in accounts),
+    }
+    rows, names = sum(account.rows for account in accounts), ", ".join(account.name for account in accounts)
+    told = ", ".join(f"{count} {what}" for what, count in lost.items() if count) or "their texts are too short"
+    reasons = [f"{bad.where}: {bad.why}" for account in accounts for bad in account.bad[:1]]
+    why = f"no sample is left of the {rows} rows of {names} ({told})"
+    raise problem(field, "; ".join([why, *reasons[:1]]), "correct the rows, raise workload.data.length, or give more")

@@ -17,7 +17,6 @@ from torchmetrics.classification import MulticlassAccuracy
 from drivetrain.config.language import LanguageModel
 from drivetrain.data.language.samples import JoinedSamples, Sample, TokenSamples
 from drivetrain.data.order import Part
-from drivetrain.models.packed_attention import PackedAttention
 from drivetrain.workloads.base import Batch, BestMetric, NamedSamples, Outputs, Workload
 from drivetrain.workloads.language_build import build_language_model
 from drivetrain.workloads.language_data import LanguageReader
@@ -34,16 +33,16 @@ class LanguageModelWorkload(Workload):
         self._config, self._reader = config, LanguageReader(config, seed)
         found = self._reader.read()
         self.train, self.evaluation, self._parts = found.train, found.evaluation, found.parts
-        self._wants_packing = config.stage == "sft" and config.data.packing
-        self._packed: PackedAttention | None = None
+        self._packs = config.stage == "sft" and config.data.packing  # until a model is built that cannot
 
     def build_model(self) -> nn.Module:
-        built = build_language_model(self._config, self._reader, self._wants_packing)
-        self._head, self._packed = built.head, built.packed
+        built = build_language_model(self._config, self._reader, self._packs)
+        self._head, self._packs = built.head, built.packed is not None
         for note in built.notes:
             self._reader.warn(note)
         accepted = inspect.signature(built.model.forward).parameters
-        self._inputs = {"input_ids", "position_ids"} & accepted.keys()
+        given = {"input_ids", "position_ids"} if built.takes_positions else {"input_ids"}
+        self._inputs = given & accepted.keys()
         self._extra = {"use_cache": False} if "use_cache" in accepted else {}
         return built.model
 
@@ -54,7 +53,7 @@ class LanguageModelWorkload(Workload):
         all samples end to end (1, total), in which positions begin again with each."""
         inputs = [ids[:-1] for ids, _ in samples]
         targets = [np.where(trained[1:], ids[1:], IGNORED) for ids, trained in samples]
-        if self._packed is not None:
+        if self._packs:
             positions = [np.arange(len(each)) for each in inputs]
             joined = zip(self.by_position, (inputs, positions, targets), strict=True)
             return {name: torch.from_numpy(np.concatenate(each).astype(np.int64))[None] for name, each in joined}
@@ -66,8 +65,9 @@ class LanguageModelWorkload(Workload):
         return {name: torch.from_numpy(rows) for name, rows in zip(self.by_position, table, strict=True)}
 
     @property
-    def by_position(self) -> Mapping[str, int]:
-        return {"input_ids": 0, "position_ids": 0, "targets": IGNORED}
+    def by_position(self) -> Mapping[str, int | None]:
+        """Positions that began again would be another sequence, to Transformers too."""
+        return {"input_ids": 0, "position_ids": None, "targets": IGNORED}
 
     def count(self, batch: Batch) -> int:
         return int((batch["targets"] != IGNORED).sum())
@@ -83,7 +83,11 @@ class LanguageModelWorkload(Workload):
     def outputs(self, model: nn.Module, batch: Batch) -> Outputs:
         targets = batch["targets"]
         losses, likeliest = self._head.losses_and_argmax(model, self._given(batch), targets)
-        return Outputs(losses.sum(), self.count(batch), likeliest, targets[targets != IGNORED])
+        count = self.count(batch)
+        if not count:  # of a stream's rows that are left out; metrics take no empty tensors
+            nothing = targets.new_full((1,), IGNORED)
+            return Outputs(losses.sum(), 0, nothing, nothing)
+        return Outputs(losses.sum(), count, likeliest, targets[targets != IGNORED])
 
     def predict(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
         """Of each sample its loss and its targets."""
@@ -98,7 +102,7 @@ class LanguageModelWorkload(Workload):
 
     def _sample_of(self, batch: Batch) -> Tensor:
         """(B, T), the number of the sample at each place."""
-        if self._packed is not None:
+        if self._packs:
             return (batch["position_ids"] == 0).cumsum(1) - 1
         rows = torch.arange(len(batch["targets"]), device=batch["targets"].device)
         return rows[:, None].expand_as(batch["targets"])
@@ -131,7 +135,7 @@ class LanguageModelWorkload(Workload):
 
     @property
     def packs(self) -> bool:
-        return self._packed is not None
+        return self._packs
 
     @property
     def mixture(self) -> Sequence[Part] | None:

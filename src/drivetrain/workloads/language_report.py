@@ -2,52 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from hashlib import blake2b
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from drivetrain.config.language import LanguageModel
 from drivetrain.data.language.chat import show
-from drivetrain.data.language.samples import JoinedSamples, TokenSamples
-from drivetrain.workloads.language_data import Account, LanguageReader
+from drivetrain.data.language.conversation_samples import conversation_samples
+from drivetrain.data.language.samples import JoinedSamples, TextWindows, Tokenised, TokenSamples
+from drivetrain.data.language.sets import open_sets
+from drivetrain.data.order import shares
+from drivetrain.errors import UserError
+from drivetrain.workloads.language_data import EVALUATION, TRAIN, Account, LanguageReader
+from drivetrain.workloads.language_streams import Stream
 
 SHOWN = 5
 BINS = 10
 BATCH = 32  # samples, over which padding is reckoned
+LOOKED_AT = 256  # first rows of each data set of a stream
 
 
 def data_report(
     config: LanguageModel, reader: LanguageReader, train: JoinedSamples, evaluation: JoinedSamples | None
 ) -> dict[str, Any]:
-    """JSON-able. Lengths are of training samples, in tokens; of a stream they are not known."""
-    found: dict[str, Any] = {
-        "stage": config.stage,
-        "sets": [_account(account) for account in reader.accounts],
-        "training samples": len(train),
-        "evaluation samples": 0 if evaluation is None else len(evaluation),
-        "vocabulary": len(reader.tokenizer),
-    }
+    """JSON-able. Lengths are of training samples, in tokens. Of a stream, all that needs tokens is of the first
+    `looked at` rows of each data set. sample: None where none of those can be used."""
+    found: dict[str, Any] = {"stage": config.stage, "stream": config.data.stream, "length": config.data.length}
+    accounts, known = reader.accounts, _known(train)
+    if config.data.stream:
+        found["looked at"] = LOOKED_AT
+        accounts, known = _beginnings(config, reader)
+    found["sets"] = _sets(config, accounts, len(train))
+    found["training samples"] = len(train)
+    found["evaluation samples"] = 0 if evaluation is None else len(evaluation)
+    found["vocabulary"] = len(reader.tokenizer)
     if reader.template is not None:
         found["template"] = reader.template.name
-    known = [part for part in train.parts if isinstance(part, TokenSamples)]
-    if known and len(known) == len(train.parts):
+    if known:
         lengths = np.concatenate([part.lengths for part in known])
         found["tokens"] = int(lengths.sum())
-        found["target tokens"] = sum(int(part.targets.sum()) for part in known)
-        found["lengths"] = _histogram(lengths, config.data.length)
+        found["target tokens"] = sum(_target_tokens(part) for part in known)
+        found["lengths"] = _histogram(lengths)
         found["padding"] = _padding(lengths, config.data.length)
-        found["duplicates"] = _duplicates(known)
-    ids, targets = train.load(0, 0)
-    # the first token is no target: nothing comes before it
-    pieces = show(ids, targets & (np.arange(len(ids)) > 0), reader.tokenizer)
-    found["sample"] = [{"text": text, "trained": trained} for text, trained in pieces]
+        found["duplicates"], found["evaluation samples trained on"] = _repeated(known, _known(evaluation))
+    windows = [part for part in train.parts if isinstance(part, TextWindows) and len(part)]
+    if windows:
+        found["tokens"] = sum(_text_tokens(part, config.data.length) for part in windows)
+        found["target tokens"] = found["tokens"] - len(windows)
+    first: list[Tokenised] = [*known, *windows]
+    found["sample"] = _sample(reader, first[0]) if first else None
     return found
 
 
-def _account(account: Account) -> dict[str, Any]:
-    made = account.samples + account.held_out
+def accounts_without_samples(config: LanguageModel, seed: int) -> dict[str, Any] | None:
+    """The report of data sets of which no sample is left; None where that is not what keeps them from being read."""
+    reader = LanguageReader(config, seed)
+    with suppress(UserError):
+        reader.read()
+    told = _sets(config, reader.accounts, 0)
+    empty = [each for each in told if not each["samples"]]
+    complete = len(told) == len([*config.data.train, *(config.data.evaluation or [])])
+    lost = [each["unusable rows"] == each["rows"] or each["too long"] or each["without target"] for each in empty]
+    if complete and empty and (config.stage == "pretrain" or all(lost)):  # else a template has failed on the way
+        return {"stage": config.stage, "stream": False, "sets": told}
+    return None
+
+
+# --- data sets -------------------------------------------------------------------------------------------------------
+
+
+def _sets(config: LanguageModel, accounts: Sequence[Account], samples: int) -> list[dict[str, Any]]:
+    """With what a mixture takes of each in an epoch."""
+    told = [_account(account, config.data.stream) for account in accounts]
+    for each, source in zip(told, config.data.train, strict=False):
+        if source.samples is not None:
+            each["drawn rows"] = source.samples
+    weights = [source.weight for source in config.data.train]
+    given = [weight for weight in weights if weight is not None]
+    if samples and given:
+        for each, weight, count in zip(told, weights, shares(samples, given), strict=False):
+            each |= {"weight": weight, "an epoch": count}
+    return told
+
+
+def _account(account: Account, stream: bool) -> dict[str, Any]:
+    made = min(account.rows, LOOKED_AT) - len(account.bad) if stream else account.samples + account.held_out
     return {
         "name": account.name,
         "for": "evaluation" if account.for_evaluation else "training",
@@ -63,15 +107,83 @@ def _account(account: Account) -> dict[str, Any]:
     }
 
 
-def _histogram(lengths: np.ndarray, longest: int) -> dict[str, Any]:
-    counts, edges = np.histogram(lengths, bins=BINS, range=(0, longest))
+# --- the first rows of a stream --------------------------------------------------------------------------------------
+
+
+def _beginnings(config: LanguageModel, reader: LanguageReader) -> tuple[list[Account], list[TokenSamples]]:
+    """Read once more, because a stream forgets why it leaves out a row. Samples: the training data's alone."""
+    data, accounts, known = config.data, [], []
+    for sources, field in ((data.train, TRAIN), (data.evaluation or [], EVALUATION)):
+        for opened in open_sets(sources, data, reader.template is not None, field):
+            rows = opened.drawn(range(len(opened.rows)), reader._seed)
+            account, samples = _beginning(Stream(opened, rows, reader.tokenizer, reader.template, data, field))
+            accounts.append(account)
+            if field == TRAIN and len(samples):
+                known.append(samples)
+    return accounts, known
+
+
+def _beginning(stream: Stream) -> tuple[Account, TokenSamples]:
+    opened, rows = stream.opened, stream.rows[:LOOKED_AT]
+    evaluates = stream.field == EVALUATION
+    account = Account(opened.name, len(opened.rows), samples=len(stream.rows), for_evaluation=evaluates)
+    if stream.template is None:
+        texts, account.bad = opened.texts(rows)
+        samples = _in_memory(replace(stream, rows=list(texts)).samples)
+        end = stream.tokenizer.eos_token_id
+        last = samples.ids[samples.offsets[1:] - 1]
+        account.truncated = int(((samples.lengths == stream.data.length) & ((end is None) | (last != end))).sum())
+        return account, samples
+    conversations, bad = opened.conversations(rows)
+    found = list(conversations.values())
+    cut = conversation_samples(found, stream.template, stream.tokenizer, stream.data, keeps=False)
+    account.bad = [*bad, *cut.bad]
+    account.truncated, account.too_long, account.without_target = cut.truncated, cut.too_long, cut.without_target
+    return account, cut.samples
+
+
+def _in_memory(samples: Tokenised) -> TokenSamples:
+    indices = range(len(samples))
+    loaded = [samples.load(index, 0) for index in indices]
+    return TokenSamples(
+        np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in loaded)]),
+        np.concatenate([np.zeros(0, bool), *(targets for _, targets in loaded)]),
+        np.cumsum([0, *(len(ids) for ids, _ in loaded)], dtype=np.int64),
+        [samples.name(index) for index in indices],
+    )
+
+
+# --- tokens ----------------------------------------------------------------------------------------------------------
+
+
+def _known(samples: JoinedSamples | None) -> list[TokenSamples]:
+    """The parts whose tokens are in memory."""
+    parts = [] if samples is None else samples.parts
+    return [part for part in parts if isinstance(part, TokenSamples) and len(part)]
+
+
+def _target_tokens(part: TokenSamples) -> int:
+    """Without the first of each sample: nothing comes before it."""
+    return int(part.targets.sum()) - int(part.targets[part.offsets[:-1]].sum())
+
+
+def _text_tokens(part: TextWindows, length: int) -> int:
+    last = len(part) - 1
+    return last * length + len(part.load(last, 0)[0])
+
+
+def _histogram(lengths: np.ndarray) -> dict[str, Any]:
+    """Bins hold lengths `from` to `to`, both included."""
+    edges = np.unique(np.linspace(lengths.min() - 1, lengths.max(), BINS + 1).round().astype(int))
+    counts, _ = np.histogram(lengths, bins=edges + 0.5)
     low, middle, high = np.percentile(lengths, [5, 50, 95])
     return {
         "mean": round(float(lengths.mean()), 1),
+        "longest": int(lengths.max()),
         "percentiles 5, 50, 95": [round(float(value)) for value in (low, middle, high)],
         "bins": [
-            {"from": round(float(start)), "to": round(float(end)), "samples": int(count)}
-            for start, end, count in zip(edges, edges[1:], counts, strict=False)
+            {"from": int(before) + 1, "to": int(end), "samples": int(count)}
+            for (before, end), count in zip(pairwise(edges), counts, strict=True)
         ],
     }
 
@@ -91,7 +203,26 @@ def _padding(lengths: np.ndarray, longest: int) -> dict[str, float]:
     }
 
 
-def _duplicates(parts: Sequence[TokenSamples]) -> int:
-    """Training samples that say the same as an earlier one."""
-    contents = chain.from_iterable((part.load(i, 0)[0].tobytes() for i in range(len(part))) for part in parts)
-    return sum(map(len, parts)) - len(set(contents))
+def _repeated(train: Sequence[TokenSamples], evaluation: Sequence[TokenSamples]) -> tuple[int, int]:
+    """Training samples that are the same as an earlier one, and evaluation samples that are trained on."""
+    seen = set(_contents(train))
+    duplicates = sum(map(len, train)) - len(seen)
+    return duplicates, sum(content in seen for content in _contents(evaluation))
+
+
+def _contents(parts: Sequence[TokenSamples]) -> Iterator[bytes]:
+    for part in parts:
+        for index in range(len(part)):
+            yield blake2b(part.load(index, 0)[0].tobytes(), digest_size=16).digest()
+
+
+def _sample(reader: LanguageReader, part: Tokenised) -> dict[str, Any]:
+    """The first one, its text in pieces. Where all is trained the first token, which nothing comes before, is too: by
+    itself it may be a part of a character."""
+    ids, targets = part.load(0, 0)
+    return {
+        "from": part.name(0),
+        "tokens": len(ids),
+        "target tokens": int(targets[1:].sum()),
+        "pieces": [{"text": text, "trained": trained} for text, trained in show(ids, targets, reader.tokenizer)],
+    }

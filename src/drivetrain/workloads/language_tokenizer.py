@@ -8,6 +8,7 @@ from typing import Any
 
 from drivetrain.config.language import LanguageModel
 from drivetrain.data.language.chat import ChatTemplate, missing_tokens
+from drivetrain.data.language.template_sources import template_text
 from drivetrain.data.language.vocabularies import END_OF_TEXT, bpe_tokenizer, byte_tokenizer, character_tokenizer
 from drivetrain.data.tokenised import load_tokenizer
 from drivetrain.errors import problem
@@ -56,7 +57,16 @@ def _made(kind: str, config: LanguageModel, contents: Sequence[str]) -> Any:
         why = f"a stream is not read before it is trained on, so that {kind} cannot be made of it"
         raise problem(FIELD, why, "give bytes, or a tokenizer's folder")
     if kind == "characters":
-        return character_tokenizer(contents, special, FIELD)
+        return character_tokenizer([*contents, *_of_template(config.data.template, special)], special, FIELD)
     if config.model.vocabulary_size is None:
         raise problem(SIZE, "is required for tokenizer=bpe", "give e.g. 8000")
     return bpe_tokenizer(contents, config.model.vocabulary_size, special, FIELD)
+
+
+def _of_template(source: str | None, special: Sequence[str]) -> list[str]:
+    """What a chat template writes beside the contents: a vocabulary without these characters would take them for
+    unknown ones."""
+    if source is None:
+        return []
+    _, text = template_text(byte_tokenizer(special), source, TEMPLATE)
+    return [text, "\n"]  # a source writes it as two characters

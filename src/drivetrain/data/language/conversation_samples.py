@@ -103,7 +103,8 @@ def _tokens(
     conversations: Sequence[Conversation], template: ChatTemplate, tokenizer: Any, train_on: Any, cache: Path | None
 ) -> tuple[ConversationTokens, str | None]:
     """From the cache if it holds them."""
-    header = [template.text, train_on, tokenizer.special_tokens_map]
+    # beside the template that is shown there may be one of the tokenizer's for conversations with tools
+    header = [template.text, tokenizer.chat_template, train_on, tokenizer.special_tokens_map]
     key = content_key(header, tokenizer, chain.from_iterable(map(_texts, conversations)))
 
     def make() -> Arrays:

@@ -13,7 +13,6 @@ import numpy as np
 
 Sample = tuple[np.ndarray, np.ndarray]  # ids: (T,) int32; whether each is a target: (T,) bool
 BLOCK = 256  # rows of a stream read and tokenised together
-BLOCKS_KEPT = 64
 
 
 class Tokenised(Protocol):
@@ -65,26 +64,29 @@ class TokenSamples:
     def name(self, index: int) -> str:
         return self.names[index]
 
-    def take(self, indices: np.ndarray) -> TokenSamples:
-        parts = [slice(self.offsets[i], self.offsets[i + 1]) for i in indices]
-        return TokenSamples(
-            np.concatenate([self.ids[:0], *(self.ids[part] for part in parts)]),
-            np.concatenate([self.targets[:0], *(self.targets[part] for part in parts)]),
-            np.cumsum([0, *(part.stop - part.start for part in parts)], dtype=np.int64),
-            [self.names[i] for i in indices],
-        )
-
     @property
     def lengths(self) -> np.ndarray:
         return np.diff(self.offsets)
 
 
 class StreamedSamples:
-    """Rows tokenised when they are asked for, some blocks kept: whoever asks goes through them nearly in order."""
+    """Rows tokenised when they are asked for, in blocks, of which those among which rows are shuffled are kept."""
 
-    def __init__(self, count: int, read: Callable[[int, int], list[Sample]], name: Callable[[int], str]) -> None:
-        """read: start and stop → the samples of these rows."""
+    def __init__(
+        self,
+        count: int,
+        read: Callable[[int, int], list[Sample]],
+        name: Callable[[int], str],
+        buffer: int,
+        forward: bool = False,
+    ) -> None:
+        """read: start and stop → the samples of these rows. buffer: neighbours among which rows are asked for in any
+        order (data/order.GlobalOrder). forward: read those in their order, where a step back is dear."""
         self._count, self._read, self.name = count, read, name
+        self._buffer, self._forward = buffer, forward
+        # twice what a buffer touches, which may begin and end inside of blocks: the block that it shares with the next
+        # may have been asked for before all others
+        self._most = 2 * (buffer // BLOCK + 2)
         self._blocks: OrderedDict[int, list[Sample]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -92,13 +94,17 @@ class StreamedSamples:
 
     def load(self, index: int, epoch: int) -> Sample:
         del epoch
-        block, place = divmod(index, BLOCK)
-        if block not in self._blocks:
-            self._blocks[block] = self._read(block * BLOCK, min(self._count, (block + 1) * BLOCK))
-            if len(self._blocks) > BLOCKS_KEPT:
-                self._blocks.popitem(last=False)
-        self._blocks.move_to_end(block)
-        return self._blocks[block][place]
+        number, place = divmod(index, BLOCK)
+        if number not in self._blocks:
+            first = index // self._buffer * self._buffer // BLOCK if self._forward else number
+            for each in range(first, number + 1):
+                if each not in self._blocks:
+                    self._blocks[each] = self._read(each * BLOCK, min(self._count, (each + 1) * BLOCK))
+                self._blocks.move_to_end(each)
+        self._blocks.move_to_end(number)
+        while len(self._blocks) > self._most:
+            self._blocks.popitem(last=False)
+        return self._blocks[number][place]
 
 
 class JoinedSamples:

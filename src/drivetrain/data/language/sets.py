@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from drivetrain.config.language import DataSource, LanguageData
-from drivetrain.data.language.conversation_form import Form, RowError
+from drivetrain.data.hub_rows import StreamedHubRows
+from drivetrain.data.language.conversation_form import Form, RowError, kind
 from drivetrain.data.language.conversation_formats import (
     BadRow,
     check_columns,
@@ -28,6 +30,7 @@ T = TypeVar("T")
 LOOKED_AT = 20  # first rows, from which a format is guessed
 AT_ONCE = 1_000  # rows read together
 SHOWN = 5
+FIX = "correct or remove the row, or give workload.data.bad_rows=drop"
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,9 @@ class DataSet:
 
     name: str
     rows: int
-    texts: list[Text] = field(default_factory=list)
-    conversations: list[Conversation] = field(default_factory=list)
-    bad: list[BadRow] = field(default_factory=list)
-    weight: float | None = None
-    notes: tuple[str, ...] = ()
+    texts: Sequence[Text] = ()
+    conversations: Sequence[Conversation] = ()
+    bad: Sequence[BadRow] = ()
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,49 @@ class OpenSet:
     text_column: str = "text"
     samples: int | None = None
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        ranking = self.form is not None and self.form.ranking
+        return (f"{self.name} holds preferences: the chosen answers are trained on",) if ranking else ()
+
+    @property
+    def goes_forward(self) -> bool:
+        """Whether a step back starts anew."""
+        return isinstance(self.rows, StreamedHubRows)
+
+    def drawn(self, items: Sequence[T], seed: int) -> Sequence[T]:
+        """`samples` of them drawn at random, in their order, or all."""
+        if self.samples is None or self.samples >= len(items):
+            return items
+        return [items[index] for index in np.sort(np.random.default_rng(seed).permutation(len(items))[: self.samples])]
+
+    def texts(self, indices: Sequence[int]) -> tuple[dict[int, Text], list[BadRow]]:
+        """Row's number → its text, of the rows with these numbers, and those without one."""
+        return self._read(self.text, indices)
+
+    def conversations(self, indices: Sequence[int]) -> tuple[dict[int, Conversation], list[BadRow]]:
+        """As `texts`."""
+        return self._read(self.conversation, indices)
+
+    def _read(
+        self, read: Callable[[Mapping[str, Any], int], T], indices: Sequence[int]
+    ) -> tuple[dict[int, T], list[BadRow]]:
+        found: dict[int, T] = {}
+        bad: list[BadRow] = []
+        for each in [indices] if isinstance(indices, range) else [range(index, index + 1) for index in indices]:
+            for index, row in zip(each, self.rows.read(each.start, each.stop), strict=True):
+                try:
+                    found[index] = read(row, index)
+                except RowError as error:
+                    bad.append(BadRow(self.rows.where(index), str(error)))
+        return found, bad
+
     def text(self, row: Mapping[str, Any], index: int) -> Text:
         """RowError for a row without one."""
         content = row.get(self.text_column)
         if not isinstance(content, str) or not content.strip():
-            kind = "no text" if content is None or isinstance(content, str) else f"a {type(content).__name__}"
-            raise RowError(f"it has {kind} in the column {self.text_column!r}")
+            found = "no text" if content is None or isinstance(content, str) else f"{kind(content)}, not a text,"
+            raise RowError(f"it has {found} in the column {self.text_column!r}")
         return Text(content, self.rows.where(index))
 
     def conversation(self, row: Mapping[str, Any], index: int) -> Conversation:
@@ -85,25 +123,23 @@ def open_sets(sources: Sequence[DataSource], data: LanguageData, chats: bool, fi
 
 
 def read_set(opened: OpenSet, seed: int, field: str) -> DataSet:
-    """All its rows, or `samples` of them drawn at random, in their order."""
+    """All its rows, or so many of those that can be used."""
     name, rows, source = opened.name, opened.rows, opened.source
     if opened.form is None:
         texts, bad = _texts(opened)
-        return DataSet(name, len(rows), _drawn(texts, opened.samples, seed), [], bad, source.weight)
+        return DataSet(name, len(rows), opened.drawn(texts, seed), bad=bad)
     read = read_conversations(rows, opened.form, field, source.replace)
-    notes = (f"{name} holds preferences: the chosen answers are trained on",) if opened.form.ranking else ()
-    kept = _drawn(read.conversations, opened.samples, seed)
-    return DataSet(name, len(rows), [], kept, read.problems, source.weight, notes)
+    return DataSet(name, len(rows), conversations=opened.drawn(read.conversations, seed), bad=read.problems)
 
 
 def refuse_bad_rows(sets: Sequence[DataSet], field: str) -> None:
     """UserError that names the first bad rows of each set, and how many more there are."""
     problems = []
     for each in sets:
-        problems += [Problem(field, f"{bad.where}: {bad.why}", "correct or remove the row") for bad in each.bad[:SHOWN]]
+        problems += [Problem(field, f"{bad.where}: {bad.why}", FIX) for bad in each.bad[:SHOWN]]
         if len(each.bad) > SHOWN:
             why = f"and {len(each.bad) - SHOWN} more of the {each.rows} rows of {each.name} cannot be used"
-            problems.append(Problem(field, why, "workload.data.bad_rows=drop leaves them out"))
+            problems.append(Problem(field, why, FIX))
     if problems:
         raise UserError(problems)
 
@@ -145,15 +181,23 @@ def _entry(source: DataSource, registry: Mapping[str, Entry], field: str) -> Ent
 
 
 def _form(source: DataSource, entry: Entry | None, rows: Rows, field: str) -> Form:
+    fix = "give workload.stage=pretrain"
     if source.formatting == "text":
-        raise problem(field, f"{source.path} holds texts, no conversations", "give workload.stage=pretrain")
+        raise problem(field, f"{source.path} holds texts, no conversations", fix)
     columns = {**(entry.columns if entry else {}), **source.columns}
     tags = {**(entry.tags if entry else {}), **source.tags}
     if source.formatting != "auto":
         return Form(source.formatting, columns, tags, entry is not None and entry.ranking)
     if entry is not None:
         return Form(entry.formatting, columns, tags, entry.ranking)
-    return guess_formatting(rows.read(0, LOOKED_AT), field, source.path, columns, tags)
+    first = rows.read(0, LOOKED_AT)
+    try:
+        return guess_formatting(first, field, source.path, columns, tags)
+    except UserError:
+        if not any(isinstance(row.get("text"), str) for row in first):
+            raise
+        why = f"{source.path} holds texts, and no conversations of a format that is known"
+        raise problem(field, why, f"{fix}, or formatting and columns") from None
 
 
 def _text_column(source: DataSource, entry: Entry | None, rows: Rows, field: str) -> str:
@@ -180,17 +224,17 @@ def _keys(rows: Rows) -> dict[str, None]:
 
 
 def _texts(opened: OpenSet) -> tuple[list[Text], list[BadRow]]:
-    texts, bad = [], []
-    for start in range(0, len(opened.rows), AT_ONCE):
-        for index, row in enumerate(opened.rows.read(start, start + AT_ONCE), start):
-            try:
-                texts.append(opened.text(row, index))
-            except RowError as error:
-                bad.append(BadRow(opened.rows.where(index), str(error)))
-    return texts, bad
+    """All, some of them at once."""
+    rows = range(len(opened.rows))
+    parts = [opened.texts(rows[start : start + AT_ONCE]) for start in range(0, len(rows), AT_ONCE)]
+    return [text for texts, _ in parts for text in texts.values()], [row for _, bad in parts for row in bad]
 
 
-def _drawn(items: list[T], count: int | None, seed: int) -> list[T]:
-    if count is None or count >= len(items):
-        return items
-    return [items[index] for index in np.sort(np.random.default_rng(seed).permutation(len(items))[:count])]
+def contents_of(dataset: DataSet) -> Iterator[str]:
+    """All texts of a data set, of which a tokenizer may be made."""
+    yield from (text.content for text in dataset.texts)
+    for conversation in dataset.conversations:
+        for message in conversation.messages:
+            yield message.content
+            yield from (json.dumps(call, ensure_ascii=False) for call in message.tool_calls)
+        yield from (json.dumps(tool, ensure_ascii=False) for tool in conversation.tools)

@@ -1,0 +1,456 @@
+"""What a language model is trained on: samples of texts and conversations, held out, mixed, streamed, kept."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drivetrain.config.training import Loader
+from drivetrain.data import json_rows
+from drivetrain.data.language.chat import ChatTemplate
+from drivetrain.data.loader import Window, training_windows
+from drivetrain.data.micro_batches import Lengths, Slice
+from drivetrain.data.order import GlobalOrder
+from drivetrain.errors import UserError
+from drivetrain.workloads.language_data import LanguageReader, LanguageSamples
+from drivetrain.workloads.language_model import LanguageModelWorkload
+from tests.tiny_language import END, ROWS, chatml, config, loaded, talk, workload, write_lines
+
+TEXT = "".join(f"line {number}\n" for number in range(200))
+DOCUMENTS = [{"text": f"document {number} " + "x" * number} for number in range(40)]
+REWRITING = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + \
+(m.content if loop.last or m.role == 'user' else '...') + '<|im_end|>' }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+
+
+def reading(folder: Path, rows: Any = None, seed: int = 0, **given: Any) -> tuple[LanguageReader, LanguageSamples]:
+    reader = LanguageReader(config(folder, rows, **given), seed)
+    return reader, reader.read()
+
+
+def read(folder: Path, rows: Any = None, seed: int = 0, **given: Any) -> LanguageSamples:
+    return reading(folder, rows, seed, **given)[1]
+
+
+def refusal(folder: Path, rows: Any = None, **given: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        read(folder, rows, **given)
+    return str(caught.value)
+
+
+def places(samples: Any) -> list[int]:
+    """The lines of the data that samples are of, from 1."""
+    return [int(name.split()[-1]) for name in samples.names]
+
+
+@pytest.fixture
+def tokenised_anew(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many conversations were tokenised, each time."""
+    calls: list[int] = []
+    original = ChatTemplate.tokenised
+
+    def counted(self: ChatTemplate, conversations: Any, train_on: Any) -> Any:
+        calls.append(len(conversations))
+        return original(self, conversations, train_on)
+
+    monkeypatch.setattr(ChatTemplate, "tokenised", counted)
+    return calls
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+
+def test_one_text_is_cut_into_windows_and_its_end_is_held_out(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    found = read(tmp_path, stage="pretrain", train=str(tmp_path / "a.txt"), length=50, evaluation_fraction=0.25)
+    assert found.evaluation is not None
+    whole, cut = TEXT.encode(), round(len(TEXT) * 0.75)
+    for samples, part in ((found.train, whole[:cut]), (found.evaluation, whole[cut:])):
+        windows = [bytes(ids) for ids, _ in loaded(samples)]
+        assert windows == [part[start : start + 51] for start in range(0, len(part) - 1, 50)]
+    assert found.train.names[1] == "a.txt from token 50"
+    assert found.evaluation.names[0] == "a.txt, held out, from token 0"
+
+
+def test_several_texts_are_joined_each_ended_by_the_end_of_text(tmp_path: Path) -> None:
+    given = write_lines(tmp_path / "e.jsonl", DOCUMENTS[:1])
+    found = read(tmp_path, DOCUMENTS, stage="pretrain", length=10_000, evaluation=given)
+    ((ids, _),) = loaded(found.train)
+    assert ids == [token for each in DOCUMENTS for token in [*each["text"].encode(), END]]
+    assert found.evaluation is not None
+    assert loaded(found.evaluation)[0][0] == list(
+        DOCUMENTS[0]["text"].encode()
+    )  # one text has no other to be told from
+
+
+def test_every_token_but_one_is_a_target_once_an_epoch_of_a_run(tmp_path: Path) -> None:
+    work = workload(tmp_path, DOCUMENTS, stage="pretrain", length=16)
+    text = loaded(workload(tmp_path, DOCUMENTS, stage="pretrain", length=10_000).train)[0][0]
+    for epoch in range(3):
+        batch = work.collate([work.train.load(index, epoch) for index in range(len(work.train))])
+        targets = batch["targets"][batch["targets"] >= 0]
+        missing = Counter(text)
+        missing.subtract(targets.tolist())
+        assert sorted(missing.values())[-2:] == [0, 1]
+        assert min(missing.values()) == 0
+        assert len(targets) == len(text) - 1
+
+
+def test_texts_without_a_mark_between_them_are_told(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)  # alone it needs no end, and bytes have none
+    given = write_lines(tmp_path / "e.jsonl", DOCUMENTS)
+    reader, _ = reading(tmp_path, stage="pretrain", train=str(tmp_path / "a.txt"), evaluation=given)
+    assert reader.warnings == ["the tokenizer has no eos token: the texts of e.jsonl follow each other without a mark"]
+
+
+def test_texts_are_tokenised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = loaded(read(tmp_path, DOCUMENTS, stage="pretrain").train)
+    monkeypatch.setattr("drivetrain.workloads.language_data.encoded", lambda *_: pytest.fail("tokenised again"))
+    assert loaded(read(tmp_path, DOCUMENTS, stage="pretrain").train) == first
+    with pytest.raises(pytest.fail.Exception):
+        read(tmp_path, DOCUMENTS[:-1], stage="pretrain")
+
+
+# --- conversations ----------------------------------------------------------------------------------------------------
+
+
+def test_conversations_are_held_out_at_random_and_none_is_in_both(tmp_path: Path) -> None:
+    found = [read(tmp_path, ROWS, seed=seed, evaluation_fraction=0.25) for seed in (0, 0, 1)]
+    parts = [(places(each.train), places(each.evaluation)) for each in found]
+    assert parts[0] == parts[1] != parts[2]
+    for train, held in parts:
+        assert (len(train), len(held)) == (15, 5)
+        assert sorted(train + held) == list(range(1, 21))
+        assert train == sorted(train)
+    assert held != list(range(16, 21))
+
+
+def test_a_conversation_of_several_samples_is_held_out_whole(tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text(REWRITING)
+    turns = [{"role": role, "content": f"{role} {turn}"} for turn in range(3) for role in ("user", "assistant")]
+    template = str(tmp_path / "t.jinja")
+    reader, found = reading(
+        tmp_path, [{"messages": turns}] * 20, template=template, length=400, evaluation_fraction=0.5
+    )
+    train, held = Counter(places(found.train)), Counter(places(found.evaluation))
+    assert not train.keys() & held.keys()
+    assert set(train.values()) == set(held.values()) == {3}
+    assert any("10 conversations of train.jsonl become one sample a reply" in each for each in reader.warnings)
+
+
+def test_given_evaluation_data_leave_the_training_data_whole(tmp_path: Path) -> None:
+    given = write_lines(tmp_path / "e.jsonl", [talk("q", "a")])
+    reader, found = reading(tmp_path, ROWS, evaluation=given)
+    assert places(found.train) == list(range(1, 21))
+    assert found.evaluation is not None
+    assert loaded(found.evaluation) == [chatml("q", "a")]
+    assert [(each.name, each.samples, each.for_evaluation) for each in reader.accounts] == [
+        ("train.jsonl", 20, False),
+        ("e.jsonl", 1, True),
+    ]
+
+
+def test_too_few_samples_to_hold_one_out_are_told(tmp_path: Path) -> None:
+    reader, found = reading(tmp_path, ROWS[:3])
+    assert found.evaluation is None
+    assert any(each.startswith("there are no evaluation data: the share held out is less") for each in reader.warnings)
+
+
+def test_a_second_build_tokenises_nothing(tmp_path: Path, tokenised_anew: list[int]) -> None:
+    first = read(tmp_path, ROWS)
+    assert tokenised_anew == [18, 2]
+    again = read(tmp_path, ROWS)
+    assert tokenised_anew == [18, 2]
+    assert (loaded(again.train), loaded(again.evaluation)) == (loaded(first.train), loaded(first.evaluation))
+    read(tmp_path, ROWS, length=30)
+    assert tokenised_anew == [18, 2]
+    for changed in ({"template": "vicuna"}, {"train_on": "all"}):
+        read(tmp_path, ROWS, **changed)
+    read(tmp_path, [*ROWS[:-1], talk("another", "row")])
+    assert len(tokenised_anew) == 7  # of another row, the part that it is in
+
+
+def test_an_unwritable_cache_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for stage, rows in (("sft", ROWS), ("pretrain", DOCUMENTS)):
+        reader, found = reading(tmp_path, rows, stage=stage, cache=tmp_path / "file")
+        assert len(found.train) > 0
+        assert [each.startswith("tokens could not be cached") for each in reader.warnings] == [True]
+
+
+# --- mixtures ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_mixture_takes_its_parts_by_weight(tmp_path: Path) -> None:
+    one, other = (write_lines(tmp_path / f"{name}.jsonl", ROWS[:size]) for name, size in (("a", 20), ("b", 10)))
+    sources = [{"path": one, "weight": 1}, {"path": other, "weight": 3}]
+    work = workload(tmp_path, train=sources, evaluation=one)
+    order = GlobalOrder(len(work.train), 30, 0, work.mixture, work.shuffle_buffer)
+    names = work.train.names
+    for epoch in range(2):
+        taken = Counter(names[index].split(".")[0] for index in order.batch(epoch)[1])
+        assert taken in (Counter(a=7, b=23), Counter(a=8, b=22))
+    assert workload(tmp_path, train=[one, other]).mixture is None
+
+
+def test_sources_may_be_a_path_a_block_or_a_list_of_either(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", ROWS)
+    for train in (path, {"path": path}, [path], [{"path": path}]):
+        assert len(read(tmp_path, train=train, evaluation=path).train) == 20
+    mixed = read(tmp_path, train=[path, {"path": path, "samples": 4}], evaluation=path)
+    assert len(mixed.train) == 24
+
+
+def test_a_folder_and_a_registered_name_are_trained_on_together(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in ("a", "b"):
+        write_lines(tmp_path / "folder" / f"{name}.jsonl", ROWS[:3])
+    write_lines(tmp_path / "qa.jsonl", [{"q": "x", "a": "{{who}}"}])
+    entry = {"file_name": "qa.jsonl", "columns": {"prompt": "q", "response": "a"}}
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"qa": entry}))
+    train = [str(tmp_path / "folder"), {"path": "qa", "replace": {"{{who}}": "Ada"}}]
+    found = read(tmp_path, train=train, registry=tmp_path, evaluation="qa")
+    assert found.train.names == [f"{name}.jsonl line {line}" for name in "ab" for line in (1, 2, 3)] + [
+        "qa.jsonl line 1"
+    ]
+    assert loaded(found.train)[-1] == chatml("x", "Ada")
+
+
+def test_weights_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:
+    path, short = (write_lines(tmp_path / f"{name}.jsonl", rows) for name, rows in (("a", ROWS), ("b", ROWS[:1])))
+    said = refusal(tmp_path, train=[{"path": path, "weight": 1}, short])
+    assert f"some data sets have a weight, but not {short}\n    give all of them a weight, or none" in said
+    assert "evaluation data have no weight" in refusal(tmp_path, train=path, evaluation={"path": path, "weight": 2})
+    long = write_lines(tmp_path / "c.jsonl", [talk("q" * 99, "a")] * 2)
+    weighted = [{"path": path, "weight": 1}, {"path": long, "weight": 1}]
+    said = refusal(tmp_path, train=weighted, evaluation=path, too_long="drop")
+    assert "no sample is left of the 2 rows of c.jsonl (2 too long)" in said
+    assert len(read(tmp_path, train=[path, long], evaluation=path, too_long="drop").train) == 20
+
+
+# --- rows that cannot be used -----------------------------------------------------------------------------------------
+
+BAD = [*ROWS[:5], *[talk("no answer", "")] * 7, *ROWS[5:]]
+
+
+def test_bad_rows_of_all_data_are_refused_at_once(tmp_path: Path) -> None:
+    said = refusal(tmp_path, BAD, evaluation=write_lines(tmp_path / "e.jsonl", [*ROWS[:2], talk("no answer", "")]))
+    assert "workload.data.train: train.jsonl line 6: " in said
+    assert "and 2 more of the 27 rows of train.jsonl cannot be used" in said
+    assert "workload.data.evaluation: e.jsonl line 3: " in said
+
+
+def test_bad_rows_are_left_out_and_counted_if_they_are_to_be(tmp_path: Path) -> None:
+    work = workload(tmp_path, BAD, bad_rows="drop")
+    assert len(work.train) + len(work.evaluation or []) == 20
+    assert not {*places(work.train), *places(work.evaluation)} & set(range(6, 13))
+    assert work.facts["rows_dropped"] == 7
+
+
+def test_what_the_template_refuses_is_a_bad_row_too_of_the_part_held_out_as_well(tmp_path: Path) -> None:
+    odd = {"messages": [{"role": "assistant", "content": "hello"}]}
+    rows = [{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}] * 17 + [odd] * 3
+    said = refusal(tmp_path, rows, evaluation_fraction=0.5)
+    assert [f"train.jsonl line {line}: it begins with a reply" in said for line in (17, 18, 19, 20)] == [
+        *(False, True, True, True),
+    ]
+    assert len(read(tmp_path, rows, evaluation_fraction=0.5, bad_rows="drop").train) < 17
+
+
+def test_nothing_left_is_refused_with_what_became_of_it(tmp_path: Path) -> None:
+    assert "(20 too long)" in refusal(tmp_path, ROWS, length=5, too_long="drop")
+    assert "(20 without a target within length)" in refusal(tmp_path, ROWS, length=5)
+    bad = refusal(tmp_path, [talk("q", "")] * 3, bad_rows="drop")
+    assert "the 3 rows of train.jsonl (3 cannot be used); train.jsonl line 1: " in bad
+    assert "(1 held out)" in refusal(tmp_path, ROWS[:1], evaluation_fraction=0.9)
+    assert "their texts are too short" in refusal(tmp_path, [{"text": "x"}], stage="pretrain")
+    given = write_lines(tmp_path / "e.jsonl", [talk("q" * 99, "a")])
+    said = refusal(tmp_path, ROWS, evaluation=given, too_long="drop")
+    assert "workload.data.evaluation: no sample is left of the 1 rows of e.jsonl (1 too long)" in said
+
+
+def test_samples_that_are_cut_or_left_out_are_counted(tmp_path: Path) -> None:
+    rows = [talk("q", "a"), talk("q", "a" * 99), talk("q" * 99, "a"), talk("p", "a")]
+    given = write_lines(tmp_path / "e.jsonl", rows[:1])
+    reader, _ = reading(tmp_path, rows, evaluation=given)
+    account = reader.accounts[0]
+    assert (account.rows, account.samples, account.truncated, account.without_target, account.too_long) == (
+        4,
+        3,
+        1,
+        1,
+        0,
+    )
+    account = reading(tmp_path, rows, evaluation=given, too_long="drop")[0].accounts[0]
+    assert (account.rows, account.samples, account.truncated, account.without_target, account.too_long) == (
+        4,
+        2,
+        0,
+        0,
+        2,
+    )
+    assert "train.jsonl line 2 has" in refusal(tmp_path, rows, evaluation=given, too_long="error")
+
+
+# --- data to predict for ----------------------------------------------------------------------------------------------
+
+
+def test_other_data_are_read_in_the_same_way_and_are_no_part_of_the_run_s(tmp_path: Path) -> None:
+    rows = [{"q": "x", "a": "y"}] * 4
+    source = {
+        "path": write_lines(tmp_path / "a.jsonl", rows),
+        "columns": {"prompt": "q", "response": "a"},
+        "samples": 2,
+    }
+    work = workload(tmp_path, train=source)
+    facts = work.facts
+    more = work.prediction_samples(write_lines(tmp_path / "more.jsonl", [{"q": "one", "a": "two"}] * 3))
+    assert loaded(more) == [chatml("one", "two")] * 3
+    assert more.names[2] == "more.jsonl line 3"
+    assert work.facts == facts
+    assert work.prediction_samples(None) is work.train  # nothing was held out of two
+    with pytest.raises(UserError, match=r"--data: bad\.jsonl line 1"):
+        work.prediction_samples(write_lines(tmp_path / "bad.jsonl", [{"q": "one", "a": ""}, {"q": "x", "a": "y"}]))
+    dropping = workload(tmp_path, train=source, bad_rows="drop")
+    assert places(dropping.prediction_samples(str(tmp_path / "bad.jsonl"))) == [2]
+
+
+def test_a_file_is_predicted_for_though_the_run_s_data_are_a_part_of_the_hub_s(tmp_path: Path) -> None:
+    work = workload(tmp_path, ROWS)
+    hub = work._reader._data.train[0].model_copy(update={"subset": "en", "split": "test", "folder": "x"})
+    work._reader._data = work._reader._data.model_copy(update={"train": [hub]})
+    assert len(work.prediction_samples(str(tmp_path / "train.jsonl"))) == 20
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_has_the_samples_that_it_has_read_whole(tmp_path: Path) -> None:
+    rows = [talk(f"say {number}", "hello " * (number % 9)) for number in range(1, 600) if number % 9]
+    given = write_lines(tmp_path / "e.jsonl", rows[:3])
+    whole, stream = (read(tmp_path, rows, evaluation=given, stream=stream) for stream in (False, True))
+    assert loaded(stream.train) == loaded(whole.train)
+    assert stream.train.names == whole.train.names
+    assert stream.evaluation is not None
+    assert loaded(stream.evaluation) == loaded(whole.evaluation)
+    drawn = [
+        read(tmp_path, train={"path": str(tmp_path / "train.jsonl"), "samples": 50}, evaluation=given, stream=stream)
+        for stream in (False, True)
+    ]
+    assert len(drawn[0].train) == 50
+    assert loaded(drawn[1].train) == loaded(drawn[0].train)
+    assert drawn[1].train.names == drawn[0].train.names
+
+
+def test_a_stream_is_resumed_without_reading_again_what_came_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [talk(f"say {number}", str(number)) for number in range(1200)]
+    given: dict[str, Any] = {"stream": True, "stream_buffer": 300}
+    work = workload(tmp_path, rows, **given)
+    order = GlobalOrder(1200, 10, 0, work.mixture, work.shuffle_buffer)
+    straight = [loaded_at(work, order, step) for step in range(100)][90:]
+    again = workload(tmp_path, **given, train=str(tmp_path / "train.jsonl"))
+    parsed: list[int] = []
+    original = json_rows._parse
+
+    def counted(line: bytes, number: int, *rest: Any) -> Any:
+        parsed.append(number)
+        return original(line, number, *rest)
+
+    monkeypatch.setattr(json_rows, "_parse", counted)
+    assert [loaded_at(again, order, step) for step in range(90, 100)] == straight
+    assert min(parsed) == 900 // 256 * 256 + 1  # of the block in which the buffer of row 900 begins
+    assert len(set(parsed)) == len(parsed)
+
+
+def loaded_at(work: LanguageModelWorkload, order: GlobalOrder, step: int) -> list[list[int]]:
+    epoch, indices = order.batch(step)
+    return [work.train.load(int(index), epoch)[0].tolist() for index in indices]
+
+
+def test_bad_rows_of_a_stream_are_told_with_their_place_or_have_no_targets(tmp_path: Path) -> None:
+    found = read(tmp_path, BAD, stream=True)
+    with pytest.raises(UserError) as caught:
+        found.train.load(0, 0)
+    assert "workload.data.train: train.jsonl line 6: " in str(caught.value)
+    assert "and 2 more of the 27 rows" in str(caught.value)
+    work = workload(tmp_path, BAD, stream=True, bad_rows="drop")
+    samples = loaded(work.train)
+    assert [any(trained) for _, trained in samples] == [True] * 5 + [False] * 7 + [True] * 15
+    assert work.count(work.collate([work.train.load(index, 0) for index in range(5, 12)])) == 0
+    assert samples[12] == chatml(ROWS[5]["instruction"], ROWS[5]["output"].rstrip())
+
+
+def test_what_is_too_long_in_a_stream_has_no_targets_or_is_told(tmp_path: Path) -> None:
+    rows = [talk("q", "a"), talk("q", "a" * 99), talk("q" * 99, "a")]
+    assert [any(trained) for _, trained in loaded(read(tmp_path, rows, stream=True).train)] == [True, True, False]
+    dropped = read(tmp_path, rows, stream=True, too_long="drop")
+    assert [any(trained) for _, trained in loaded(dropped.train)] == [True, False, False]
+    with pytest.raises(UserError, match=r"train\.jsonl line 2 has \d+ tokens > 64"):
+        loaded(read(tmp_path, rows, stream=True, too_long="error").train)
+
+
+def test_a_stream_of_texts_has_one_sample_a_text_and_says_so(tmp_path: Path) -> None:
+    rows = [{"text": "short"}, {"text": "x" * 99}]
+    reader, found = reading(tmp_path, rows, stage="pretrain", stream=True, length=20)
+    assert [bytes(ids[:5]) for ids, _ in loaded(found.train)] == [b"short", b"xxxxx"]
+    assert [len(ids) for ids, _ in loaded(found.train)] == [6, 20]
+    assert loaded(found.train)[0] == ([*b"short", END], [True] * 6)
+    assert "a stream has one sample a text: of train.jsonl, the first 20 tokens of each" in reader.warnings
+    assert any(each.startswith("there are no evaluation data: a stream holds nothing out") for each in reader.warnings)
+
+
+def test_a_stream_under_a_template_that_rewrites_history_says_what_it_leaves_out(tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text(REWRITING)
+    turns = [{"role": role, "content": f"{role} {turn}"} for turn in range(2) for role in ("user", "assistant")]
+    template = str(tmp_path / "t.jinja")
+    reader, found = reading(tmp_path, [{"messages": turns}] * 3, template=template, stream=True)
+    whole = read(tmp_path, [{"messages": turns}] * 3, template=template, evaluation_fraction=0.1)
+    assert loaded(found.train) == loaded(whole.train)[::2]
+    assert any(
+        "3 conversations of train.jsonl are trained on up to their first reply only" in w for w in reader.warnings
+    )
+
+
+def test_preferences_are_told_of_a_stream_too(tmp_path: Path) -> None:
+    rows = [{"instruction": "a", "chosen": "good", "rejected": "bad"}] * 3
+    for stream in (False, True):
+        assert "train.jsonl holds preferences: the chosen answers are trained on" in (
+            reading(tmp_path, rows, stream=stream)[0].warnings
+        )
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+def windows(work: LanguageModelWorkload, workers: int, steps: range) -> Iterator[Window]:
+    order = GlobalOrder(len(work.train), 6, 0, work.mixture, work.shuffle_buffer)
+    lengths = None if work.lengths is None else Lengths(torch.tensor(work.lengths).numpy(), 10, work.packs)
+    return training_windows(work.train, work.collate, order, steps, Slice(0, 1, 4, lengths), Loader(workers=workers))
+
+
+BUILDS: dict[str, Callable[[Path], LanguageModelWorkload]] = {
+    "conversations": lambda folder: workload(folder, ROWS),
+    "a stream": lambda folder: workload(folder, ROWS, stream=True),
+    "texts": lambda folder: workload(folder, DOCUMENTS, stage="pretrain", length=16),
+}
+
+
+@pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
+def test_loading_in_other_processes_gives_the_same_batches(
+    build: Callable[[Path], LanguageModelWorkload], tmp_path: Path
+) -> None:
+    work = build(tmp_path)
+    steps = range(6)
+    for one, other in zip(windows(work, 0, steps), windows(work, 2, steps), strict=True):
+        assert (one.step, one.epoch, len(one.micro_batches)) == (other.step, other.epoch, len(other.micro_batches))
+        for mine, theirs in zip(one.micro_batches, other.micro_batches, strict=True):
+            assert mine.tensors.keys() == theirs.tensors.keys()
+            assert all(torch.equal(mine.tensors[name], theirs.tensors[name]) for name in mine.tensors)
