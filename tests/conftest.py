@@ -7,11 +7,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.ranks import RankPool
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
+
+# nothing here is a timed test: a busy machine is no failure
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # a shell that starts the tests in the background has Ctrl-C ignored, also by all that they start
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -28,6 +28,8 @@ SMALLER = {
     "linear.yaml": [],
     "hotel-bert.yaml": SMALL_BERT,
     "shakespeare-mesh.yaml": ["engine={name: mesh, pp: 2}", "config.hidden_size=32", "length=32", "loop.epochs=1"],
+    "shakespeare-char.yaml": ["loop.steps=10", "schedule.warmup_steps=2"],
+    "alpaca-sft.yaml": ["config.hidden_size=32", "config.num_hidden_layers=1", "vocabulary_size=300", "loop.epochs=1"],
     "cifar10-small.yaml": ["limit_train=64", "limit_evaluation=20", "loop.epochs=1"],
     **{f"cifar10-resnet50-{name}.yaml": SMALL_RESNET for name in ("224", "dp")},
     **{f"cifar10-resnet50-{name}.yaml": [*SMALL_RESNET, *FEW_PROCESSES] for name in ("ddp", "fsdp")},
@@ -45,6 +47,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rng = np.random.default_rng(0)
     reviews(tmp_path / "data")
     (tmp_path / "data" / "tinyshakespeare.txt").write_text("What say you? A pox on it, quoth she.\n" * 60)
+    instructions(tmp_path / "data" / "llama-factory")
     cifar_pickles(tmp_path / "data" / "cifar-10-batches-py", rng)
     for part, number in (("train", 8), ("test", 3)):
         for name in ("airplane", "bird", "cat"):
@@ -63,6 +66,17 @@ def reviews(folder: Path) -> None:
     (folder / "ChnSentiCorp_htl_all.csv").write_text("label,review\n" + "".join(lines), encoding="utf-8-sig")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(set(good + bad))]
     (folder / "bert-base-chinese" / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+
+
+def instructions(folder: Path) -> None:
+    """LLaMA-Factory's registry, and the three data sets of it that the recipe names."""
+    folder.mkdir(parents=True)
+    names = ("alpaca_en_demo", "alpaca_zh_demo", "identity")
+    (folder / "dataset_info.json").write_text(json.dumps({name: {"file_name": f"{name}.json"} for name in names}))
+    answers = ("It is {}.", "是{}。", "I am {{{{name}}}} {}, made by {{{{author}}}}.")
+    for name, answer in zip(names, answers, strict=True):
+        rows = [{"instruction": f"What is {i}?", "input": "", "output": answer.format(i)} for i in range(24)]
+        (folder / f"{name}.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
 
 
 def cifar_pickles(folder: Path, rng: np.random.Generator) -> None:
@@ -91,6 +105,41 @@ def test_a_recipe_trains(recipe: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert report["status"] == "completed"
     assert report["steps"] > 0
     assert report["metrics"]["loss"] < 100
+
+
+@pytest.mark.usefixtures("checkout")
+@pytest.mark.parametrize("recipe", ["alpaca-sft.yaml", "shakespeare-char.yaml"])
+def test_the_data_of_a_language_recipe_can_be_looked_at(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["data", f"recipes/{recipe}", *SMALLER[recipe], "--json"])
+    assert ended.value.code == 0
+    report = json.loads(capsys.readouterr().out)
+    assert not report["refused by train"]
+    assert sum(each["an epoch"] for each in report["sets"] if "an epoch" in each) in {0, report["training samples"]}
+
+
+def test_the_data_that_the_recipes_were_written_for_are_read(
+    shared_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whole, with placeholders filled in. In bytes: a vocabulary takes longer to make."""
+    registry = f"workload.data.registry={shared_data / 'sft'}"
+    made = ["tokenizer=bytes", "vocabulary_size=null", "config.max_position_embeddings=4096", "length=4096"]
+    with pytest.raises(SystemExit) as ended:
+        main(["data", str(ROOT / "recipes/alpaca-sft.yaml"), registry, *made, "too_long=drop", "--json"])
+    assert ended.value.code == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [each["rows"] for each in report["sets"]] == [999, 1000, 91]
+    assert [each["unusable rows"] for each in report["sets"]] == [0, 0, 0]
+    assert [each["an epoch"] / report["training samples"] for each in report["sets"]] == pytest.approx(
+        [0.4, 0.4, 0.2], abs=1e-3
+    )
+    identity = "data.train={path: identity, replace: {'{{name}}': Ada, '{{author}}': us}}"
+    with pytest.raises(SystemExit) as ended:
+        main(["data", str(ROOT / "recipes/alpaca-sft.yaml"), registry, *made, identity, "--json"])
+    assert ended.value.code == 0
+    sample = "".join(piece["text"] for piece in json.loads(capsys.readouterr().out)["sample"]["pieces"])
+    assert "Ada" in sample
+    assert "{{" not in sample
 
 
 @pytest.mark.usefixtures("checkout")

@@ -21,6 +21,10 @@ BLOOM = {"model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 4}
 ROBERTA = {"model_type": "roberta", **SIZES, "is_decoder": True, "max_position_embeddings": 130}
 END, START_OF_TURN, END_OF_TURN = 256, 257, 258  # after the bytes, as the vocabulary's end and ChatML's tokens follow
 IGNORED = -100
+# a chat template that forgets what earlier replies said
+REWRITING = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + \
+(m.content if loop.last or m.role == 'user' else '...') + '<|im_end|>' }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 
 Row = Mapping[str, Any]
 

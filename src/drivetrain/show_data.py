@@ -72,7 +72,8 @@ def _of_failure(run: RunConfig, error: UserError) -> dict[str, Any]:
 def _refused_rows(workload: Any, report: Report) -> Iterator[str]:
     if not isinstance(workload, LanguageModel):
         return
-    rows, bad, long = (sum(each[name] for each in report["sets"]) for name in ("rows", "unusable rows", "too long"))
+    rows = sum(min(each["rows"], report.get("looked at", each["rows"])) for each in report["sets"])
+    bad, long = (sum(each[name] for each in report["sets"]) for name in ("unusable rows", "too long"))
     if bad and workload.data.bad_rows == "error":
         yield f"workload.data.bad_rows: {bad:,} of {rows:,} rows cannot be used; give drop to leave them out"
     if long and workload.data.too_long == "error":
@@ -91,8 +92,10 @@ def show(report: Report, console: Console) -> None:
             part(report, console)
     else:
         console.print(_facts({name: value for name, value in report.items() if name != REFUSED}))
+    if report.get(REFUSED):
+        console.print()
     for line in report.get(REFUSED, []):
-        _say(console, f"\n[bold yellow]train would refuse this:[/] {escape(line)}")
+        _say(console, f"[bold yellow]train would refuse this:[/] {escape(line)}")
 
 
 def _say(console: Console, markup: str) -> None:

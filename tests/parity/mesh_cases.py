@@ -282,7 +282,8 @@ def plain(case: MeshCase) -> Curve:
     order, curve = GlobalOrder(len(work.train), BATCH, seed=1), Curve([], [], {}, {})
     with fp32_products(case.precision != "fp32"):
         for step in range(STEPS):
-            batch = work.collate([work.train.load(int(index), 0) for index in order.batch(step)[1]])
+            epoch, indices = order.batch(step)
+            batch = work.collate([work.train.load(int(index), epoch) for index in indices])
             mixed = torch.autocast("cpu", dtype=torch.bfloat16) if case.precision == "bf16-mixed" else None
             with mixed or contextlib.nullcontext():
                 logits, targets = logits_and_targets(model, batch)

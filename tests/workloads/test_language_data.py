@@ -1,4 +1,4 @@
-"""What a language model is trained on: samples of texts and conversations, held out, mixed, streamed, kept."""
+"""What a language model is trained on: samples of texts and conversations, held out, mixed, counted, kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from drivetrain.config.training import Loader
-from drivetrain.data import json_rows
 from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.data.loader import Window, training_windows
 from drivetrain.data.micro_batches import Lengths, Slice
@@ -20,13 +19,10 @@ from drivetrain.data.order import GlobalOrder
 from drivetrain.errors import UserError
 from drivetrain.workloads.language_data import LanguageReader, LanguageSamples
 from drivetrain.workloads.language_model import LanguageModelWorkload
-from tests.tiny_language import END, ROWS, chatml, config, loaded, talk, workload, write_lines
+from tests.tiny_language import END, REWRITING, ROWS, chatml, config, loaded, talk, workload, write_lines
 
 TEXT = "".join(f"line {number}\n" for number in range(200))
 DOCUMENTS = [{"text": f"document {number} " + "x" * number} for number in range(40)]
-REWRITING = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + \
-(m.content if loop.last or m.role == 'user' else '...') + '<|im_end|>' }}{% endfor %}\
-{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 
 
 def reading(folder: Path, rows: Any = None, seed: int = 0, **given: Any) -> tuple[LanguageReader, LanguageSamples]:
@@ -319,6 +315,7 @@ def test_other_data_are_read_in_the_same_way_and_are_no_part_of_the_run_s(tmp_pa
         work.prediction_samples(write_lines(tmp_path / "bad.jsonl", [{"q": "one", "a": ""}, {"q": "x", "a": "y"}]))
     dropping = workload(tmp_path, train=source, bad_rows="drop")
     assert places(dropping.prediction_samples(str(tmp_path / "bad.jsonl"))) == [2]
+    assert dropping.facts["rows_dropped"] == 0
 
 
 def test_a_file_is_predicted_for_though_the_run_s_data_are_a_part_of_the_hub_s(tmp_path: Path) -> None:
@@ -326,105 +323,6 @@ def test_a_file_is_predicted_for_though_the_run_s_data_are_a_part_of_the_hub_s(t
     hub = work._reader._data.train[0].model_copy(update={"subset": "en", "split": "test", "folder": "x"})
     work._reader._data = work._reader._data.model_copy(update={"train": [hub]})
     assert len(work.prediction_samples(str(tmp_path / "train.jsonl"))) == 20
-
-
-# --- streams ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_stream_has_the_samples_that_it_has_read_whole(tmp_path: Path) -> None:
-    rows = [talk(f"say {number}", "hello " * (number % 9)) for number in range(1, 600) if number % 9]
-    given = write_lines(tmp_path / "e.jsonl", rows[:3])
-    whole, stream = (read(tmp_path, rows, evaluation=given, stream=stream) for stream in (False, True))
-    assert loaded(stream.train) == loaded(whole.train)
-    assert stream.train.names == whole.train.names
-    assert stream.evaluation is not None
-    assert loaded(stream.evaluation) == loaded(whole.evaluation)
-    drawn = [
-        read(tmp_path, train={"path": str(tmp_path / "train.jsonl"), "samples": 50}, evaluation=given, stream=stream)
-        for stream in (False, True)
-    ]
-    assert len(drawn[0].train) == 50
-    assert loaded(drawn[1].train) == loaded(drawn[0].train)
-    assert drawn[1].train.names == drawn[0].train.names
-
-
-def test_a_stream_is_resumed_without_reading_again_what_came_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = [talk(f"say {number}", str(number)) for number in range(1200)]
-    given: dict[str, Any] = {"stream": True, "stream_buffer": 300}
-    work = workload(tmp_path, rows, **given)
-    order = GlobalOrder(1200, 10, 0, work.mixture, work.shuffle_buffer)
-    straight = [loaded_at(work, order, step) for step in range(100)][90:]
-    again = workload(tmp_path, **given, train=str(tmp_path / "train.jsonl"))
-    parsed: list[int] = []
-    original = json_rows._parse
-
-    def counted(line: bytes, number: int, *rest: Any) -> Any:
-        parsed.append(number)
-        return original(line, number, *rest)
-
-    monkeypatch.setattr(json_rows, "_parse", counted)
-    assert [loaded_at(again, order, step) for step in range(90, 100)] == straight
-    assert min(parsed) == 900 // 256 * 256 + 1  # of the block in which the buffer of row 900 begins
-    assert len(set(parsed)) == len(parsed)
-
-
-def loaded_at(work: LanguageModelWorkload, order: GlobalOrder, step: int) -> list[list[int]]:
-    epoch, indices = order.batch(step)
-    return [work.train.load(int(index), epoch)[0].tolist() for index in indices]
-
-
-def test_bad_rows_of_a_stream_are_told_with_their_place_or_have_no_targets(tmp_path: Path) -> None:
-    found = read(tmp_path, BAD, stream=True)
-    with pytest.raises(UserError) as caught:
-        found.train.load(0, 0)
-    assert "workload.data.train: train.jsonl line 6: " in str(caught.value)
-    assert "and 2 more of the 27 rows" in str(caught.value)
-    work = workload(tmp_path, BAD, stream=True, bad_rows="drop")
-    samples = loaded(work.train)
-    assert [any(trained) for _, trained in samples] == [True] * 5 + [False] * 7 + [True] * 15
-    assert work.count(work.collate([work.train.load(index, 0) for index in range(5, 12)])) == 0
-    assert samples[12] == chatml(ROWS[5]["instruction"], ROWS[5]["output"].rstrip())
-
-
-def test_what_is_too_long_in_a_stream_has_no_targets_or_is_told(tmp_path: Path) -> None:
-    rows = [talk("q", "a"), talk("q", "a" * 99), talk("q" * 99, "a")]
-    assert [any(trained) for _, trained in loaded(read(tmp_path, rows, stream=True).train)] == [True, True, False]
-    dropped = read(tmp_path, rows, stream=True, too_long="drop")
-    assert [any(trained) for _, trained in loaded(dropped.train)] == [True, False, False]
-    with pytest.raises(UserError, match=r"train\.jsonl line 2 has \d+ tokens > 64"):
-        loaded(read(tmp_path, rows, stream=True, too_long="error").train)
-
-
-def test_a_stream_of_texts_has_one_sample_a_text_and_says_so(tmp_path: Path) -> None:
-    rows = [{"text": "short"}, {"text": "x" * 99}]
-    reader, found = reading(tmp_path, rows, stage="pretrain", stream=True, length=20)
-    assert [bytes(ids[:5]) for ids, _ in loaded(found.train)] == [b"short", b"xxxxx"]
-    assert [len(ids) for ids, _ in loaded(found.train)] == [6, 20]
-    assert loaded(found.train)[0] == ([*b"short", END], [True] * 6)
-    assert "a stream has one sample a text: of train.jsonl, the first 20 tokens of each" in reader.warnings
-    assert any(each.startswith("there are no evaluation data: a stream holds nothing out") for each in reader.warnings)
-
-
-def test_a_stream_under_a_template_that_rewrites_history_says_what_it_leaves_out(tmp_path: Path) -> None:
-    (tmp_path / "t.jinja").write_text(REWRITING)
-    turns = [{"role": role, "content": f"{role} {turn}"} for turn in range(2) for role in ("user", "assistant")]
-    template = str(tmp_path / "t.jinja")
-    reader, found = reading(tmp_path, [{"messages": turns}] * 3, template=template, stream=True)
-    whole = read(tmp_path, [{"messages": turns}] * 3, template=template, evaluation_fraction=0.1)
-    assert loaded(found.train) == loaded(whole.train)[::2]
-    assert any(
-        "3 conversations of train.jsonl are trained on up to their first reply only" in w for w in reader.warnings
-    )
-
-
-def test_preferences_are_told_of_a_stream_too(tmp_path: Path) -> None:
-    rows = [{"instruction": "a", "chosen": "good", "rejected": "bad"}] * 3
-    for stream in (False, True):
-        assert "train.jsonl holds preferences: the chosen answers are trained on" in (
-            reading(tmp_path, rows, stream=stream)[0].warnings
-        )
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------

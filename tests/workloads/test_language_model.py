@@ -71,17 +71,17 @@ def batch_of(work: LanguageModelWorkload, *indices: int) -> Batch:
 
 
 def test_targets_are_the_next_tokens_of_replies_and_padding_has_none(tmp_path: Path) -> None:
-    work = workload(tmp_path, [talk("a", "bc"), talk("de", "f")], packing=False, evaluation_fraction=0.1)
+    work = workload(tmp_path, [talk("a", "bc"), talk("de", "fghi")], packing=False)
     batch = batch_of(work)
-    longest = max(len(chatml(*each)[0]) for each in (("a", "bc"), ("de", "f"))) - 1
-    for row, (ids, trained) in enumerate([chatml("a", "bc"), chatml("de", "f")]):
+    longest = max(len(chatml(*each)[0]) for each in (("a", "bc"), ("de", "fghi"))) - 1
+    for row, (ids, trained) in enumerate([chatml("a", "bc"), chatml("de", "fghi")]):
         empty = longest - len(ids) + 1
         goals = [token if target else IGNORED for token, target in zip(ids[1:], trained[1:], strict=True)]
         assert batch["input_ids"][row].tolist() == ids[:-1] + [0] * empty
         assert batch["targets"][row].tolist() == goals + [IGNORED] * empty
         assert batch["position_ids"][row].tolist() == list(range(longest))
     assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
-    assert work.count(batch) == len(b"bc") + len(b"f") + 2
+    assert work.count(batch) == len(b"bc") + len(b"fghi") + 2
 
 
 def test_packed_samples_lie_in_one_row_in_which_positions_begin_again(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ def talk(number: int, *turns: str) -> Conversation:
 
 
 TALKS = [talk(number, f"say {number}", "x" * number) for number in range(1, 13)]
+LAST = TALKS[-1]
 SIZES = [len(chatml(f"say {number}", "x" * number)[0]) for number in range(1, 13)]
 
 
@@ -113,11 +115,12 @@ def test_what_is_cut_down_to_its_prompt_is_left_out_and_counted(cut: Making) -> 
     assert all(trained[-1] for _, trained in rows(cut(length=prompt + 1)))
 
 
-def test_a_reply_of_which_only_the_first_token_of_all_is_left_has_no_target(cut: Making) -> None:
-    """With train_on=all the first token is marked, and nothing could predict it."""
-    found = cut([talk(1, "a", "b")], train_on="all", length=2)
-    assert [trained for _, trained in rows(found)] == [[True, True]]
-    assert cut([talk(1, "a", "b")], train_on="last_response", length=2).without_target == 1
+def test_the_first_token_of_all_is_marked_but_no_target(cut: Making) -> None:
+    """Nothing comes before it that could predict it."""
+    untrained = Conversation((Message("user", "a"), Message("assistant", "bcd", trained=False)), where="w")
+    found = cut([untrained, talk(1, "a", "bcd")], "plain", train_on="all", length=4)
+    assert rows(found) == [([*b"a bc"], [True] * 4)]
+    assert found.without_target == 1
 
 
 def test_a_template_that_rewrites_history_gives_a_sample_a_reply_of_the_same_row(cut: Making, tmp_path: Path) -> None:
@@ -170,20 +173,21 @@ CHANGES: dict[str, tuple[dict[str, Any], int]] = {
     "the tokenizer": ({"tokenizer": bpe_tokenizer(["say xxx"], 300, MARKS)}, 2),
     "a row": ({"conversations": [*TALKS[:-1], talk(12, "say 12", "y")]}, 2),
     "a row less": ({"conversations": TALKS[:-1]}, 2),
-    "the place of a row, which faults would name": ({"conversations": [*TALKS[:-1], talk(13, "say 12", "x" * 12)]}, 2),
+    "the place of a row, which faults would name": ({"conversations": [*TALKS[:-1], replace(LAST, where="w")]}, 2),
     "who says it": (
-        {"conversations": [*TALKS[:-1], Conversation((*TALKS[-1].messages, Message("user", "x")), where="w")]},
+        {"conversations": [*TALKS[:-1], replace(LAST, messages=(Message("system", "say 12"), LAST.messages[1]))]},
         2,
     ),
     "which replies are trained": (
         {
             "conversations": [
                 *TALKS[:-1],
-                Conversation((Message("user", "say 12"), Message("assistant", "x" * 12, (), False))),
+                replace(LAST, messages=(LAST.messages[0], replace(LAST.messages[1], trained=False))),
             ]
         },
         2,
     ),
+    "tools": ({"conversations": [*TALKS[:-1], replace(LAST, tools=({"function": {"name": "add"}},))]}, 2),
     "nothing": ({}, 1),
     "what is done with long ones": ({"too_long": "drop"}, 1),
 }

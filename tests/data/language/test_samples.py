@@ -44,6 +44,7 @@ def test_later_epochs_cut_it_elsewhere_and_a_seed_decides_where() -> None:
     text = np.arange(1000, dtype=np.int32)
     begins = [[int(TextWindows(text, 100, "t", seed).load(0, epoch)[0][0]) for epoch in range(6)] for seed in (0, 0, 1)]
     assert begins[0] == begins[1] != begins[2]
+    assert begins[0][0] == 0 not in begins[0][1:]
     assert len(set(begins[0])) > 3
     assert all(0 <= begin < 100 for begin in begins[0])
 

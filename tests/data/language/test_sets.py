@@ -184,7 +184,8 @@ def test_conversations_in_the_place_of_texts_are_refused_with_the_stage(talks: s
 
 def test_columns_that_no_row_has_are_refused_with_the_nearest(talks: str, texts: str) -> None:
     assert "did you mean output?" in refusal({"path": talks, "columns": {"response": "ouput"}})
-    assert "did you mean output?" in refusal({"path": talks, "columns": {"response": "ouput"}}, stream=True)
+    with pytest.raises(UserError, match=r"did you mean output\?"):  # before any row is asked for
+        opened({"path": talks, "columns": {"response": "ouput"}}, stream=True)
     assert "has no columns.respose\n    did you mean response?" in refusal({"path": talks, "columns": {"respose": "x"}})
     said = refusal({"path": texts, "columns": {"text": "txt"}}, chats=False)
     assert "has the column 'txt'; there are text" in said
