@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import torch
 
+from drivetrain.config.language import LanguageModel
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.config.workload import TextClassification
@@ -31,7 +32,7 @@ def assemble(
     # its problems come before reading data
     build_optimizer = optimizer_factory(run.optimizer, run.compile) if training else None
     seed_everything(run.seed)
-    tokenises = isinstance(run.workload, TextClassification)
+    tokenises = isinstance(run.workload, TextClassification | LanguageModel)
     with ranks.first_ahead() if tokenises else nullcontext():
         workload = build_workload(run.workload, run.seed)
     if training:
