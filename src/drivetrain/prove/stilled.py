@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torchmetrics import Metric
 
+from drivetrain.data.order import Part
 from drivetrain.workloads.base import Batch, BestMetric, Layout, NamedSamples, Outputs, Samples, Workload
 
 DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout)
@@ -77,6 +78,18 @@ class Stilled(Workload):
     @property
     def packs(self) -> bool:
         return self._inner.packs
+
+    @property
+    def mixture(self) -> Sequence[Part] | None:
+        return self._inner.mixture
+
+    @property
+    def shuffle_buffer(self) -> int | None:
+        return self._inner.shuffle_buffer
+
+    @property
+    def data_report(self) -> Mapping[str, Any]:
+        return self._inner.data_report
 
     def derived(self, values: Mapping[str, float]) -> dict[str, float]:
         return self._inner.derived(values)
