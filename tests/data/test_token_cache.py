@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -87,18 +88,20 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
     assert make.times == 2
 
 
-@pytest.fixture
+@contextmanager
 def full_disk() -> Iterator[None]:
-    """No file may have more than 1,000 bytes."""
+    """No file may have more than 1,000 bytes; only for so long, for the tests' own output may go to a file too."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.usefixtures("full_disk")
 def test_a_full_disk_is_a_warning_and_leaves_no_half_of_a_file(tmp_path: Path) -> None:
-    warning = get(tmp_path, Making())[1]
+    with full_disk():
+        warning = get(tmp_path, Making())[1]
     assert warning is not None
     assert "tokens could not be cached" in warning
     assert list(tmp_path.iterdir()) == []
