@@ -52,7 +52,7 @@ class Ulysses:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         self.has_whole_sequences = False
-        self._calls: int | None = None
+        self._calls: list[tuple[int | None, int | None]] | None = None  # layers that called it, and their windows
 
     @contextmanager
     def whole_sequences(self) -> Iterator[None]:
@@ -71,11 +71,11 @@ class Ulysses:
         UserError for anything but causal attention, which may look back so far only (sliding_window).
         """
         if self._calls is not None:
-            self._calls += 1
+            self._calls.append((getattr(module, "layer_idx", None), how.get("sliding_window")))
         asked = [name for name, value in how.items() if value is not None and value is not False]
         unknown = sorted({*asked} - KNOWN - WITHOUT_EFFECT) + ([] if attention_mask is None else ["a mask"])
         causal = how.get("is_causal")
-        if unknown or not (getattr(module, "is_causal", False) if causal is None else causal):
+        if unknown or not (getattr(module, "is_causal", True) if causal is None else causal):
             why = f"asks for {', '.join(unknown)}" if unknown else "is not causal"
             raise problem("engine.cp", f"the attention of {type(module).__name__} {why}", "leave cp out")
         if self.has_whole_sequences:
@@ -95,14 +95,26 @@ class Ulysses:
         return sdpa_attention_forward(module, query, key, value, mask, **how)
 
     @contextmanager
-    def called_by(self, blocks: int) -> Iterator[None]:
-        """UserError unless each of so many blocks calls it within: another layer would see a part of the sequence."""
-        self._calls = 0
+    def called_by(self, blocks: int, config: Any) -> Iterator[None]:
+        """UserError unless each of so many blocks calls it within, and tells it of its window.
+
+        Another kind of layer would see a part of the sequence, and some architectures keep attention to a window by
+        their mask alone, which is not made here. config: Transformers', of the model.
+        """
+        self._calls = []
         yield
         calls, self._calls = self._calls, None
-        if calls != blocks:
-            why = f"of {blocks} blocks {calls} call attention, and what else looks along a sequence would see a part"
+        if len(calls) != blocks:
+            why = f"of {blocks} blocks {len(calls)} call attention, and what else looks along a sequence sees a part"
             raise problem("engine.cp", why, "leave cp out")
+        text = config.get_text_config()
+        window, kinds = getattr(text, "sliding_window", None), getattr(text, "layer_types", None)
+        slides = bool(window) and getattr(text, "use_sliding_window", True)
+        for layer, told in calls:
+            slides_here = slides if kinds is None or layer is None else kinds[layer] == "sliding_attention"
+            if slides_here and told != window:
+                why = f"the attention of layer {layer} is not told of its window ({window})"
+                raise problem("engine.cp", why, "leave cp out")
 
 
 @functools.lru_cache(maxsize=2)

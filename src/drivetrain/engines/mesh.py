@@ -126,7 +126,9 @@ class MeshEngine(EagerEngine):
         return found
 
     def _trial_loss(self, batch: MicroBatch) -> Tensor | None:
-        with self._attention.called_by(len(self._part.blocks)) if self._attention is not None else nullcontext():
+        if self._attention is None:
+            return self._through(batch, self._workload.loss_sum)
+        with self._attention.called_by(len(self._part.blocks), self._model.config):
             return self._through(batch, self._workload.loss_sum)
 
     def _trial_step(self, batch: MicroBatch) -> None:
