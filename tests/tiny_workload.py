@@ -134,6 +134,7 @@ def tiny_engine(
     compile: bool = False,
     scaler: Scaler | None = None,
     devices: int = 1,
+    trains: bool = True,
 ) -> Engine:
     """Set up on the CPU, among the ranks of this process's group; SGD at 0.1 unless an optimizer is given."""
     made = build_engine(
@@ -150,5 +151,5 @@ def tiny_engine(
         ),
         Ranks(),
     )
-    made.setup(workload, optimizer_factory(optimizer or Optimizer(name="sgd", lr=0.1)))
+    made.setup(workload, optimizer_factory(optimizer or Optimizer(name="sgd", lr=0.1)) if trains else None)
     return made

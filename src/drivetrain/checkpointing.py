@@ -44,12 +44,12 @@ class RunCheckpoints:
         """
         start = time.perf_counter()
         state = self._engine.state_dict()
-        generators = self._ranks.gather(rng_state())
+        generators = self._ranks.gather((self._engine.random_stream, rng_state()))
         path, size = self._ranks.on_first(lambda: self._write(progress, state, generators))
         seconds = time.perf_counter() - start
         self._send(CheckpointSaved(step=progress.step, path=str(path), bytes=size, seconds=seconds))
 
-    def _write(self, progress: Progress, state: State, generators: list[Any] | None) -> tuple[Path, int]:
+    def _write(self, progress: Progress, state: State, generators: list[tuple[int, Any]] | None) -> tuple[Path, int]:
         facts: dict[str, Any] = {
             "run": self._run.name,
             "precision": self._run.precision,
@@ -62,7 +62,8 @@ class RunCheckpoints:
             "optimizer": state["optimizer"],
             "training": {
                 "progress": asdict(progress),
-                "generators": generators,  # of each rank
+                "generators": [own for _, own in generators or ()],  # of each rank
+                "streams": [number for number, _ in generators or ()],
                 "engine": state["engine"],
                 "order": self._order,
                 "optimizer": self._run.optimizer.name,
@@ -91,21 +92,24 @@ class RunCheckpoints:
         check_fits(self._engine.shapes(), state["model"], newest)
         self._engine.load_state_dict({**state, "engine": training["engine"]})
         progress = Progress(**training["progress"])
-        self._restore_generators(training["generators"], progress.step)
+        saved = training["generators"]
+        self._restore_generators(saved, training.get("streams", [*range(len(saved))]), progress.step)
         return progress
 
     def _found(self) -> tuple[Path | None, list[str]]:
         clean_partials(self._root)
         return newest_good(self._root)
 
-    def _restore_generators(self, saved: list[Any], step: int) -> None:
-        if len(saved) == self._ranks.world:
+    def _restore_generators(self, saved: list[Any], streams: list[int], step: int) -> None:
+        """As they were, where the ranks draw from the streams that they drew from; else each stream starts anew."""
+        own = self._engine.random_stream
+        if self._ranks.all_gather(own) == streams:
             restore_rng_state(saved[self._ranks.rank])
             return
-        seed_rank(self._run.seed + step, self._ranks.rank)
+        seed_rank(self._run.seed + step, own)
         message = (
-            f"the checkpoint is of {len(saved)} ranks and this run has {self._ranks.world}: dropout draws other masks "
-            "than it would have drawn; all else goes on as it was"
+            f"the checkpoint is of {len(saved)} ranks and this run has {self._ranks.world}, or they are laid out in "
+            "another way: dropout draws other masks than it would have drawn; all else goes on as it was"
         )
         self._send(Warned(message=message))
 

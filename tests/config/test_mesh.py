@@ -66,9 +66,44 @@ def test_heads_and_layers_that_a_degree_does_not_fit_are_told_together() -> None
     assert found["engine.pp"] == "num_hidden_layers (3) < pp (4)"
 
 
+def test_context_ranks_share_the_heads_that_tensor_ranks_have_left() -> None:
+    [problem] = problems({"cp": 2, "tp": 2, "dp": 1}, config={"model_type": "llama", "num_attention_heads": 6})
+    assert (problem.field, problem.why) == ("engine.cp", "num_attention_heads (6) is no multiple of cp (2) * tp (2)")
+    assert not problems({"cp": 2, "tp": 2, "dp": 1}, config={"model_type": "llama", "num_attention_heads": 8})
+
+
 def test_options_of_an_axis_that_is_not_there_are_refused() -> None:
     fields = [p.field for p in problems({"dp": 1, "loss_parallel": True, "schedule": "gpipe"})]
     assert fields == ["engine.loss_parallel", "engine.schedule"]
+
+
+@pytest.mark.parametrize(("degrees", "shares"), [({}, False), ({"tp": 2}, False), ({"cp": 2}, True), ({"dp": 2}, True)])
+def test_shards_need_data_or_context_ranks(degrees: dict[str, Any], shares: bool) -> None:
+    found = [problem.field for problem in problems({**degrees, "shard": True})]
+    assert found == ([] if shares else ["engine.shard"])
+    assert not problems({"shard": True}, processes=2), "dp is what the others leave"
+
+
+@pytest.mark.parametrize("name", ["torch.optim:Adafactor", "torch.optim:Muon"])
+def test_an_optimizer_that_needs_whole_tensors_gets_them(name: str) -> None:
+    optimizer = {"name": name, "lr": 0.01}
+    for degrees in ({"tp": 2}, {"dp": 2, "shard": True}):
+        [problem] = problems(degrees, optimizer=optimizer)
+        assert problem.field == "optimizer.name"
+        assert "needs whole tensors" in problem.why
+    for degrees in ({"pp": 2}, {"dp": 2}):
+        assert not problems(degrees, optimizer=optimizer)
+
+
+def test_micro_batches_that_leave_a_stage_without_one_are_refused() -> None:
+    [problem] = problems({"pp": 2}, batch_size=8, micro_batch_size=64)
+    assert problem.field == "micro_batch_size"
+    assert "into 1, fewer than pp (2) stages" in problem.why
+    assert problem.fix == "give at most 4"
+    assert not problems({"pp": 2}, batch_size=8, micro_batch_size=4)
+    assert not problems({"pp": 2}, batch_size=9, micro_batch_size=5)
+    assert not problems({"tp": 2}, batch_size=8, micro_batch_size=64)
+    assert not problems({"pp": 2}, batch_size=1, micro_batch_size=1), "a batch may be that small"
 
 
 def test_the_batch_is_dealt_to_the_data_ranks_alone() -> None:

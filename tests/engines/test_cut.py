@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
 from transformers import AutoModelForSequenceClassification as Classifier
 
-from drivetrain.engines.cut import Anatomy, Link, Reached, balanced, cut, dissect
+from drivetrain.engines.anatomy import Anatomy, balanced, dissect
+from drivetrain.engines.cut import Link, Reached, cut
 from drivetrain.errors import UserError
 
 SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4, "num_attention_heads": 2}
@@ -55,7 +56,29 @@ def logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return found
 
 
+class Measured(nn.Module):
+    """Statistics without weights before, within and after its blocks, and a buffer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.before = nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False)) for _ in range(4))
+        self.after = nn.BatchNorm1d(4, affine=False)
+        self.register_buffer("shift", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Any:
+        hidden = self.before(self.first(x)) + self.shift
+        for block in self.blocks:
+            hidden = block(hidden)
+        return type("Output", (), {"logits": self.after(hidden)})
+
+
+def rows() -> list[dict[str, Tensor]]:
+    return [{"x": torch.arange(4 * n).reshape(n, 4) / 8} for n in (2, 3)]
+
+
 MODELS = {
+    "measured": (Measured, rows),
     "llama": (llama, token_batches),
     "gpt2": (gpt2, token_batches),
     "bert": (bert, token_batches),
@@ -76,12 +99,14 @@ def test_stages_in_turn_compute_what_the_whole_model_did_and_share_out_its_names
     whole, batches = build(), make()
     anatomy = dissected(whole, batches)
     expected = [logits(whole, batch) for batch in batches]
-    parts, hidden = [], [torch.empty(0)] * len(batches)
+    names: list[str] = []
+    hidden = [torch.empty(0)] * len(batches)
     for own in balanced(anatomy.costs, stages):
         torch.manual_seed(0)
         part, link = build().eval(), Link()
-        cut(part, anatomy, own, link)
-        parts.append(part)
+        spoken_for = cut(part, anatomy, own, link)
+        assert spoken_for <= part.state_dict().keys()
+        names += spoken_for
         for number, batch in enumerate(batches):
             link.received = hidden[number]
             try:
@@ -89,8 +114,7 @@ def test_stages_in_turn_compute_what_the_whole_model_did_and_share_out_its_names
             except Reached as reached:
                 hidden[number] = reached.hidden
             assert tuple(hidden[number].shape) == anatomy.hidden.of(batch)
-    names = [name for part in parts for name, _ in part.named_parameters()]
-    assert sorted(names) == sorted(name for name, _ in whole.named_parameters())
+    assert sorted(names) == sorted(whole.state_dict()), "each is one stage's to save"
 
 
 def test_what_runs_before_the_blocks_is_the_first_stages_and_what_runs_after_them_the_last() -> None:
@@ -156,6 +180,31 @@ def test_a_model_that_cannot_be_cut_is_refused_with_the_reason(build: Callable[[
     batches = token_batches() if build is tied else [{"x": torch.ones(n, 4)} for n in (2, 3)]
     with pytest.raises(UserError, match=words):
         dissected(build(), batches)
+
+
+class Borrowing(nn.Module):
+    """After its blocks it computes with a weight of what runs before them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Any:
+        assert self.first.weight.shape == (4, 4)
+        hidden = self.first(x.to(self.first.weight.dtype))
+        for block in self.blocks:
+            hidden = block(hidden)
+        return type("Output", (), {"logits": nn.functional.linear(self.head(hidden), self.first.weight.t())})
+
+
+def test_a_weight_of_another_stage_answers_for_its_shape_and_takes_part_in_nothing() -> None:
+    model, link = Borrowing(), Link()
+    anatomy = dissected(model, rows())
+    cut(model, anatomy, range(1, 2), link)
+    link.received = torch.ones(2, 4)
+    with pytest.raises(UserError, match=r"engine\.pp: a weight of the layers before the blocks is used after them"):
+        logits(model, rows()[0])
 
 
 @given(costs=st.lists(st.integers(1, 50), min_size=1, max_size=8), stages=st.integers(1, 8))

@@ -12,8 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torchmetrics import Metric
 
+from drivetrain.config.training import Loader
+from drivetrain.data.loader import evaluation_batches
 from drivetrain.errors import UserError
 from drivetrain.workloads.base import Layout
 from tests.parity.mesh_cases import Declared, MeshCase, columns, engine_of, workload
@@ -124,8 +128,40 @@ def told(kind: type[Declared]) -> str:
 def test_a_plan_that_changes_what_the_model_computes_is_refused(ranks: Callable[[int], RankPool]) -> None:
     assert ranks(2).run(told, Declared) == ["engaged"] * 2
     for said in ranks(2).run(told, Unsummed):
-        assert said.startswith("UserError: engine.tp: the loss of the model spread over the mesh is")
+        assert said.startswith("UserError: engine.tp: the loss of the model spread over tp=2 is")
     assert all(not said.startswith("engaged") for said in ranks(2).run(told, Wrong))
+
+
+# --- evaluation ------------------------------------------------------------------------------------------------------
+
+
+class OwnRank(Metric):
+    """Differs from rank to rank, as the last bit of a metric may."""
+
+    full_state_update = False
+
+    def update(self, predictions: torch.Tensor, targets: torch.Tensor) -> None:
+        """Looks at neither."""
+
+    def compute(self) -> torch.Tensor:
+        return torch.tensor(float(dist.get_rank()))
+
+
+def own_metric(degrees: dict[str, Any]) -> float:
+    case = MeshCase(degrees)
+    work = workload(case)
+    engine = engine_of(case, work)
+    assert work.evaluation is not None
+    batches = evaluation_batches(work.evaluation, work.collate, 2, Loader(), engine.data_rank, engine.data_world)
+    return engine.evaluate(batches, {"own": OwnRank(sync_on_compute=False)})["own"]
+
+
+@pytest.mark.parametrize("degrees", [{"tp": 2}, {"dp": 2}, {"pp": 2}], ids=str)
+def test_all_ranks_hear_the_same_metrics_to_the_last_bit(
+    ranks: Callable[[int], RankPool], degrees: dict[str, Any]
+) -> None:
+    first, second = ranks(2).run(own_metric, degrees)
+    assert first == second
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

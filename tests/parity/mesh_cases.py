@@ -46,7 +46,15 @@ LLAMA = {
 }  # fmt: skip
 
 
-VARIANTS = {"grouped": {"num_key_value_heads": 2}, "dropout": {"attention_dropout": 0.2}}
+PHI: dict[str, Any] = {"model_type": "phi", "resid_pdrop": 0.0, "embd_pdrop": 0.0, "qk_layernorm": True}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "grouped": {"num_key_value_heads": 2},
+    "dropout": {"attention_dropout": 0.2},
+    "tied": {"tie_word_embeddings": True},
+    "windowed": {"model_type": "mistral", "sliding_window": 4},
+    "qwen3": {"model_type": "qwen3", "head_dim": 8},  # norms of heads, whose gradients its plan says to sum
+    "phi": PHI,  # such norms too, of which its plan says nothing
+}
 
 
 @dataclass(frozen=True)
@@ -105,10 +113,10 @@ def text() -> Path:
 class Columns(nn.Module):
     """A user's module that declares how it is split."""
 
-    def __init__(self) -> None:
+    def __init__(self, rate: float = 0.0) -> None:
         super().__init__()
         self.inner = nn.Linear(FEATURES, 12)
-        self.layers = nn.ModuleList(Pair(12) for _ in range(4))
+        self.layers = nn.ModuleList(Pair(12, nn.Dropout(rate) if rate else nn.GELU()) for _ in range(4))
         self.head = nn.Linear(12, 3)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -119,12 +127,29 @@ class Columns(nn.Module):
 
 
 class Pair(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, act: nn.Module) -> None:
         super().__init__()
         self.norm, self.wide, self.back = nn.LayerNorm(width), nn.Linear(width, 16), nn.Linear(16, width)
+        self.act = act
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return hidden + self.back(F.gelu(self.wide(self.norm(hidden))))
+        return hidden + self.back(self.act(self.wide(self.norm(hidden))))
+
+
+class Learned(Columns):
+    """With activations that have a weight: each tensor rank's gradient of it is of its own features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for pair in self.layers:
+            pair.act = nn.PReLU()
+
+
+class HalfFrozen(Columns):
+    def __init__(self) -> None:
+        super().__init__()
+        for part in (self.inner, *self.layers[:2]):
+            part.requires_grad_(False)
 
 
 class Pictures(nn.Module):
@@ -156,6 +181,19 @@ class Declared(TinyWorkload):
 def columns() -> nn.Module:
     torch.manual_seed(5)
     return Columns()
+
+
+def learned() -> nn.Module:
+    torch.manual_seed(5)
+    return Learned()
+
+
+def half_frozen() -> nn.Module:
+    torch.manual_seed(5)
+    return HalfFrozen()
+
+
+OWN = {"columns": columns, "learned": learned, "frozen": half_frozen}
 
 
 class Seeded(LanguageModelWorkload):
@@ -191,8 +229,8 @@ def reviews() -> SeededTexts:
 
 
 def workload(case: MeshCase) -> Workload:
-    if case.model == "columns":
-        return Declared(columns, Rows(62, ignored_share=0.15), Rows(37, seed=9))
+    if case.model in OWN:
+        return Declared(OWN[case.model], Rows(62, ignored_share=0.15), Rows(37, seed=9))
     if case.model == "bert":
         return reviews()
     if case.model == "vit":
@@ -223,7 +261,7 @@ def chats(packing: bool, fused: bool) -> Seeded:
     return Seeded(LanguageModel.model_validate(block), seed=0)
 
 
-def engine_of(case: MeshCase, work: Workload, scaler: Scaler | None = None) -> Engine:
+def engine_of(case: MeshCase, work: Workload, scaler: Scaler | None = None, trains: bool = True) -> Engine:
     config = TypeAdapter(EngineConfig).validate_python({"name": "mesh", **case.degrees})
     return tiny_engine(
         work,
@@ -235,6 +273,7 @@ def engine_of(case: MeshCase, work: Workload, scaler: Scaler | None = None) -> E
         compile=case.compile,
         devices=case.world,
         scaler=scaler,
+        trains=trains,
     )
 
 

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from drivetrain.checkpointing import RunCheckpoints
+from drivetrain.config.load import validate
 from drivetrain.config.training import Loader, Scaler
 from drivetrain.data.loader import evaluation_batches, training_windows
 from drivetrain.data.micro_batches import Slice
@@ -21,10 +23,13 @@ from drivetrain.data.order import GlobalOrder
 from drivetrain.engines import places
 from drivetrain.engines.base import Engine
 from drivetrain.engines.mesh import MeshEngine
+from drivetrain.loop import Progress
+from drivetrain.ranks import Ranks
 from drivetrain.rng import seed_rank
-from drivetrain.workloads.base import Workload
+from drivetrain.tracking.events import Event, Warned
+from drivetrain.workloads.base import BestMetric, Workload
 from tests.parity.cases import Curve
-from tests.parity.mesh_cases import BATCH, MeshCase, engine_of, run_case, workload
+from tests.parity.mesh_cases import BATCH, LLAMA, MeshCase, engine_of, run_case, text, workload
 
 
 def rank() -> int:
@@ -95,6 +100,23 @@ def gone_on(case: MeshCase, file: Path) -> list[float]:
     engine = engine_of(case, work)
     engine.load_state_dict(torch.load(file, weights_only=True))
     return steps(engine, work, range(3, 6))
+
+
+def drawn(case: MeshCase, root: Path, restores: bool) -> tuple[float, list[str]]:
+    """A random number after a checkpoint was saved or restored, and what was warned of."""
+    work, events = workload(case), list[Event]()
+    engine = engine_of(case, work)
+    seed_rank(0, engine.random_stream)
+    block = {"type": "language_model", "model": {"config": LLAMA}, "data": {"train": str(text())}}
+    run, _ = validate({"workload": block, "batch_size": BATCH, "loop": {"steps": 9}, "optimizer": {"name": "sgd"}}, [])
+    assert run is not None
+    metric = BestMetric("loss", higher_is_better=False)
+    checkpoints = RunCheckpoints(root, run, engine, Ranks(), metric, len(work.train), events.append)
+    if restores:
+        checkpoints.restore()
+    else:
+        checkpoints.save(Progress(step=3))
+    return torch.rand(1).item(), [event.message for event in events if isinstance(event, Warned)]
 
 
 def overflowing(case: MeshCase, bad: int) -> list[tuple[bool, float | None, float]]:

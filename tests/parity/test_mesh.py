@@ -41,10 +41,22 @@ def every_case() -> list[MeshCase]:
         {"tp": 2, "sequence_parallel": True, "loss_parallel": True},
         {"pp": 2, "tp": 2, "sequence_parallel": True, "loss_parallel": True},
     ]  # fmt: skip
-    cases += [MeshCase(degrees) for degrees in options]
+    both = {"sequence_parallel": True, "loss_parallel": True}
+    on_four: list[dict[str, Any]] = [
+        {"pp": 2, "dp": 2, "schedule": "zero_bubble"}, {"pp": 2, "dp": 2, "shard": True, "schedule": "zero_bubble"},
+        {"pp": 2, "cp": 2, "schedule": "zero_bubble"}, {"pp": 2, "dp": 2, "shard": True, "schedule": "gpipe"},
+        {"pp": 2, "tp": 2, "schedule": "zero_bubble", "sequence_parallel": True},
+        {"dp": 2, "tp": 2, "shard": True, **both}, {"cp": 2, "tp": 2, **both},
+    ]  # fmt: skip
+    cases += [MeshCase(degrees) for degrees in options + on_four]
+    cases += [MeshCase({"dp": 2, "tp": 2, "shard": True}, model=model) for model in ("qwen3", "tied")]
+    cases += [MeshCase({"pp": 2, "dp": 2, "shard": True}, model="frozen")]
     cases += [MeshCase(degrees, optimizer="adamw") for degrees in AXES]
     cases += [MeshCase(degrees, model="columns") for degrees in ({"tp": 2}, {"pp": 2}, {"dp": 2}, {"pp": 2, "tp": 2})]
-    cases += [MeshCase({"tp": 2}, model="grouped")]
+    cases += [MeshCase({"tp": 2}, model=model) for model in ("grouped", "tied", "qwen3", "phi", "learned")]
+    cases += [MeshCase({"tp": 2, "sequence_parallel": True}, model=model) for model in ("tied", "qwen3")]
+    cases += [MeshCase(degrees, model="frozen") for degrees in ({"pp": 2}, {"pp": 2, "schedule": "zero_bubble"})]
+    cases += [MeshCase({"cp": 2}, model="windowed")]
     cases += [MeshCase(degrees, model=model) for degrees in ({"tp": 2}, {"pp": 2}) for model in ("bert", "vit")]
     cases += [MeshCase({"pp": 2, "tp": 2}, model="bert"), MeshCase({"pp": 2, "tp": 2}, model="vit")]
     cases += [MeshCase(degrees, recompute=kind) for degrees in AXES for kind in (True, "selective")]

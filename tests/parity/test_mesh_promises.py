@@ -104,6 +104,18 @@ def test_what_one_engine_saved_another_goes_on_from(ranks: Pools, saved: MeshCas
         assert found == pytest.approx(expected, rel=1e-5), degrees
 
 
+@pytest.mark.parametrize("saved", [{"name": "single"}, {"dp": 2}, {"tp": 2}], ids=str)
+def test_tensor_ranks_draw_the_same_after_any_resume_and_data_ranks_do_not(
+    ranks: Pools, saved: dict[str, Any], tmp_path: Path
+) -> None:
+    on_ranks(MeshCase(saved), ranks, promises.drawn, tmp_path, False)
+    (first, told), (second, _) = ranks(2).run(promises.drawn, MeshCase({"tp": 2}), tmp_path, True)
+    assert first == second
+    assert any("other masks" in message for message in told) == (saved != {"tp": 2})
+    first, second = (drawn for drawn, _ in ranks(2).run(promises.drawn, MeshCase({"dp": 2}), tmp_path, True))
+    assert first != second
+
+
 # --- overflow --------------------------------------------------------------------------------------------------------
 
 

@@ -206,5 +206,13 @@ def label(engine: Any) -> str:
     return f"accelerate-{name}" if isinstance(engine, AccelerateEngine) else str(name)
 
 
+def gives_pieces(engine: Any) -> bool:
+    """Whether optimizers get pieces of parameters rather than whole ones."""
+    own = driving(engine)
+    if isinstance(own, DeepspeedEngine):
+        return own.stage > 0
+    return isinstance(own, FsdpEngine) or (isinstance(own, MeshEngine) and own.gives_pieces)
+
+
 def traits(engine: Any) -> Traits:
     return ENGINES[driving(engine).name]

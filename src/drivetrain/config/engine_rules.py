@@ -16,6 +16,7 @@ from drivetrain.config.engine import (
     DeepspeedEngine,
     FsdpEngine,
     driving,
+    gives_pieces,
     label,
     traits,
 )
@@ -39,7 +40,7 @@ def engine_problems(run: RunConfig) -> Iterator[Problem]:
         yield Problem(f"{where}.hybrid", why, "give a divisor of processes * nodes")
     if isinstance(engine, DeepspeedEngine):
         yield from _of_deepspeed(run, engine, where)
-    if isinstance(engine, FsdpEngine) or (isinstance(engine, DeepspeedEngine) and engine.stage):
+    if gives_pieces(engine):
         yield from _optimizer_of_pieces(run)
     if isinstance(run.engine, AccelerateEngine):
         yield from _of_accelerate(engine)
@@ -130,7 +131,10 @@ def _of_accelerate(engine: Any) -> Iterator[Problem]:
 def _of_a_mesh(run: RunConfig, engine: MeshEngine, where: str) -> Iterator[Problem]:
     if run.processes is not None:  # else they are as many as it asks for
         yield from mesh.arithmetic(engine, run.world_size, where)
-    yield from mesh.options_without_degree(engine, where)
+    yield from mesh.options_without_degree(engine, run.world_size, where)
+    if run.micro_batch_size is not None and (run.batch_size is not None or run.batch_size_per_device is not None):
+        share = -(-run.global_batch // run.data_parallel_size)
+        yield from mesh.idle_stages(engine, share, run.micro_batch_size, "micro_batch_size")
     if engine.schedule == "zero_bubble" and run.compile:
         why = "it takes backward passes apart, which PyTorch cannot do with compiled blocks"
         yield Problem(f"{where}.schedule", why, "leave compile out, or take 1f1b")

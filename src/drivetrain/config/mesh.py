@@ -35,6 +35,11 @@ class MeshEngine(Frozen):
         return "-".join(["mesh", *parts, *(["shard"] if self.shard else [])])
 
     @property
+    def gives_pieces(self) -> bool:
+        """Whether ranks hold pieces of a parameter; stages hold whole ones."""
+        return self.tp > 1 or self.shard
+
+    @property
     def least_world(self) -> int:
         return self.beside_data * (self.dp or 1)
 
@@ -54,13 +59,26 @@ def arithmetic(engine: MeshEngine, world: int, where: str) -> Iterator[Problem]:
         yield Problem(where, f"world size ({world}) is no multiple of {product}", "change processes or a degree")
 
 
-def options_without_degree(engine: MeshEngine, where: str) -> Iterator[Problem]:
+def options_without_degree(engine: MeshEngine, world: int, where: str) -> Iterator[Problem]:
     """Options of an axis that has one rank only."""
+    if engine.shard and engine.data_degree(world) * engine.cp == 1:
+        yield Problem(f"{where}.shard", "was given, but dp and cp are 1", "give dp or cp, or leave it out")
     for field in ("sequence_parallel", "loss_parallel"):
         if getattr(engine, field) and engine.tp == 1:
             yield Problem(f"{where}.{field}", "was given, but tp is 1", "give tp, or leave it out")
     if engine.schedule != "1f1b" and engine.pp == 1:
         yield Problem(f"{where}.schedule", f"{engine.schedule} was given, but pp is 1", "give pp, or leave it out")
+
+
+def idle_stages(engine: MeshEngine, share: int, micro_batch: int, field: str) -> Iterator[Problem]:
+    """A share of the batch in fewer micro-batches than stages: the others would be made up, and count for nothing.
+
+    share: samples of the global batch that a data rank has.
+    """
+    pieces = -(-share // micro_batch)
+    if pieces < min(engine.pp, share):
+        why = f"{micro_batch} cuts the {share} samples of a data rank into {pieces}, fewer than pp ({engine.pp}) stages"
+        yield Problem(field, why, f"give at most {max(1, share // engine.pp)}")
 
 
 # what a Transformers config calls the things that a degree must divide
@@ -72,11 +90,14 @@ def model_problems(engine: MeshEngine, config: dict[str, Any], where: str) -> It
     """What a model's config says that a degree cannot be. Fields that are left out are seen when it is built."""
     for name in HEADS:
         heads = config.get(name)
-        for degree in ("tp", "cp"):
-            ranks = getattr(engine, degree)
-            if isinstance(heads, int) and heads % ranks:
-                why = f"{name} ({heads}) is no multiple of {degree} ({ranks})"
-                yield Problem(f"{where}.{degree}", why, f"give a divisor of {heads}")
+        if not isinstance(heads, int):
+            continue
+        if heads % engine.tp:
+            why = f"{name} ({heads}) is no multiple of tp ({engine.tp})"
+            yield Problem(f"{where}.tp", why, f"give a divisor of {heads}")
+        elif heads % (engine.cp * engine.tp):  # context ranks deal out the heads that tensor ranks have left
+            product = f"cp ({engine.cp})" + (f" * tp ({engine.tp})" if engine.tp > 1 else "")
+            yield Problem(f"{where}.cp", f"{name} ({heads}) is no multiple of {product}", f"give divisors of {heads}")
     for name in LAYERS:
         layers = config.get(name)
         if isinstance(layers, int) and layers < engine.pp:

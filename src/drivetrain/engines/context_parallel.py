@@ -7,6 +7,8 @@ collective does; the number of heads bounds the degree.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -16,10 +18,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from drivetrain.errors import RunError, problem
+from drivetrain.config.mesh import HEADS
+from drivetrain.errors import problem
 from drivetrain.workloads.base import Batch
 
-NAME = "drivetrain_ulysses"  # in Transformers' table of attention implementations
+NUMBERS = itertools.count()  # Transformers' table of attention implementations is the process's: each has its name
+# what Transformers' layers hand to attention and this one honours, or which does not change it
+KNOWN = {"dropout", "scaling", "is_causal", "sliding_window"}
+WITHOUT_EFFECT = {"position_ids", "cache_position", "use_cache", "output_attentions", "output_router_logits"}
 
 
 class _AllToAll(torch.autograd.Function):
@@ -46,6 +52,7 @@ class Ulysses:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         self.has_whole_sequences = False
+        self._calls: list[tuple[int | None, int | None]] | None = None  # layers that called it, and their windows
 
     @contextmanager
     def whole_sequences(self) -> Iterator[None]:
@@ -59,16 +66,61 @@ class Ulysses:
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **how: Any
     ) -> tuple[Tensor, None]:
-        """query: (B, heads, T, width), key and value with their own heads → (B, T, heads, width)."""
+        """query: (B, heads, T, width), key and value with their own heads → (B, T, heads, width).
+
+        UserError for anything but causal attention, which may look back so far only (sliding_window).
+        """
+        if self._calls is not None:
+            self._calls.append((getattr(module, "layer_idx", None), how.get("sliding_window")))
+        asked = [name for name, value in how.items() if value is not None and value is not False]
+        unknown = sorted({*asked} - KNOWN - WITHOUT_EFFECT) + ([] if attention_mask is None else ["a mask"])
+        causal = how.get("is_causal")
+        if unknown or not (getattr(module, "is_causal", True) if causal is None else causal):
+            why = f"asks for {', '.join(unknown)}" if unknown else "is not causal"
+            raise problem("engine.cp", f"the attention of {type(module).__name__} {why}", "leave cp out")
+        if self.has_whole_sequences:
+            return self._attended(module, query, key, value, how)
+        query, key, value = (_AllToAll.apply(t, 1, 2, self._group) for t in (query, key, value))
+        found = self._attended(module, query, key, value, how)
+        return _AllToAll.apply(found[0], 1, 2, self._group), None
+
+    def _attended(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, how: Mapping[str, Any]
+    ) -> tuple[Tensor, None]:
+        """Of whole sequences."""
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        if attention_mask is not None:
-            raise RunError("engine.cp: attention masks over a part of the sequence are not supported")
-        if self.has_whole_sequences:
-            return sdpa_attention_forward(module, query, key, value, None, **how)
-        heads_dealt = (_AllToAll.apply(t, 1, 2, self._group) for t in (query, key, value))
-        found, _ = sdpa_attention_forward(module, *heads_dealt, None, **how)
-        return _AllToAll.apply(found, 1, 2, self._group), None
+        length, window = query.shape[2], how.get("sliding_window")
+        mask = None if window is None or window >= length else _band(length, window, query.device)
+        return sdpa_attention_forward(module, query, key, value, mask, **how)
+
+    @contextmanager
+    def called_by(self, blocks: int, config: Any) -> Iterator[None]:
+        """UserError unless each of so many blocks calls it within, and tells it of its window.
+
+        Another kind of layer would see a part of the sequence, and some architectures keep attention to a window by
+        their mask alone, which is not made here. config: Transformers', of the model.
+        """
+        self._calls = []
+        yield
+        calls, self._calls = self._calls, None
+        if len(calls) != blocks:
+            why = f"of {blocks} blocks {len(calls)} call attention, and what else looks along a sequence sees a part"
+            raise problem("engine.cp", why, "leave cp out")
+        text = config.get_text_config()
+        window, kinds = getattr(text, "sliding_window", None), getattr(text, "layer_types", None)
+        slides = bool(window) and getattr(text, "use_sliding_window", True)
+        for layer, told in calls:
+            slides_here = slides if kinds is None or layer is None else kinds[layer] == "sliding_attention"
+            if slides_here and told != window:
+                why = f"the attention of layer {layer} is not told of its window ({window})"
+                raise problem("engine.cp", why, "leave cp out")
+
+
+@functools.lru_cache(maxsize=2)
+def _band(length: int, window: int, device: torch.device) -> Tensor:
+    """(length, length): true where a position may look: at itself and the window - 1 before it."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril().triu(1 - window)
 
 
 def use_ulysses(model: nn.Module, group: dist.ProcessGroup, heads_share: int) -> Ulysses:
@@ -79,14 +131,14 @@ def use_ulysses(model: nn.Module, group: dist.ProcessGroup, heads_share: int) ->
     if config is None or not hasattr(model, "set_attn_implementation"):
         why = f"{type(model).__name__} is no Transformers model, whose attention can be replaced"
         raise problem("engine.cp", why, "leave cp out")
-    for field in ("num_attention_heads", "num_key_value_heads"):
+    for field in HEADS:
         heads = getattr(config, field, None)
         if isinstance(heads, int) and heads % (ranks * heads_share):
             times = f" * tp ({heads_share})" if heads_share > 1 else ""
             raise problem("engine.cp", f"{field} ({heads}) is no multiple of cp ({ranks}){times}", "lower a degree")
-    attention = Ulysses(group)
-    AttentionInterface.register(NAME, attention)
-    model.set_attn_implementation(NAME)  # type: ignore[operator]
+    attention, name = Ulysses(group), f"drivetrain_ulysses_{next(NUMBERS)}"
+    AttentionInterface.register(name, attention)
+    model.set_attn_implementation(name)  # type: ignore[operator]
     return attention
 
 

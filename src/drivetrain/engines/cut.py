@@ -8,19 +8,59 @@ workload calls the model as it always does, on every stage, and no architecture 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._pytree import tree_iter
 
+from drivetrain.engines.anatomy import Anatomy, within
 from drivetrain.errors import problem
-from drivetrain.memory.recompute import repeated_blocks
 
-Forward = Callable[[nn.Module], Any]  # calls the model in whatever way, and with whatever inputs
+
+def cut(model: nn.Module, anatomy: Anatomy, own: range, link: Link) -> set[str]:
+    """Leave one stage's part in place: the blocks of `own`. Returns the names of the state that this stage speaks for.
+
+    Of what several stages hold (statistics of a layer without weights that runs before the blocks, buffers of the model
+    itself) the first one does: later stages run such layers on what they received, and nobody reads what comes of it.
+    """
+    container = model.get_submodule(anatomy.container)
+    keys = [name.rpartition(".")[2] for name in anatomy.blocks]
+    idle = _idle(model, anatomy)
+    for number, key in enumerate(keys):
+        block, tupled = container._modules[key], anatomy.gives_tuple
+        assert block is not None
+        if number == own.start - 1:
+            container._modules[key] = Entrance(block, tupled, link)
+        elif number == own.stop:
+            container._modules[key] = Exit(block, tupled)
+        elif number not in own:
+            container._modules[key] = Passing(block, tupled)
+    if own.start > 0:
+        for name in anatomy.before:
+            if _has_weights(model.get_submodule(name)):
+                model.set_submodule(name, Unbuilt(model.get_submodule(name), link))
+    if own.stop < len(keys):
+        for name in [*anatomy.after, *idle]:
+            model.set_submodule(name, nn.Identity())
+    apart = [*(anatomy.blocks[number] for number in own), *anatomy.after, *idle]
+    return {name for name in model.state_dict() if own.start == 0 or within(name, apart)}
+
+
+def _idle(model: nn.Module, anatomy: Anatomy) -> list[str]:
+    """Outermost modules with weights that no forward pass calls."""
+    known = [*anatomy.blocks, *anatomy.before, *anatomy.after]
+    found: list[str] = []
+    for name, module in model.named_modules():
+        holds_known = not name or any(
+            other == name or other.startswith(f"{name}.") for other in [anatomy.container, *known]
+        )
+        if not holds_known and not within(name, [*known, *found]) and _has_weights(module):
+            found.append(name)
+    return found
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
 
 
 class Reached(Exception):
@@ -35,6 +75,7 @@ class Link:
     """Where a stage finds what it received."""
 
     received: Tensor | None = None
+    was_read = False  # whether the model came to where it goes on
 
 
 class Passing(nn.Module):
@@ -63,12 +104,25 @@ class Entrance(Passing):
     def _hidden(self, hidden: Tensor) -> Tensor:
         del hidden
         assert self._link.received is not None
+        self._link.was_read = True
         return self._link.received
 
 
 class Exit(Passing):
     def _hidden(self, hidden: Tensor) -> Tensor:
         raise Reached(hidden)
+
+
+class Elsewhere(Tensor):
+    """In the place of a weight of another stage: has its dtype and its sizes, and nothing to compute with."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        others = (t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor) and not isinstance(t, Elsewhere))
+        if next(others, None) is not None:
+            why = "a weight of the layers before the blocks is used after them, on another stage"
+            raise problem("engine.pp", why, "leave pp out")
+        return super().__torch_function__(func, types, args, kwargs or {})
 
 
 class Unbuilt(nn.Module):
@@ -80,7 +134,12 @@ class Unbuilt(nn.Module):
     def __init__(self, part: nn.Module, link: Link) -> None:
         super().__init__()
         self._link = link
-        self.__dict__["_emptied"] = part.to("meta")  # no submodule of this one: its parameters are another stage's
+        part.to("meta")
+        for module in part.modules():
+            for name, weight in module._parameters.items():
+                if weight is not None:  # kernels for the CPU take tensors without storage for what they are not
+                    module._parameters[name] = cast(nn.Parameter, weight.detach().as_subclass(Elsewhere))
+        self.__dict__["_emptied"] = part  # no submodule of this one: its parameters are another stage's
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -92,240 +151,3 @@ class Unbuilt(nn.Module):
         del args, kwargs
         assert self._link.received is not None
         return self._link.received
-
-
-@dataclass(frozen=True)
-class HiddenShape:
-    """How the shape of what travels follows from a batch: (samples, a length of some input, ...)."""
-
-    length_of: str | None  # the input whose second dimension is the second one here
-    rest: tuple[int, ...]  # the other dimensions, which do not change; the second too if length_of is None
-    dtype: torch.dtype
-
-    def of(self, batch: dict[str, Tensor]) -> tuple[int, ...]:
-        samples = next(iter(batch.values())).shape[0]
-        length = () if self.length_of is None else (batch[self.length_of].shape[1],)
-        return (samples, *length, *self.rest)
-
-
-@dataclass(frozen=True)
-class Anatomy:
-    """What a forward pass of the whole model showed."""
-
-    container: str  # name of what holds the blocks
-    blocks: list[str]
-    before: list[str]  # outermost modules with weights that run before the blocks
-    after: list[str]
-    gives_tuple: bool
-    costs: list[int]  # operations of each block; what runs before counts to the first, what runs after to the last
-    hidden: HiddenShape
-
-
-def dissect(
-    model: nn.Module, batches: Sequence[dict[str, Tensor]], forward: Callable[[nn.Module, Any], Any]
-) -> Anatomy:
-    """Run two batches of unlike shape forward, and see. UserError for models that cannot be cut.
-
-    forward: (model, batch) → anything, as the workload calls it.
-    """
-    blocks = _chain(model)
-    names = {id(module): name for name, module in model.named_modules()}
-    own = [names[id(block)] for block in blocks]
-    seen = [_watched(model, blocks, batch, forward) for batch in batches]
-    shapes = [tuple(entry.shape) for entry in (run.hidden for run in seen)]
-    before, after = _parts(model, blocks, seen[0].called)
-    _check_ownership(model, blocks, before, after)
-    return Anatomy(
-        container=own[0].rpartition(".")[0],
-        blocks=own,
-        before=before,
-        after=after,
-        gives_tuple=seen[0].gives_tuple,
-        costs=_costs(seen[0].operations, own, before, after),
-        hidden=_hidden_shape(shapes, batches, seen[0].hidden.dtype),
-    )
-
-
-def _chain(model: nn.Module) -> list[nn.Module]:
-    """The blocks that are dealt to stages: those that repeat in one container."""
-    repeated = {id(block) for block in repeated_blocks(model)}
-    for container in model.modules():
-        chain = [child for child in container.children() if id(child) in repeated]
-        if chain:
-            return chain
-    why = f"{type(model).__name__} has no repeated blocks in a ModuleList or Sequential"
-    raise problem("engine.pp", why, "leave pp out")
-
-
-@dataclass
-class Seen:
-    called: list[tuple[str, int]]  # module name, blocks that were entered before it
-    hidden: Tensor  # what the second block was given
-    gives_tuple: bool
-    operations: dict[str, int]
-
-
-def _watched(
-    model: nn.Module, blocks: Sequence[nn.Module], batch: dict[str, Tensor], forward: Callable[[nn.Module, Any], Any]
-) -> Seen:
-    called: list[tuple[str, int]] = []
-    inputs: list[Any] = []
-    outputs: list[Any] = []
-
-    def enter(block: nn.Module, args: Any, kwargs: Any) -> None:
-        del block
-        inputs.append(args[0] if args else kwargs.get("hidden_states"))
-
-    hooks = [block.register_forward_pre_hook(enter, with_kwargs=True) for block in blocks]
-    hooks += [block.register_forward_hook(lambda _m, _a, output: outputs.append(output)) for block in blocks]
-    for name, module in model.named_modules():
-        hooks.append(module.register_forward_pre_hook(lambda _m, _a, name=name: called.append((name, len(inputs)))))
-    counter = FlopCounterMode(display=False)
-    try:
-        with torch.no_grad(), counter:
-            forward(model, batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    firsts = [output[0] if isinstance(output, tuple) else output for output in outputs]
-    alike = len(inputs) == len(blocks) and all(isinstance(x, Tensor) for x in [*inputs, *firsts])
-    chained = alike and all(out is into for out, into in zip(firsts, inputs[1:], strict=False))
-    if not chained or any(x.shape != inputs[0].shape for x in firsts):
-        raise problem(
-            "engine.pp",
-            f"the blocks of {type(model).__name__} do not hand one tensor of one shape from each to the next",
-            "leave pp out",
-        )
-    operations = {name: sum(counts.values()) for name, counts in counter.get_flop_counts().items()}
-    return Seen(called, firsts[0], isinstance(outputs[0], tuple), operations)
-
-
-def _around(model: nn.Module, blocks: Sequence[nn.Module]) -> set[str]:
-    """The modules that hold the blocks: the model, its body, the container."""
-    wanted = {id(block) for block in blocks}
-    return {
-        name
-        for name, module in model.named_modules()
-        if id(module) not in wanted and any(id(part) in wanted for part in module.modules())
-    }
-
-
-def _parts(
-    model: nn.Module, blocks: Sequence[nn.Module], called: Sequence[tuple[str, int]]
-) -> tuple[list[str], list[str]]:
-    """Outermost modules with weights that run before and after the blocks."""
-    inside = {id(module) for block in blocks for module in block.modules()}
-    around, modules = _around(model, blocks), dict(model.named_modules())
-    before: list[str] = []
-    after: list[str] = []
-    for name, entered in called:
-        module = modules[name]
-        if id(module) in inside or name in around or next(module.parameters(), None) is None:
-            continue
-        if 0 < entered < len(blocks):
-            raise problem("engine.pp", f"{name} runs between the blocks, and has weights", "leave pp out")
-        taken = before if entered == 0 else after
-        if not _within(name, taken):
-            taken.append(name)
-    twice = [name for name in after if _within(name, before)]
-    if twice:
-        raise problem("engine.pp", f"{', '.join(twice)} run before and after the blocks", "leave pp out")
-    return before, after
-
-
-def _check_ownership(
-    model: nn.Module, blocks: Sequence[nn.Module], before: Sequence[str], after: Sequence[str]
-) -> None:
-    """Each weight is one stage's."""
-    around = _around(model, blocks)
-    loose = [name for name, _ in model.named_parameters() if name.rpartition(".")[0] in around]
-    if loose:
-        raise problem("engine.pp", f"{', '.join(loose[:3])} belong to no layer of their own", "leave pp out")
-    owners: dict[int, set[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        place = "before" if _within(name, before) else "after" if _within(name, after) else name
-        owners.setdefault(id(parameter), set()).add(place)
-    if any(len(places) > 1 for places in owners.values()):
-        raise problem(
-            "engine.pp",
-            "two stages would share a weight (tied embeddings)",
-            "give workload.model.config.tie_word_embeddings=false, or leave pp out",
-        )
-
-
-def _within(name: str, modules: Sequence[str]) -> bool:
-    return any(name == module or name.startswith(f"{module}.") for module in modules)
-
-
-def _costs(operations: dict[str, int], blocks: Sequence[str], before: Sequence[str], after: Sequence[str]) -> list[int]:
-    def of(name: str) -> int:
-        return next((count for known, count in operations.items() if known.endswith(f".{name}")), 0)
-
-    costs = [of(name) for name in blocks]
-    costs[0] += sum(map(of, before))
-    costs[-1] += sum(map(of, after))
-    return [cost + 1 for cost in costs]  # a block without any products is still one
-
-
-def _hidden_shape(
-    shapes: Sequence[tuple[int, ...]], batches: Sequence[dict[str, Tensor]], dtype: torch.dtype
-) -> HiddenShape:
-    lengths = [shape[1] for shape in shapes if len(shape) > 2]
-    for name in batches[0]:
-        given = [batch[name].shape[1] for batch in batches if batch[name].ndim > 1]
-        if lengths and given == lengths:
-            return HiddenShape(name, shapes[0][2:], dtype)
-    if len({shape[1:] for shape in shapes}) > 1:
-        raise problem("engine.pp", "the length of what the blocks hand on follows from no input", "leave pp out")
-    return HiddenShape(None, shapes[0][1:], dtype)
-
-
-def balanced(costs: Sequence[int], stages: int) -> list[range]:
-    """Contiguous parts whose dearest is as cheap as can be; none is empty. Dynamic programming."""
-    total = [0, *itertools.accumulate(costs)]
-    best: dict[tuple[int, int], tuple[int, list[int]]] = {(0, 0): (0, [])}
-    for stage in range(1, stages + 1):
-        for end in range(stage, len(costs) + 1):
-            choices = [
-                (max(best[stage - 1, start][0], total[end] - total[start]), [*best[stage - 1, start][1], end])
-                for start in range(stage - 1, end)
-                if (stage - 1, start) in best
-            ]
-            best[stage, end] = min(choices)
-    ends = best[stages, len(costs)][1]
-    return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def cut(model: nn.Module, anatomy: Anatomy, own: range, link: Link) -> None:
-    """Leave one stage's part in place: the blocks of `own`."""
-    container = model.get_submodule(anatomy.container)
-    keys = [name.rpartition(".")[2] for name in anatomy.blocks]
-    for number, key in enumerate(keys):
-        block, tupled = container._modules[key], anatomy.gives_tuple
-        assert block is not None
-        if number == own.start - 1:
-            container._modules[key] = Entrance(block, tupled, link)
-        elif number == own.stop:
-            container._modules[key] = Exit(block, tupled)
-        elif number not in own:
-            container._modules[key] = Passing(block, tupled)
-    if own.start > 0:
-        for name in anatomy.before:
-            model.set_submodule(name, Unbuilt(model.get_submodule(name), link))
-    if own.stop < len(keys):
-        for name in [*anatomy.after, *_idle(model, anatomy)]:
-            model.set_submodule(name, nn.Identity())
-
-
-def _idle(model: nn.Module, anatomy: Anatomy) -> list[str]:
-    """Outermost modules with weights that no forward pass calls."""
-    known = [*anatomy.blocks, *anatomy.before, *anatomy.after]
-    found: list[str] = []
-    for name, module in model.named_modules():
-        holds_known = not name or any(
-            other == name or other.startswith(f"{name}.") for other in [anatomy.container, *known]
-        )
-        if holds_known or _within(name, [*known, *found]) or next(module.parameters(), None) is None:
-            continue
-        found.append(name)
-    return found

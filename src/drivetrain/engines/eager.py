@@ -136,8 +136,7 @@ class EagerEngine(Engine):
     # --- a step ------------------------------------------------------------------------------------------------------
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
-        if not self._model.training:  # asked first: telling every module takes a tenth of a millisecond
-            self._model.train()
+        self._ready_to_train()
         count = self._global_count(micro_batches)  # travels during the first forward
         total = torch.zeros((), device=self._device)
         part = self._options.part
@@ -151,6 +150,10 @@ class EagerEngine(Engine):
                     self._backward(loss * self._averaged_over if self._averaged_over > 1 else loss)
             total += loss.detach()
         return total
+
+    def _ready_to_train(self) -> None:
+        if not self._model.training:  # asked first: telling every module takes a tenth of a millisecond
+            self._model.train()
 
     def summed(self, losses: Tensor) -> Tensor:
         return self._ranks.sum(losses)

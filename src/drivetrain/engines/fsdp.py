@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -107,10 +108,40 @@ def _large_enough(inner_first: list[nn.Module], least: int) -> Iterator[nn.Modul
             yield module
 
 
+class SameParameters:
+    """RunError if a parameter gets a gradient on some ranks only.
+
+    FSDP reduces what has a gradient, in order: with other parameters on another rank it would sum gradients of
+    different ones, in silence where their sizes agree.
+    """
+
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup | None, device: torch.device, fix: str) -> None:
+        """fix: what may be done but to let every batch use all parameters."""
+        self._named, self._group, self._device, self._fix = dict(model.named_parameters()), group, device, fix
+        self._uneven: Tensor | None = None  # a parameter → not 0 if only some ranks had its gradient in the last window
+
+    def look(self) -> None:
+        """After a window. A GPU is asked for the window before, which it is done with."""
+        got = torch.tensor([p.grad is not None for p in self._named.values()], dtype=torch.int32, device=self._device)
+        dist.all_reduce(got, group=self._group)
+        before, self._uneven = self._uneven, got % dist.get_world_size(self._group)
+        self._refuse(self._uneven if self._device.type == "cpu" else before)
+
+    def check(self) -> None:
+        """Of the last window too, before anything is saved."""
+        self._refuse(self._uneven)
+
+    def _refuse(self, uneven: Tensor | None) -> None:
+        if uneven is not None and uneven.any():
+            some = [name for name, differs in zip(self._named, uneven.tolist(), strict=True) if differs]
+            raise RunError(
+                f"{', '.join(some[:5])} got a gradient on some ranks only, and FSDP then sums gradients of different "
+                f"parameters. Let every batch use all of them, or {self._fix}"
+            )
+
+
 class FsdpEngine(EagerEngine):
     _config: config.FsdpEngine
-    _named: dict[str, nn.Parameter]
-    _uneven: Tensor | None = None  # a parameter → not 0 if only some ranks had its gradient in the last step
 
     def _built(self, workload: Workload) -> nn.Module:
         """On the CPU: sharding moves each piece to the device."""
@@ -147,7 +178,7 @@ class FsdpEngine(EagerEngine):
         self._ranks.copy_from_first(model.buffers())
 
     def _check_engaged(self) -> None:
-        parameters = self._named = dict(self._model.named_parameters())
+        parameters = dict(self._model.named_parameters())
         whole = [name for name, parameter in parameters.items() if not isinstance(parameter, DTensor)]
         if not isinstance(self._forward, FSDPModule) or whole:
             raise RunError(f"engine=fsdp was asked for, but not sharded: {', '.join(whole[:3]) or 'the model'}")
@@ -156,6 +187,8 @@ class FsdpEngine(EagerEngine):
         total = sum(p.numel() for p in parameters.values()) * copies
         if int(self._ranks.sum(held)) != total:
             raise RunError(f"engine=fsdp: the ranks hold {int(held):,} parameters together, not {total:,}")
+        fix = "take engine={name: ddp, find_unused: true}"
+        self._same = SameParameters(self._model, None, self._device, fix)
 
     def _exchange(self, last: bool) -> AbstractContextManager[Any]:
         cast(FSDPModule, self._forward).set_requires_gradient_sync(last)
@@ -163,34 +196,15 @@ class FsdpEngine(EagerEngine):
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
         loss = super().forward_backward(micro_batches)
-        self._check_same_parameters()
+        self._same.look()
         return loss
 
-    def _check_same_parameters(self) -> None:
-        """RunError if a parameter got a gradient on some ranks only.
-
-        FSDP reduces what has a gradient, in order: with other parameters on another rank it would sum gradients of
-        different ones, in silence where their sizes agree.
-        """
-        got = torch.tensor([p.grad is not None for p in self._named.values()], dtype=torch.int32, device=self._device)
-        before, self._uneven = self._uneven, self._ranks.sum(got) % self._ranks.world
-        # a GPU is asked for the step before, which it is done with
-        self._refuse(self._uneven if self._device.type == "cpu" else before)
-
     def state_dict(self) -> State:
-        self._refuse(self._uneven)  # before anything is saved
+        self._same.check()
         return super().state_dict()
-
-    def _refuse(self, uneven: Tensor | None) -> None:
-        if uneven is not None and uneven.any():
-            some = [name for name, differs in zip(self._named, uneven.tolist(), strict=True) if differs]
-            raise RunError(
-                f"{', '.join(some[:5])} got a gradient on some ranks only, and FSDP then sums gradients of different "
-                "parameters. Let every batch use all of them, or take engine={name: ddp, find_unused: true}"
-            )
 
     def _global_norm(self, norms: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
         squares = super()._global_norm(norms, parameters) ** 2
-        mesh = cast(DTensor, next(iter(self._named.values()))).device_mesh  # its last axis is the one that shards
-        torch.distributed.all_reduce(squares, group=mesh.get_group(mesh.ndim - 1))
+        mesh = cast(DTensor, next(self._model.parameters())).device_mesh  # its last axis is the one that shards
+        dist.all_reduce(squares, group=mesh.get_group(mesh.ndim - 1))
         return squares.sqrt()

@@ -93,6 +93,17 @@ class GradientSum:
         self._left = {}
 
 
+def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
+    """At once, of parameters that have a gradient on all ranks of the group or on none."""
+    gradients = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return
+    sums = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(sums, group=group)
+    for gradient, summed in zip(gradients, sums.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(summed.view(gradient.shape))
+
+
 def _bucketed(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     """In the order in which backward completes them, more or less: from the last to the first."""
     buckets: list[list[nn.Parameter]] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -21,11 +22,11 @@ from torchmetrics import Metric
 
 from drivetrain.config.mesh import MeshEngine as Config
 from drivetrain.data.loader import MicroBatch
-from drivetrain.engines.base import Engaged, EngineOptions, StepResult
+from drivetrain.engines.base import Engaged, EngineOptions, State, StepResult
 from drivetrain.engines.context_parallel import part_of
 from drivetrain.engines.eager import EagerEngine
-from drivetrain.engines.fsdp import ready_to_shard
-from drivetrain.engines.gradient_sum import GradientSum
+from drivetrain.engines.fsdp import SameParameters, ready_to_shard
+from drivetrain.engines.gradient_sum import GradientSum, sum_gradients
 from drivetrain.engines.mesh_state import (
     Held,
     groups_of,
@@ -39,22 +40,26 @@ from drivetrain.engines.pipeline import Pipeline, bubble
 from drivetrain.engines.places import MeshScaler, Place
 from drivetrain.engines.spread import spread
 from drivetrain.engines.state import gathered, load_weights, local_part
+from drivetrain.engines.trial import Trial, exact
 from drivetrain.errors import RunError
 from drivetrain.optim import OptimizerFactory
-from drivetrain.precision import autocast, dtype
+from drivetrain.precision import arithmetic, autocast, dtype
 from drivetrain.ranks import Ranks
-from drivetrain.workloads.base import Batch, Workload, few
+from drivetrain.workloads.base import Batch, Workload
 
 
 class MeshEngine(EagerEngine):
     _config: Config
     _scaler_type = MeshScaler
+    _tries = False  # in the step at set-up, which trains nothing
+    _partial: Sequence[nn.Parameter] = ()  # of which each tensor rank's gradient is a part of a sum
 
     def __init__(self, config: Config, options: EngineOptions, ranks: Ranks) -> None:
         super().__init__(config, options, ranks)
         self._place = place = Place(config, ranks, self._device.type)
         self.data_rank, self.data_world = place.at["dp"], place.dp
-        self.random_stream = ranks.rank // config.tp  # tensor ranks draw the same
+        # tensor ranks draw the same for what they hold copies of; between layers that share sequences there is none
+        self.random_stream = ranks.rank if config.sequence_parallel else ranks.rank // config.tp
         self.counts_samples = place.leads_samples
 
     @property
@@ -65,7 +70,9 @@ class MeshEngine(EagerEngine):
 
     def _built(self, workload: Workload) -> nn.Module:
         model = workload.build_model().to(dtype(self._options.precision.parameters))
-        self._part = spread(model, workload, self._config, self._place, self._options)
+        self._trial = Trial(workload, self._options, self._config, self._place)
+        self._trial.watch(model, self._trains)
+        self._part = spread(model, workload, self._config, self._place, self._options, self._trial)
         self._pipeline, self._attention = self._part.pipeline, self._part.attention
         return model.to(self._device)
 
@@ -80,26 +87,58 @@ class MeshEngine(EagerEngine):
         root = model if self._pipeline is None else self._pipeline.stage
         mesh = self._place.axis("data")
         self._sum: GradientSum | None = None
+        self._same: SameParameters | None = None
         if mesh is not None and self._config.shard:
             ready_to_shard(model)
             for module in [*self._part.blocks, root]:
                 later = self._pipeline is None  # a pipeline runs several forwards before a backward
                 fully_shard(module, mesh=mesh, reshard_after_forward=later)
+            self._same = SameParameters(model, mesh.get_group(), self._device, "leave shard out")
         elif mesh is not None:
             self._sum = GradientSum(model.parameters(), mesh.get_group())
         self._held = Held(model)
         return root
 
     def _build_optimizer(self, build: OptimizerFactory) -> torch.optim.Optimizer:
-        return build(self._held)
+        def made(cls: type[torch.optim.Optimizer], groups: list[Any], arguments: dict[str, Any]) -> Any:
+            return cls(groups or [{"params": []}], **arguments)  # a stage may have nothing to train
+
+        return build(self._held, made)
 
     def _check_engaged(self) -> None:
         self._check_pieces()
-        self._model.eval()
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            loss = self._through(MicroBatch(few(self._workload)), self._workload.loss_sum)
-        total = torch.zeros((), device=self._device) if loss is None else self._place.sum(loss.detach(), "cp")
-        self._part.check_loss(self._ranks.all_gather(float(total))[-1], self._options.precision)  # of the last stage
+        summed = self._tried()
+        self._partial = [p for name, p in self._model.named_parameters() if name in summed]
+        self._held.clear_gradients()
+        if self._pipeline is not None:
+            self._pipeline.begin()
+
+    def _tried(self) -> set[str]:
+        """What the trial step found to sum, over tensor ranks."""
+        before, precision = (self._options, self._scaler), exact(self._options.precision)
+        self._options, self._scaler = replace(self._options, precision=precision), MeshScaler(enabled=False)
+        self._tries = True
+        step = self._trial_step if self._trains else None
+        with arithmetic(precision, self._options.machine), torch.compiler.set_stance("force_eager"):
+            found = self._trial.run(self._model, self._trial_loss, step, self._ranks)
+        self._tries = False
+        self._options, self._scaler = before
+        return found
+
+    def _trial_loss(self, batch: MicroBatch) -> Tensor | None:
+        if self._attention is None:
+            return self._through(batch, self._workload.loss_sum)
+        with self._attention.called_by(len(self._part.blocks), self._model.config):
+            return self._through(batch, self._workload.loss_sum)
+
+    def _trial_step(self, batch: MicroBatch) -> None:
+        self.forward_backward([batch])
+        if self._same is not None:
+            self._same.check()
+
+    def _ready_to_train(self) -> None:
+        if not self._tries:
+            super()._ready_to_train()
 
     def _check_pieces(self) -> None:
         pieces = sum(local_part(p).numel() / self._copies(p) for p in self._model.parameters())
@@ -139,19 +178,22 @@ class MeshEngine(EagerEngine):
         return nullcontext()
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
-        full = self._filled(micro_batches)
+        full = list(micro_batches) if self._pipeline is None else self._pipeline.filled(micro_batches)
         if self._sum is not None:
             self._sum.expect(len(full))
         with loss_parallel() if self._config.loss_parallel else nullcontext():
             loss = super().forward_backward(full) if self._pipeline is None else self._window(self._pipeline, full)
         if self._sum is not None:
             self._sum.finish()
+        if self._same is not None:
+            self._same.look()
+        if self._partial:
+            sum_gradients(self._partial, self._place.required("tp").get_group())
         self._held.take_gradients()
         return loss if self._place.tells_loss else loss * 0
 
     def _window(self, pipeline: Pipeline, full: Sequence[MicroBatch]) -> Tensor:
-        if not self._model.training:
-            self._model.train()
+        self._ready_to_train()
         count = self._global_count(full)
         batches = [self._to_device(batch.tensors) for batch in full]
         total = torch.zeros((), device=self._device)
@@ -186,15 +228,6 @@ class MeshEngine(EagerEngine):
         loss = super()._loss_sum(model, batch)
         return loss.full_tensor() if isinstance(loss, DTensor) else loss
 
-    def _filled(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """With micro-batches that do not count, where the schedule wants more: as many as stages, or a multiple."""
-        stages, have = self._config.pp, len(micro_batches)
-        if stages == 1:
-            return list(micro_batches)
-        wanted = {"gpipe": have, "1f1b": max(have, stages), "zero_bubble": -(-have // stages) * stages}
-        missing = wanted[self._config.schedule] - have
-        return [*micro_batches, *[MicroBatch(micro_batches[0].tensors, counts=False)] * missing]
-
     def _global_count(self, micro_batches: Sequence[MicroBatch]) -> Callable[[], Tensor | int]:
         count = sum(self._workload.count(batch.tensors) for batch in micro_batches if batch.counts)
         if self.data_world == 1:
@@ -218,7 +251,7 @@ class MeshEngine(EagerEngine):
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[MicroBatch], metrics: Mapping[str, Metric]) -> dict[str, float]:
-        """On the last stage, its data ranks together; the others are told."""
+        """On the last stage, its data ranks together; its last rank tells all."""
         self._ready_for_inference()
         data_ranks = self._place.group("data")
         for metric in metrics.values():
@@ -234,13 +267,12 @@ class MeshEngine(EagerEngine):
                 sums[1] += outputs.count
                 for metric in metrics.values():
                     metric.update(outputs.predictions, outputs.targets)
-        values: list[dict[str, float]] = [{}]
+        values: dict[str, float] = {}
         if self._place.at["pp"] == self._config.pp - 1:
             loss_sum, count = self._place.sum(sums, "data").tolist()
-            values = [{"loss": loss_sum / max(1, count), **{k: float(m.compute()) for k, m in metrics.items()}}]
-        if self._config.pp > 1:
-            dist.broadcast_object_list(values, group=self._place.group("pp"), group_src=self._config.pp - 1)
-        return values[0]
+            values = {"loss": loss_sum / max(1, count), **{k: float(m.compute()) for k, m in metrics.items()}}
+        # one rank's: which save is best and when to stop must not hang on the last bit of copies
+        return self._ranks.all_gather(values)[-1]
 
     @torch.no_grad()
     def predict(self, batches: Iterable[MicroBatch]) -> Iterator[dict[str, Any]]:
@@ -279,9 +311,17 @@ class MeshEngine(EagerEngine):
         return stages_items(self._ranks, self._config.pp, self._place.leads, own)
 
     def weights(self) -> dict[str, Tensor]:
-        own = ((name, gathered(held)) for name, held in self._model.state_dict().items())
+        state = self._model.state_dict()
+        own = ((name, gathered(held)) for name, held in state.items() if name in self._part.speaks_for)
         found = self._of_all_stages((name, whole.cpu()) for name, whole in own)
+        if self._ranks.is_first and found.keys() != self._part.whole.keys():
+            raise RunError(f"no stage has {', '.join(self._part.whole.keys() - found.keys())}")
         return {name: found[name] for name in self._part.whole if name in found}
+
+    def state_dict(self) -> State:
+        if self._same is not None:
+            self._same.check()
+        return super().state_dict()
 
     def _optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         state = self._of_all_stages(optimizer_items(self._held, optimizer))

@@ -17,6 +17,7 @@ from drivetrain.engines.state import (
     place_gradient,
     placed_as,
 )
+from drivetrain.errors import RunError
 from drivetrain.ranks import Ranks
 
 
@@ -68,6 +69,7 @@ def stages_items(ranks: Ranks, stages: int, speaks: bool, own: Iterable[tuple[st
     own: this stage's, whose making may take all of its ranks. speaks: whether this rank sends them.
     """
     found: dict[str, Any] = {}
+    twice: list[str] = []
     for name, value in own:
         if ranks.is_first:
             found[name] = value
@@ -77,9 +79,12 @@ def stages_items(ranks: Ranks, stages: int, speaks: bool, own: Iterable[tuple[st
         for stage in range(1, stages):
             source = stage * (ranks.world // stages)
             while (item := ranks.receive(source)) is not None:
+                twice += [item[0]] if item[0] in found else []
                 found[item[0]] = item[1]
     elif speaks:
         ranks.send_to_first(None)
+    if twice:
+        raise RunError(f"two stages have {', '.join(twice)}, and one would be lost")
     return found
 
 
@@ -115,6 +120,8 @@ def joined_groups(of_stages: Iterable[list[dict[str, Any]]], order: Mapping[str,
     joined: dict[bool, dict[str, Any]] = {}
     for groups in of_stages:
         for group in groups:
+            if not group["params"]:
+                continue  # of a stage that trains nothing
             key = len(order[group["params"][0]]) < 2
             joined.setdefault(key, {**group, "params": []})["params"] += group["params"]
     for group in joined.values():
@@ -125,6 +132,8 @@ def joined_groups(of_stages: Iterable[list[dict[str, Any]]], order: Mapping[str,
 def load_own_state(held: Held, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     """This rank's part of a whole optimizer state."""
     names = dict(held.named_parameters())
+    if not any(parameter.requires_grad for parameter in names.values()):
+        return
     groups = [{**group, "params": [n for n in group["params"] if n in names]} for group in saved["param_groups"]]
     state = {
         name: {key: _own(value, held.whole(name)) for key, value in values.items()}

@@ -19,13 +19,15 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleavedZeroBubble
 from torch.nn import functional as F
 
-from drivetrain.engines.cut import HiddenShape, Link, Reached
-from drivetrain.errors import RunError
+from drivetrain.data.loader import MicroBatch
+from drivetrain.engines.anatomy import HiddenShape
+from drivetrain.engines.cut import Link, Reached
+from drivetrain.errors import RunError, UserError
 from drivetrain.measure.throughput import Stopwatch
 from drivetrain.workloads.base import Batch
 
 Work = Callable[[nn.Module, int], Tensor]  # the model and the number of a micro-batch → its loss, on the last stage
-GRAIN = 1024  # numbers; buffers are of whole grains, so that windows of like size share a schedule
+GRAIN = 1024  # numbers; the least that a buffer is rounded up to
 
 
 class Stage(nn.Module):
@@ -84,8 +86,17 @@ class Pipeline:
         self.index, self.count = dist.get_rank(group), dist.get_world_size(group)
         self._link, self._hidden, self._schedule_name = link, hidden, schedule
         self._group, self._device, self._transport, self._length_share = group, device, transport, length_share
-        self._schedules: dict[tuple[int, int], Any] = {}
-        self._stopwatch, self._windows, self.most_pieces = Stopwatch(device), 0, 0
+        self._reset()
+        self._kept = transport
+
+    def begin(self) -> None:
+        """The trial is over, in which all is of the dtype that travels: forget its schedule and what was measured."""
+        self._reset()
+        self._kept = self._hidden.dtype
+
+    def _reset(self) -> None:
+        self._made: tuple[tuple[int, int], Any] | None = None
+        self._stopwatch, self._windows, self.most_pieces = Stopwatch(self._device), 0, 0
 
     @property
     def waiting_share(self) -> float | None:
@@ -106,23 +117,25 @@ class Pipeline:
 
     # --- a window ----------------------------------------------------------------------------------------------------
 
+    def filled(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+        """With micro-batches that do not count, where the schedule wants more: as many as stages, or a multiple."""
+        have = len(micro_batches)
+        wanted = {"gpipe": have, "1f1b": max(have, self.count), "zero_bubble": -(-have // self.count) * self.count}
+        missing = wanted[self._schedule_name] - have
+        return [*micro_batches, *[MicroBatch(micro_batches[0].tensors, counts=False)] * missing]
+
     def window(self, batches: Sequence[Batch], loss: Work) -> list[Tensor]:
         """Forward and backward of all micro-batches; their losses, on the last stage.
 
         loss: its result is what backward starts from.
         """
         shapes = [self._shape(batch) for batch in batches]
-        size = math.ceil(max(map(math.prod, shapes)) / GRAIN) * GRAIN
+        size = rounded(max(map(math.prod, shapes)))
 
         def call(given: Tensor, number: int) -> Tensor:
-            self._link.received = None if self.is_first else self._unpacked(given, shapes[number])
-            try:
-                found = loss(self.stage.model, number)
-            except Reached as reached:
-                return self._packed(reached.hidden, shapes[number], size)
-            finally:
-                self._link.received = None
-            return found
+            found: Tensor = self._computed(given, shapes[number], size, lambda model: loss(model, number))
+            # backward goes through all stages, also where what comes before them is frozen
+            return found if found.requires_grad else found.requires_grad_()
 
         self.stage.running(call)
         schedule = self._schedule(len(batches), size)
@@ -133,9 +146,31 @@ class Pipeline:
         if self._windows == 1:
             self._stopwatch = Stopwatch(self._device)
         with self._stopwatch.part("window"):
-            schedule.step(*first, number=numbers, return_outputs=False, **last)
+            try:
+                schedule.step(*first, number=numbers, return_outputs=False, **last)
+            except RuntimeError as error:  # of the schedule, around whatever went wrong in the model
+                if isinstance(error.__cause__, RunError | UserError):
+                    raise error.__cause__ from None
+                raise
         self._windows, self.most_pieces = self._windows + 1, max(self.most_pieces, len(batches))
         return losses
+
+    def _computed(self, given: Tensor, shape: tuple[int, ...], size: int, work: Callable[[nn.Module], Any]) -> Any:
+        """What `work` makes of the model on the last stage; on others what travels on, padded to `size` numbers.
+
+        given: what was received; on the first stage, nothing of use.
+        """
+        self._link.received = None if self.is_first else self._unpacked(given, shape)
+        self._link.was_read = self.is_first
+        try:
+            found, ended = work(self.stage.model), self.is_last
+        except Reached as reached:
+            found, ended = self._packed(reached.hidden, shape, size), True
+        finally:
+            self._link.received = None
+        if not (ended and self._link.was_read):
+            raise RunError("a pipeline stage left out one of its blocks, which then gave the next stage nothing")
+        return found
 
     def _shape(self, batch: Batch) -> tuple[int, ...]:
         samples, *rest = self._hidden.of(batch)
@@ -149,11 +184,12 @@ class Pipeline:
         return F.pad(hidden.to(self._transport).flatten(), (0, size - hidden.numel()))
 
     def _unpacked(self, flat: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return flat[: math.prod(shape)].view(shape).to(self._hidden.dtype)
+        return flat[: math.prod(shape)].view(shape).to(self._kept)
 
     def _schedule(self, num_batches: int, size: int) -> Any:
-        """Made once for each number of micro-batches and size of what travels."""
-        if (num_batches, size) not in self._schedules:
+        """For so many micro-batches and numbers that travel: the last one, or another in its place."""
+        if self._made is None or self._made[0] != (num_batches, size):
+            self._made = None  # its buffers are free before there are others
             buffer = torch.empty(size, dtype=self._transport, device="meta", requires_grad=True)
             number, loss = torch.empty(1, dtype=torch.int64, device="meta"), torch.empty((), device="meta")
             stage = _TimedStage(
@@ -166,8 +202,8 @@ class Pipeline:
                 group=self._group,
                 at_work=lambda: self._stopwatch.part("at_work"),
             )
-            self._schedules[num_batches, size] = _made(self._schedule_name, stage, num_batches)
-        return self._schedules[num_batches, size]
+            self._made = (num_batches, size), _made(self._schedule_name, stage, num_batches)
+        return self._made[1]
 
     # --- evaluation and prediction -----------------------------------------------------------------------------------
 
@@ -175,23 +211,12 @@ class Pipeline:
         """One batch through all stages; on the last what `work` made of it, elsewhere None. Stages go on to the next
         batch as soon as they are done with theirs."""
         shape = self._shape(batch)
-        received = None
+        size = math.prod(shape)
+        received = torch.empty(0 if self.is_first else size, dtype=self._transport, device=self._device)
         if not self.is_first:
-            received = torch.empty(math.prod(shape), dtype=self._transport, device=self._device)
             dist.recv(received, group=self._group, group_src=self.index - 1)
-
-        def call(given: Tensor, number: int) -> Any:
-            del given, number
-            self._link.received = None if received is None else self._unpacked(received, shape)
-            try:
-                return work(self.stage.model)
-            except Reached as reached:
-                return self._packed(reached.hidden, shape, reached.hidden.numel())
-            finally:
-                self._link.received = None
-
-        self.stage.running(call)
-        found = self.stage(torch.zeros(1), torch.zeros(1, dtype=torch.int64))
+        self.stage.running(lambda given, _: self._computed(given, shape, size, work))
+        found = self.stage(received, torch.zeros(1, dtype=torch.int64))
         if self.is_last:
             return found
         dist.send(found, group=self._group, group_dst=self.index + 1)
@@ -208,6 +233,12 @@ def _made(name: str, stage: PipelineStage, num_batches: int) -> Any:
     if name == "1f1b":
         return Schedule1F1B(stage, num_batches, loss_fn=loss_of, scale_grads=False)
     return ScheduleInterleavedZeroBubble([stage], num_batches, loss_fn=loss_of, scale_grads=False)
+
+
+def rounded(count: int) -> int:
+    """Up, by an eighth at most beyond GRAIN: windows of like size then share a schedule."""
+    step = max(GRAIN, 2 ** (count.bit_length() - 4))
+    return math.ceil(count / step) * step
 
 
 def bubble(stages: int, micro_batches: int) -> float:

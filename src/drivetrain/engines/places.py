@@ -16,14 +16,23 @@ from drivetrain.ranks import Ranks
 
 
 @functools.cache
-def _mesh(world: dist.ProcessGroup, device_type: str, degrees: tuple[tuple[str, int], ...]) -> DeviceMesh:
-    """Once for a world: each axis is a process group, which keeps threads busy. Axes of one rank have none."""
+def _axes(world: dist.ProcessGroup, device_type: str, degrees: tuple[tuple[str, int], ...]) -> dict[str, DeviceMesh]:
+    """Once for a world: each axis is a process group, which keeps threads busy. Axes of one rank have none.
+
+    "data" is what parameters are sharded or replicated over: dp and cp together.
+    """
     del world
     names, sizes = zip(*degrees, strict=True)
-    mesh = init_device_mesh(device_type, sizes, mesh_dim_names=names)
-    if {"dp", "cp"} <= set(names):
-        mesh["dp", "cp"]._flatten("data")  # what parameters are sharded or replicated over
-    return mesh
+    # attention's exchanges need a group of their own: gradients of the same ranks are summed when they arrive, which a
+    # parameter that one rank leaves out may shift
+    own: dict[int | str, Any] | None = {"cp": "nccl" if device_type == "cuda" else "gloo"} if "cp" in names else None
+    mesh = init_device_mesh(device_type, sizes, mesh_dim_names=names, backend_override=own)
+    axes = {name: mesh[name] for name in names}
+    if "cp" in axes:
+        axes["data"] = mesh[tuple(name for name in names if name in ("dp", "cp"))]._flatten("data")
+    elif "dp" in axes:
+        axes["data"] = axes["dp"]
+    return axes
 
 
 class Place:
@@ -39,14 +48,10 @@ class Place:
             shape = " x ".join(map(str, self.degrees.values()))
             raise RunError(f"a mesh of {shape} ranks was asked for, but there are {ranks.world}")
         wide = tuple((name, degree) for name, degree in self.degrees.items() if degree > 1)
-        mesh = _mesh(dist.group.WORLD, device_type, wide) if wide else None
-        self._axes = {name: mesh[name] for name, _ in wide} if mesh is not None else {}
-        self._axes |= {"data": mesh["data"]} if mesh is not None and {"dp", "cp"} <= self._axes.keys() else {}
+        self._axes = _axes(dist.group.WORLD, device_type, wide) if wide else {}
         self.at = {name: self._axes[name].get_local_rank() if name in self._axes else 0 for name in self.degrees}
 
     def axis(self, name: str) -> DeviceMesh | None:
-        if name == "data" and "data" not in self._axes:
-            return self._axes.get("dp", self._axes.get("cp"))
         return self._axes.get(name)
 
     def required(self, name: str) -> DeviceMesh:

@@ -1,0 +1,139 @@
+"""Which layers of a model tensor parallelism splits, and how: a plan, and whether it fits the model.
+
+The plan is the model's own where Transformers has one, the workload's where it declares one, else derived from the
+names that architectures give their layers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+
+from drivetrain.config.mesh import HEADS
+from drivetrain.errors import problem
+
+# as Transformers names them
+SPLIT = ("colwise", "rowwise", "colwise_gather_output", "rowwise_split_input", "embedding_rowwise")
+SUMMED = "replicated_with_grad_allreduce"  # whole, but works on what is split; the trial step finds such parts too
+SAME = {"colwise_rep": "colwise_gather_output", "rowwise_rep": "rowwise_split_input", "replicate": None}
+
+# What layers are called within their attention or feed-forward part: split by outputs, split by inputs.
+FIRST = r"(q|k|v|query|key|value)(_proj|_lin)?|q_proj|fc1|lin1|(gate|up)_proj|intermediate\.dense|w1|w3"
+SECOND = r"(o|out|down)_proj|out_lin|fc2|lin2|output\.dense|w2"
+
+
+def plan_of(model: nn.Module, declared: Mapping[str, str] | None) -> dict[str, str]:
+    """Module name → style, for every module that has one. UserError where there is no plan to be had."""
+    if is_derived(model, declared):
+        return _derived(model)
+    patterns = declared or getattr(model, "_tp_plan", None) or {}
+    modules = dict(model.named_modules())
+    split = [name for name, module in modules.items() if isinstance(module, nn.Linear | nn.Embedding)]
+    whole = [name for name, module in modules.items() if next(module.parameters(recurse=False), None) is not None]
+    found: dict[str, str] = {}
+    for pattern, given in patterns.items():
+        style = SAME.get(given, given)
+        if style is None:
+            continue
+        if style not in (*SPLIT, SUMMED):
+            why = f"{type(model).__name__} splits {pattern} as {given}"
+            raise problem("engine.tp", why, f"known are {', '.join([*SPLIT, SUMMED])}; leave tp out")
+        regex = re.compile(re.escape(pattern).replace(r"\*", r"[^.]+"))
+        found |= {name: style for name in (whole if style == SUMMED else split) if regex.fullmatch(name)}
+    if not found:
+        raise problem("engine.tp", f"the plan of {type(model).__name__} names none of its modules", "correct the plan")
+    return found
+
+
+def is_derived(model: nn.Module, declared: Mapping[str, str] | None) -> bool:
+    return not (declared or getattr(model, "_tp_plan", None))
+
+
+def _derived(model: nn.Module) -> dict[str, str]:
+    """From the layers' names; a feed-forward or attention part counts only if it has both kinds."""
+    found: dict[str, str] = {}
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    for name in linear:
+        within = re.search(r"\.\d+\.(.+)$", name)  # of a repeated block
+        if within is None:
+            continue
+        if re.fullmatch(rf"(.*\.)?({FIRST})", within.group(1)):
+            found[name] = "colwise"
+        elif re.fullmatch(rf"(.*\.)?({SECOND})", within.group(1)):
+            found[name] = "rowwise"
+    if len(set(found.values())) < 2:
+        raise problem(
+            "engine.tp",
+            f"{type(model).__name__} has no plan for tensor parallelism, and its layers' names say none",
+            "declare one in the workload's layout, or leave tp out",
+        )
+    return found
+
+
+def check_divisible(model: nn.Module, plan: Mapping[str, str], ranks: int) -> None:
+    """UserError where heads or features cannot be split evenly."""
+    for config in _configs(model, plan):
+        for field in HEADS:
+            heads = getattr(config, field, None)
+            if isinstance(heads, int) and heads % ranks:
+                why = f"{field} ({heads}) is no multiple of tp ({ranks})"
+                raise problem("engine.tp", why, f"give a divisor of {heads}")
+    for name, style in plan.items():
+        if style == SUMMED:
+            continue
+        weight = model.get_submodule(name).weight
+        assert isinstance(weight, torch.Tensor)
+        size = weight.shape[0 if style in ("colwise", "colwise_gather_output", "embedding_rowwise") else 1]
+        if size % ranks:
+            raise problem("engine.tp", f"{name} has {size} features, no multiple of tp ({ranks})", "give a divisor")
+
+
+def _configs(model: nn.Module, plan: Mapping[str, str]) -> Iterator[object]:
+    """Transformers' configurations of the parts that hold planned layers: of each layer the nearest one."""
+    modules, seen = dict(model.named_modules()), set[int]()
+    for name in plan:
+        while name:
+            name = name.rpartition(".")[0]
+            config = getattr(modules[name], "config", None)
+            if any(isinstance(getattr(config, field, None), int) for field in HEADS):
+                if id(config) not in seen:
+                    yield config
+                seen.add(id(config))
+                break
+
+
+def head_of(model: nn.Module) -> str:
+    """Name of the layer that gives logits; empty where a model does not say."""
+    asked = getattr(model, "get_output_embeddings", None)
+    layer = asked() if asked is not None else None
+    return next((name for name, module in model.named_modules() if module is layer), "") if layer is not None else ""
+
+
+def check_options(model: nn.Module, plan: Mapping[str, str], sequence_parallel: bool, loss_parallel: bool) -> None:
+    """UserError where a model has not what an option works on."""
+    head = head_of(model)
+    if loss_parallel and plan.get(head) != "colwise_gather_output":
+        why = f"the plan of {type(model).__name__} does not split its logits over the vocabulary"
+        raise problem("engine.loss_parallel", why, "leave it out")
+    firsts = {name.rpartition(".")[0] for name, style in plan.items() if style == "colwise"}
+    if sequence_parallel and not (head and firsts and firsts <= set(joints_of(model, plan))):
+        why = f"{type(model).__name__} is no decoder whose parts take and give sequences"
+        raise problem("engine.sequence_parallel", why, "leave it out")
+
+
+def joints_of(model: nn.Module, plan: Mapping[str, str]) -> list[str]:
+    """The parts that hold both layers of a pair (attention, feed-forward) and no weights but the plan's: in these only
+    its layers read the hidden states."""
+    parents: dict[str, set[str]] = {}
+    for name, style in plan.items():
+        parents.setdefault(name.rpartition(".")[0], set()).add(style)
+    found: list[str] = []
+    for joint, styles in parents.items():
+        if joint and {"colwise", "rowwise"} <= styles:
+            weights = [name for name, _ in model.get_submodule(joint).named_parameters()]
+            if all(f"{joint}.{name}".rpartition(".")[0] in plan for name in weights):
+                found.append(joint)
+    return found
