@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 import transformers
+from memory import Resident
 
 from drivetrain.config import rules
 from drivetrain.config.load import load
@@ -26,6 +27,7 @@ from drivetrain.tracking.jsonl import read_events
 
 def main(run_file: Path, result_file: Path) -> None:
     warm_imports()
+    resident = Resident()
     start = time.perf_counter()
     config = checked(run_file)
     machine = detect(config.device)
@@ -38,6 +40,7 @@ def main(run_file: Path, result_file: Path) -> None:
         "rate": report.samples / (wall - evaluation),
         "loop_seconds": report.seconds - evaluation,
         "samples": report.samples,
+        "memory": resident.added(),
         "losses": {point["step"]: point["loss"] for point in points},
         "metrics": report.metrics,
         "parts": report.seconds_by_part,
@@ -48,9 +51,10 @@ def main(run_file: Path, result_file: Path) -> None:
 
 def warm_imports() -> None:
     """Transformers and drivetrain import lazily: what a run uses, before the clock starts."""
-    for name in ("ResNetForImageClassification", "BertForSequenceClassification", "BertTokenizerFast"):
+    classes = ("ResNetForImageClassification", "BertForSequenceClassification", "BertTokenizerFast", "LlamaForCausalLM")
+    for name in classes:
         getattr(transformers, name)
-    for name in ("image_classification", "text_classification"):
+    for name in ("image_classification", "text_classification", "language_model"):
         import_module(f"drivetrain.workloads.{name}")
 
 

@@ -56,7 +56,7 @@ OWNERS = {
     },
     "matplotlib": {"compare/plots.py", "compare/page.py"},
     "jinja2": {"compare/page.py", "data/language/chat.py"},
-    "filelock": {"compare/runner.py", "engines/native.py"},
+    "filelock": {"compare/runner.py", "data/token_cache.py", "engines/native.py"},
     "typer": {"cli.py"},
     "safetensors": {"checkpoint", "models"},
 }

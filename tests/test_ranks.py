@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,16 +29,6 @@ def everything() -> dict[str, object]:
     # the last rank asks at its third call
     found["asked"] = [ranks.any_asked(call == 2 and ranks.rank == ranks.world - 1) for call in range(5)]
     ranks.close()
-    return found
-
-
-def in_turn(folder: Path) -> bool:
-    """Whether this rank finds what the first one left."""
-    with Ranks().first_ahead():
-        found = (folder / "cache").exists()
-        if not found:
-            time.sleep(0.5)
-            (folder / "cache").touch()
     return found
 
 
@@ -76,10 +64,6 @@ def test_two_ranks_together(ranks: Callable[[int], RankPool]) -> None:
     # answers come one call later, and are the same on both
     assert first == {**together, "gathered": ["rank 0", "rank 1"], "asked": [False, False, False, True, False]}
     assert second == {**together, "gathered": None, "asked": [False, False, False, True, False]}
-
-
-def test_the_others_find_what_the_first_one_cached(ranks: Callable[[int], RankPool], tmp_path: Path) -> None:
-    assert ranks(2).run(in_turn, tmp_path) == [False, True]
 
 
 @pytest.mark.parametrize(("kind", "told"), [("user", "UserError: x: is wrong"), ("run", "RunError: the disk is full")])

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import torch
 
-from drivetrain.config.language import LanguageModel
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
-from drivetrain.config.workload import TextClassification
 from drivetrain.engines import build_engine
 from drivetrain.engines.base import Engine, EngineOptions, Part, untimed
 from drivetrain.hardware import torch_device
@@ -32,9 +28,7 @@ def assemble(
     # its problems come before reading data
     build_optimizer = optimizer_factory(run.optimizer, run.compile) if training else None
     seed_everything(run.seed)
-    tokenises = isinstance(run.workload, TextClassification | LanguageModel)
-    with ranks.first_ahead() if tokenises else nullcontext():
-        workload = build_workload(run.workload, run.seed)
+    workload = build_workload(run.workload, run.seed)
     if training:
         check_workload(run, workload)
     return workload, _engine(workload, run, machine, ranks, build_optimizer, part)

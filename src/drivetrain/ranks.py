@@ -7,8 +7,7 @@ travel through a gloo group of their own, so that they never wait for a GPU nor 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -113,15 +112,6 @@ class Ranks:
         if isinstance(result, UserError | RunError):
             raise result
         return cast(T, result)
-
-    @contextmanager
-    def first_ahead(self) -> Iterator[None]:
-        """The first rank does what is within alone, then all others: they find what it cached."""
-        if self._control is not None and not self.is_first:
-            dist.barrier(group=self._control)
-        yield
-        if self._control is not None and self.is_first:
-            dist.barrier(group=self._control)
 
     def any_asked(self, flag: bool) -> bool:
         """Whether a rank's flag was set: the same answer on all ranks, to be called once a step.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import resource
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,6 +89,32 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
         assert f"tokens could not be cached in {tmp_path / 'file' / 'below'}" in warning
         assert "they are made again next time" in warning
     assert make.times == 2
+
+
+def test_of_two_that_want_the_same_one_makes_it(tmp_path: Path) -> None:
+    make = Making()
+    others = [threading.Thread(target=get, args=(tmp_path, make)) for _ in range(3)]
+
+    def slowly() -> Arrays:
+        for other in others:
+            other.start()
+        others[0].join(0.5)  # they would be done by then, had they not to wait
+        return make()
+
+    assert cached(tmp_path, "key", slowly, bool)[1] is None
+    for other in others:
+        other.join()
+    assert make.times == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["key.npz"]
+
+
+def test_one_that_was_killed_while_making_holds_nobody_up(tmp_path: Path) -> None:
+    code = "import os, pathlib, sys; from drivetrain.data.token_cache import cached; "
+    code += "cached(pathlib.Path(sys.argv[1]), 'key', lambda: os.kill(os.getpid(), 9), bool)"
+    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert (ended.returncode, [file.name for file in tmp_path.iterdir()]) == (-9, ["key.lock"])
+    assert get(tmp_path, Making())[1] is None
+    assert [file.name for file in tmp_path.iterdir()] == ["key.npz"]
 
 
 @contextmanager

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 
 FORMAT = 3
 
@@ -21,14 +23,36 @@ def cached(
 ) -> tuple[Arrays, str | None]:
     """The arrays of that key, from the cache if they are there and `check` finds them whole, else made and written.
 
+    Of several processes that want the same, ranks or runs, one makes it while the others wait for its file: outside of
+    any collective, so that hours of tokenising run into no process group's timeout, and once on each host.
+
     folder: None for drivetrain's own in the user's cache. Returns a warning too if the cache cannot be used.
     """
     file = (folder or _default_folder()) / f"{key}.npz"
     found, damage = _read(file, check)
     if found is not None:
         return found, None
-    arrays = make()
-    return arrays, _write(file, arrays) or damage
+    with _alone(file.with_suffix(".lock")):
+        found, _ = _read(file, check)
+        if found is not None:
+            return found, None
+        arrays = make()
+        return arrays, _write(file, arrays) or damage
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """The kernel lets go of the lock of a process that ends, however it does. Without a lock where none can be had."""
+    lock = FileLock(file)
+    with suppress(OSError, NotImplementedError):  # _write will tell of the folder
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        if lock.is_locked:
+            file.unlink(missing_ok=True)  # whoever waits for this one still finds what was made
+            lock.release()
 
 
 def content_key(header: Any, tokenizer: Any, texts: Iterable[str]) -> str:
