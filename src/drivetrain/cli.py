@@ -87,11 +87,9 @@ def train(
 @app.command()
 def evaluate(run_file: RunFile, overrides: Overrides = None, checkpoint: CheckpointOption = "best") -> None:
     """Evaluate a checkpoint of a run; prints JSON."""
-    from drivetrain.inference.weights import check_there
     from drivetrain.launch.checked import checked
 
-    ready = checked(run_file, overrides or [])
-    check_there(ready.run, checkpoint)  # told before any rank is started
+    ready = checked(run_file, overrides or [], checkpoint=checkpoint)
     result = _start(ready, verb="evaluate", checkpoint=checkpoint)
     if result.of_first:
         typer.echo(json.dumps(result.value, indent=2))
@@ -108,11 +106,9 @@ def predict(
     ] = None,
 ) -> None:
     """Predict with a checkpoint of a run: one row a sample, in order."""
-    from drivetrain.inference.weights import check_there
     from drivetrain.launch.checked import checked
 
-    ready = checked(run_file, overrides or [])
-    check_there(ready.run, checkpoint)
+    ready = checked(run_file, overrides or [], checkpoint=checkpoint)
     result = _start(ready, verb="predict", checkpoint=checkpoint, data=data, output=to)
     if result.of_first and to is not None:
         errors.print(f"{result.value} predictions in {escape(str(to))}")
