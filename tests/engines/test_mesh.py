@@ -84,6 +84,11 @@ def test_tied_embeddings_over_stages_are_refused_before_any_step(folder: Path) -
     assert "tie_word_embeddings=false" in said
 
 
+def test_a_mesh_of_one_rank_says_so() -> None:
+    engine = engine_of(MeshCase({}), workload(MeshCase({"name": "single"})))
+    assert engine.engaged().wrapper == "LlamaForCausalLM on one rank"
+
+
 # --- plans -----------------------------------------------------------------------------------------------------------
 
 

@@ -169,6 +169,7 @@ CHUNKED = {  # into pieces that no sequence of the trial fills
     "pad_token_id": 0,
 }  # fmt: skip
 GPT_OSS = {**LLAMA, "model_type": "gpt_oss", "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}
+MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 1}
 MISTRAL = {**LLAMA, "model_type": "mistral", "sliding_window": 4}
 
 
@@ -209,6 +210,7 @@ ATTEMPTS = {
     "no attention, mixed": Attempt({"cp": 2}, "of 2 blocks 0 call", config=MAMBA, precision="bf16-mixed"),
     "convolutions between": Attempt({"cp": 2}, "engine.cp: of 4 blocks 2 call attention", config=LFM2),
     "attention in chunks": Attempt({"cp": 2}, "engine.cp: some layers are chunked_attention", config=CHUNKED),
+    "experts split apart": Attempt({"tp": 2}, "experts.gate_up_proj as packed_colwise", config=MIXTRAL),
     "attention sinks": Attempt({"cp": 2}, "GptOssAttention asks for s_aux", config=GPT_OSS),
     "a window over parts": Attempt(
         {"tp": 2, "sequence_parallel": True}, "leave sequence_parallel out, or leave tp out", config=MISTRAL

@@ -39,8 +39,8 @@ def plan_of(model: nn.Module, declared: Mapping[str, str] | None) -> dict[str, s
         if style is None:
             continue
         if style not in (*SPLIT, SUMMED):
-            why = f"{type(model).__name__} splits {pattern} as {given}"
-            raise problem("engine.tp", why, f"known are {', '.join([*SPLIT, SUMMED])}; leave tp out")
+            why = f"{type(model).__name__} splits {pattern} as {given}, which is not done here"
+            raise problem("engine.tp", why, "leave tp out")
         found |= {name: style for name in (whole if style == SUMMED else split) if matches(pattern, name)}
     if not found:
         raise problem("engine.tp", f"the plan of {type(model).__name__} names none of its modules", "correct the plan")
