@@ -275,3 +275,17 @@ def test_an_occupied_folder_is_told_before_any_rank_is_started(
         main(["train", str(tmp_path / "run.yaml"), "engine=ddp", "processes=2", f"output={tmp_path / 'taken'}"])
     assert ended.value.code == 2
     assert "already holds a run" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "predict"])
+def test_a_checkpoint_that_is_not_there_is_told_before_any_rank_is_started(
+    verb: str, monkeypatch: pytest.MonkeyPatch, drivetrain: Callable[..., tuple[int, str, str]]
+) -> None:
+    monkeypatch.setattr("drivetrain.launch.start.start", lambda *_: pytest.fail("ranks were started"))
+    for option, said in (
+        {(): "checkpoints holds no good checkpoint", ("--checkpoint", "ab"): "ab is no checkpoint"}
+    ).items():
+        code, _, err = drivetrain(verb, "digits.yaml", "engine=mesh-dp2", *option)
+        assert code == 2, err
+        assert said in err
+        assert "refused before any work" in err

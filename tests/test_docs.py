@@ -5,16 +5,27 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import typer
 from ruamel.yaml import YAML
 from typer.main import get_command
 
 from drivetrain.cli import app, main
 from drivetrain.config.load import load, resolve_key
+from drivetrain.config.workload import UserModule
+from drivetrain.data.loader import MicroBatch
+from drivetrain.engines.base import Engine
+from drivetrain.engines.declared_plan import STYLES
+from drivetrain.engines.tensor_plan import SAME
 from drivetrain.errors import UserError
+from drivetrain.workloads.user_module import UserModuleWorkload
+from tests.parity.mesh_cases import MeshCase, engine_of
+from tests.ranks import RankPool
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -110,6 +121,36 @@ def test_fields_named_with_their_block_exist() -> None:
                     resolve_key(name)
                 except UserError as error:
                     raise AssertionError(f"{page.name}: {name}") from error
+
+
+def test_the_styles_of_a_plan_are_all_told() -> None:
+    section = (ROOT / "docs/workloads.md").read_text().split("### tensor_parallel\n")[1]
+    told = set(
+        re.findall(r"`(\w+)`", " ".join(line.partition("|")[2].partition("|")[0] for line in section.splitlines()))
+    )
+    assert told == {*STYLES, *SAME}
+
+
+def losses_of_the_plan_shown(file: Path, degrees: dict[str, Any]) -> list[float]:
+    work = UserModuleWorkload(UserModule(path=file), seed=0)
+    torch.manual_seed(1)
+    engine = engine_of(MeshCase(degrees), work)
+    batch = MicroBatch(work.collate([work.train.load(index, 0) for index in range(8)]))
+    return [trained(engine, batch) for _ in range(3)]
+
+
+def trained(engine: Engine, batch: MicroBatch) -> float:
+    loss = engine.summed(engine.forward_backward([batch])).item()
+    engine.optimizer_step(1.0)
+    return loss
+
+
+def test_the_plan_shown_splits_the_model_shown(ranks: Callable[[int], RankPool], tmp_path: Path) -> None:
+    [shown] = [b for b in blocks((ROOT / "docs/workloads.md").read_text(), "python") if "tensor_parallel = " in b]
+    (tmp_path / "shown.py").write_text(shown)
+    whole = losses_of_the_plan_shown(tmp_path / "shown.py", {"name": "single"})
+    for split in ranks(2).run(losses_of_the_plan_shown, tmp_path / "shown.py", {"tp": 2}):
+        assert split == pytest.approx(whole, rel=1e-5)
 
 
 def test_the_readmes_own_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

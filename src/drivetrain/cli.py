@@ -89,7 +89,8 @@ def evaluate(run_file: RunFile, overrides: Overrides = None, checkpoint: Checkpo
     """Evaluate a checkpoint of a run; prints JSON."""
     from drivetrain.launch.checked import checked
 
-    result = _start(checked(run_file, overrides or []), verb="evaluate", checkpoint=checkpoint)
+    ready = checked(run_file, overrides or [], checkpoint=checkpoint)
+    result = _start(ready, verb="evaluate", checkpoint=checkpoint)
     if result.of_first:
         typer.echo(json.dumps(result.value, indent=2))
 
@@ -107,7 +108,7 @@ def predict(
     """Predict with a checkpoint of a run: one row a sample, in order."""
     from drivetrain.launch.checked import checked
 
-    ready = checked(run_file, overrides or [])
+    ready = checked(run_file, overrides or [], checkpoint=checkpoint)
     result = _start(ready, verb="predict", checkpoint=checkpoint, data=data, output=to)
     if result.of_first and to is not None:
         errors.print(f"{result.value} predictions in {escape(str(to))}")
@@ -323,7 +324,7 @@ def _told(command: Callable[[], Any]) -> int:
 
 def _print_problems(error: UserError) -> None:
     count = len(error.problems)
-    errors.print(f"[bold red]{count} problem{'s' if count > 1 else ''}:[/] nothing was started.")
+    errors.print(f"[bold red]{count} problem{'s' if count > 1 else ''}:[/] refused before any work.")
     for found in error.problems:
         errors.print(f"  [bold]{escape(found.field)}[/]: {escape(found.why)}")
         errors.print(f"      [green]{escape(found.fix)}[/]")

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
-from drivetrain.config.engine import label
+from drivetrain.config.engine import EngineConfig, label
+from drivetrain.config.load import load
 from drivetrain.config.machine import Machine
 from drivetrain.config.mesh import MeshEngine, arithmetic
 from drivetrain.config.resolve import resolved
@@ -121,6 +127,51 @@ def test_a_pipeline_cuts_the_batch_where_the_user_has_not() -> None:
 
 def test_a_mesh_is_named_by_its_degrees() -> None:
     assert label(run({"pp": 2, "tp": 4}).engine) == "mesh-pp2-tp4"
+
+
+@given(
+    engine=st.builds(
+        MeshEngine,
+        **{axis: st.integers(1, 32) for axis in ("pp", "cp", "tp")},
+        dp=st.none() | st.integers(2, 32),
+        schedule=st.sampled_from(["1f1b", "gpipe", "zero_bubble"]),
+        **{option: st.booleans() for option in ("shard", "sequence_parallel", "loss_parallel")},
+    )
+)
+def test_what_a_mesh_is_called_can_be_typed(engine: MeshEngine) -> None:
+    assert TypeAdapter(EngineConfig).validate_python(engine.label) == engine
+
+
+def test_a_name_on_the_command_line_is_the_mesh_that_overrides_go_on_from(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(
+        "workload: {type: module, path: my.py}\nbatch_size: 4\nloop: {steps: 1}\nengine: mesh-pp2-shard\n"
+    )
+    found, problems = load(tmp_path / "run.yaml", ["engine.dp=3"])
+    assert not problems
+    assert found is not None
+    assert found.engine == MeshEngine(pp=2, dp=3, shard=True)
+    _, [problem] = load(tmp_path / "run.yaml", ["engine=mesh-tp2-tp4"])
+    assert problem.why.startswith("mesh-tp2-tp4 was given")
+
+
+def language(engine: dict[str, Any], **model: Any) -> list[str]:
+    workload = {"type": "language_model", "model": model, "data": {"train": "owner/set"}}
+    return [f"{each.field}: {each.why}: {each.fix}" for each in problems(engine, workload=workload)]
+
+
+def test_embeddings_that_a_config_ties_are_seen_before_ranks_start(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "tie_word_embeddings": True}
+    [said] = language({"pp": 2}, config=config)
+    assert said.startswith("engine.pp: two stages would share a weight (tied embeddings): give ")
+    assert not language({"tp": 2}, config=config)
+    assert not language({"pp": 2}, config={**config, "tie_word_embeddings": False})
+    assert not problems({"pp": 2}, config={"model_type": "bert", "tie_word_embeddings": True}), "no head to tie"
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
+    layers, tied = language({"pp": 2}, path=str(tmp_path))
+    assert layers.startswith("engine.pp: num_hidden_layers (1) < pp (2)")
+    assert tied.endswith(": leave pp out"), "weights that were trained tied stay so"
+    (tmp_path / "config.json").write_text("{")
+    assert not language({"pp": 2}, path=str(tmp_path)), "told when it is read"
 
 
 def test_zero_bubble_and_compile_are_not_combined() -> None:

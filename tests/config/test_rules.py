@@ -161,6 +161,16 @@ def test_a_setting_without_effect_is_said(field: str) -> None:
     assert said.startswith(f"{field} has no effect")
 
 
+def test_one_process_is_what_a_single_engine_has() -> None:
+    """As the resolved run file of another engine says it."""
+    assert not notices(config(processes=1), CPU)
+
+
+def test_a_length_given_twice_is_told_with_how_to_take_one_back() -> None:
+    [problem] = rules.check(config(loop={"steps": 1, "epochs": 1}), CPU)
+    assert "loop.epochs=null" in problem.fix
+
+
 def test_a_split_that_is_not_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "test.csv").touch()
     data = workload(TEXTS, evaluation=str(tmp_path / "test.csv"), evaluation_fraction=0.2)

@@ -84,6 +84,11 @@ def test_tied_embeddings_over_stages_are_refused_before_any_step(folder: Path) -
     assert "tie_word_embeddings=false" in said
 
 
+def test_a_mesh_of_one_rank_says_so() -> None:
+    engine = engine_of(MeshCase({}), workload(MeshCase({"name": "single"})))
+    assert engine.engaged().wrapper == "LlamaForCausalLM on one rank"
+
+
 # --- plans -----------------------------------------------------------------------------------------------------------
 
 
@@ -95,26 +100,20 @@ class Wrong(Declared):
         return Layout(tensor_parallel={"layers.*.wide": "colwise", "layers.*.back": "colwise_gather_output"})
 
 
-class Unsummed(Declared):
-    """Reads the second layer's inputs as if they were whole, though each rank has a part."""
+class Mixing(Declared):
+    """Mixes features between the layers of a pair, where each rank has a part of them."""
 
     def build_model(self) -> nn.Module:
         model = super().build_model()
         for pair in model.layers:  # type: ignore[union-attr]
-            pair.back = _ReadsHalf(pair.back)
+            pair.act = nn.Softmax(-1)
         return model
 
+
+class Misspelt(Declared):
     @property
     def layout(self) -> Layout:
-        return Layout(tensor_parallel={"layers.*.wide": "colwise"})
-
-
-class _ReadsHalf(nn.Linear):
-    def __init__(self, whole: nn.Linear) -> None:
-        super().__init__(whole.in_features, whole.out_features)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return nn.functional.linear(hidden, self.weight[:, : hidden.shape[-1]], self.bias)
+        return Layout(tensor_parallel={"layers.*.wide": "colwise", "layers.*.bak": "rowwise"})
 
 
 def told(kind: type[Declared]) -> str:
@@ -127,9 +126,13 @@ def told(kind: type[Declared]) -> str:
 
 def test_a_plan_that_changes_what_the_model_computes_is_refused(ranks: Callable[[int], RankPool]) -> None:
     assert ranks(2).run(told, Declared) == ["engaged"] * 2
-    for said in ranks(2).run(told, Unsummed):
+    for said in ranks(2).run(told, Mixing):
         assert said.startswith("UserError: engine.tp: the loss of the model spread over tp=2 is")
-    assert all(not said.startswith("engaged") for said in ranks(2).run(told, Wrong))
+        assert "correct tensor_parallel in the workload's file" in said
+    for said in ranks(2).run(told, Wrong):
+        assert said.startswith("UserError: workload.path (tensor_parallel): layers.*.wide (colwise) gives each rank")
+    for said in ranks(2).run(told, Misspelt):
+        assert said.startswith("UserError: workload.path (tensor_parallel): layers.*.bak is the name of no layer")
 
 
 # --- evaluation ------------------------------------------------------------------------------------------------------

@@ -111,6 +111,32 @@ class OddHeads(nn.Module):
         return self.encoder(pictures).logits  # type: ignore[no-any-return]
 
 
+class OwnAttention(nn.Module):
+    """Three heads over the features of a sample, cut into positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(6, 36), nn.Linear(12, 6)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        parts = self.qkv(hidden.view(len(hidden), 2, 6)).view(len(hidden), 2, 3, 3, -1)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value)
+        return hidden + self.out(mixed.transpose(1, 2).flatten(2)).flatten(1)
+
+
+class OwnHeads(Columns):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(OwnAttention() for _ in range(4))
+
+
+class HeadsDeclared(Declared):
+    @property
+    def layout(self) -> Layout:
+        return Layout(tensor_parallel={"layers.*.qkv": "colwise", "layers.*.out": "rowwise"})
+
+
 def seeded(kind: type[nn.Module]) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
         torch.manual_seed(5)
@@ -138,6 +164,13 @@ OPT = {
 MAMBA = {"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
 LFM2 = {**LLAMA, "model_type": "lfm2", "block_ff_dim": 48, "layer_types": ["conv", "full_attention"] * 2}
 GEMMA2 = {**LLAMA, "model_type": "gemma2", "head_dim": 8}
+CHUNKED = {  # into pieces that no sequence of the trial fills
+    **LLAMA, "model_type": "llama4_text", "head_dim": 8, "num_local_experts": 2, "attention_chunk_size": 64,
+    "pad_token_id": 0,
+}  # fmt: skip
+GPT_OSS = {**LLAMA, "model_type": "gpt_oss", "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}
+MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 1}
+MISTRAL = {**LLAMA, "model_type": "mistral", "sliding_window": 4}
 
 
 @contextmanager
@@ -176,6 +209,13 @@ ATTEMPTS = {
     "no attention": Attempt({"cp": 2}, "engine.cp: of 2 blocks 0 call attention", config=MAMBA),
     "no attention, mixed": Attempt({"cp": 2}, "of 2 blocks 0 call", config=MAMBA, precision="bf16-mixed"),
     "convolutions between": Attempt({"cp": 2}, "engine.cp: of 4 blocks 2 call attention", config=LFM2),
+    "attention in chunks": Attempt({"cp": 2}, "engine.cp: some layers are chunked_attention", config=CHUNKED),
+    "experts split apart": Attempt({"tp": 2}, "experts.gate_up_proj as packed_colwise", config=MIXTRAL),
+    "attention sinks": Attempt({"cp": 2}, "GptOssAttention asks for s_aux", config=GPT_OSS),
+    "a window over parts": Attempt(
+        {"tp": 2, "sequence_parallel": True}, "leave sequence_parallel out, or leave tp out", config=MISTRAL
+    ),
+    "heads of a user's own": Attempt({"tp": 2}, "engine.tp: ", OwnHeads, workload=HeadsDeclared),
     "a cap on scores": Attempt({"cp": 2}, "Gemma2Attention asks for softcap", config=GEMMA2),
     "layers left out": Attempt({"cp": 2}, "engine.cp: layerdrop is 0.5", config={**OPT, "layerdrop": 0.5}),
     "no sequences": Attempt({"tp": 2, "sequence_parallel": True}, "are no sequences that can be cut", Columns),

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, WithJsonSchema, model_
 from drivetrain.config import accelerate, deepspeed
 from drivetrain.config.base import Frozen, doc
 from drivetrain.config.files import read_json, read_yaml
-from drivetrain.config.mesh import MeshEngine
+from drivetrain.config.mesh import LABEL, MeshEngine, of_label
 from drivetrain.config.translation import Translation
 from drivetrain.errors import UserError
 
@@ -96,8 +96,12 @@ def _own_fields(found: Translation) -> dict[str, Any]:
 
 
 def _block(given: Any) -> Any:
-    """`engine: ddp` is short for `engine: {name: ddp}`, and so is each of SHORT."""
-    return SHORT.get(given, {"name": given}) if isinstance(given, str) else given
+    return block_of(given) if isinstance(given, str) else given
+
+
+def block_of(name: str) -> dict[str, Any]:
+    """`engine: ddp` is short for `engine: {name: ddp}`; so is each of SHORT, and a mesh's name in reports."""
+    return SHORT.get(name) or of_label(name) or {"name": name}
 
 
 _DRIVERS = (DdpEngine, FsdpEngine, DeepspeedEngine)
@@ -188,7 +192,15 @@ EngineConfig = Annotated[
         Field(discriminator="name"),
     ],
     BeforeValidator(_block),
-    WithJsonSchema({"anyOf": [{"enum": [*ENGINES, *SHORT]}, *(kind.model_json_schema() for kind in _KINDS)]}),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": [*ENGINES, *SHORT]},
+                {"type": "string", "pattern": f"^{LABEL}$"},
+                *(kind.model_json_schema() for kind in _KINDS),
+            ]
+        }
+    ),
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -20,12 +21,14 @@ from drivetrain.config.engine import (
     label,
     traits,
 )
+from drivetrain.config.files import read_json
+from drivetrain.config.language import LanguageModel
 from drivetrain.config.machine import Machine
 from drivetrain.config.mesh import MeshEngine
 from drivetrain.config.run import RunConfig
 from drivetrain.config.translation import Note, Translation, agree
 from drivetrain.config.workload import UserModule
-from drivetrain.errors import Problem
+from drivetrain.errors import Problem, UserError
 
 # optimizers whose update of a number depends on others of its tensor: rows and columns, norms, orthogonal factors
 WHOLE_TENSORS = {"adafactor", "muon", "lamb", "lars", "shampoo", "soap", "came", "lbfgs", "galoreadamw", "adamini"}
@@ -142,7 +145,21 @@ def _of_a_mesh(run: RunConfig, engine: MeshEngine, where: str) -> Iterator[Probl
         why = f"{run.optimizer.name} keeps its state in blocks, which are not joined over a mesh yet"
         yield Problem("optimizer.name", why, "take adamw, or engine=fsdp")
     if not isinstance(run.workload, UserModule):
-        yield from mesh.model_problems(engine, run.workload.model.config or {}, where)
+        config = _config_of(run.workload.model)
+        yield from mesh.model_problems(engine, config, where)
+        if isinstance(run.workload, LanguageModel):
+            yield from mesh.tied_stages(engine, config, run.workload.model.path is None, where)
+
+
+def _config_of(model: Any) -> dict[str, Any]:
+    """A model's config as far as it is seen without the hub; what is wrong with a folder is told when it is read."""
+    if model.path is None:
+        return model.config or {}
+    file = Path(model.path).expanduser() / "config.json"
+    try:
+        return read_json(file) if file.is_file() else {}
+    except UserError:
+        return {}
 
 
 def foreign(run: RunConfig) -> Iterator[tuple[str, Translation]]:

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from drivetrain.config.engine import ENGINES, SHORT
+from drivetrain.config.engine import ENGINES, block_of
 from drivetrain.config.files import read_yaml
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError, problem
@@ -72,7 +72,7 @@ def _apply(raw: dict[str, Any], override: str) -> None:
     for part in path[:-1]:
         below = node.get(part)
         if isinstance(below, str) and part == "engine":  # `engine: ddp`, then `engine.bucket_mb=...`
-            below = SHORT.get(below, {"name": below})
+            below = block_of(below)
         node[part] = node = below if isinstance(below, dict) else {}
     node[path[-1]] = value
 

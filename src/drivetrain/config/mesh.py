@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -9,6 +10,13 @@ from drivetrain.config.base import Frozen, doc
 from drivetrain.errors import Problem
 
 Schedule = Literal["gpipe", "1f1b", "zero_bubble"]
+DEGREES = ("pp", "dp", "cp", "tp")
+# options in an engine's name: without a value if they are on, schedules by their own names
+NAMED: dict[str, dict[str, Any]] = {
+    **{name: {name: True} for name in ("shard", "sequence_parallel", "loss_parallel")},
+    **{name: {"schedule": name} for name in ("gpipe", "zero_bubble")},
+}
+LABEL = rf"mesh(-(({'|'.join(DEGREES)})[1-9][0-9]*|{'|'.join(NAMED)}))+"
 
 
 class MeshEngine(Frozen):
@@ -29,10 +37,11 @@ class MeshEngine(Frozen):
 
     @property
     def label(self) -> str:
-        """mesh-pp2-tp2: the degrees above 1; mesh-dp2-shard."""
-        degrees = {"pp": self.pp, "dp": self.dp or 1, "cp": self.cp, "tp": self.tp}
+        """mesh-pp2-tp2: the degrees above 1 and the options that were chosen; mesh-dp2-shard. `of_label` reads it."""
+        degrees = {name: getattr(self, name) or 1 for name in DEGREES}
         parts = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1]
-        return "-".join(["mesh", *parts, *(["shard"] if self.shard else [])])
+        chosen = [name for name, option in NAMED.items() if all(getattr(self, k) == v for k, v in option.items())]
+        return "-".join(["mesh", *parts, *chosen])
 
     @property
     def gives_pieces(self) -> bool:
@@ -46,6 +55,19 @@ class MeshEngine(Frozen):
     def data_degree(self, world: int) -> int:
         """Ranks among which a global batch is dealt."""
         return self.dp or max(1, world // self.beside_data)
+
+
+def of_label(name: str) -> dict[str, Any] | None:
+    """The block that a name such as mesh-pp2-tp2 is short for; None for names of another form."""
+    if re.fullmatch(LABEL, name) is None:
+        return None
+    block: dict[str, Any] = {"name": "mesh"}
+    for part in name.split("-")[1:]:
+        said = NAMED.get(part) or {part[:2]: int(part[2:])}
+        if said.keys() & block.keys():
+            return None
+        block |= said
+    return block
 
 
 def arithmetic(engine: MeshEngine, world: int, where: str) -> Iterator[Problem]:
@@ -102,3 +124,11 @@ def model_problems(engine: MeshEngine, config: dict[str, Any], where: str) -> It
         layers = config.get(name)
         if isinstance(layers, int) and layers < engine.pp:
             yield Problem(f"{where}.pp", f"{name} ({layers}) < pp ({engine.pp})", f"give at most {layers} stages")
+
+
+def tied_stages(engine: MeshEngine, config: dict[str, Any], from_scratch: bool, where: str) -> Iterator[Problem]:
+    """Embeddings that a language model's config ties: of a pipeline the first stage has one, the last the other."""
+    if engine.pp > 1 and config.get("tie_word_embeddings") is True:
+        fix = "give workload.model.config.tie_word_embeddings=false, or leave pp out"
+        why = "two stages would share a weight (tied embeddings)"
+        yield Problem(f"{where}.pp", why, fix if from_scratch else "leave pp out")

@@ -25,7 +25,11 @@ def _without_effect(run: RunConfig) -> Iterator[str]:
     """Settings that are not their defaults and that nothing reads. (A resolved run file spells out all defaults.)"""
     optimizer = run.optimizer.name
     checks = (
-        ("processes", run.engine.name == "single", "engine=single runs in one; engine=ddp or fsdp spreads it"),
+        (
+            "processes",
+            run.engine.name == "single" and run.processes != 1,
+            "engine=single runs in one; engine=ddp or fsdp spreads it",
+        ),
         ("scaler", not run.precision_spec.scaled, "only fp16-mixed and fp16-master scale the loss"),
         ("optimizer.momentum", optimizer != "sgd", "only sgd reads it"),
         ("optimizer.betas", optimizer == "sgd", "sgd has none"),

@@ -102,8 +102,10 @@ def _processes(run: RunConfig, machine: Machine) -> Iterator[Problem]:
 
 def _length(run: RunConfig) -> Iterator[Problem]:
     if (run.loop.epochs is None) == (run.loop.steps is None):
-        given = "neither was given" if run.loop.epochs is None else "both were given"
-        yield Problem("loop", f"of epochs and steps {given}", "give one of the two")
+        neither = run.loop.epochs is None
+        given = "neither was given" if neither else "both were given"
+        unsaid = "" if neither else "; loop.epochs=null (or loop.steps=null) takes back what the run file gives"
+        yield Problem("loop", f"of epochs and steps {given}", f"give one of the two{unsaid}")
     if run.schedule.warmup_steps and run.schedule.warmup_ratio:
         yield Problem("schedule", "warmup_steps and warmup_ratio were both given", "give one of the two")
     if run.loop.steps is not None and run.schedule.warmup_steps > run.loop.steps:

@@ -173,7 +173,8 @@ def _check_ownership(
         raise problem(
             "engine.pp",
             "two stages would share a weight (tied embeddings)",
-            "give workload.model.config.tie_word_embeddings=false, or leave pp out",
+            "give workload.model.config.tie_word_embeddings=false where the model is made from a config, "
+            "or leave pp out",
         )
 
 

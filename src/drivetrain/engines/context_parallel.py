@@ -109,6 +109,9 @@ class Ulysses:
             raise problem("engine.cp", why, "leave cp out")
         text = config.get_text_config()
         window, kinds = getattr(text, "sliding_window", None), getattr(text, "layer_types", None)
+        others = sorted({*(kinds or ())} - {"full_attention", "sliding_attention"})  # chunked, say
+        if others:
+            raise problem("engine.cp", f"some layers are {', '.join(others)}, and parts are not cut so", "leave cp out")
         slides = bool(window) and getattr(text, "use_sliding_window", True)
         for layer, told in calls:
             slides_here = slides if kinds is None or layer is None else kinds[layer] == "sliding_attention"

@@ -71,7 +71,8 @@ class Place:
         return tensor
 
     def __str__(self) -> str:
-        return " x ".join(f"{name}={degree}" for name, degree in self.degrees.items() if degree > 1)
+        wide = [f"{name}={degree}" for name, degree in self.degrees.items() if degree > 1]
+        return " x ".join(wide) or "one rank"
 
     @property
     def leads_samples(self) -> bool:

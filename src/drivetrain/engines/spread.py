@@ -14,6 +14,7 @@ from drivetrain.engines.anatomy import Anatomy, balanced
 from drivetrain.engines.base import EngineOptions
 from drivetrain.engines.context_parallel import Ulysses, use_ulysses
 from drivetrain.engines.cut import Link, cut
+from drivetrain.engines.declared_plan import check_declared
 from drivetrain.engines.pipeline import Pipeline
 from drivetrain.engines.places import Place
 from drivetrain.engines.trial import Trial
@@ -82,6 +83,8 @@ def _check_layers_stay(model: nn.Module, config: MeshEngine, place: Place) -> No
 
 def _plan(model: nn.Module, workload: Workload, config: MeshEngine, options: EngineOptions) -> dict[str, str]:
     declared = workload.layout.tensor_parallel
+    if declared:
+        check_declared(model, declared)
     plan = tensor_plan.plan_of(model, declared)
     if options.compile and tensor_plan.is_derived(model, declared):
         why = f"the plan of {type(model).__name__} is derived from its layers' names, and such blocks fail to compile"
@@ -89,8 +92,7 @@ def _plan(model: nn.Module, workload: Workload, config: MeshEngine, options: Eng
     if config.sequence_parallel and not workload.by_position:
         why = f"the samples of {type(workload).__name__} are no sequences that can be cut"
         raise problem("engine.sequence_parallel", why, "leave it out")
-    tensor_plan.check_divisible(model, plan, config.tp)
-    tensor_plan.check_options(model, plan, config.sequence_parallel, config.loss_parallel)
+    tensor_plan.check_fits(model, plan, config.tp, config.sequence_parallel, config.loss_parallel)
     return plan
 
 

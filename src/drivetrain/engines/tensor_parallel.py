@@ -88,7 +88,8 @@ def _tie(tied: list[Places]) -> None:
         for other, its_module, its_key in others:
             if getattr(its_module._parameters[its_key], "placements", None) != getattr(weight, "placements", None):
                 why = f"{name} and {other} are one weight (tied embeddings), of which the plan splits one"
-                fix = "give workload.model.config.tie_word_embeddings=false, or leave tp out"
+                fix = "give workload.model.config.tie_word_embeddings=false where the model is made from a config, "
+                fix += "or leave tp out"
                 raise problem("engine.tp", why, fix)
             its_module._parameters[its_key] = weight
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from drivetrain.config.mesh import HEADS
-from drivetrain.errors import problem
+from drivetrain.errors import Problem, UserError, problem
 
 # as Transformers names them
 SPLIT = ("colwise", "rowwise", "colwise_gather_output", "rowwise_split_input", "embedding_rowwise")
@@ -39,13 +39,17 @@ def plan_of(model: nn.Module, declared: Mapping[str, str] | None) -> dict[str, s
         if style is None:
             continue
         if style not in (*SPLIT, SUMMED):
-            why = f"{type(model).__name__} splits {pattern} as {given}"
-            raise problem("engine.tp", why, f"known are {', '.join([*SPLIT, SUMMED])}; leave tp out")
-        regex = re.compile(re.escape(pattern).replace(r"\*", r"[^.]+"))
-        found |= {name: style for name in (whole if style == SUMMED else split) if regex.fullmatch(name)}
+            why = f"{type(model).__name__} splits {pattern} as {given}, which is not done here"
+            raise problem("engine.tp", why, "leave tp out")
+        found |= {name: style for name in (whole if style == SUMMED else split) if matches(pattern, name)}
     if not found:
         raise problem("engine.tp", f"the plan of {type(model).__name__} names none of its modules", "correct the plan")
     return found
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a module's name is a pattern's, in which * is one part of a name."""
+    return re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), name) is not None
 
 
 def is_derived(model: nn.Module, declared: Mapping[str, str] | None) -> bool:
@@ -68,19 +72,28 @@ def _derived(model: nn.Module) -> dict[str, str]:
         raise problem(
             "engine.tp",
             f"{type(model).__name__} has no plan for tensor parallelism, and its layers' names say none",
-            "declare one in the workload's layout, or leave tp out",
+            "declare one in a workload file of your own (tensor_parallel, docs/workloads.md), or leave tp out",
         )
     return found
 
 
-def check_divisible(model: nn.Module, plan: Mapping[str, str], ranks: int) -> None:
-    """UserError where heads or features cannot be split evenly."""
+def check_fits(
+    model: nn.Module, plan: Mapping[str, str], ranks: int, sequence_parallel: bool, loss_parallel: bool
+) -> None:
+    """UserError with all heads and features that cannot be split evenly, and options that the model is not made for."""
+    problems = [*_uneven(model, plan, ranks), *_options(model, plan, sequence_parallel, loss_parallel)]
+    if problems:
+        raise UserError(problems)
+
+
+def _uneven(model: nn.Module, plan: Mapping[str, str], ranks: int) -> Iterator[Problem]:
     for config in _configs(model, plan):
         for field in HEADS:
             heads = getattr(config, field, None)
             if isinstance(heads, int) and heads % ranks:
-                why = f"{field} ({heads}) is no multiple of tp ({ranks})"
-                raise problem("engine.tp", why, f"give a divisor of {heads}")
+                yield Problem(
+                    "engine.tp", f"{field} ({heads}) is no multiple of tp ({ranks})", f"give a divisor of {heads}"
+                )
     for name, style in plan.items():
         if style == SUMMED:
             continue
@@ -88,7 +101,7 @@ def check_divisible(model: nn.Module, plan: Mapping[str, str], ranks: int) -> No
         assert isinstance(weight, torch.Tensor)
         size = weight.shape[0 if style in ("colwise", "colwise_gather_output", "embedding_rowwise") else 1]
         if size % ranks:
-            raise problem("engine.tp", f"{name} has {size} features, no multiple of tp ({ranks})", "give a divisor")
+            yield Problem("engine.tp", f"{name} has {size} features, no multiple of tp ({ranks})", "give a divisor")
 
 
 def _configs(model: nn.Module, plan: Mapping[str, str]) -> Iterator[object]:
@@ -112,16 +125,17 @@ def head_of(model: nn.Module) -> str:
     return next((name for name, module in model.named_modules() if module is layer), "") if layer is not None else ""
 
 
-def check_options(model: nn.Module, plan: Mapping[str, str], sequence_parallel: bool, loss_parallel: bool) -> None:
-    """UserError where a model has not what an option works on."""
+def _options(
+    model: nn.Module, plan: Mapping[str, str], sequence_parallel: bool, loss_parallel: bool
+) -> Iterator[Problem]:
     head = head_of(model)
     if loss_parallel and plan.get(head) != "colwise_gather_output":
         why = f"the plan of {type(model).__name__} does not split its logits over the vocabulary"
-        raise problem("engine.loss_parallel", why, "leave it out")
+        yield Problem("engine.loss_parallel", why, "leave it out")
     firsts = {name.rpartition(".")[0] for name, style in plan.items() if style == "colwise"}
     if sequence_parallel and not (head and firsts and firsts <= set(joints_of(model, plan))):
         why = f"{type(model).__name__} is no decoder whose parts take and give sequences"
-        raise problem("engine.sequence_parallel", why, "leave it out")
+        yield Problem("engine.sequence_parallel", why, "leave it out")
 
 
 def joints_of(model: nn.Module, plan: Mapping[str, str]) -> list[str]:

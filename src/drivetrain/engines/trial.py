@@ -226,8 +226,10 @@ class Trial:
         axes = [axis for axis in ("pp", "cp", "tp") if self._place.degrees[axis] > 1]
         axes = axes or (["shard"] if self._config.shard else ["dp"])
         fix = f"leave {' or '.join(axes)} out"
-        if "tp" in axes:
-            fix = f"declare the right plan in the workload's layout, or {fix}"
+        if self._config.sequence_parallel:
+            fix = f"leave sequence_parallel out, or {fix}"
+        elif "tp" in axes and self._workload.layout.tensor_parallel:
+            fix = f"correct tensor_parallel in the workload's file (docs/workloads.md), or {fix}"
         return problem(f"engine.{axes[0]}" if len(axes) == 1 else "engine", why, fix)
 
 

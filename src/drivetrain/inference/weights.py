@@ -4,29 +4,46 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from drivetrain.checkpoint.directory import check_fits, load, newest_good
+from drivetrain.checkpoint.directory import check_fits, load, newest_good, steps
 from drivetrain.checkpoint.retention import best
 from drivetrain.config.run import RunConfig
 from drivetrain.engines.base import Engine
-from drivetrain.errors import problem
+from drivetrain.errors import UserError, problem
 from drivetrain.folder import RunFolder
 from drivetrain.workload_rules import best_metric
 from drivetrain.workloads.base import Workload
 
 
+def check_there(run: RunConfig, given: str) -> None:
+    """UserError if there is nothing that could be meant: what can be seen without reading data or checkpoints."""
+    if given not in {"best", "last"}:
+        _folder(given)
+    elif not steps(RunFolder(run.folder).checkpoints):
+        raise _none(run)
+
+
 def find_checkpoint(run: RunConfig, workload: Workload, given: str) -> Path:
     """given: "best", "last" or a path. Without any evaluated checkpoint, best means the newest."""
     if given not in {"best", "last"}:
-        path = Path(given)
-        if not path.is_dir():
-            raise problem("--checkpoint", f"{given} is no checkpoint folder", "give best, last or a folder step-...")
-        return path
+        return _folder(given)
     root = RunFolder(run.folder).checkpoints
     found = best(root, best_metric(run, workload).higher_is_better) if given == "best" else None
     found = found or newest_good(root)[0]
     if found is None:
-        raise problem("--checkpoint", f"{root} holds no good checkpoint", "train first, or give --checkpoint FOLDER")
+        raise _none(run)
     return found
+
+
+def _folder(given: str) -> Path:
+    path = Path(given)
+    if not path.is_dir():
+        raise problem("--checkpoint", f"{given} is no checkpoint folder", "give best, last or a folder step-...")
+    return path
+
+
+def _none(run: RunConfig) -> UserError:
+    root = RunFolder(run.folder).checkpoints
+    return problem("--checkpoint", f"{root} holds no good checkpoint", "train first, or give --checkpoint FOLDER")
 
 
 def load_into(engine: Engine, path: Path) -> None:

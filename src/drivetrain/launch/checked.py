@@ -23,9 +23,16 @@ class Checked:
 
 
 def checked(
-    run_file: Path, overrides: Sequence[str] = (), nodes: int | None = None, node: Node | None = None
+    run_file: Path,
+    overrides: Sequence[str] = (),
+    nodes: int | None = None,
+    node: Node | None = None,
+    checkpoint: str | None = None,
 ) -> Checked:
-    """UserError with what schema and rules say. nodes: in place of the run file's."""
+    """UserError with what schema and rules say, and for a checkpoint that is not there.
+
+    nodes: in place of the run file's. checkpoint: what is to be loaded: best, last or a folder.
+    """
     run, problems = load(run_file, [*overrides, *([] if nodes is None else [f"nodes={nodes}"])])
     if run is None:
         raise UserError(problems)
@@ -42,6 +49,10 @@ def checked(
         problems += _of_the_nodes(run, node or Node())
     if problems:
         raise UserError(problems)
+    if checkpoint is not None:
+        from drivetrain.inference.weights import check_there
+
+        check_there(run, checkpoint)
     return Checked(run, notices(run, machine), outer is None or outer.rank == 0)
 
 
