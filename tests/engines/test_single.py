@@ -107,7 +107,9 @@ def assert_same(one: Curve, other: Curve, tolerance: float) -> None:
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
 def test_fp32_matches_plain_pytorch(optimizer: Optimizer, max_grad_norm: float | None) -> None:
     expected = plain("fp32", optimizer, max_grad_norm)
-    assert_same(ours(optimizer=optimizer, max_grad_norm=max_grad_norm), expected, 1e-6)
+    assert_same(
+        ours(optimizer=optimizer, max_grad_norm=max_grad_norm), expected, 1e-5
+    )  # rounding, which kernels for one thread and two do not share
     assert min(expected.norms) > 0.5 / 4
     assert sum(norm > 0.5 for norm in expected.norms) > 3, "clipping is active"
 
