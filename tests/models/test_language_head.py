@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain.emulation import fp32_products
-from drivetrain.engines import tensor_parallel
+from drivetrain.engines import tensor_parallel, tensor_plan
 from drivetrain.engines.replicas import ThreadReplicas
 from drivetrain.memory.recompute import apply_recompute
 from drivetrain.models import fused_loss, language_head
@@ -259,7 +259,7 @@ def _spread(model: Any, way: str) -> nn.Module:
         for module in [*model.model.layers, model]:
             fully_shard(module)
         return model  # type: ignore[no-any-return]
-    plan = tensor_parallel.plan_of(model, None)
+    plan = tensor_plan.plan_of(model, None)
     options = {"sequence_parallel": way == "sequence", "loss_parallel": way == "loss"}
     tensor_parallel.split(model, init_device_mesh("cpu", (2,)), plan, **options)
     return model  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
-from drivetrain.engines import tensor_parallel
+from drivetrain.engines import tensor_parallel, tensor_plan
 from drivetrain.engines.replicas import ThreadReplicas
 from drivetrain.errors import UserError
 from drivetrain.memory.recompute import apply_recompute
@@ -144,7 +144,7 @@ def embeddings_of_rank(way: str) -> tuple[Tensor, Tensor]:
     if way == "fsdp":
         fully_shard(model)
     else:
-        plan = tensor_parallel.plan_of(model, {**model._tp_plan, "model.embed_tokens": "embedding_rowwise"})
+        plan = tensor_plan.plan_of(model, {**model._tp_plan, "model.embed_tokens": "embedding_rowwise"})
         tensor_parallel.split(model, init_device_mesh("cpu", (2,)), plan, sequence_parallel=way == "sequence")
     given: list[Tensor] = []
     embedding = model.get_input_embeddings()
