@@ -66,12 +66,15 @@ Sources = Annotated[list[DataSource], BeforeValidator(_sources)]
 class LanguageData(Frozen):
     train: Sources = doc("A file, folder, registered name or hub id; a block with more to say; or a list of them")
     evaluation: Sources | None = doc("Evaluation data, same form; held out of train if left out", None)
-    evaluation_fraction: float = doc("Share of train held out when evaluation is not given", 0.1, gt=0, lt=1)
+    evaluation_fraction: float = doc(
+        "Share of train held out when evaluation is not given; 0: all is trained on, and nothing evaluates", 0.1, ge=0, lt=1
+    )
     registry: Path | None = doc("LLaMA-Factory's dataset_info.json, or its folder: data sets by name", None)
     length: int = doc("Tokens of a sample: of each window of text, at most of a conversation", 256, gt=1)
     template: str | None = doc(
         "Chat template: alpaca, chatml, plain, vicuna or a Jinja file; left out, the tokenizer's", None
     )
+    system: str | None = doc("sft: the system message of conversations that have none", None)
     train_on: Literal["responses", "last_response", "all"] = doc("sft: the tokens that are targets", "responses")
     too_long: Literal["truncate", "drop", "error"] = doc("sft: what to do with a sample of more tokens", "truncate")
     bad_rows: Literal["error", "drop"] = doc(

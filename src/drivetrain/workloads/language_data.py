@@ -79,8 +79,7 @@ class LanguageReader:
         else:
             train, evaluation = self._read_whole(opened, others)
         if not evaluation:
-            left_out = "a stream holds nothing out" if data.stream else "the share held out is less than one sample"
-            self.warn(f"there are no evaluation data: {left_out}; workload.data.evaluation gives some")
+            self.warn(f"there are no evaluation data: {_why_none(data)}; workload.data.evaluation gives some")
         joined = JoinedSamples(train)
         parts = [Part(a, b, w) for a, b, w in zip(joined.starts, joined.starts[1:], weights, strict=False)]
         return LanguageSamples(joined, JoinedSamples(evaluation) if evaluation else None, parts or None)
@@ -228,6 +227,12 @@ def _weights(data: LanguageData) -> list[float]:
         names = ", ".join(each.path for each in data.train if each.weight is None)
         raise problem(TRAIN, f"some data sets have a weight, but not {names}", "give all of them a weight, or none")
     return given
+
+
+def _why_none(data: LanguageData) -> str:
+    if data.stream:
+        return "a stream holds nothing out"
+    return "the share held out is less than one sample" if data.evaluation_fraction else "none are held out"
 
 
 def _check_any_left(accounts: Sequence[Account], field: str) -> None:
