@@ -67,7 +67,10 @@ class LanguageData(Frozen):
     train: Sources = doc("A file, folder, registered name or hub id; a block with more to say; or a list of them")
     evaluation: Sources | None = doc("Evaluation data, same form; held out of train if left out", None)
     evaluation_fraction: float = doc(
-        "Share of train held out when evaluation is not given; 0: all is trained on, and nothing evaluates", 0.1, ge=0, lt=1
+        "Share of train held out when evaluation is not given; 0 holds nothing out",
+        0.1,
+        ge=0,
+        lt=1,
     )
     registry: Path | None = doc("LLaMA-Factory's dataset_info.json, or its folder: data sets by name", None)
     length: int = doc("Tokens of a sample: of each window of text, at most of a conversation", 256, gt=1)
