@@ -90,6 +90,16 @@ class LanguageData(Frozen):
     cache: Path | None = doc("Folder for tokenised data; left out, drivetrain's folder in the user's cache", None)
 
 
+class Generation(Frozen):
+    """Prompts that the model answers at each evaluation."""
+
+    samples: int = doc("Prompts from the evaluation data: its first conversations or texts", 4, ge=0)
+    prompts: list[str] = doc("Prompts of your own; for sft, what the user says", [])
+    prompt_tokens: int = doc("pretrain: the first tokens of a text that are its prompt", 32, gt=0)
+    max_new_tokens: int = doc("Tokens of an answer, at most", 64, gt=0)
+    temperature: float = doc("0 takes the likeliest token; above, tokens are drawn, by the run's seed", 0.0, ge=0)
+
+
 class LanguageModel(Frozen):
     type: Literal["language_model"] = doc("Task", "language_model")
     stage: Literal["pretrain", "sft"] = doc(
@@ -97,3 +107,4 @@ class LanguageModel(Frozen):
     )
     model: LanguageModelModel = doc("Model to train")
     data: LanguageData = doc("Texts or conversations")
+    generate: Generation | None = doc("Let the model answer prompts at each evaluation; {} asks four", None)
