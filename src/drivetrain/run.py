@@ -23,8 +23,8 @@ from drivetrain.data.order import GlobalOrder
 from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError
 from drivetrain.folder import RunFolder
+from drivetrain.generation import generate
 from drivetrain.hardware import torch_device
-from drivetrain.inference.generate import generate
 from drivetrain.loop import Progress, Surroundings, train
 from drivetrain.measure.meters import Meters
 from drivetrain.measure.throughput import Stopwatch

@@ -88,7 +88,14 @@ def check_divisible(model: nn.Module, plan: Mapping[str, str], ranks: int) -> No
         assert isinstance(weight, torch.Tensor)
         size = weight.shape[0 if style in ("colwise", "colwise_gather_output", "embedding_rowwise") else 1]
         if size % ranks:
-            raise problem("engine.tp", f"{name} has {size} features, no multiple of tp ({ranks})", "give a divisor")
+            why, fix = f"{name} has {size} features, no multiple of tp ({ranks})", "give a divisor"
+            embedding = getattr(model, "get_input_embeddings", lambda: None)()
+            if embedding is not None and size == embedding.weight.shape[0]:
+                up = -(-size // ranks) * ranks
+                why = f"the vocabulary ({size} tokens) is no multiple of tp ({ranks})"
+                fix = f"round it up to {up}: vocab_size in workload.model.config, or vocabulary_size of a bpe tokenizer"
+                fix += "; with resize_vocabulary, add tokens to the tokenizer"
+            raise problem("engine.tp", why, fix)
 
 
 def _configs(model: nn.Module, plan: Mapping[str, str]) -> Iterator[object]:

@@ -55,7 +55,7 @@ class Evaluated(Event):
 
 @dataclass(frozen=True)
 class Generated(Event):
-    """Prompts answered at an evaluation: {"prompt", "answer", "reference"} each, the last None where it is not known."""
+    """Prompts answered at an evaluation: {"prompt", "answer", "reference"} each, the last perhaps None."""
 
     kind: ClassVar[str] = "samples"
     step: int

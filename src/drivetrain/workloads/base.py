@@ -175,7 +175,7 @@ class Prompt:
 
 
 class Generates(ABC):
-    """A workload that may be asked to go on with prompts, token by token: inference/generate.py does it."""
+    """A workload that may be asked to go on with prompts, token by token: generation.py does it."""
 
     @property
     @abstractmethod
