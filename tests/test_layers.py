@@ -17,7 +17,7 @@ MOST_LINES = 350
 LAYERS = [
     ["errors", "__init__"],
     ["imports", "config"],
-    ["hardware", "environment", "emulation", "rng", "signals", "ranks", "low_bit", "builds"],
+    ["hardware", "environment", "emulation", "rng", "signals", "ranks", "low_bit", "builds", "hub"],
     ["memory"],
     ["precision", "data", "models", "optim", "folder"],
     ["measure"],
@@ -25,7 +25,7 @@ LAYERS = [
     ["workload_rules"],
     ["engines", "tracking", "checkpoint"],
     ["report"],
-    ["loop", "assemble"],
+    ["loop", "assemble", "generation"],
     ["checkpointing"],
     ["run"],
     ["inference", "show", "show_data", "doctor"],

@@ -17,7 +17,7 @@ from drivetrain.errors import problem
 
 @dataclass(frozen=True)
 class RunFolder:
-    """run.yaml (resolved), environment.json, events.jsonl, report.json, checkpoints/, tensorboard/, predictions."""
+    """run.yaml (resolved), environment.json, events.jsonl, samples.jsonl, report.json, checkpoints/, tensorboard/."""
 
     path: Path
 
@@ -36,7 +36,15 @@ class RunFolder:
     @property
     def results(self) -> list[Path]:
         """What a run leaves, and an overwriting run takes away."""
-        names = ("run.yaml", "environment.json", "events.jsonl", "report.json", "checkpoints", "tensorboard")
+        names = (
+            "run.yaml",
+            "environment.json",
+            "events.jsonl",
+            "samples.jsonl",
+            "report.json",
+            "checkpoints",
+            "tensorboard",
+        )
         return [self.path / name for name in names]
 
     def prepare(self, resume: bool, overwrite: bool) -> None:

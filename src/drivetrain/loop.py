@@ -23,7 +23,7 @@ from drivetrain.errors import RunError
 from drivetrain.measure.meters import Meters
 from drivetrain.optim import lr_factor
 from drivetrain.report import Status
-from drivetrain.tracking.events import Evaluated, Event, StepDone
+from drivetrain.tracking.events import Evaluated, Event, Generated, StepDone
 from drivetrain.workloads.base import BestMetric
 
 SMALLEST_SCALE = 2.0**-24  # below it the loss scale says that gradients are not finite for another reason
@@ -58,6 +58,7 @@ class Surroundings:
     stop: Callable[[], bool]  # asked once a step, the same answer on all ranks
     best_metric: BestMetric
     meters: Meters
+    generate: Callable[[], list[dict[str, Any]]] | None = None  # prompts answered, after each evaluation
 
 
 @dataclass(frozen=True)
@@ -219,6 +220,10 @@ def _evaluate(run: RunConfig, progress: Progress, around: Surroundings) -> None:
     progress.evaluations_without_gain = 0 if enough else progress.evaluations_without_gain + 1
     seconds = time.perf_counter() - start
     around.send(Evaluated(step=progress.step, metrics=progress.metrics, seconds=seconds, best=gain > 0))
+    if around.generate is not None:
+        with around.meters.part("samples"):
+            samples = around.generate()
+        around.send(Generated(step=progress.step, samples=samples))
 
 
 def _patience_is_over(run: RunConfig, progress: Progress) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from drivetrain.data.order import GlobalOrder
 from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError
 from drivetrain.folder import RunFolder
+from drivetrain.generation import generate
 from drivetrain.hardware import torch_device
 from drivetrain.loop import Progress, Surroundings, train
 from drivetrain.measure.meters import Meters
@@ -34,7 +35,7 @@ from drivetrain.signals import StopRequest, stop_on_signals
 from drivetrain.tracking.build import EventStream, build_trackers
 from drivetrain.tracking.events import RunFinished, RunStarted, Warned
 from drivetrain.workload_rules import best_metric
-from drivetrain.workloads.base import Workload
+from drivetrain.workloads.base import Generates, Workload
 
 # What a micro-batch costs beside its tokens, in tokens. On a CPU measured: a 4 x 256 BERT takes 20 ms for one of 8
 # tokens and 0.24 ms for each further one; 40 to 320 differ little. A GPU takes as long for a few thousand as for none.
@@ -126,6 +127,7 @@ def _train(parts: Parts, resume: bool) -> RunReport:
         stop=lambda: ranks.any_asked(parts.stop.signal_number is not None),
         best_metric=metric,
         meters=parts.meters,
+        generate=_generation(workload, engine, ranks),
     )
     with parts.meters:
         status = train(engine, windows, config, total_steps, order.steps_per_epoch, progress, around)
@@ -178,6 +180,13 @@ def evaluate(config: RunConfig, workload: Workload, engine: Engine) -> dict[str,
     )
     values = engine.evaluate(batches, workload.metrics())
     return {**values, **workload.derived(values)}
+
+
+def _generation(workload: Workload, engine: Engine, ranks: Ranks) -> Callable[[], list[dict[str, Any]]] | None:
+    """Prompts answered at each evaluation, where the workload was asked for it."""
+    if not isinstance(workload, Generates) or not workload.prompts:
+        return None
+    return functools.partial(generate, engine, workload, ranks)
 
 
 def _started(parts: Parts, total_steps: int, progress: Progress) -> RunStarted:

@@ -64,7 +64,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no rows of a source": ({"train": {"path": "a/b", "samples": 0}}, "samples"),
     "windows of one token": ({"length": 1}, "workload.data.length"),
     "an empty stream buffer": ({"stream_buffer": 0}, "workload.data.stream_buffer"),
-    "no held-out share": ({"evaluation_fraction": 0}, "workload.data.evaluation_fraction"),
+    "all held out": ({"evaluation_fraction": 1}, "workload.data.evaluation_fraction"),
     "a vocabulary of bytes alone": ({"model": {**MODEL, "vocabulary_size": 256}}, "workload.model.vocabulary_size"),
     "noise below nothing": ({"model": {**MODEL, "neftune_alpha": -1}}, "workload.model.neftune_alpha"),
     "an unknown kernel": ({"model": {**MODEL, "attention": "fast"}}, "workload.model.attention"),

@@ -98,7 +98,6 @@ def test_gradients_that_some_parameters_lack_mean_ddp(tmp_path: Path) -> None:
     ("lines", "key", "fate", "reason"),
     [
         ("stage: dpo\n", "stage", "refused", "preference tuning"),
-        ("stage: pt\n", "stage", "later", "language models"),
         ("finetuning_type: lora\n", "finetuning_type", "later", "LoRA"),
         ("quantization_bit: 4\n", "quantization_bit", "later", "quantised"),
         ("use_galore: true\n", "use_galore", "refused", "import path"),

@@ -127,6 +127,17 @@ def test_conversations_are_held_out_at_random_and_none_is_in_both(tmp_path: Path
     assert held != list(range(16, 21))
 
 
+@pytest.mark.parametrize("stage", ["sft", "pretrain"])
+def test_nothing_is_held_out_where_the_share_is_none(stage: str, tmp_path: Path) -> None:
+    rows = ROWS if stage == "sft" else DOCUMENTS
+    reader, found = reading(tmp_path, rows, stage=stage, evaluation_fraction=0)
+    assert found.evaluation is None
+    assert reader.accounts[0].held_out == 0
+    assert any("there are no evaluation data: none are held out" in each for each in reader.warnings)
+    if stage == "sft":
+        assert places(found.train) == list(range(1, 21))
+
+
 def test_a_conversation_of_several_samples_is_held_out_whole(tmp_path: Path) -> None:
     (tmp_path / "t.jinja").write_text(REWRITING)
     turns = [{"role": role, "content": f"{role} {turn}"} for turn in range(3) for role in ("user", "assistant")]

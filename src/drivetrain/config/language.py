@@ -66,12 +66,18 @@ Sources = Annotated[list[DataSource], BeforeValidator(_sources)]
 class LanguageData(Frozen):
     train: Sources = doc("A file, folder, registered name or hub id; a block with more to say; or a list of them")
     evaluation: Sources | None = doc("Evaluation data, same form; held out of train if left out", None)
-    evaluation_fraction: float = doc("Share of train held out when evaluation is not given", 0.1, gt=0, lt=1)
+    evaluation_fraction: float = doc(
+        "Share of train held out when evaluation is not given; 0 holds nothing out",
+        0.1,
+        ge=0,
+        lt=1,
+    )
     registry: Path | None = doc("LLaMA-Factory's dataset_info.json, or its folder: data sets by name", None)
     length: int = doc("Tokens of a sample: of each window of text, at most of a conversation", 256, gt=1)
     template: str | None = doc(
         "Chat template: alpaca, chatml, plain, vicuna or a Jinja file; left out, the tokenizer's", None
     )
+    system: str | None = doc("sft: the system message of conversations that have none", None)
     train_on: Literal["responses", "last_response", "all"] = doc("sft: the tokens that are targets", "responses")
     too_long: Literal["truncate", "drop", "error"] = doc("sft: what to do with a sample of more tokens", "truncate")
     bad_rows: Literal["error", "drop"] = doc(
@@ -84,6 +90,16 @@ class LanguageData(Frozen):
     cache: Path | None = doc("Folder for tokenised data; left out, drivetrain's folder in the user's cache", None)
 
 
+class Generation(Frozen):
+    """Prompts that the model answers at each evaluation."""
+
+    samples: int = doc("Prompts from the evaluation data: its first conversations or texts", 4, ge=0)
+    prompts: list[str] = doc("Prompts of your own; for sft, what the user says", [])
+    prompt_tokens: int = doc("pretrain: the first tokens of a text that are its prompt", 32, gt=0)
+    max_new_tokens: int = doc("Tokens of an answer, at most", 64, gt=0)
+    temperature: float = doc("0 takes the likeliest token; above, tokens are drawn, by the run's seed", 0.0, ge=0)
+
+
 class LanguageModel(Frozen):
     type: Literal["language_model"] = doc("Task", "language_model")
     stage: Literal["pretrain", "sft"] = doc(
@@ -91,3 +107,4 @@ class LanguageModel(Frozen):
     )
     model: LanguageModelModel = doc("Model to train")
     data: LanguageData = doc("Texts or conversations")
+    generate: Generation | None = doc("Let the model answer prompts at each evaluation; {} asks four", None)

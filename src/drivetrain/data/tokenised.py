@@ -12,6 +12,9 @@ import numpy as np
 
 from drivetrain.data.token_cache import Arrays, cached, content_key
 from drivetrain.errors import problem
+from drivetrain.hub import ask_hub
+
+DESCRIBED = ("tokenizer.json", "tokenizer_config.json", "config.json")  # any says what a tokenizer is
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,12 @@ def load_tokenizer(given: str, field: str) -> Any:
     not_a_hub_id = given.startswith((".", "/", "~")) or len(path.parts) > 2 or path.suffix in {".txt", ".json"}
     if not_a_hub_id and not path.is_dir():
         raise problem(field, f"{given} does not exist", f"paths are taken from the current folder, {Path.cwd()}")
+    if path.is_dir() and (path / "vocab.txt").is_file() and not any(map(Path.is_file, map(path.joinpath, DESCRIBED))):
+        why = f"{given} holds vocab.txt, and no file that says which kind of tokenizer it is of"
+        fix = f"for BERT's WordPiece give {path / 'vocab.txt'} itself, for others add tokenizer.json"
+        raise problem(field, why, fix)
+    if not path.is_dir():
+        ask_hub(given, field)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(path) if path.is_dir() else given)
     except Exception as error:  # hub, network and format errors have no class in common

@@ -81,7 +81,9 @@ def check_fits(
     model: nn.Module, plan: Mapping[str, str], ranks: int, sequence_parallel: bool, loss_parallel: bool
 ) -> None:
     """UserError with all heads and features that cannot be split evenly, and options that the model is not made for."""
-    problems = [*_uneven(model, plan, ranks), *_options(model, plan, sequence_parallel, loss_parallel)]
+    problems = list(
+        dict.fromkeys([*_uneven(model, plan, ranks), *_options(model, plan, sequence_parallel, loss_parallel)])
+    )
     if problems:
         raise UserError(problems)
 
@@ -101,7 +103,18 @@ def _uneven(model: nn.Module, plan: Mapping[str, str], ranks: int) -> Iterator[P
         assert isinstance(weight, torch.Tensor)
         size = weight.shape[0 if style in ("colwise", "colwise_gather_output", "embedding_rowwise") else 1]
         if size % ranks:
-            yield Problem("engine.tp", f"{name} has {size} features, no multiple of tp ({ranks})", "give a divisor")
+            yield _indivisible(model, name, size, ranks)
+
+
+def _indivisible(model: nn.Module, name: str, size: int, ranks: int) -> Problem:
+    embedding = getattr(model, "get_input_embeddings", lambda: None)()
+    if embedding is None or size != embedding.weight.shape[0]:
+        return Problem("engine.tp", f"{name} has {size} features, no multiple of tp ({ranks})", "give a divisor")
+    fix = (
+        f"round it up to {-(-size // ranks) * ranks}: vocab_size in workload.model.config, or vocabulary_size of a bpe "
+    )
+    fix += "tokenizer; with resize_vocabulary, add tokens to the tokenizer"
+    return Problem("engine.tp", f"the vocabulary ({size} tokens) is no multiple of tp ({ranks})", fix)
 
 
 def _configs(model: nn.Module, plan: Mapping[str, str]) -> Iterator[object]:

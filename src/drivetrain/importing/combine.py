@@ -12,8 +12,8 @@ from drivetrain.config.translation import Note
 from drivetrain.errors import Problem
 from drivetrain.importing.join import Joined, alternatives
 
-# a block that the files speak of is theirs as a whole: half an optimizer of each would be neither
-WHOLE = ("engine", "optimizer", "schedule")
+# a block that the files speak of is theirs as a whole: half a model or optimizer of each would be neither
+WHOLE = ("workload", "engine", "optimizer", "schedule")
 BATCH = ("batch_size", "batch_size_per_device")
 
 
@@ -51,7 +51,8 @@ def _without_what_they_say(onto: Mapping[str, Any], joined: Joined) -> dict[str,
 
 def _ordered(raw: dict[str, Any]) -> dict[str, Any]:
     """In the order of the fields; keys of the user's choice stay as they are."""
-    order = {".".join(path): place for place, (path, _) in reversed([*enumerate(field_paths())])}
+    order = {".".join(path): place for place, (path, _) in enumerate(field_paths())}
+    order["workload.type"] = -1  # the first of any workload
 
     def sorted_block(block: dict[str, Any], prefix: str) -> dict[str, Any]:
         known = [name for name in block if prefix + name in order]

@@ -5,27 +5,34 @@ Keys: the argument classes of LLaMA-Factory 0.9, https://llamafactory.readthedoc
 
 from __future__ import annotations
 
-from drivetrain.config.translation import Fate, Handler, fated, if_on
+from drivetrain.config.translation import Handler, fated, if_on
 from drivetrain.errors import problem
-from drivetrain.importing import training_arguments
+from drivetrain.importing import llama_language, llama_model, training_arguments
 from drivetrain.importing.found import Default, Found, Source
 from drivetrain.importing.given import Given, in_turn
+from drivetrain.importing.llama_language import ADAPTERS, PREFERENCES, QUANTISED
 from drivetrain.importing.training_keys import KEYS as TRAINING_KEYS
 
-LANGUAGE = "language models"
-ADAPTERS = "adapters (LoRA)"
-QUANTISED = "quantised base models"
-GENERATING = "generating text"
+GENERATING = "generating text after training"
 EXPORT = "exporting a model"
-PREFERENCES = "there is no preference tuning and no reinforcement learning"
+UNREADABLE = llama_language.Unwritten("stage", "refused", "a value that decides it cannot be read")
 
 
 def translate(source: Source, driver: str | None) -> Found:
+    """The workload too, where what is trained can be trained here; else its keys are told with the reason."""
     found = Found(source)
     given = Given(source.raw, found, source.prefix)
     _, *others = training_arguments.groups(driver)
-    in_turn(given, [lambda given: _precision(given, driver), *others, _recompute, _method, _early_stopping])
-    given.rest({**TRAINING_KEYS, **KEYS})
+    in_turn(given, [lambda given: _precision(given, driver), *others, _recompute, _early_stopping])
+    looked_at = Given(source.raw, found, source.prefix)  # what is asked here is not used up
+    why: list[llama_language.Unwritten | None] = []
+    in_turn(looked_at, [lambda given: why.append(llama_language.unwritten(given))])
+    handlers: dict[str, Handler] = {**TRAINING_KEYS, **KEYS, **llama_model.KEYS}
+    if why and why[0] is None:
+        in_turn(given, llama_language.groups())
+    else:
+        handlers |= _unwritten(why[0] if why and why[0] is not None else UNREADABLE)
+    given.rest(handlers)
     return found
 
 
@@ -55,20 +62,11 @@ def _recompute(given: Given) -> None:
         given.found.defaults["recompute"] = Default("disable_gradient_checkpointing", True)
 
 
-STAGES = {"pt": LANGUAGE, "sft": LANGUAGE}
-METHODS = {"full": LANGUAGE, "freeze": "training some layers only", "lora": ADAPTERS, "oft": ADAPTERS}
-
-
-def _method(given: Given) -> None:
-    stage = given.word("stage", "sft")
-    known: Fate = "later" if stage in STAGES else "refused"
-    given.note("stage", known, STAGES.get(stage, f"{stage}: {PREFERENCES}"))
-    method = given.word("finetuning_type", "lora")
-    given.note(
-        "finetuning_type",
-        "later" if method in METHODS else "refused",
-        METHODS.get(method, f"{method}: there are {', '.join(METHODS)}"),
-    )
+def _unwritten(found: llama_language.Unwritten) -> dict[str, Handler]:
+    """The workload's keys where none is written."""
+    told = fated(found.fate, f"no workload is written: {found.why}")
+    handlers = dict.fromkeys((*llama_model.KEYS, *llama_model.TOGETHER), told)
+    return {**handlers, found.key: fated(found.fate, found.why)}
 
 
 def _early_stopping(given: Given) -> None:
@@ -99,18 +97,8 @@ _KTRANSFORMERS = if_on(fated("refused", "KTransformers is not used here"))
 
 KEYS: dict[str, Handler] = {
     # model
-    **_all("model_name_or_path model_revision trust_remote_code cache_dir use_fast_tokenizer", _later(LANGUAGE)),
-    **_all(
-        "resize_vocab split_special_tokens add_tokens add_special_tokens new_special_tokens_config", _later(LANGUAGE)
-    ),
-    **_all("init_special_tokens low_cpu_mem_usage rope_scaling flash_attn train_from_scratch", _later(LANGUAGE)),
-    **_all(
-        "model_max_length block_diag_attn device_map compute_dtype use_kv_cache moe_aux_loss_coef", _later(LANGUAGE)
-    ),
-    **_all("upcast_layernorm upcast_lmhead_output", if_on(_later(LANGUAGE))),
     **_all("shift_attn mixture_of_depths", if_on(fated("refused", "attention is the model's own"))),
     **_all("use_unsloth use_unsloth_gc", _UNSLOTH),
-    **_all("enable_liger_kernel use_v1_kernels", if_on(_later("fused kernels for language models"))),
     "use_reentrant_gc": fated("unneeded", "the non-reentrant way is taken, which does the same"),
     "print_param_status": _TOLD,
     **_all("hf_hub_token ms_hub_token om_hub_token", fated("unneeded", "the hub's own login says it")),
@@ -126,15 +114,7 @@ KEYS: dict[str, Handler] = {
     **_all("lora_rank lora_alpha lora_dropout lora_target loraplus_lr_ratio loraplus_lr_embedding", _later(ADAPTERS)),
     **_all("use_rslora use_dora pissa_init pissa_iter pissa_convert", _later(ADAPTERS)),
     **_all("module_dropout oft_rank oft_block_size oft_target", _later(ADAPTERS)),
-    **_all("freeze_trainable_layers freeze_trainable_modules", _later("training some layers only")),
-    **_all("freeze_extra_modules", _later("training some layers only")),
-    "use_llama_pro": if_on(_later("training some layers only")),
     # data
-    **_all("template dataset eval_dataset dataset_dir cutoff_len train_on_prompt mask_history", _later(LANGUAGE)),
-    **_all("streaming buffer_size mix_strategy interleave_probs max_samples packing neat_packing", _later(LANGUAGE)),
-    **_all("ignore_pad_token_for_loss val_size eval_on_each_dataset tool_format default_system", _later(LANGUAGE)),
-    **_all("enable_thinking preserve_thinking reasoning_effort efficient_eos", _later(LANGUAGE)),
-    **_all("tokenized_path preprocessing_num_workers preprocessing_batch_size", _later(LANGUAGE)),
     "overwrite_cache": fated("unneeded", "tokenised data are made again when what made them changed"),
     "data_shared_file_system": fated("unneeded", "every machine reads the data where the run file says"),
     "disable_shuffling": if_on(fated("refused", "the order of data is random, a function of seed and step")),
@@ -178,4 +158,7 @@ KEYS: dict[str, Handler] = {
     ),
     **_all("length_penalty skip_special_tokens eval_num_beams", _later(GENERATING)),
 }
-TOGETHER = ("pure_bf16", "disable_gradient_checkpointing", "stage", "finetuning_type", "early_stopping_steps")
+TOGETHER = (
+    *("pure_bf16", "disable_gradient_checkpointing", "early_stopping_steps"),
+    *(key for key in (*llama_model.KEYS, *llama_model.TOGETHER) if key not in llama_model.OF_TRAINING),
+)

@@ -109,7 +109,7 @@ KEYS: dict[str, Handler] = {
     # the loss
     "average_tokens_across_devices": fated("unneeded", "losses are divided by the targets of the whole global batch"),
     "label_smoothing_factor": if_on(fated("refused", "the loss is the workload's; a workload of your own has its own")),
-    "neftune_noise_alpha": if_on(fated("refused", "noise on embeddings")),
+    "neftune_noise_alpha": if_on(fated("refused", "give it as workload.model.neftune_alpha")),
     "past_index": _one_of((-1, None), "it is off", "a model's past is not carried on"),
     "optim_args": if_on(fated("refused", "give them as optimizer.options")),
     "optim_target_modules": if_on(fated("refused", "one optimizer has all parameters")),

@@ -23,7 +23,7 @@ from drivetrain.measure.utilisation import UtilisationSampler, joined
 from drivetrain.ranks import Ranks
 
 WARM_UP_STEPS = 3  # not steady: caches, allocator and workers fill
-NOT_TRAINING = ("evaluation", "save")  # parts left out of the rate
+NOT_TRAINING = ("evaluation", "samples", "save")  # parts left out of the rate
 INSTRUMENTED_STEP = 1  # the second: by then the optimizer has its state
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from drivetrain.errors import Problem, UserError, problem
+from drivetrain.hub import ask_hub
 
 Warn = Callable[[str], None]
 LOG = logging.getLogger(__name__)
@@ -226,6 +227,7 @@ def located(path: str, field: str) -> tuple[str, bool]:
         raise problem(field, f"{path} is a file", "give the folder that holds config.json and the weights")
     if path.startswith((".", "/", "~")) or len(Path(path).parts) > 2:
         raise problem(field, f"{path} does not exist", f"relative paths are taken from {Path.cwd()}")
+    ask_hub(path, field)
     return path, False
 
 

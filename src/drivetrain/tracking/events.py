@@ -54,6 +54,15 @@ class Evaluated(Event):
 
 
 @dataclass(frozen=True)
+class Generated(Event):
+    """Prompts answered at an evaluation: {"prompt", "answer", "reference"} each, the last perhaps None."""
+
+    kind: ClassVar[str] = "samples"
+    step: int
+    samples: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
 class CheckpointSaved(Event):
     kind: ClassVar[str] = "checkpoint"
     step: int

@@ -1,19 +1,20 @@
-"""events.jsonl: every event of a run, a JSON object a line."""
+"""events.jsonl: every event of a run, a JSON object a line. samples.jsonl: prompts that were answered, one a line."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from drivetrain.errors import RunError
-from drivetrain.tracking.events import Event, RunStarted, Tracker
+from drivetrain.tracking.events import Event, Generated, RunStarted, Tracker
 
 FILE_NAME = "events.jsonl"
+SAMPLES = "samples.jsonl"
 
 
 class JsonlTracker(Tracker):
@@ -23,15 +24,18 @@ class JsonlTracker(Tracker):
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE_NAME
+        self._path, self._samples = folder / FILE_NAME, folder / SAMPLES
 
     def handle(self, event: Event) -> None:
         try:
             if isinstance(event, RunStarted):
                 _cut_after(self._path, event.first_step)
-            line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **_finite(event.as_dict())}
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+                _cut_after(self._samples, event.first_step)
+            if isinstance(event, Generated):
+                _append(self._samples, ({"step": event.step, **sample} for sample in event.samples))
+                return
+            now = datetime.now(UTC).isoformat(timespec="milliseconds")
+            _append(self._path, [{"time": now, **_finite(event.as_dict())}])
         except OSError as error:
             raise RunError(
                 f"{self._path} cannot be written: {error.strerror}; make room, then go on with --resume"
@@ -39,6 +43,12 @@ class JsonlTracker(Tracker):
 
     def close(self) -> None:
         """Every line was closed when it was written."""
+
+
+def _append(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        for line in lines:
+            file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -12,6 +13,7 @@ from drivetrain.tracking.events import (
     CheckpointSaved,
     Evaluated,
     Event,
+    Generated,
     RunFinished,
     RunStarted,
     StepDone,
@@ -20,6 +22,19 @@ from drivetrain.tracking.events import (
 )
 
 PLAIN_LINE_SECONDS = 5.0  # off a terminal: at most one line of the curve in this time
+
+
+SHOWN = 160  # characters of a text
+
+
+def _line(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text.replace("\n", "↵"))
+
+
+def _cut(line: str, from_end: bool = False) -> str:
+    if len(line) <= SHOWN:
+        return line
+    return f"...{line[-SHOWN:]}" if from_end else f"{line[:SHOWN]}..."
 
 
 class ProgressTracker(Tracker):
@@ -45,6 +60,9 @@ class ProgressTracker(Tracker):
                 values = "  ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
                 best = "  [green]best[/]" if event.best else ""
                 self._print(f"step {event.step:>6}  evaluation  {values}  ({event.seconds:.1f} s){best}")
+            case Generated() if not self._quiet:
+                for sample in event.samples:
+                    self._sample(event.step, sample)
             case CheckpointSaved() if not self._quiet and not self._console.is_terminal:
                 self._print(f"step {event.step:>6}  saved {escape(event.path)} ({event.bytes / 2**20:.1f} MiB)")
             case RunFinished() if event.status != "failed" and not self._quiet:
@@ -89,6 +107,14 @@ class ProgressTracker(Tracker):
             self._last_line = time.perf_counter()
             done = event.step / self._total
             self._print(f"step {event.step:>6}/{self._total} ({done:.0%})  epoch {event.epoch:.2f}  {text}  {rate}")
+
+    def _sample(self, step: int, sample: dict[str, Any]) -> None:
+        """The end of the prompt, the beginnings of answers, a line each."""
+        prompt, answer = _line(sample["prompt"]), _line(sample["answer"])
+        self._print(f"step {step:>6}  prompt     [dim]{escape(_cut(prompt, from_end=True))}[/]")
+        self._print(f"{'':>11}  answer     {escape(_cut(answer))}")
+        if sample["reference"] is not None:
+            self._print(f"{'':>11}  reference  [dim]{escape(_cut(_line(sample['reference'])))}[/]")
 
     def _finish(self, event: RunFinished) -> None:
         self.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.errors import problem
-from drivetrain.tracking.events import Evaluated, Event, RunStarted, StepDone, Tracker
+from drivetrain.tracking.events import Evaluated, Event, Generated, RunStarted, StepDone, Tracker
 
 
 class TensorBoardTracker(Tracker):
@@ -37,6 +37,11 @@ class TensorBoardTracker(Tracker):
             case Evaluated():
                 for name, value in event.metrics.items():
                     self._writer.add_scalar(f"evaluation/{name}", value, event.step)
+
+            case Generated():
+                for number, sample in enumerate(event.samples, start=1):
+                    texts = [f"**{name}**\n\n{text}" for name, text in sample.items() if text is not None]
+                    self._writer.add_text(f"samples/{number}", "\n\n".join(texts), event.step)
 
     def close(self) -> None:
         if self._writer is not None:

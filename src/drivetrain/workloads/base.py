@@ -165,6 +165,36 @@ class Workload(ABC):
         """Write what must lie beside the weights to load the model elsewhere (config.json, tokenizer, labels)."""
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """ids: what the model is fed. reference: what the data answer, where they do."""
+
+    text: str
+    ids: tuple[int, ...]
+    reference: str | None = None
+
+
+class Generates(ABC):
+    """A workload that may be asked to go on with prompts, token by token: generation.py does it."""
+
+    @property
+    @abstractmethod
+    def prompts(self) -> Sequence[Prompt]:
+        """Empty where nobody asked."""
+
+    @abstractmethod
+    def next_batch(self, sequences: Mapping[int, Sequence[int]]) -> Batch:
+        """sequences: prompt's number → its ids and those that follow so far. `predict` gives {"token": id} of each."""
+
+    @abstractmethod
+    def is_over(self, prompt: Prompt, new: Sequence[int]) -> bool:
+        """Whether nothing follows these new tokens."""
+
+    @abstractmethod
+    def answer(self, new: Sequence[int]) -> str:
+        """The text of the new tokens."""
+
+
 def few(workload: Workload, count: int = 2) -> Batch:
     """A batch of the first samples."""
     return workload.collate([workload.train.load(index, 0) for index in range(min(count, len(workload.train)))])

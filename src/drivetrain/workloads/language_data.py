@@ -53,12 +53,13 @@ class LanguageReader:
     """Reads by one config: first its own data, then any others in the same way."""
 
     def __init__(self, config: LanguageModel, seed: int) -> None:
-        self._config, self._data, self._seed = config, config.data, seed
+        self._config, self._data, self.seed = config, config.data, seed
         self._chats = config.stage == "sft"
         self.warnings: list[str] = []
         self.accounts: list[Account] = []
         self.tokenizer: Any = None
         self.template: ChatTemplate | None = None
+        self.held: list[Conversation] = []  # of the evaluation data, the first of which prompts may be made
         self.added_tokens: list[str] = []  # that the template needs and the tokenizer lacked
 
     def read(self) -> LanguageSamples:
@@ -79,8 +80,7 @@ class LanguageReader:
         else:
             train, evaluation = self._read_whole(opened, others)
         if not evaluation:
-            left_out = "a stream holds nothing out" if data.stream else "the share held out is less than one sample"
-            self.warn(f"there are no evaluation data: {left_out}; workload.data.evaluation gives some")
+            self.warn(f"there are no evaluation data: {_why_none(data)}; workload.data.evaluation gives some")
         joined = JoinedSamples(train)
         parts = [Part(a, b, w) for a, b, w in zip(joined.starts, joined.starts[1:], weights, strict=False)]
         return LanguageSamples(joined, JoinedSamples(evaluation) if evaluation else None, parts or None)
@@ -117,7 +117,7 @@ class LanguageReader:
 
     def _sets(self, opened: Sequence[OpenSet], field: str) -> list[DataSet]:
         """UserError for rows that cannot be used, unless they are to be left out."""
-        sets = together([lambda each=each: read_set(each, self._seed, field) for each in opened])  # type: ignore[misc]
+        sets = together([lambda each=each: read_set(each, self.seed, field) for each in opened])  # type: ignore[misc]
         if self._data.bad_rows == "error":
             refuse_bad_rows(sets, field)
         return sets
@@ -150,7 +150,7 @@ class LanguageReader:
         ids, length = self._ids(dataset), self._data.length
         kept = len(ids) - round(len(ids) * fraction)
         name = dataset.name
-        return TextWindows(ids[:kept], length, name, self._seed), TextWindows(ids[kept:], length, f"{name}, held out,")
+        return TextWindows(ids[:kept], length, name, self.seed), TextWindows(ids[kept:], length, f"{name}, held out,")
 
     def _ids(self, dataset: DataSet) -> np.ndarray:
         """All its texts, one after the other, each ended by the tokenizer's eos where there are several."""
@@ -172,11 +172,20 @@ class LanguageReader:
     def _chatted(self, dataset: DataSet, fraction: float, account: Account) -> tuple[Tokenised, Tokenised]:
         """Conversations drawn at random are held out; one that gives several samples with all of them."""
         conversations = dataset.conversations
-        order = np.random.default_rng(self._seed).permutation(len(conversations))
+        order = np.random.default_rng(self.seed).permutation(len(conversations))
         count = round(len(conversations) * fraction)
         held, kept = np.sort(order[:count]), np.sort(order[count:])
+        self._hold(conversations if account.for_evaluation else [conversations[i] for i in held])
         cuts = [self._cut([conversations[i] for i in part], account) for part in (kept, held)]
         return cuts[0].samples, cuts[1].samples
+
+    def _hold(self, conversations: Sequence[Conversation]) -> None:
+        self.held += conversations[: self._most_held - len(self.held)]
+
+    @property
+    def _most_held(self) -> int:
+        """Some may be too long for a prompt."""
+        return 0 if self._config.generate is None else 8 * self._config.generate.samples
 
     def _cut(self, conversations: Sequence[Conversation], account: Account) -> Cut:
         assert self.template is not None
@@ -202,13 +211,15 @@ class LanguageReader:
             )
 
     def _streamed(self, opened: OpenSet, field: str) -> Tokenised:
-        rows = opened.drawn(range(len(opened.rows)), self._seed)
+        rows = opened.drawn(range(len(opened.rows)), self.seed)
         stream = Stream(opened, rows, self.tokenizer, self.template, self._data, field)
         account = Account(opened.name, len(opened.rows), samples=len(rows), for_evaluation=field == EVALUATION)
         self.accounts.append(account)
         if self.template is None:
             self.warn(f"a stream has one sample a text: of {opened.name}, the first {self._data.length} tokens of each")
         else:
+            if field == EVALUATION:
+                self._hold(list(opened.conversations(rows[: self._most_held])[0].values()))
             self._tell(stream.first(LOOKED_AT), opened.name, "are trained on up to their first reply only")
         return stream.samples
 
@@ -228,6 +239,12 @@ def _weights(data: LanguageData) -> list[float]:
         names = ", ".join(each.path for each in data.train if each.weight is None)
         raise problem(TRAIN, f"some data sets have a weight, but not {names}", "give all of them a weight, or none")
     return given
+
+
+def _why_none(data: LanguageData) -> str:
+    if data.stream:
+        return "a stream holds nothing out"
+    return "the share held out is less than one sample" if data.evaluation_fraction else "none are held out"
 
 
 def _check_any_left(accounts: Sequence[Account], field: str) -> None:

@@ -14,18 +14,20 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-from drivetrain.config.language import LanguageModel
+from drivetrain.config.language import Generation, LanguageModel
 from drivetrain.data.language.samples import JoinedSamples, Sample, TokenSamples
 from drivetrain.data.order import Part
-from drivetrain.workloads.base import Batch, BestMetric, NamedSamples, Outputs, Workload
+from drivetrain.models.language_options import context_length
+from drivetrain.workloads.base import Batch, BestMetric, Generates, NamedSamples, Outputs, Prompt, Workload
 from drivetrain.workloads.language_build import build_language_model
 from drivetrain.workloads.language_data import LanguageReader
+from drivetrain.workloads.language_prompts import Continuation, prompts_of
 from drivetrain.workloads.language_report import data_report
 
 IGNORED = -100
 
 
-class LanguageModelWorkload(Workload):
+class LanguageModelWorkload(Workload, Generates):
     train: JoinedSamples
     evaluation: JoinedSamples | None
 
@@ -33,11 +35,14 @@ class LanguageModelWorkload(Workload):
         self._config, self._reader = config, LanguageReader(config, seed)
         found = self._reader.read()
         self.train, self.evaluation, self._parts = found.train, found.evaluation, found.parts
+        self._prompts = prompts_of(config, self._reader, self.evaluation)
+        self._continuation = Continuation(config.generate or Generation(), self._reader, seed)
         self._packs = config.stage == "sft" and config.data.packing  # until a model is built that cannot
 
     def build_model(self) -> nn.Module:
         built = build_language_model(self._config, self._reader, self._packs)
         self._head, self._packs = built.head, built.packed is not None
+        self._continuation.places = context_length(built.model.config)
         for note in built.notes:
             self._reader.warn(note)
         accepted = inspect.signature(built.model.forward).parameters
@@ -90,8 +95,11 @@ class LanguageModelWorkload(Workload):
         return Outputs(losses.sum(), count, likeliest, targets[targets != IGNORED])
 
     def predict(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
-        """Of each sample its loss and its targets."""
+        """Of each sample its loss and its targets; of a batch that `next_batch` made, the next tokens."""
         targets = batch["targets"]
+        if "draws" in batch:
+            logits = self._head.logits_at_targets(model, self._given(batch), targets)
+            return [{"token": token} for token in self._continuation.chosen(logits, batch["draws"])]
         losses, _ = self._head.losses_and_argmax(model, self._given(batch), targets)
         sample_of = self._sample_of(batch)
         rows, samples = sample_of[targets != IGNORED], int(sample_of.max()) + 1
@@ -119,6 +127,22 @@ class LanguageModelWorkload(Workload):
     @property
     def best_metric(self) -> BestMetric:
         return BestMetric("loss", higher_is_better=False)
+
+    # --- prompts answered --------------------------------------------------------------------------------------------
+
+    @property
+    def prompts(self) -> Sequence[Prompt]:
+        return self._prompts
+
+    def next_batch(self, sequences: Mapping[int, Sequence[int]]) -> Batch:
+        batch = self.collate(self._continuation.samples(sequences))
+        return {**batch, "draws": self._continuation.draws(sequences)}
+
+    def is_over(self, prompt: Prompt, new: Sequence[int]) -> bool:
+        return self._continuation.is_over(prompt, new)
+
+    def answer(self, new: Sequence[int]) -> str:
+        return self._continuation.answer(new)
 
     # --- how batches may be cut --------------------------------------------------------------------------------------
 

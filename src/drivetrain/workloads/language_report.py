@@ -115,7 +115,7 @@ def _beginnings(config: LanguageModel, reader: LanguageReader) -> tuple[list[Acc
     data, accounts, known = config.data, [], []
     for sources, field in ((data.train, TRAIN), (data.evaluation or [], EVALUATION)):
         for opened in open_sets(sources, data, reader.template is not None, field):
-            rows = opened.drawn(range(len(opened.rows)), reader._seed)
+            rows = opened.drawn(range(len(opened.rows)), reader.seed)
             account, samples = _beginning(Stream(opened, rows, reader.tokenizer, reader.template, data, field))
             accounts.append(account)
             if field == TRAIN and len(samples):

@@ -230,9 +230,9 @@ def test_one_conversation_is_the_same_from_every_format(
         if call:
             held = {"name": call[0], "arguments": call[1]}
             sharegpt += [{"from": "function_call", "value": json.dumps(held)}, {"from": "observation", "value": "done"}]
-            written = {"id": "1", "type": "function", "function": {**held, "arguments": json.dumps(call[1])}}
+            written = {"type": "function", "function": {**held, "arguments": json.dumps(call[1])}}
             openai += [{"role": "assistant", "content": None, "tool_calls": [written]}]
-            openai += [{"role": "tool", "tool_call_id": "1", "content": "done"}]
+            openai += [{"role": "tool", "content": "done"}]
         sharegpt += [{"from": "gpt", "value": reply}]
         openai += [{"role": "assistant", "content": reply}]
     got = read([{"conversations": sharegpt}], Form("sharegpt")).conversations

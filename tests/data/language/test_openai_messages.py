@@ -32,8 +32,8 @@ def test_calls_of_tools_and_their_results() -> None:
     calling = {"role": "assistant", "content": None, "tool_calls": [WRITTEN, {"function": FUNCTION}, FUNCTION]}
     result = {"role": "tool", "tool_call_id": "call_1", "content": ""}
     got = read(ASKED, calling, result, {"role": "function", "name": "add", "content": "5"}, SAID)
-    assert got[1] == Message("assistant", "", (CALLED,) * 3)
-    assert got[2:4] == [Message("tool", ""), Message("tool", "5")]
+    assert got[1] == Message("assistant", "", ({"id": "call_1", **CALLED}, CALLED, CALLED))
+    assert got[2:4] == [Message("tool", "", tool_call_id="call_1"), Message("tool", "5")]
     assert read(ASKED, {**calling, "content": "Let me see"})[1].content == "Let me see"
     former = {"role": "assistant", "content": None, "function_call": WRITTEN["function"]}
     assert read(ASKED, former)[1] == Message("assistant", "", (CALLED,))
@@ -108,3 +108,16 @@ def test_messages_that_cannot_serve_say_why(messages: list[Any], why: str) -> No
     with pytest.raises(RowError) as caught:
         read(*messages)
     assert str(caught.value).startswith(why)
+
+
+def test_a_tools_message_says_which_call_it_answers() -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    listed = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "b"},
+        {"role": "assistant", "content": "c"},
+    ]
+    found = [each.as_template() for each in read_conversation({"messages": listed}, Form("openai"), "row", {}).messages]
+    assert found[1]["tool_calls"][0]["id"] == found[2]["tool_call_id"] == "call_1"
+    assert "tool_call_id" not in found[3]

@@ -133,6 +133,17 @@ def test_placeholders_are_filled_in(tmp_path: Path) -> None:
     assert [each.content for each in found.conversations[0].messages] == ["who is Ada?", "Ada, by {{name}}"]
 
 
+@pytest.mark.parametrize("row", [talk("a", "b"), OPENAI, SHAREGPT], ids=["alpaca", "openai", "sharegpt"])
+def test_conversations_without_a_system_message_get_the_one_that_is_given(row: Row, tmp_path: Path) -> None:
+    own = {"messages": [{"role": "system", "content": "mine"}, *OPENAI["messages"]]}
+    for number, (given, first) in enumerate([(row, "Be kind."), (own, "mine")]):
+        path = write_lines(tmp_path / f"{number}.jsonl", [given])
+        (found,) = read(path, system="Be kind.")[0].conversations
+        assert [each.role for each in found.messages] == ["system", "user", "assistant"]
+        assert found.messages[0].content == first
+        assert found == opened(path, system="Be kind.", stream=True)[0].conversations([0])[0][0]
+
+
 def test_all_texts_of_a_data_set_are_told_for_its_vocabulary(tmp_path: Path) -> None:
     call = {"type": "function", "function": {"name": "add", "arguments": {"x": "é"}}}
     message = {"role": "assistant", "content": "c", "tool_calls": [call]}

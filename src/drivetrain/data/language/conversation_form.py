@@ -65,12 +65,14 @@ class Form:
     has no query unless that is named too: {prompt: input, response: target} must not read "input" twice.
 
     ranking: preference data, of which the column `chosen` is the reply.
+    default_system: the system message of rows that have none.
     """
 
     formatting: Formatting
     columns: Mapping[str, str] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
     ranking: bool = False
+    default_system: str | None = None
 
     @cached_property
     def required(self) -> dict[str, str]:

@@ -68,7 +68,7 @@ def read_conversation(row: Mapping[str, Any], form: Form, where: str, replace: M
     """One row, as `read_conversations` has it. RowError says why it is no conversation."""
     given = READERS[form.formatting](row, form)
     messages = [each for each in given if each.role != "system" or each.content.strip()]
-    system = optional_text(form.value(row, "system"), form.named.get("system", "system"))
+    system = optional_text(form.value(row, "system"), form.named.get("system", "system")) or form.default_system
     if system and not (messages and messages[0].role == "system"):
         messages.insert(0, Message("system", system))
     if not any(each.role == "assistant" for each in messages):

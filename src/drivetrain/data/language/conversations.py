@@ -11,17 +11,20 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True)
 class Message:
-    """tool_calls: {"type": "function", "function": {"name": ..., "arguments": {...}}} each, of an assistant."""
+    """tool_calls: {"type": "function", "function": {"name": ..., "arguments": {...}}} each, of an assistant;
+    with an "id" where the data have one."""
 
     role: Role
     content: str
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     trained: bool = True  # of an assistant's message: whether its tokens may be targets (OpenAI's weight, 0 or 1)
+    tool_call_id: str | None = None  # of a tool's message: which call it answers
 
     def as_template(self) -> dict[str, Any]:
         """What a chat template takes."""
         calls = {"tool_calls": list(self.tool_calls)} if self.tool_calls else {}
-        return {"role": self.role, "content": self.content, **calls}
+        answers = {} if self.tool_call_id is None else {"tool_call_id": self.tool_call_id}
+        return {"role": self.role, "content": self.content, **calls, **answers}
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,9 @@ def _message(given: Given, form: Form) -> Message:
     given = replace(given, content=_joined(given.content, given.what))
     if given.role == "function" and given.content is not None:
         return Message("assistant", "", read_function_call(given.content, given.what))
+    if given.role == "observation":
+        answered = given.fields.get("tool_call_id")
+        return replace(plain_message(given, form), tool_call_id=answered if isinstance(answered, str) else None)
     if given.role != "assistant":
         return plain_message(given, form)
     trained = _weight(given) != 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -119,7 +119,7 @@ def open_sets(sources: Sequence[DataSource], data: LanguageData, chats: bool, fi
     registry: Mapping[str, Entry] = {}
     if data.registry is not None:
         registry = read_registry(str(data.registry), "workload.data.registry")
-    return together([_opening(source, registry, data.stream, chats, field) for source in sources])
+    return together([_opening(source, registry, data, chats, field) for source in sources])
 
 
 def read_set(opened: OpenSet, seed: int, field: str) -> DataSet:
@@ -148,7 +148,7 @@ def refuse_bad_rows(sets: Sequence[DataSet], field: str) -> None:
 
 
 def _opening(
-    source: DataSource, registry: Mapping[str, Entry], stream: bool, chats: bool, field: str
+    source: DataSource, registry: Mapping[str, Entry], data: LanguageData, chats: bool, field: str
 ) -> Callable[[], OpenSet]:
     def opening() -> OpenSet:
         entry = _entry(source, registry, field)
@@ -158,14 +158,14 @@ def _opening(
             subset=source.subset or (entry.subset if entry else None),
             split=source.split if entry is None or source.split != "train" else entry.split,
             folder=source.folder or (entry.folder if entry else None),
-            stream=stream,
+            stream=data.stream,
         )
         name = Path(source.path).name
         samples = source.samples or (entry.num_samples if entry else None)
         if not chats:
             return OpenSet(name, source, rows, None, _text_column(source, entry, rows, field), samples)
-        form = _form(source, entry, rows, field)
-        if stream:
+        form = replace(_form(source, entry, rows, field), default_system=data.system)
+        if data.stream:
             check_names(form, source.replace, field)
             check_columns(form, list(_keys(rows)), field)
         return OpenSet(name, source, rows, form, samples=samples)

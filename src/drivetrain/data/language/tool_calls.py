@@ -40,12 +40,19 @@ def read_function_call(value: Any, what: str) -> tuple[Call, ...]:
 
 
 def read_tool_calls(value: Any, what: str) -> tuple[Call, ...]:
-    """OpenAI's tool_calls: {"type": "function", "function": {"name", "arguments"}} each. Ids are left out."""
+    """OpenAI's tool_calls: {"type": "function", "function": {"name", "arguments"}} each, with their ids."""
     if value is None:
         return ()
     if not isinstance(value, list):
         raise RowError(f"tool_calls of {what} is {kind(value)}, not a list")
-    return tuple(_call(call.get("function") or call if isinstance(call, dict) else call, what) for call in value)
+    return tuple(_tool_call(call, what) for call in value)
+
+
+def _tool_call(call: Any, what: str) -> Call:
+    if not isinstance(call, dict):
+        return _call(call, what)
+    named = {"id": call["id"]} if isinstance(call.get("id"), str) and call["id"] else {}
+    return {**named, **_call(call.get("function") or call, what)}
 
 
 def _call(call: Any, what: str) -> Call:

@@ -1,0 +1,42 @@
+"""A model of the hub, asked for once: Transformers asks for file after file, again and again, where nobody answers."""
+
+from __future__ import annotations
+
+import functools
+
+from drivetrain.errors import problem
+
+SECONDS = 10.0  # to answer in
+FIX = (
+    "give a local folder (hf download ID --local-dir FOLDER, where there is a network), or HF_HOME with the model "
+    "in it and HF_HUB_OFFLINE=1"
+)
+
+
+def ask_hub(name: str, field: str) -> None:
+    """UserError if the hub cannot be reached, and no file of the model is in its cache.
+
+    A hub that answers, whatever it says, is left to Transformers.
+    """
+    reason = _unreachable(name)
+    if reason is not None:
+        raise problem(field, f"{name} is no folder here, and the hub cannot be reached: {reason}", FIX)
+
+
+@functools.cache
+def _unreachable(name: str) -> str | None:
+    """Why not, or None. Asked once a process for a model."""
+    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    if constants.HF_HUB_OFFLINE:  # which Transformers obeys
+        return None
+    try:
+        cached = any(isinstance(try_to_load_from_cache(name, file), str) for file in ("config.json", "tokenizer.json"))
+        if not cached:
+            HfApi().model_info(name, timeout=SECONDS)
+    except (HfHubHTTPError, HFValidationError):
+        return None
+    except Exception as error:  # network errors have no class in common
+        return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    return None

@@ -1,0 +1,323 @@
+"""LLaMA-Factory's keys of model and data as a language_model workload: what trains the same, and where that cannot be.
+
+What each key means there: the argument classes and data processors of LLaMA-Factory 0.9 (hparams/, data/processor/,
+data/loader.py, model/model_utils/rope.py). A list of names is a text with commas, or a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from drivetrain.config.translation import Fate
+from drivetrain.errors import problem
+from drivetrain.importing.given import Given
+from drivetrain.importing.llama_model import context_of, published_config
+
+ADAPTERS = "adapters (LoRA)"
+QUANTISED = "quantised base models"
+PREFERENCES = "there is no preference tuning and no reinforcement learning"
+STAGES = {"pt": "pretrain", "sft": "sft"}
+METHODS: dict[str, str | None] = {"full": None, "freeze": None, "lora": ADAPTERS, "oft": ADAPTERS}  # what is lacking
+DATA, MODEL = "workload.data", "workload.model"
+CUTOFF = 2048  # tokens, where cutoff_len is not given
+BUFFER = 16_384
+
+
+class Unwritten(NamedTuple):
+    """There is no workload, because of a key."""
+
+    key: str
+    fate: Fate
+    why: str
+
+
+def unwritten(given: Given) -> Unwritten | None:
+    """Why nothing here trains the same as this file does; None where a workload can be written."""
+    stage, method = given.word("stage", "sft"), given.word("finetuning_type", "lora")
+    if stage not in STAGES:
+        return Unwritten("stage", "refused", f"{stage}: {PREFERENCES}")
+    if method not in METHODS:
+        return Unwritten("finetuning_type", "refused", f"{method}: there are {', '.join(METHODS)}")
+    lacking = METHODS[method]
+    if lacking is not None:
+        return Unwritten("finetuning_type", "later", lacking)
+    if given.has("quantization_bit"):
+        return Unwritten("quantization_bit", "later", QUANTISED)
+    if given.switch("use_llama_pro"):
+        return Unwritten("use_llama_pro", "later", "blocks that are added (LLaMA Pro)")
+    if method == "freeze" and given.count("freeze_trainable_layers", 2) <= 0:
+        return Unwritten("freeze_trainable_layers", "refused", "the last blocks can be trained alone, not the first")
+    return _without_data(given)
+
+
+def _without_data(given: Given) -> Unwritten | None:
+    directory, path = str(given.take("dataset_dir", "")), str(given.take("model_name_or_path", ""))
+    if directory.startswith("REMOTE:"):
+        return Unwritten("dataset_dir", "refused", f"a registry on the hub: download {directory[7:]}, give its folder")
+    for key in ("model_name_or_path", "dataset"):
+        if not given.take(key):
+            return Unwritten(key, "refused", f"{key} is not given")
+    if given.switch("train_from_scratch") and published_config(path) is None:
+        why = f"its config.json says what is made, and {path} is no folder here"
+        return Unwritten("train_from_scratch", "refused", why)
+    return None
+
+
+def groups() -> list[Callable[[Given], None]]:
+    """What is read together, since one key decides what another means."""
+    return [_stage, _model, _rope, _trained, _template, _sources, _evaluation, _length, _packing, _streaming, _train_on]
+
+
+def _is_text(given: Given) -> bool:
+    return given.word("stage", "sft") == "pt"
+
+
+def _packs(given: Given) -> bool:
+    """Pre-training packs unless told not to."""
+    return given.switch("packing", _is_text(given)) or given.switch("neat_packing")
+
+
+def _cutoff(given: Given) -> int:
+    """A place of each pack is left empty there, where packing was asked for."""
+    asked = given.switch("packing") or given.switch("neat_packing")
+    return given.count("cutoff_len", CUTOFF) - asked
+
+
+# --- model -----------------------------------------------------------------------------------------------------------
+
+
+def _stage(given: Given) -> None:
+    given.found.translation.settings["workload.type"] = "language_model"
+    given.set("stage", "workload.stage", STAGES[given.word("stage", "sft")])
+
+
+def _model(given: Given) -> None:
+    path = str(given.take("model_name_or_path"))
+    if given.switch("train_from_scratch"):
+        given.set("train_from_scratch", f"{MODEL}.config", published_config(path))
+        given.set("model_name_or_path", f"{MODEL}.tokenizer", path)
+    else:
+        given.set("model_name_or_path", f"{MODEL}.path", path)
+        given.off("train_from_scratch")
+    kernels = {"auto": "auto", "disabled": "eager", "sdpa": "sdpa", "fa2": "flash"}
+    kernel = given.word("flash_attn", "auto")
+    if kernel not in kernels:
+        given.note("flash_attn", "refused", f"{kernel}: there are {', '.join(kernels)}")
+    elif given.has("flash_attn"):
+        given.set("flash_attn", f"{MODEL}.attention", kernels[kernel], is_soft=kernel == "auto")
+    switches = {
+        "resize_vocab": (f"{MODEL}.resize_vocabulary", "as many rows as there are tokens, no multiple of 64"),
+        "enable_liger_kernel": (f"{MODEL}.fused_loss", "the loss alone: norms and positions are the model's own"),
+    }
+    for key, (to, why) in switches.items():
+        if given.switch(key):
+            given.set(key, to, True, why)
+        else:
+            given.off(key)
+    if given.number("neftune_noise_alpha", 0.0) > 0:
+        why = "bounded by each sample's own length, there by the padded one"
+        given.set("neftune_noise_alpha", f"{MODEL}.neftune_alpha", given.number("neftune_noise_alpha", 0.0), why)
+    else:
+        given.off("neftune_noise_alpha")
+
+
+def _rope(given: Given) -> None:
+    """The factor follows from the model's context there: cutoff_len over it, rounded up."""
+    kind = given.word("rope_scaling", "none")
+    if kind == "none":
+        given.off("rope_scaling")
+        return
+    length, context = _cutoff(given), context_of(str(given.take("model_name_or_path")))
+    if context is None:
+        why = f"its factor is cutoff_len ({length}) over the model's context, rounded up, and no config.json is here"
+        given.note("rope_scaling", "refused", f"{why}: give {MODEL}.rope_scaling: {{type: {kind}, factor: ...}}")
+    elif length <= context:
+        given.off("rope_scaling", why=f"cutoff_len ({length}) is within the model's context ({context})")
+    else:
+        given.set("rope_scaling", f"{MODEL}.rope_scaling", {"type": kind, "factor": float(-(-length // context))})
+
+
+def _trained(given: Given) -> None:
+    """Which weights."""
+    if given.word("finetuning_type") == "full":
+        given.note("finetuning_type", "mapped", "all parameters are trained")
+        given.off("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules", "use_llama_pro")
+        return
+    given.note("finetuning_type", "mapped", f"{MODEL}.train_last_blocks says it")
+    given.set("freeze_trainable_layers", f"{MODEL}.train_last_blocks", given.count("freeze_trainable_layers", 2))
+    modules = given.word("freeze_trainable_modules", "all")
+    fate: Fate = "mapped" if modules == "all" else "refused"
+    given.note("freeze_trainable_modules", fate, "all that is in the blocks is trained")
+    if given.take("freeze_extra_modules"):
+        given.note("freeze_extra_modules", "refused", "nothing beside the blocks is trained")
+    given.off("freeze_extra_modules", "use_llama_pro")
+
+
+# --- template --------------------------------------------------------------------------------------------------------
+
+SHIPPED = {"alpaca": "alpaca", "vicuna": "vicuna", "chatml": "chatml", "chatml_de": "chatml"}
+BARE = ("default", "empty", "fewshot")  # no tokenizer has these
+SYSTEMS = {  # of conversations that have none
+    "alpaca": "Below is an instruction that describes a task. "
+    "Write a response that appropriately completes the request.",
+    "vicuna": "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions.",
+    "chatml_de": "Du bist ein freundlicher und hilfsbereiter KI-Assistent.",
+    "qwen": "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
+    "smollm2": "You are a helpful AI assistant named SmolLM, trained by Hugging Face.",
+}
+
+
+def _template(given: Given) -> None:
+    name = given.word("template")
+    if _is_text(given):
+        ends = name == "llama3"
+        why = "texts end with the tokenizer's eos, there with <|end_of_text|>" if ends else "texts have no template"
+        given.note("template", "changed" if ends else "unneeded", why)
+        given.off("default_system", why="texts have no system message")
+        return
+    if name in SHIPPED:
+        why = "a bos token begins it where there is one, and what follows the end of a reply is not trained"
+        given.set("template", f"{DATA}.template", SHIPPED[name], why)
+    elif name in BARE:
+        why = (
+            f"{name}: the tokenizer's own is taken; give {DATA}.template alpaca, chatml, vicuna, plain or a Jinja file"
+        )
+        given.note("template", "refused", why)
+    else:
+        why = f"the tokenizer's own is taken, which is {name}'s if the tokenizer is of a model that {name} is for"
+        given.note("template", "changed", why)
+    if given.has("default_system"):
+        given.set("default_system", f"{DATA}.system", str(given.take("default_system")) or None)
+    elif name in SYSTEMS:
+        given.found.translation.settings[f"{DATA}.system"] = SYSTEMS[name]
+
+
+# --- data ------------------------------------------------------------------------------------------------------------
+
+
+def _names(given: Given, key: str) -> list[str]:
+    value = given.take(key, [])
+    parts = value if isinstance(value, list) else str(value).split(",")
+    return [str(part).strip() for part in parts if str(part).strip()]
+
+
+def _sources(given: Given) -> None:
+    directory = str(given.take("dataset_dir", "data"))
+    if directory == "ONLINE":
+        given.note("dataset_dir", "mapped", "the names of data sets are ids of the hub")
+    else:
+        given.set("dataset_dir", f"{DATA}.registry", directory)
+    names = _names(given, "dataset")
+    weights = _weights(given, len(names))
+    taken = [_source(given, name, weight) for name, weight in zip(names, weights, strict=True)]
+    why = "a .txt file is one text, there each of its lines is" if _is_text(given) else ""
+    given.set("dataset", f"{DATA}.train", taken, why)
+    given.found.translation.settings[f"{DATA}.bad_rows"] = "drop"  # rows that are no conversation are left out there
+    if given.has("max_samples"):
+        given.note("max_samples", "changed", "samples of each data set, drawn at random; there the first")
+    if given.switch("group_by_length"):
+        why = "batches stay random, and are cut into micro-batches of like length"
+        given.set("group_by_length", f"{DATA}.group_by_length", True, why)
+    else:
+        given.off("group_by_length")
+
+
+def _source(given: Given, name: str, weight: float | None) -> Any:
+    samples = given.count("max_samples", 0) or None
+    said = {"samples": samples, "weight": weight}
+    said = {key: value for key, value in said.items() if value is not None}
+    return {"path": name, **said} if said else name
+
+
+def _weights(given: Given, count: int) -> list[float | None]:
+    """Of each data set; none where every sample comes once."""
+    mix, shares = given.word("mix_strategy", "concat"), _names(given, "interleave_probs")
+    mixes = mix in ("interleave_under", "interleave_over") and count > 1
+    if mixes:
+        why = "an epoch is as many samples as there are, and each set is gone through in whole passes"
+        given.note("mix_strategy", "changed", why)
+    elif mix in ("concat", "interleave_once") or count == 1:
+        given.note("mix_strategy", "mapped", "each sample comes once an epoch, in random order")
+    else:
+        raise problem(f"{given.prefix}mix_strategy", f"{mix} was given", "give concat, interleave_under or another")
+    if not shares or not mixes:
+        given.off("interleave_probs", why="each sample comes once an epoch")
+        return [1.0 if mixes else None] * count
+    if len(shares) != count:
+        why = f"{len(shares)} were given for {count} data sets"
+        raise problem(f"{given.prefix}interleave_probs", why, "give one for each")
+    given.note("interleave_probs", "mapped", "the weights of the data sets")
+    return [_share(given, share) for share in shares]
+
+
+def _share(given: Given, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise problem(f"{given.prefix}interleave_probs", f"{text!r} was given", "give numbers") from None
+
+
+def _evaluation(given: Given) -> None:
+    """Nothing is held out unless it is asked for."""
+    names, share = _names(given, "eval_dataset"), given.number("val_size", 0.0)
+    if names:
+        given.set("eval_dataset", f"{DATA}.evaluation", [_source(given, name, None) for name in names])
+        given.off("val_size", why="eval_dataset says it")
+        return
+    given.off("eval_dataset", why="there is none")
+    if share < 1:
+        why = "of each data set, there of all together" if share and len(_names(given, "dataset")) > 1 else ""
+        given.set("val_size", f"{DATA}.evaluation_fraction", share, why)
+    else:
+        given.note("val_size", "refused", f"a number of samples; give their share as {DATA}.evaluation_fraction")
+        given.found.translation.settings[f"{DATA}.evaluation_fraction"] = 0.0
+
+
+def _length(given: Given) -> None:
+    given.used.add("cutoff_len")
+    asked = ", one place of a pack being left empty" if _cutoff(given) < given.count("cutoff_len", CUTOFF) else ""
+    if _is_text(given):
+        why = "windows go round the whole text; there the rest of each 1,000 texts is left out" + asked
+    else:
+        why = "of a longer conversation the beginning is kept; there prompt and reply share the cut" + asked
+    given.set("cutoff_len", f"{DATA}.length", _cutoff(given), why)
+
+
+def _packing(given: Given) -> None:
+    key = "neat_packing" if given.switch("neat_packing") else "packing"
+    if _is_text(given):
+        wholly = "texts lie end to end in windows; there each is cut to cutoff_len and padded"
+        packs = _packs(given)
+        given.note(key, "mapped" if packs else "changed", "texts lie end to end in windows" if packs else wholly)
+    elif _packs(given):
+        sees = "" if key == "neat_packing" else ", and none sees another"
+        why = f"a batch counts samples{sees}; there per_device_train_batch_size counts packs of cutoff_len tokens"
+        given.set(key, f"{DATA}.packing", True, why)
+    elif given.has("packing"):
+        given.set("packing", f"{DATA}.packing", False)
+    given.off("packing" if key == "neat_packing" else "neat_packing", why="packing is told elsewhere")
+
+
+def _streaming(given: Given) -> None:
+    if not given.switch("streaming"):
+        given.off("streaming", "buffer_size", why="nothing is streamed")
+    elif _is_text(given) and _packs(given):
+        why = f"texts are read before training: {DATA}.stream would train on the first cutoff_len tokens of each alone"
+        given.note("streaming", "changed", why)
+        given.off("buffer_size", why="nothing is streamed")
+    else:
+        given.set("streaming", f"{DATA}.stream", True)
+        given.set("buffer_size", f"{DATA}.stream_buffer", given.count("buffer_size", BUFFER))
+
+
+def _train_on(given: Given) -> None:
+    everything, last = given.switch("train_on_prompt"), given.switch("mask_history")
+    if everything and last:
+        raise problem(f"{given.prefix}mask_history", "train_on_prompt and mask_history are both on", "keep one of them")
+    if everything:
+        given.set("train_on_prompt", f"{DATA}.train_on", "all")
+    if last:
+        given.set("mask_history", f"{DATA}.train_on", "last_response")
+    given.off(*(key for key, on in (("train_on_prompt", everything), ("mask_history", last)) if not on))

@@ -1,0 +1,144 @@
+"""What a language model is asked at each evaluation, and how it goes on: prompts, batches for the next token, ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drivetrain.config.language import Generation, LanguageModel
+from drivetrain.data.language.chat import ChatTemplate
+from drivetrain.data.language.conversations import Conversation, Message
+from drivetrain.data.language.samples import JoinedSamples, Sample
+from drivetrain.errors import UserError, problem
+from drivetrain.workloads.base import Prompt
+from drivetrain.workloads.language_data import LanguageReader
+
+FIELD = "workload.generate"
+
+
+def prompts_of(config: LanguageModel, reader: LanguageReader, evaluation: JoinedSamples | None) -> list[Prompt]:
+    """Those of the evaluation data, then the user's own; none where nobody asked.
+
+    Of a conversation all before its last reply, as inference feeds it; of a text its first tokens. What would leave no
+    room within the length is passed over. UserError where nothing is left, or nothing evaluates.
+    """
+    asked = config.generate
+    if asked is None:
+        return []
+    if evaluation is None:
+        fix = "give workload.data.evaluation or evaluation_fraction, or leave it out"
+        raise problem(FIELD, "prompts are answered at each evaluation, and there are no evaluation data", fix)
+    found = [*_of_data(config, asked, reader, evaluation), *(_own(text, reader, config) for text in asked.prompts)]
+    if not found:
+        why = f"of the evaluation data, no prompt is shorter than length ({config.data.length})"
+        raise problem(f"{FIELD}.samples", why, f"give {FIELD}.prompts")
+    return found
+
+
+def _of_data(
+    config: LanguageModel, asked: Generation, reader: LanguageReader, evaluation: JoinedSamples
+) -> Iterator[Prompt]:
+    if reader.template is None:
+        for index in range(min(asked.samples, len(evaluation))):
+            ids = evaluation.load(index, 0)[0][: asked.prompt_tokens].tolist()
+            yield Prompt(_text(reader.tokenizer, ids), tuple(ids))
+        return
+    given = 0
+    for conversation in reader.held:
+        prompt = _of_conversation(conversation, reader.template, reader.tokenizer)
+        if given < asked.samples and prompt is not None and len(prompt.ids) < config.data.length:
+            given += 1
+            yield prompt
+
+
+def _of_conversation(conversation: Conversation, template: ChatTemplate, tokenizer: Any) -> Prompt | None:
+    replies = [place for place, message in enumerate(conversation.messages) if message.role == "assistant"]
+    try:
+        ids = template.prompt_ids(conversation.messages[: replies[-1]], conversation.tools)
+    except Exception:  # templates raise what they like; the account of the data tells it
+        return None
+    reply = conversation.messages[replies[-1]]
+    calls = [json.dumps(call.get("function", call), ensure_ascii=False) for call in reply.tool_calls]
+    return Prompt(_text(tokenizer, ids), tuple(ids), "\n".join([*([reply.content] if reply.content else []), *calls]))
+
+
+def _own(text: str, reader: LanguageReader, config: LanguageModel) -> Prompt:
+    if reader.template is None:
+        ids = reader.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    else:
+        system = [] if config.data.system is None else [Message("system", config.data.system)]
+        ids = reader.template.prompt_ids([*system, Message("user", text)])
+    if not 0 < len(ids) < config.data.length:
+        why = f"{text[:40]!r} has {len(ids)} tokens, of a length of {config.data.length}"
+        raise problem(f"{FIELD}.prompts", why, "give a prompt that leaves room for an answer")
+    return Prompt(_text(reader.tokenizer, ids), tuple(ids))
+
+
+def _text(tokenizer: Any, ids: Sequence[int]) -> str:
+    text: str = tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
+    return text
+
+
+# --- token by token ---------------------------------------------------------------------------------------------------
+
+
+class Continuation:
+    """How one model goes on with prompts. places: the longest sequence that it has positions for."""
+
+    def __init__(self, asked: Generation, reader: LanguageReader, seed: int) -> None:
+        self._asked, self._tokenizer, self._seed = asked, reader.tokenizer, seed
+        self._ends = _ends(reader)
+        self.places: int | None = None
+
+    def samples(self, sequences: Mapping[int, Sequence[int]]) -> list[Sample]:
+        """With a token behind each that is its only target: the place where the next one is wanted."""
+        targets = [np.arange(len(ids) + 1) == len(ids) for ids in sequences.values()]
+        tokens = [np.array([*ids, 0], dtype=np.int32) for ids in sequences.values()]
+        return list(zip(tokens, targets, strict=True))
+
+    def draws(self, sequences: Mapping[int, Sequence[int]]) -> Tensor:
+        """(N,) int64: seeds, each of one prompt's token at one place."""
+        words = [np.random.SeedSequence([self._seed, number, len(ids)]) for number, ids in sequences.items()]
+        return torch.tensor([int(each.generate_state(1, np.uint64)[0] >> 1) for each in words], dtype=torch.int64)
+
+    def chosen(self, logits: Tensor, draws: Tensor) -> list[int]:
+        """(N, vocabulary) → a token each: the likeliest, or one drawn by softmax(logits / temperature).
+
+        Drawn as the largest of logits / temperature + Gumbel noise (Gumbel 1954), from generators of their own.
+        """
+        if self._asked.temperature:
+            noise = torch.stack([_gumbel(seed, logits.shape[1]) for seed in draws.tolist()])
+            logits = logits.float().cpu() / self._asked.temperature + noise
+        found: list[int] = logits.argmax(-1).tolist()
+        return found
+
+    def is_over(self, prompt: Prompt, new: Sequence[int]) -> bool:
+        full = self.places is not None and len(prompt.ids) + len(new) >= self.places
+        return full or len(new) >= self._asked.max_new_tokens or bool(new and new[-1] in self._ends)
+
+    def answer(self, new: Sequence[int]) -> str:
+        """Without the token that ends it."""
+        return _text(self._tokenizer, new[:-1] if new and new[-1] in self._ends else new)
+
+
+def _gumbel(seed: int, size: int) -> Tensor:
+    uniform = torch.rand(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return -(-uniform.clamp(min=1e-300).log()).log()
+
+
+def _ends(reader: LanguageReader) -> set[int]:
+    """The tokenizer's eos, and the special token with which the template ends a reply."""
+    ends = set() if reader.tokenizer.eos_token_id is None else {int(reader.tokenizer.eos_token_id)}
+    if reader.template is not None:
+        with suppress(UserError):
+            talk = Conversation((Message("user", "a"), Message("assistant", "b")))
+            made = reader.template.tokenised([talk], "responses")
+            last = made.ids[made.targets][-1:].tolist()
+            ends |= {*last} & reader.tokenizer.added_tokens_decoder.keys()
+    return ends

@@ -1,0 +1,138 @@
+"""Prompts answered at evaluations: as Transformers' generate does it, under any engine, without a trace in training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ruamel.yaml import YAML
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from drivetrain.config.language import LanguageModel
+from drivetrain.errors import UserError
+from drivetrain.workloads.language_model import LanguageModelWorkload
+from tests.tiny_language import LLAMA, talk, write_lines
+
+Run = Callable[..., tuple[int, str, str]]
+TALKS = [talk(f"say {number % 4}", f"it is {number % 4}") for number in range(32)]
+
+
+def run_file(**generate: Any) -> None:
+    write_lines(Path("t.jsonl"), TALKS)
+    workload = {
+        "type": "language_model",
+        "stage": "sft",
+        "model": {"config": {**LLAMA, "attention_dropout": 0.1}},
+        "data": {"train": "t.jsonl", "evaluation": "t.jsonl", "template": "chatml", "length": 96, "cache": "cache"},
+        "generate": {"samples": 2, "prompts": ["say 7"], "max_new_tokens": 8, **generate},
+    }
+    rhythm = {"loop": {"steps": 6}, "evaluation": {"every_steps": 3}, "tracking": {"log_every": 1}}
+    run = {"workload": workload, "batch_size": 8, "optimizer": {"lr": 1e-2}, **rhythm}
+    YAML(typ="safe", pure=True).dump(run, Path("run.yaml"))
+
+
+def trained(drivetrain: Run, output: str, *overrides: str) -> tuple[list[Any], list[dict[str, Any]]]:
+    """Its curve and evaluations, and its samples."""
+    code, _, told = drivetrain("train", "run.yaml", f"output={output}", "--quiet", *overrides)
+    assert code == 0, told
+    events = [json.loads(line) for line in Path(output, "events.jsonl").read_text().splitlines()]
+    steps = [(each["step"], each["loss"], each["grad_norm"]) for each in events if each["event"] == "step"]
+    file = Path(output, "samples.jsonl")
+    samples = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return [*steps, *(each["metrics"] for each in events if each["event"] == "evaluation")], samples
+
+
+def test_greedy_answers_are_those_of_transformers(
+    drivetrain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_file()
+    _, samples = trained(drivetrain, "out")
+    assert [(each["step"], each["reference"]) for each in samples] == [
+        (step, known) for step in (3, 6) for known in ("it is 0", "it is 1", None)
+    ]
+    folder = "out/checkpoints/step-00000006"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    for sample in samples[3:]:
+        ids = tokenizer(sample["prompt"], add_special_tokens=False, return_tensors="pt")["input_ids"]
+        found = model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
+        assert tokenizer.decode(found, skip_special_tokens=True) == sample["answer"]
+    talk = [{"role": "user", "content": "say 7"}]
+    assert samples[5]["prompt"] == tokenizer.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
+
+
+def test_training_goes_on_as_without_samples_and_draws_repeat(
+    drivetrain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_file(temperature=1.0)
+    first, again = trained(drivetrain, "a"), trained(drivetrain, "b")
+    assert first == again
+    without, none = trained(drivetrain, "c", "workload.generate=null")
+    assert without == first[0]  # to the bit, with dropout
+    assert none == []
+    assert trained(drivetrain, "d", "generate.temperature=0")[1] != first[1]
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_ranks_answer_as_one_process_and_train_as_without(
+    engine: str, drivetrain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_file()
+    quiet = "config.attention_dropout=0"
+    alone = trained(drivetrain, "one", quiet)[1]
+    curve, samples = trained(drivetrain, "two", quiet, f"engine={engine}", "processes=2")
+    assert samples == alone
+    assert trained(drivetrain, "three", quiet, f"engine={engine}", "processes=2", "workload.generate=null")[0] == curve
+
+
+def workload(folder: Path, stage: str = "sft", rows: Any = TALKS, generate: Any = None, **data: Any) -> Any:
+    path = write_lines(folder / "t.jsonl", rows)
+    template = {"template": "chatml"} if stage == "sft" else {}
+    given = {"train": path, "length": 64, "cache": folder / "cache", "evaluation": path, **template, **data}
+    model = {"stage": stage, "model": {"config": LLAMA}, "data": given, "generate": generate or {}}
+    return LanguageModelWorkload(LanguageModel.model_validate(model), 0)
+
+
+def test_prompts_of_texts_are_their_first_tokens(tmp_path: Path) -> None:
+    work = workload(
+        tmp_path, "pretrain", [{"text": "abcdefghij" * 30}], {"samples": 2, "prompt_tokens": 5, "prompts": ["xy"]}
+    )
+    assert [(each.text, each.reference) for each in work.prompts] == [("abcde", None), ("efghi", None), ("xy", None)]
+
+
+def test_prompts_of_a_stream_are_those_of_its_rows(tmp_path: Path) -> None:
+    whole, streamed = workload(tmp_path), workload(tmp_path, stream=True)
+    assert whole.prompts == streamed.prompts
+    assert [each.reference for each in whole.prompts] == [f"it is {number}" for number in range(4)]
+
+
+def test_an_answer_ends_with_its_token_at_the_most_or_where_positions_do(tmp_path: Path) -> None:
+    work = workload(tmp_path, generate={"max_new_tokens": 1000})
+    torch.manual_seed(0)
+    work.build_model()
+    prompt, end = work.prompts[0], work._reader.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    room = LLAMA["max_position_embeddings"] - len(prompt.ids)  # type: ignore[operator]
+    assert [work.is_over(prompt, [65] * count) for count in (0, room - 1, room)] == [False, False, True]
+    assert work.is_over(prompt, [65, end])
+    assert work.answer([65, 66, end]) == work.answer([65, 66]) == "AB"
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "why"),
+    [
+        ({"evaluation": None, "evaluation_fraction": 0}, "workload.generate", "there are no evaluation data"),
+        ({"generate": {"samples": 0}}, "workload.generate.samples", "no prompt is shorter"),
+        ({"generate": {"prompts": ["x" * 99]}}, "workload.generate.prompts", "of a length of 64"),
+    ],
+)
+def test_prompts_that_cannot_be_are_refused(given: dict[str, Any], field: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        workload(tmp_path, **given)
+    assert refused.value.problems[0].field == field
+    assert why in refused.value.problems[0].why
