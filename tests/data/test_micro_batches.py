@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivetrain.data.micro_batches import Lengths, Slice, best_cuts, packs, rank_share
+from drivetrain.data.micro_batches import Lengths, Slice, best_cuts, filled_cuts, packs, rank_share
 
 worlds, bounds = st.integers(1, 5), st.integers(1, 60)
 
@@ -98,6 +98,22 @@ def test_packed_or_padded_every_sample_is_in_one_micro_batch_and_ranks_have_equa
         assert len(piece) <= bound
         if len(lengths) % world == 0:  # else a share is a sample short and may have to be cut evenly
             assert most is None or size <= most or len(piece) == 1
+
+
+@pytest.mark.parametrize(
+    ("samples", "bound", "most"), [(600, 600, 700), (3000, 3000, 700), (1000, 1, None), (700, 3, 5000)]
+)
+def test_bounds_are_kept_where_a_share_has_very_many_samples(samples: int, bound: int, most: int | None) -> None:
+    tokens = np.random.default_rng(0).integers(1, 301, samples)
+    tokens[: samples // 2] = 300
+    shares = [Slice(rank, 2, bound, Lengths(tokens, 100, False, most)).pieces(np.arange(samples)) for rank in (0, 1)]
+    assert len(shares[0]) == len(shares[1])
+    pieces = [piece for share in shares for piece in share if len(piece)]
+    assert sorted(np.concatenate(pieces).tolist()) == list(range(samples))
+    assert max(map(len, pieces)) <= bound
+    assert max(len(piece) * tokens[piece].max() for piece in pieces) <= (most or 300)
+    fewest = sum(len(filled_cuts(np.sort(tokens[np.concatenate(share)]), bound, most or 1e9)) + 1 for share in shares)
+    assert len(pieces) <= fewest + 30, "and no more pieces than it takes"
 
 
 def test_packs_hold_nearly_as_many_tokens_each() -> None:

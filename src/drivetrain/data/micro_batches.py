@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 MOST_MORE = 12  # micro-batches beyond those that the bound asks for
+MOST_WEIGHED = 64  # micro-batches of one share; of more, each is short, and weighing them takes longer than it wins
 MOST_CANDIDATES = 256  # places at which a share may be cut; more would take longer than they win
 
 
@@ -79,7 +80,8 @@ class Slice:
         """
         assert self.lengths is not None
         first, others = shares[0], shares[1:] if self.lengths.most is not None else []
-        for least in range(fewest, len(first) + 1, MOST_MORE):
+        filled = (len(filled_cuts(share, self.micro_batch_size, self._most_tokens)) + 1 for share in shares)
+        for least in range(max(fewest, *filled), len(first) + 1, MOST_MORE):
             found = best_cuts(first, least + MOST_MORE, self.micro_batch_size, self._most_tokens)
             costs = {count: cut.padded_tokens + count * self.lengths.overhead for count, cut in found.items()}
             for other in others:
@@ -100,12 +102,16 @@ def best_cuts(tokens: np.ndarray, most: int, bound: int, most_tokens: float = ma
     """Ascending lengths → for each number of pieces up to `most`, where to cut for the fewest padded tokens.
 
     No piece is empty, has more than `bound` samples, or more than `most_tokens` padded tokens unless it is one sample;
-    numbers for which that cannot be had are left out. Dynamic programming over the pieces.
+    numbers for which that cannot be had are left out. Dynamic programming over the pieces, unless they are many and so
+    short that there is nothing to win: then each is filled.
     """
     total = len(tokens)
     if not total:
         return {}
-    ends = np.unique([*range(0, total, math.ceil(total / MOST_CANDIDATES)), total])
+    filled = filled_cuts(tokens, bound, most_tokens)
+    if len(filled) >= MOST_WEIGHED:
+        return _of_filled(tokens, filled, most)
+    ends = np.unique([*range(0, total, math.ceil(total / MOST_CANDIDATES)), *filled, total])
     sizes = ends[None, :] - ends[:, None]  # (start, end)
     padded = sizes * tokens[np.maximum(ends, 1) - 1][None, :]
     allowed = (sizes > 0) & (sizes <= bound) & ((padded <= most_tokens) | (sizes == 1))
@@ -119,6 +125,33 @@ def best_cuts(tokens: np.ndarray, most: int, bound: int, most_tokens: float = ma
         through = cost[:, None] + piece
         starts.append(through.argmin(0))
         cost = through.min(0)
+    return found
+
+
+def filled_cuts(tokens: np.ndarray, bound: int, most_tokens: float) -> list[int]:
+    """Ascending lengths → where to cut for the fewest pieces: each takes as many samples as the bounds let it."""
+    cuts: list[int] = []
+    start = 0
+    for place, length in enumerate(tokens.tolist()):
+        size = place - start + 1
+        if size > 1 and (size > bound or size * length > most_tokens):
+            cuts.append(place)
+            start = place
+    return cuts
+
+
+def _of_filled(tokens: np.ndarray, filled: list[int], most: int) -> dict[int, BestCut]:
+    """For each number of pieces from that of the filled ones up to `most`: the largest is halved for each one more."""
+    found: dict[int, BestCut] = {}
+    ends = [0, *filled, len(tokens)]
+    while len(ends) - 1 <= most:
+        sizes = np.diff(ends)
+        padded = int((sizes * tokens[np.array(ends[1:]) - 1]).sum())
+        found[len(sizes)] = BestCut(padded, ends[1:-1])
+        largest = int(sizes.argmax())
+        if sizes[largest] == 1:
+            break
+        ends = [*ends[: largest + 1], ends[largest] + int(sizes[largest]) // 2, *ends[largest + 1 :]]
     return found
 
 
