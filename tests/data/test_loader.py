@@ -16,6 +16,7 @@ from drivetrain.config.training import Loader
 from drivetrain.data.loader import Window, evaluation_batches, training_windows
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
+from drivetrain.errors import UserError, problem
 
 
 class Numbers:
@@ -31,6 +32,13 @@ class Numbers:
         if index == self._broken:
             raise ValueError(f"sample {index} is broken")
         return 1000 * epoch + index
+
+
+class Refusing(Numbers):
+    def load(self, index: int, epoch: int) -> int:
+        if index in (3, 7):
+            raise problem("workload.data.train", f"a.jsonl line {index + 1}: no reply", "mend the row")
+        return super().load(index, epoch)
 
 
 def collate(samples: Sequence[Any]) -> dict[str, Tensor]:
@@ -60,6 +68,14 @@ def test_workers_and_where_a_run_starts_change_nothing() -> None:
     whole = list(map(numbers, windows(range(9))))
     assert list(map(numbers, windows(range(5, 9)))) == whole[5:]
     assert list(map(numbers, windows(range(9), workers=2))) == whole
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_refused_while_loading_is_told_as_it_is_by_a_worker_too(workers: int) -> None:
+    loading = evaluation_batches(Refusing(23), collate, 8, Loader(workers=workers))
+    with pytest.raises(UserError) as caught:
+        next(loading)
+    assert [each.why for each in caught.value.problems] == ["a.jsonl line 4: no reply", "a.jsonl line 8: no reply"]
 
 
 def test_a_signal_to_the_whole_group_leaves_the_workers_to_the_run() -> None:

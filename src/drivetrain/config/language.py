@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from drivetrain.config.base import Frozen, doc
 
@@ -60,7 +60,7 @@ def _sources(given: Any) -> Any:
     return [{"path": each} if isinstance(each, str) else each for each in listed]
 
 
-Sources = Annotated[list[DataSource], BeforeValidator(_sources)]
+Sources = Annotated[list[DataSource], BeforeValidator(_sources), Field(min_length=1)]
 
 
 class LanguageData(Frozen):

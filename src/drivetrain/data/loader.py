@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import signal
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from drivetrain.config.training import Loader
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
+from drivetrain.errors import UserError
 
 Collate = Callable[[Sequence[Any]], dict[str, Tensor]]
 
@@ -71,7 +73,7 @@ def training_windows(
             for piece in pieces:
                 yield [(epoch, int(index)) for index in (piece if len(piece) else indices[:1])]
 
-    batches = iter(_data_loader(samples, collate, keys(), loader, pin_memory))
+    batches = _batches(samples, collate, keys(), loader, pin_memory)
     for step in steps:
         first = next(batches)  # by now the step is planned
         epoch, indices, pieces = planned.popleft()
@@ -99,7 +101,7 @@ def evaluation_batches(
     mine = [turn * data_world + data_rank for turn in range(rounds)]
     dealt = [starts[min(number, len(starts) - 1)] for number in mine]
     keys = ([(0, i) for i in range(start, min(start + batch_size, len(samples)))] for start in dealt)
-    batches = _data_loader(samples, collate, keys, loader, pin_memory)
+    batches = _batches(samples, collate, keys, loader, pin_memory)
     for number, batch in zip(mine, batches, strict=True):
         yield MicroBatch(batch, counts=number < len(starts))
 
@@ -109,8 +111,26 @@ class _Keyed(Dataset[Any]):
         self._samples = samples
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
+        """A UserError is handed on as it is: torch would remake what a worker raises out of its text alone."""
         epoch, index = key
-        return self._samples.load(index, epoch)
+        try:
+            return self._samples.load(index, epoch)
+        except UserError as error:
+            return error
+
+
+def _collated(collate: Collate, samples: Sequence[Any]) -> dict[str, Tensor] | UserError:
+    refused = [sample for sample in samples if isinstance(sample, UserError)]
+    return UserError([each for error in refused for each in error.problems]) if refused else collate(samples)
+
+
+def _batches(
+    samples: Loadable, collate: Collate, keys: Iterable[list[tuple[int, int]]], loader: Loader, pin_memory: bool
+) -> Iterator[dict[str, Tensor]]:
+    for batch in _data_loader(samples, collate, keys, loader, pin_memory):
+        if isinstance(batch, UserError):
+            raise batch
+        yield batch
 
 
 def _data_loader(
@@ -119,7 +139,7 @@ def _data_loader(
     return DataLoader(
         _Keyed(samples),
         batch_sampler=keys,
-        collate_fn=collate,
+        collate_fn=functools.partial(_collated, collate),
         num_workers=loader.workers,
         prefetch_factor=loader.prefetch if loader.workers else None,
         pin_memory=pin_memory,

@@ -7,13 +7,14 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from filelock import FileLock
 
-FORMAT = 3
+FORMAT = 4
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -60,7 +61,7 @@ def content_key(header: Any, tokenizer: Any, texts: Iterable[str]) -> str:
     import tokenizers
     import transformers
 
-    versions = [tokenizers.__version__, transformers.__version__]
+    versions = [tokenizers.__version__, transformers.__version__, version("jinja2")]
     digest = hashlib.blake2b(digest_size=20)
     digest.update(json.dumps([FORMAT, versions, header, _identity(tokenizer)]).encode())
     for text in texts:
@@ -78,7 +79,7 @@ def _identity(tokenizer: Any) -> str:
     # every call leaves its own here: with them the same texts would have another key the second time
     content.pop("truncation", None)
     content.pop("padding", None)
-    return json.dumps(content)
+    return json.dumps([content, bool(getattr(tokenizer, "split_special_tokens", False))])
 
 
 def _default_folder() -> Path:

@@ -400,6 +400,20 @@ def test_what_a_template_refuses_is_told_with_its_place_and_the_rest_goes_on(tmp
     assert all(part in reason for part, reason in zip(said, reasons, strict=True)), reasons
 
 
+@pytest.mark.parametrize("error", [MemoryError, ImportError, RecursionError])
+def test_what_is_no_fault_of_a_row_is_not_told_as_one(
+    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = template_of(NO_SYSTEM, tmp_path)
+
+    def fail(*_: object) -> None:
+        raise error("for now")
+
+    monkeypatch.setattr(template, "rendered", fail)
+    with pytest.raises(error, match="for now"):
+        template.tokenised([Conversation((user("Hi"), reply("Ho")), (), "a.json:2")], "responses")
+
+
 @pytest.mark.parametrize("train_on", ["responses", "last_response", "all"])
 def test_a_template_that_leaves_something_out_is_found_out(train_on: Any, tmp_path: Path) -> None:
     tool = {"type": "function", "function": {"name": "weather", "parameters": {}}}

@@ -54,6 +54,43 @@ def texts(tmp_path: Path) -> str:
 # --- found and read ---------------------------------------------------------------------------------------------------
 
 
+LATE = {"input": "more", "system": "be kind", "history": [["h", "i"]]}
+TOOLS = [{"name": "look", "description": "looks", "parameters": {"type": "object", "properties": {}}}]
+
+
+@pytest.mark.parametrize("source", [{}, {"formatting": "alpaca"}], ids=["seen", "given"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_columns_of_usual_names_are_read_in_whichever_row_they_come_first(
+    source: Row, stream: bool, tmp_path: Path
+) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [*TALKS, {**talk("last", "b"), **LATE}])
+    (found,) = opened({"path": path, **source}, stream=stream)
+    conversation = found.conversations([30])[0][30]
+    assert [(each.role, each.content) for each in conversation.messages] == [
+        ("system", "be kind"),
+        ("user", "h"),
+        ("assistant", "i"),
+        ("user", "last\nmore"),
+        ("assistant", "b"),
+    ]
+
+
+@pytest.mark.parametrize("source", [{}, {"formatting": "sharegpt"}], ids=["seen", "given"])
+def test_system_and_tools_of_sharegpt_are_read_wherever_they_are(source: Row, tmp_path: Path) -> None:
+    rows = [*[SHAREGPT] * 30, {**SHAREGPT, "system": "be kind", "tools": json.dumps(TOOLS)}]
+    (found,) = read({"path": write_lines(tmp_path / "a.jsonl", rows), **source})
+    *others, last = found.conversations
+    assert last.messages[0].content == "be kind"
+    assert len(last.tools) == 1
+    assert not any(each.tools or each.messages[0].role == "system" for each in others)
+
+
+def test_named_columns_are_all_that_is_read(tmp_path: Path) -> None:
+    source = {"path": write_lines(tmp_path / "a.jsonl", [{**talk("a", "b"), **LATE}])}
+    (found,) = read({**source, "columns": {"prompt": "instruction", "response": "output"}})
+    assert [each.content for each in found.conversations[0].messages] == ["a", "b"]
+
+
 @pytest.mark.parametrize("row", [talk("a", "b"), OPENAI, SHAREGPT], ids=["alpaca", "openai", "sharegpt"])
 def test_the_format_of_conversations_is_seen(row: Row, tmp_path: Path) -> None:
     (found,) = read(write_lines(tmp_path / "a.jsonl", [row]))

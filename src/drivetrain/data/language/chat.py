@@ -155,7 +155,7 @@ class ChatTemplate:
                 found = self.rendered(conversation, train_on)
                 for sample in found:
                     sample.text.encode()  # half of a surrogate pair fails here, not in a batch with others
-            except UserError:
+            except (UserError, MemoryError, RecursionError, ImportError):  # no fault of the row's
                 raise
             except Exception as error:  # templates raise what they like
                 problems.append((conversation.where, self._reason(error)))

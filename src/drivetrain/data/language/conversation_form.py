@@ -64,6 +64,7 @@ class Form:
     As in LLaMA-Factory, history and system are read only if they are named, and an alpaca row whose prompt is named
     has no query unless that is named too: {prompt: input, response: target} must not read "input" twice.
 
+    by_usual_names: nobody named a column: all are read, by their usual names, in every row that has them.
     ranking: preference data, of which the column `chosen` is the reply.
     default_system: the system message of rows that have none.
     """
@@ -73,6 +74,7 @@ class Form:
     tags: Mapping[str, str] = field(default_factory=dict)
     ranking: bool = False
     default_system: str | None = None
+    by_usual_names: bool = False
 
     @cached_property
     def required(self) -> dict[str, str]:
@@ -96,6 +98,8 @@ class Form:
         named = self.named
         if name in named:
             return row.get(named[name])
+        if self.by_usual_names:
+            return row.get(COLUMNS[self.formatting].get(name, name))
         if name == "query" and "prompt" in self.columns:
             return None
         return row.get(COLUMNS[self.formatting].get(name, ""))

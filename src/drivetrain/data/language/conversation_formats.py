@@ -137,7 +137,7 @@ def guess_formatting(
     ranking = answers and "rejected" in keys and "response" not in columns
     forms: list[Form] = []
     if "messages" not in columns:
-        form = Form("alpaca", columns or _present(keys, "alpaca"), tags, ranking)
+        form = Form("alpaca", columns or _present(keys, "alpaca"), tags, ranking, by_usual_names=not columns)
         if set(form.required.values()) <= set(keys) or {"prompt", "response"} & columns.keys():
             forms.append(form)
     if not {"prompt", "response"} & columns.keys():
@@ -145,7 +145,7 @@ def guess_formatting(
             formatting = _guessed_messages(first_rows, column, tags)
             if formatting is not None:
                 named = {**(columns or _present(keys, formatting)), "messages": column}
-                forms.append(Form(formatting, named, tags, ranking))
+                forms.append(Form(formatting, named, tags, ranking, by_usual_names=not columns))
     if not forms:
         raise problem(field, f"rows of {where} have {', '.join(keys) or 'nothing'}: no format that is known", EXPECTED)
     if len(forms) > 1:

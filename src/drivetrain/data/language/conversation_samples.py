@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,8 @@ def _tokens(
     """From the cache if it holds them."""
     # beside the template that is shown there may be one of the tokenizer's for conversations with tools
     header = [template.text, tokenizer.chat_template, train_on, tokenizer.special_tokens_map]
+    if "strftime_now" in template.text:  # the day is in what it renders
+        header.append(date.today().isoformat())
     key = content_key(header, tokenizer, chain.from_iterable(map(_texts, conversations)))
 
     def make() -> Arrays:

@@ -187,7 +187,8 @@ def _form(source: DataSource, entry: Entry | None, rows: Rows, field: str) -> Fo
     columns = {**(entry.columns if entry else {}), **source.columns}
     tags = {**(entry.tags if entry else {}), **source.tags}
     if source.formatting != "auto":
-        return Form(source.formatting, columns, tags, entry is not None and entry.ranking)
+        ranking, usual = entry is not None and entry.ranking, entry is None and not columns
+        return Form(source.formatting, columns, tags, ranking, by_usual_names=usual)
     if entry is not None:
         return Form(entry.formatting, columns, tags, entry.ranking)
     first = rows.read(0, LOOKED_AT)
