@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from drivetrain.data.rows import open_rows
@@ -141,3 +142,32 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytes
     file = write(tmp_path / "a.json", '[{"n": 1}]')
     monkeypatch.setattr(Path, "read_bytes", forbidden)  # file modes do not bind every user
     assert "a.json cannot be read: Permission denied" in refusal(file)
+
+
+def test_a_folder_with_data_that_would_be_passed_over_is_refused_with_their_names(tmp_path: Path) -> None:
+    for name in ("data", "elsewhere"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.jsonl").write_text('{"a": 1}\n')
+    folder = tmp_path / "data"
+    (folder / "good.jsonl").symlink_to(tmp_path / "elsewhere" / "a.jsonl")
+    assert len(open_rows(str(folder), "F")) == 2
+    (folder / "b.jsonl.gz").write_bytes(b"")
+    (folder / "linked").symlink_to(tmp_path / "elsewhere")
+    (folder / "broken.jsonl").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError) as caught:
+        open_rows(str(folder), "F")
+    said = str(caught.value)
+    assert "b.jsonl.gz (compressed), broken.jsonl (a link that leads nowhere), linked (a link to a folder)" in said
+
+
+def test_a_saved_data_set_is_the_files_it_names(tmp_path: Path) -> None:
+    table = pa.table({"a": [1, 2]})
+    for name in ("data-00000-of-00001.arrow", "cache-0123.arrow"):
+        with pa.OSFile(str(tmp_path / name), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}))
+    assert len(open_rows(str(tmp_path), "F")) == 2
+    state.write_text("{}")
+    with pytest.raises(UserError, match="does not name the files"):
+        open_rows(str(tmp_path), "F")

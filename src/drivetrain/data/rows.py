@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ TEXTS = (".txt", ".md")
 ENDINGS = (".json", *JSON_LINES, *TABLES, ".parquet", ".arrow", ".feather", *TEXTS)
 
 # what the hub and the package datasets put beside the data
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 BESIDE_DATA = {"readme.md", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 
 
@@ -99,20 +101,48 @@ def _files_below(folder: Path, path: str, field: str) -> dict[str, Path]:
     if (folder / "dataset_dict.json").is_file():  # `save_to_disk` of several splits
         splits = sorted(each.name for each in folder.iterdir() if each.is_dir())
         raise problem(field, f"{path} holds several splits", f"give the folder of one: {', '.join(splits)}")
+    if (folder / "state.json").is_file():  # `save_to_disk` of one: beside its files may lie what `map` cached
+        return {name: folder / name for name in _saved_files(folder / "state.json", field)}
     below = {file.relative_to(folder): file for file in sorted(folder.rglob("*"))}
-    files = {
+    seen = {
         place.as_posix(): file
         for place, file in below.items()
-        if file.suffix.lower() in ENDINGS
-        and file.name.lower() not in BESIDE_DATA
-        and not any(part.startswith(".") for part in place.parts)
-        and file.is_file()
+        if file.name.lower() not in BESIDE_DATA and not any(part.startswith(".") for part in place.parts)
     }
+    _refuse_what_would_be_passed_over(seen, path, field)
+    files = {name: file for name, file in seen.items() if file.suffix.lower() in ENDINGS and file.is_file()}
     if not files:
         raise problem(
             field, f"the folder {path} has no file that can be read", f"files may end in {', '.join(ENDINGS)}"
         )
     return files
+
+
+def _saved_files(state: Path, field: str) -> list[str]:
+    try:
+        return [each["filename"] for each in json.loads(state.read_text(encoding="utf-8"))["_data_files"]]
+    except (ValueError, KeyError, TypeError) as error:
+        why = f"{state} does not name the files of the saved data set ({type(error).__name__})"
+        raise problem(field, why, "save the data set again, or give the path of one file") from None
+
+
+def _refuse_what_would_be_passed_over(seen: Mapping[str, Path], path: str, field: str) -> None:
+    """Data that look like part of the folder and would not be read."""
+    passed = []
+    for name, file in seen.items():
+        ending = file.suffix.lower()
+        if file.is_symlink() and not file.exists() and ending in ENDINGS:
+            passed.append(f"{name} (a link that leads nowhere)")
+        elif file.is_symlink() and file.is_dir():
+            passed.append(f"{name} (a link to a folder)")
+        elif ending in COMPRESSED and Path(file.stem).suffix.lower() in ENDINGS:
+            passed.append(f"{name} (compressed)")
+    if passed:
+        more = f" and {len(passed) - 5} more" if len(passed) > 5 else ""
+        why = f"the folder {path} has {', '.join(passed[:5])}{more}, which cannot be read"
+        raise problem(
+            field, why, "unpack compressed files, give folders that are linked to by themselves, or remove them"
+        )
 
 
 def _open_file(file: Path, name: str, field: str, stream: bool) -> Rows:

@@ -73,6 +73,10 @@ def read_registry(path: str, field: str) -> dict[str, Entry]:
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
         raise problem(field, f"{file} is broken JSON at {place}: {error.msg}", "correct the file") from None
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, thousands of brackets
+        raise problem(field, f"{file} cannot be read as JSON: {error}", "correct the file") from None
+    except OSError as error:
+        raise problem(field, f"{file} cannot be read: {error.strerror}", "allow reading it") from None
     if not isinstance(held, dict):
         raise problem(field, f"{file} holds {kind(held)}", 'give an object: {"name": {"file_name": ...}, ...}')
     return {name: _entry(name, given, file.parent) for name, given in held.items()}
