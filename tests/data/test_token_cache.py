@@ -168,5 +168,12 @@ def test_a_tokenizer_that_was_used_has_the_key_of_a_fresh_one(tokenizer: Any) ->
     assert content_key([], tokenizer, ["abc"]) == before
 
 
+def test_splitting_special_tokens_has_a_key_of_its_own() -> None:
+    whole, split = byte_tokenizer(["<|end|>"]), byte_tokenizer(["<|end|>"])
+    split.split_special_tokens = True
+    assert whole("<|end|>")["input_ids"] != split("<|end|>")["input_ids"]
+    assert content_key([], whole, ["a"]) != content_key([], split, ["a"])
+
+
 def test_half_of_a_surrogate_pair_has_a_key() -> None:
     assert content_key([], BYTES, ["\ud800"]) != content_key([], BYTES, ["\ud801"])

@@ -66,9 +66,6 @@ def every_case() -> list[MeshCase]:
 
 
 def in_the_subset(case: MeshCase) -> bool:
-    """On two ranks; each option with the axes on which it differs most."""
-    if case.recompute == "selective" or case.optimizer == "adamw":
-        return case.degrees in ({"tp": 2}, {"pp": 2})
     return (
         case.world == 2
         and case.accumulation == 3

@@ -6,6 +6,7 @@ data/loader.py, model/model_utils/rope.py). A list of names is a text with comma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -116,7 +117,7 @@ def _model(given: Given) -> None:
         else:
             given.off(key)
     if given.number("neftune_noise_alpha", 0.0) > 0:
-        why = "bounded by each sample's own length, there by the padded one"
+        why = "bounded by each sample's own length if packed; there, and here if padded, by the longest of them"
         given.set("neftune_noise_alpha", f"{MODEL}.neftune_alpha", given.number("neftune_noise_alpha", 0.0), why)
     else:
         given.off("neftune_noise_alpha")
@@ -254,9 +255,12 @@ def _weights(given: Given, count: int) -> list[float | None]:
 
 def _share(given: Given, text: str) -> float:
     try:
-        return float(text)
+        share = float(text)
     except ValueError:
-        raise problem(f"{given.prefix}interleave_probs", f"{text!r} was given", "give numbers") from None
+        share = math.nan
+    if not 0 < share < math.inf:
+        raise problem(f"{given.prefix}interleave_probs", f"{text!r} was given", "give numbers above 0")
+    return share
 
 
 def _evaluation(given: Given) -> None:
@@ -319,5 +323,6 @@ def _train_on(given: Given) -> None:
     if everything:
         given.set("train_on_prompt", f"{DATA}.train_on", "all")
     if last:
-        given.set("mask_history", f"{DATA}.train_on", "last_response")
+        why = "of a conversation over cutoff_len the beginning is kept, there the last turn"
+        given.set("mask_history", f"{DATA}.train_on", "last_response", why)
     given.off(*(key for key, on in (("train_on_prompt", everything), ("mask_history", last)) if not on))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -245,3 +246,22 @@ def test_a_stream_keeps_nothing(cut: Making, tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
     assert rows(found) == rows(cut())
     assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_a_template_that_tells_the_day_is_rendered_anew_on_another(
+    cut: Callable[..., Cut], tmp_path: Path, tokenised_anew: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dated = tmp_path / "dated.jinja"
+    dated.write_text("{{ strftime_now('%Y') }}" + GREETING)
+
+    class Day(date):
+        @classmethod
+        def today(cls) -> Day:
+            return cls(1999, 12, 31)
+
+    for _ in range(2):
+        cut(template=str(dated))
+    assert len(tokenised_anew) == 1
+    monkeypatch.setattr("drivetrain.data.language.conversation_samples.date", Day)
+    cut(template=str(dated))
+    assert len(tokenised_anew) == 2

@@ -122,6 +122,8 @@ def test_an_entry_that_cannot_be_used_says_so_when_it_is_asked_for(tmp_path: Pat
     ("content", "said"),
     [
         (b'{"a": {"file_name": "a"},\n}', "broken JSON at line 2, column 1"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "cannot be read as JSON"),
+        (b"[" * 100_000, "cannot be read as JSON"),
         (b'[{"a": 1}]', "holds a list"),
         ('{"\u00e9": {}}'.encode("latin-1"), "is not UTF-8"),
     ],
