@@ -23,9 +23,11 @@ CUTS = (2, 4, 8, 16)  # micro-batches of a window
 
 def main() -> None:
     options = arguments("each axis of the mesh against the same API by hand", AXES, "mesh.md", 40)
-    waits = [waiting(schedule, pieces) for schedule in ("gpipe", "1f1b", "zero_bubble") for pieces in CUTS]
+    found: dict[str, list[Pair]] = {}
     for found in compared(options):
-        write(options.output, page(found, waits, options.steps))
+        write(options.output, page(found, [], options.steps))
+    waits = [waiting(schedule, pieces) for schedule in ("gpipe", "1f1b", "zero_bubble") for pieces in CUTS]
+    write(options.output, page(found, waits, options.steps))
 
 
 def waiting(schedule: str, pieces: int) -> list[str]:

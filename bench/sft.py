@@ -54,6 +54,7 @@ CASES = [
     Case("trainer-defaults", "each one's defaults: drivetrain packs", 2.0, 1.0, "trainer"),
     Case("trl-defaults", "each one's defaults: drivetrain packs, TRL has bf16 and recomputes", 4.0, 1.0, "trl"),
     Case("trl-defaults-bf16", "the same, drivetrain in bf16-mixed as well", 4.0, 1.0, "trl", ours=BF16),
+    Case("trl-defaults-128k", "each one's defaults, 128,256 tokens", 4.0, 1.0, "trl", "128k"),
     Case("fused-128k", "`fused_loss`, TRL's defaults", 1.0, 0.7, "trl", "128k", ours=FUSED),
     Case("fused-128k-like", "`fused_loss`, padded, fp32, TRL so too", 1.0, 0.7, "trl", "128k", FUSED | PADDED, PLAIN),
     Case("packing-dynamic", "packed over padded to the longest, both drivetrain", 1.3, 1.0, OURS, theirs=PADDED),
@@ -182,6 +183,7 @@ def our_run(case: Case, task: Task, seed: int, settings: dict[str, Any]) -> dict
         "seed": seed,
         "batch_size": task.batch_size,
         "loop": {"epochs": 1, "max_grad_norm": 1.0},
+        "tracking": {"log_every": 1},  # the Trainer's loss is the mean of all steps
         "optimizer": {"name": "adamw", "lr": task.lr},
         "schedule": {"name": "linear"},
         "output": str(task.folder / "run"),

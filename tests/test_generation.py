@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from drivetrain.config.language import LanguageModel
+from drivetrain.data.language.template_sources import FOLDER
 from drivetrain.errors import UserError
 from drivetrain.workloads.language_model import LanguageModelWorkload
 from tests.tiny_language import LLAMA, talk, write_lines
@@ -129,9 +130,21 @@ def test_an_answer_ends_with_its_token_at_the_most_or_where_positions_do(tmp_pat
         ({"evaluation": None, "evaluation_fraction": 0}, "workload.generate", "there are no evaluation data"),
         ({"generate": {"samples": 0}}, "workload.generate.samples", "no prompt is shorter"),
         ({"generate": {"prompts": ["x" * 99]}}, "workload.generate.prompts", "of a length of 64"),
+        (
+            {"generate": {"prompts": ["no"]}, "template": "no.jinja"},
+            "workload.generate.prompts",
+            "refuses 'no': not so",
+        ),
     ],
 )
-def test_prompts_that_cannot_be_are_refused(given: dict[str, Any], field: str, why: str, tmp_path: Path) -> None:
+def test_prompts_that_cannot_be_are_refused(
+    given: dict[str, Any], field: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    chatml = (FOLDER / "chatml.jinja").read_text()
+    Path("no.jinja").write_text(
+        chatml + "{% if messages[-1].content == 'no' %}{{ raise_exception('not so') }}{% endif %}"
+    )
     with pytest.raises(UserError) as refused:
         workload(tmp_path, **given)
     assert refused.value.problems[0].field == field

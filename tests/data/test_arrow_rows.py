@@ -13,7 +13,7 @@ from drivetrain.data.rows import open_rows
 from drivetrain.errors import UserError
 
 ROWS = [
-    {"n": n, "messages": None if n % 3 == 2 else [{"role": "user", "content": f"text {n}", "weight": None}] * (n % 3)}
+    {"n": n, "messages": None if n % 3 == 2 else [{"role": "user", "content": f"text {n}"}] * (n % 3)}
     for n in range(20)
 ]
 TABLE = pa.Table.from_pylist(ROWS)
@@ -55,6 +55,15 @@ def test_any_range_of_rows_is_read_back(
     for start, stop in [(0, 20), (0, 1), (2, 4), (4, 13), (19, 25), (7, 7), (1, 2), (20, 22)]:
         assert opened.read(start, stop) == ROWS[start:stop]
     assert opened.where(6) == f"{name} row 7"
+
+
+def test_what_other_rows_have_inside_of_a_column_is_no_null_of_this_row(tmp_path: Path) -> None:
+    """Arrow's structs have the fields of all rows: one call's arguments would be those of every call."""
+    calls = [{"name": "add", "arguments": {"a": 1, "b": [{"c": 2}]}}, {"name": "tell", "arguments": {"text": "x"}}]
+    rows = [{"call": call, "calls": [call], "note": None if n else "first"} for n, call in enumerate(calls)]
+    for name, form in (("a.parquet", "parquet"), ("a.arrow", "file")):
+        path = write(tmp_path / name, form, pa.Table.from_pylist(rows))
+        assert open_rows(str(path), "F").read(0, 2) == rows
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -76,6 +76,16 @@ def test_a_streamed_data_set_goes_on_where_it_was(hub: SimpleNamespace) -> None:
     assert skips == [0]
     assert opened.read(2, 4) == ROWS[2:4]
     assert skips == [0, 2]
+    assert [opened.read(n, n + 1) for n in (5, 6, 9)] == [ROWS[5:6], ROWS[6:7], ROWS[9:]]
+    assert skips == [0, 2], "rows that nobody wants are passed over, not skipped from the start"
+
+
+def test_inner_nulls_of_a_hub_data_set_are_absent(hub: SimpleNamespace) -> None:
+    """datasets gives every row the fields of all."""
+    rows = [{"n": n, "text": {"a": 1, "b": None, "c": [{"d": None}]}} for n in range(10)]
+    clean = [{"n": n, "text": {"a": 1, "c": [{}]}} for n in range(10)]
+    hub.answer = Downloaded(rows)
+    assert open_rows("owner/name", "F").read(0, 10) == clean
 
 
 def test_a_streamed_data_set_must_say_how_long_it_is(hub: SimpleNamespace) -> None:

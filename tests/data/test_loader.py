@@ -16,7 +16,7 @@ from drivetrain.config.training import Loader
 from drivetrain.data.loader import Window, evaluation_batches, training_windows
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
-from drivetrain.errors import UserError, problem
+from drivetrain.errors import RunError, problem
 
 
 class Numbers:
@@ -71,11 +71,10 @@ def test_workers_and_where_a_run_starts_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_is_refused_while_loading_is_told_as_it_is_by_a_worker_too(workers: int) -> None:
+def test_what_is_refused_while_loading_stops_the_run_and_names_each_row_from_a_worker_too(workers: int) -> None:
     loading = evaluation_batches(Refusing(23), collate, 8, Loader(workers=workers))
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(RunError, match=r"train: a\.jsonl line 4: no reply\n.*\n.*train: a\.jsonl line 8: no reply\n"):
         next(loading)
-    assert [each.why for each in caught.value.problems] == ["a.jsonl line 4: no reply", "a.jsonl line 8: no reply"]
 
 
 def test_a_signal_to_the_whole_group_leaves_the_workers_to_the_run() -> None:

@@ -25,6 +25,7 @@ from drivetrain.models.language_options import (
     attention_choices,
     context_length,
     freeze_all_but_last,
+    is_scaled_dynamically,
     rope_scaling_config,
 )
 from drivetrain.models.packed_attention import use_packed_attention
@@ -194,7 +195,8 @@ def test_positions_are_scaled_as_transformers_does(kind: str) -> None:
     assert torch.equal(model.model.rotary_emb.inv_freq, frequencies)
     assert model.model.rotary_emb.attention_scaling == factor
     assert model.config.max_position_embeddings == context
-    assert context_length(model.config) == 256
+    assert context_length(model.config) == context
+    assert is_scaled_dynamically(model.config) == (kind == "dynamic")
     default = build(rope_parameters={"rope_theta": 5e5, "rope_type": "default"}).model.rotary_emb
     assert torch.equal(frequencies, default.inv_freq) == (kind == "dynamic")
     if kind == "dynamic":  # which scales as soon as a sequence is longer than the model was trained with

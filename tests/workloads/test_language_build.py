@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from drivetrain.errors import UserError
 from drivetrain.workloads.language_model import LanguageModelWorkload
+from drivetrain.workloads.language_tokenizer import num_ids
 from tests.tiny_language import END, LLAMA, ROWS, SIZES, loaded, plain_loss, workload
 
 BERT = {"model_type": "bert", **SIZES, "max_position_embeddings": 128}
@@ -101,6 +104,31 @@ def test_samples_longer_than_the_context_are_refused_with_both_numbers(stage: st
     fits = workload(tmp_path, rows, stage=stage, length=128)
     model = built(fits)
     fits.loss_sum(model, fits.collate([fits.train.load(0, 0)]))
+
+
+def test_dynamic_scaling_does_not_reach_what_is_trained(tmp_path: Path) -> None:
+    """Beyond the context a sample's loss would depend on how long those before it were."""
+    scaled = {"model": {"config": LLAMA, "rope_scaling": {"type": "dynamic", "factor": 4.0}}}
+    with pytest.raises(UserError, match=r"length \(129\)(.|\n)*dynamic(.|\n)*of type linear, yarn or llama3"):
+        built(workload(tmp_path, ROWS, length=129, **scaled))
+    model = built(workload(tmp_path, ROWS, length=128, **scaled)).train()
+    ids, places = torch.arange(128)[None], torch.arange(128)[None]
+    before = model(input_ids=ids, position_ids=places).logits
+    assert torch.equal(model(input_ids=ids, position_ids=places).logits, before)
+    assert torch.equal(built(workload(tmp_path, ROWS, length=128))(input_ids=ids).logits, before)
+
+
+def test_ids_with_gaps_get_rows_up_to_the_largest(tmp_path: Path) -> None:
+    vocabulary = {"a": 0, "b": 400}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(vocabulary, "a")), eos_token="b")
+    tokenizer.save_pretrained(tmp_path / "tokens")
+    assert (len(tokenizer), num_ids(tokenizer)) == (2, 401)
+    rows = [{"text": "a b " * 99}]
+    model = {"config": LLAMA, "tokenizer": str(tmp_path / "tokens")}
+    assert built(workload(tmp_path, rows, stage="pretrain", model=model)).config.vocab_size == 401
+    small = workload(tmp_path, rows, stage="pretrain", model={**model, "config": {**LLAMA, "vocab_size": 400}})
+    with pytest.raises(UserError, match=r"vocab_size \(400\) < the tokenizer's tokens \(401"):
+        built(small)
 
 
 def test_all_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:

@@ -206,6 +206,16 @@ def test_a_mixture_takes_its_parts_by_weight(tmp_path: Path) -> None:
     assert workload(tmp_path, train=[one, other]).mixture is None
 
 
+def test_streams_are_mixed_and_each_row_still_comes_once_an_epoch(tmp_path: Path) -> None:
+    one, other = (write_lines(tmp_path / f"{name}.jsonl", ROWS[:size]) for name, size in (("a", 20), ("b", 10)))
+    work = workload(tmp_path, train=[one, other], evaluation=one, stream=True, stream_buffer=2)
+    order = GlobalOrder(len(work.train), 10, 0, work.mixture, work.shuffle_buffer)
+    for epoch in range(2):
+        taken = [order.batch(3 * epoch + step)[1] for step in range(3)]
+        assert sorted(index for batch in taken for index in batch) == list(range(30))
+        assert all({0, 1} == {int(index >= 20) for index in batch} for batch in taken)
+
+
 def test_sources_may_be_a_path_a_block_or_a_list_of_either(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", ROWS)
     for train in (path, {"path": path}, [path], [{"path": path}]):

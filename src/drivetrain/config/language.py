@@ -49,7 +49,10 @@ class DataSource(Frozen):
     folder: str | None = doc("Hub only: the folder inside the data set", None)
     samples: int | None = doc("Use this many rows, drawn at random", None, gt=0)
     weight: float | None = doc(
-        "Share of the samples, relative to the other data sets'; left out, every row once", None, gt=0
+        "Share of the samples, relative to the other data sets'; left out, every row once",
+        None,
+        gt=0,
+        allow_inf_nan=False,
     )
     replace: dict[str, str] = doc("Texts put in the place of others, such as {'{{name}}': Ada}", {})
 

@@ -42,7 +42,7 @@ class ArrowRows:
             end = min(stop, int(self._starts[number + 1]))
             try:
                 piece = self._piece(number).slice(start - int(self._starts[number]), end - start)
-                rows += piece.to_pylist()
+                rows += map(without_inner_nulls, piece.to_pylist())
             except Exception as error:  # pyarrow raises many kinds; what is damaged may be any part of the file
                 raise _unreadable(self._path, self._field, error, f" at {self.where(start)}") from None
             start = end
@@ -56,6 +56,17 @@ class ArrowRows:
         if held is None or held[0] != number:
             self._held = held = (number, self._read_piece(number))
         return held[1]
+
+
+def without_inner_nulls(row: dict[str, Any]) -> dict[str, Any]:
+    """A struct has each field that any row's has. Where a row's is null inside of a column it had none, as in JSON."""
+    return {column: _without_nulls(value) for column, value in row.items()}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def read_parquet(path: Path, name: str, field: str, stream: bool) -> ArrowRows:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from drivetrain.data.arrow_rows import without_inner_nulls
 from drivetrain.data.tables import load_from_hub
 from drivetrain.errors import RunError, problem
 
@@ -37,7 +38,8 @@ class HubRows:
 
     def read(self, start: int, stop: int) -> list[dict[str, Any]]:
         columns: dict[str, list[Any]] = self._dataset[start : min(stop, len(self))]
-        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+        return list(map(without_inner_nulls, rows))
 
     def where(self, index: int) -> str:
         return f"{self._name} row {index + 1}"
@@ -58,17 +60,17 @@ class StreamedHubRows:
         """RunError if the network fails or the stream ends too early."""
         wanted = max(0, min(stop, self._length) - start)
         try:
-            if self._coming is None or self._place != start:
+            if self._coming is None or self._place > start:
                 self._coming, self._place = iter(self._dataset.skip(start)), start
-            rows = list(islice(self._coming, wanted))
+            rows = list(islice(self._coming, start - self._place, start - self._place + wanted))
         except Exception as error:  # network errors have no class in common
             self._coming = None
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             raise RunError(f"rows {start + 1} to {start + wanted} of {self._name} did not come: {reason}") from error
-        self._place += len(rows)
+        self._place = start + len(rows)
         if len(rows) < wanted:
             raise RunError(f"{self._name} says that it has {self._length} rows, and ended after {self._place}")
-        return rows
+        return list(map(without_inner_nulls, rows))
 
     def where(self, index: int) -> str:
         return f"{self._name} row {index + 1}"

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from drivetrain.config.training import Loader
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
-from drivetrain.errors import UserError
+from drivetrain.errors import RunError, UserError
 
 Collate = Callable[[Sequence[Any]], dict[str, Tensor]]
 
@@ -129,7 +129,7 @@ def _batches(
 ) -> Iterator[dict[str, Tensor]]:
     for batch in _data_loader(samples, collate, keys, loader, pin_memory):
         if isinstance(batch, UserError):
-            raise batch
+            raise RunError(str(batch))  # of rows that are read while training: work is under way
         yield batch
 
 

@@ -19,6 +19,7 @@ import pandas as pd
 
 from drivetrain.errors import UserError, problem
 
+SHOWN = 5  # lines that are wrong
 READERS = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 
 
@@ -102,18 +103,22 @@ Record = tuple[int, list[str]]  # number of its last line in the file, and its f
 
 
 def _table(records: Iterator[Record], header: bool) -> pd.DataFrame:
-    """The records as strings, all as wide as the first. ValueError names the line of one that is not."""
+    """The records as strings, all as wide as the first. ValueError names the lines of those that are not."""
     first = next(records, None)
     if first is None:
         raise ValueError("it holds blank lines only")
-    width, rows = len(first[1]), [] if header else [first[1]]
+    width, rows, wrong = len(first[1]), [] if header else [first[1]], {}
     for line, fields in records:
         if len(fields) > width and not any(fields[width:]):  # separators at the end of the line
             del fields[width:]
         if len(fields) != width:
-            hint = ": quote a text that holds the separator" if len(fields) > width else ""
-            raise ValueError(f"line {line} has {len(fields)} columns where the first has {width}{hint}")
+            wrong[line] = len(fields)
         rows.append(fields)
+    if wrong:
+        told = [f"line {line} has {count} columns" for line, count in wrong.items()]
+        more = f", and {len(told) - SHOWN} more lines are wrong" if len(told) > SHOWN else ""
+        hint = ": quote a text that holds the separator" if max(wrong.values()) > width else ""
+        raise ValueError(f"{', '.join(told[:SHOWN])} where the first has {width}{more}{hint}")
     return pd.DataFrame(rows, columns=first[1] if header else range(width), dtype=str)
 
 

@@ -58,7 +58,22 @@ def wrap_fsdp(model: nn.Module, mesh: DeviceMesh, options: config.FsdpEngine, pr
     _check_shared(model, apart)
     for module in apart:
         fully_shard(module, **settings)
+    shard_outermost(model, bool(apart), settings)
+
+
+def shard_outermost(model: nn.Module, has_inner: bool, settings: dict[str, Any]) -> None:
+    """What the model holds outside of the modules within (has_inner) is needed again as soon as backward begins: as by
+    fully_shard's own default it is kept until then, unless no backward will follow."""
+    if settings["reshard_after_forward"] is True and has_inner:
+        settings = {**settings, "reshard_after_forward": None}
     fully_shard(model, **settings)
+    model.register_forward_hook(_free_without_backward)
+
+
+def _free_without_backward(model: nn.Module, args: Any, output: Any) -> None:
+    del args, output
+    if not torch.is_grad_enabled():
+        cast(FSDPModule, model).reshard()
 
 
 def _check_shared(model: nn.Module, apart: list[nn.Module]) -> None:

@@ -25,7 +25,7 @@ from drivetrain.data.loader import MicroBatch
 from drivetrain.engines.base import Engaged, EngineOptions, State, StepResult
 from drivetrain.engines.context_parallel import part_of
 from drivetrain.engines.eager import EagerEngine
-from drivetrain.engines.fsdp import SameParameters, ready_to_shard
+from drivetrain.engines.fsdp import SameParameters, ready_to_shard, shard_outermost
 from drivetrain.engines.gradient_sum import GradientSum, sum_gradients
 from drivetrain.engines.mesh_state import (
     Held,
@@ -90,9 +90,11 @@ class MeshEngine(EagerEngine):
         self._same: SameParameters | None = None
         if mesh is not None and self._config.shard:
             ready_to_shard(model)
-            for module in [*self._part.blocks, root]:
-                later = self._pipeline is None  # a pipeline runs several forwards before a backward
-                fully_shard(module, mesh=mesh, reshard_after_forward=later)
+            # a pipeline runs several forwards before a backward
+            settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": self._pipeline is None}
+            for module in self._part.blocks:
+                fully_shard(module, **settings)
+            shard_outermost(root, bool(self._part.blocks), settings)
             self._same = SameParameters(model, mesh.get_group(), self._device, "leave shard out")
         elif mesh is not None:
             self._sum = GradientSum(model.parameters(), mesh.get_group())

@@ -187,7 +187,10 @@ def _template(given: Given) -> None:
         )
         given.note("template", "refused", why)
     else:
-        why = f"the tokenizer's own is taken, which is {name}'s if the tokenizer is of a model that {name} is for"
+        why = (
+            f"the tokenizer's own is taken, which is {name}'s if the tokenizer is of a model that {name} is for; "
+            f"for a system message that {name} has there by itself give {DATA}.system"
+        )
         given.note("template", "changed", why)
     if given.has("default_system"):
         given.set("default_system", f"{DATA}.system", str(given.take("default_system")) or None)
@@ -323,6 +326,6 @@ def _train_on(given: Given) -> None:
     if everything:
         given.set("train_on_prompt", f"{DATA}.train_on", "all")
     if last:
-        why = "of a conversation over cutoff_len the beginning is kept, there the last turn"
+        why = "of a conversation over cutoff_len the last tokens are kept, there whole turns from the last on"
         given.set("mask_history", f"{DATA}.train_on", "last_response", why)
     given.off(*(key for key, on in (("train_on_prompt", everything), ("mask_history", last)) if not on))

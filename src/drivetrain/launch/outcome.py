@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -49,6 +50,17 @@ def failed(rank: int, error: BaseException, traceback: str) -> RankOutcome:
         return RankOutcome(rank=rank, kind="run", time=now, message=str(error))
     message = f"{type(error).__name__}: {error}"
     return RankOutcome(rank=rank, kind="crash", time=now, message=message, traceback=traceback)
+
+
+def cause_of(failures: Sequence[RankOutcome]) -> RankOutcome:
+    """The failure that came first; of ranks that failed alike the lowest."""
+    first = min(failures, key=lambda outcome: outcome.time)
+    alike = [
+        each
+        for each in failures
+        if (each.kind, each.problems, each.message) == (first.kind, first.problems, first.message)
+    ]
+    return min(alike, key=lambda outcome: outcome.rank)
 
 
 def raised(outcome: RankOutcome) -> Exception:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.errors import RankError
-from drivetrain.launch.outcome import outcomes, raised
+from drivetrain.launch.outcome import cause_of, outcomes, raised
 from drivetrain.launch.outer import OuterLauncher
 from drivetrain.launch.rank import TASK
 from drivetrain.launch.task import Result, Task
@@ -128,13 +128,13 @@ def _for_ranks(task: Task) -> dict[str, str]:
 def _result(folder: Path, failure: ChildFailedError | None) -> Result:
     """The result of this node's first rank, or the failure that came first."""
     ended = outcomes(folder)
-    bad = sorted((outcome for outcome in ended if outcome.kind != "done"), key=lambda outcome: outcome.time)
+    bad = [outcome for outcome in ended if outcome.kind != "done"]
     told = {outcome.rank for outcome in ended}
     for rank, code in _exit_codes(failure).items():
         if rank not in told:
             raise RankError(f"rank {rank} {_ended(code)}{_last_words(folder, rank, code)}")
     if bad:
-        raise raised(bad[0])
+        raise raised(cause_of(bad))
     if not ended:
         raise RankError(f"no rank said how it ended: {failure}")
     first = ended[0]

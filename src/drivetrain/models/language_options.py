@@ -128,8 +128,8 @@ def rope_scaling_config(config: Any, given: Mapping[str, Any]) -> dict[str, Any]
 
     config: as it is. given: {type: linear, dynamic, yarn or llama3, factor: ..., and what the type takes more}.
 
-    With linear, yarn and llama3 the context (max_position_embeddings) grows by the factor; dynamic scales whenever
-    a sequence is longer than the context the model was trained with, which therefore stays (`context_length`).
+    With linear, yarn and llama3 the context (max_position_embeddings) grows by the factor. With dynamic it stays:
+    what is longer is scaled by the longest sequence seen so far, which a model may be used with, but not trained.
 
     Sources: Chen et al. 2023 (linear), bloc97 2023 (dynamic), Peng et al. 2023 (YaRN), Dubey et al. 2024 (llama3).
     UserError for models without rotary positions, or with scaled ones, and for what is given wrongly.
@@ -180,11 +180,15 @@ def _given_problems(given: Mapping[str, Any]) -> tuple[str, list[Problem]]:
 
 def context_length(config: Any) -> int | None:
     """The longest sequence that a model's positions are made for; None where it has no such bound."""
-    own = config.get_text_config()
-    context: int | None = getattr(own, "max_position_embeddings", None)
-    held = getattr(own, "rope_parameters", None) or {}
-    dynamic = held.get("rope_type") == "dynamic"
-    return round(context * held["factor"]) if dynamic and context is not None else context
+    context: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return context
+
+
+def is_scaled_dynamically(config: Any) -> bool:
+    """Whether what a sequence gives depends on those before it, where they were longer than `context_length`."""
+    held = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    kinds = [held.get("rope_type"), *(part.get("rope_type") for part in held.values() if isinstance(part, dict))]
+    return "dynamic" in kinds
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------

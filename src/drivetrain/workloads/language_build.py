@@ -18,11 +18,13 @@ from drivetrain.models.language_options import (
     context_length,
     evaluating,
     freeze_all_but_last,
+    is_scaled_dynamically,
     rope_scaling_config,
 )
 from drivetrain.models.packed_attention import PackedAttention, use_packed_attention
 from drivetrain.models.transformers_classifiers import build_classifier, config_accepts, config_of
 from drivetrain.workloads.language_data import LanguageReader
+from drivetrain.workloads.language_tokenizer import num_ids
 
 FIELD = "workload.model"
 IMPLEMENTATIONS = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2", "flex": "flex_attention"}
@@ -81,7 +83,7 @@ def _completed(given: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     """The run file's config, with what follows from the tokenizer where it is left out. Not its padding token: the
     embedding would not learn it, and it often ends texts as well."""
     derived = {
-        "vocab_size": len(tokenizer),
+        "vocab_size": num_ids(tokenizer),
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
     }
@@ -90,7 +92,7 @@ def _completed(given: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
 
 def _fit(model: Any, config: LanguageModel, reader: LanguageReader, notes: list[str]) -> None:
     problems = []
-    known, tokens = model.get_input_embeddings().num_embeddings, len(reader.tokenizer)
+    known, tokens = model.get_input_embeddings().num_embeddings, num_ids(reader.tokenizer)
     if known < tokens and config.model.resize_vocabulary:
         # new rows follow the others' mean, which a model without numbers does not have
         model.resize_token_embeddings(tokens, mean_resizing=not next(model.parameters()).is_meta)
@@ -105,7 +107,11 @@ def _fit(model: Any, config: LanguageModel, reader: LanguageReader, notes: list[
     places, length = context_length(model.config), config.data.length
     if places is not None and length > places:
         why = f"length ({length}) > the model's context ({places}; max_position_embeddings)"
-        problems.append(Problem("workload.data.length", why, "shorten it, or give workload.model.rope_scaling"))
+        fix = "shorten it, or give workload.model.rope_scaling"
+        if is_scaled_dynamically(model.config):
+            why += ", beyond which dynamic scaling follows the longest sequence so far"
+            fix += " of type linear, yarn or llama3"
+        problems.append(Problem("workload.data.length", why, fix))
     if problems:
         raise UserError(problems)
 

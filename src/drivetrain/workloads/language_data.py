@@ -82,6 +82,8 @@ class LanguageReader:
         if not evaluation:
             self.warn(f"there are no evaluation data: {_why_none(data)}; workload.data.evaluation gives some")
         joined = JoinedSamples(train)
+        if data.stream and len(train) > 1:  # among neighbours only nothing would mix them
+            weights = weights or [len(each) for each in train]
         parts = [Part(a, b, w) for a, b, w in zip(joined.starts, joined.starts[1:], weights, strict=False)]
         return LanguageSamples(joined, JoinedSamples(evaluation) if evaluation else None, parts or None)
 
@@ -208,6 +210,11 @@ class LanguageReader:
             self.warn(
                 f"of {cut.boundary_checked} prompts of {name} that were looked at, {cut.boundary_mismatches} "
                 "have other tokens at inference, where nothing follows them: the tokenizer joins prompt and reply"
+            )
+        if cut.unended:
+            self.warn(
+                f"in {cut.unended} samples of {name}, {self.template.name} closes {{% generation %}} before the token "
+                "that ends the reply: the model is not taught to end"
             )
 
     def _streamed(self, opened: OpenSet, field: str) -> Tokenised:

@@ -73,7 +73,11 @@ def _own(text: str, reader: LanguageReader, config: LanguageModel) -> Prompt:
         ids = reader.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     else:
         system = [] if config.data.system is None else [Message("system", config.data.system)]
-        ids = reader.template.prompt_ids([*system, Message("user", text)])
+        try:
+            ids = reader.template.prompt_ids([*system, Message("user", text)])
+        except Exception as error:  # templates raise what they like
+            why = f"{reader.template.name} refuses {text[:40]!r}: {error}"
+            raise problem(f"{FIELD}.prompts", why, "give a prompt that it takes") from None
     if not 0 < len(ids) < config.data.length:
         why = f"{text[:40]!r} has {len(ids)} tokens, of a length of {config.data.length}"
         raise problem(f"{FIELD}.prompts", why, "give a prompt that leaves room for an answer")

@@ -26,6 +26,11 @@ class MadeTokenizer:
     added: list[str]
 
 
+def num_ids(tokenizer: Any) -> int:
+    """Rows that an embedding needs: one more than the largest id, where ids have gaps."""
+    return max(tokenizer.get_vocab().values(), default=-1) + 1
+
+
 def make_tokenizer(config: LanguageModel, contents: Sequence[str]) -> MadeTokenizer:
     """contents: all texts of the training data, for a tokenizer made of them; none of a stream."""
     model, chats = config.model, config.stage == "sft"

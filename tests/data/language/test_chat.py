@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -420,14 +421,40 @@ def test_a_template_that_leaves_something_out_is_found_out(train_on: Any, tmp_pa
     asked = user("Rain?")
     called = reply("", True, ("weather", {}))
     cases = {
-        "system's message": TALK,
-        "function weather": Conversation((asked, called)),
-        "tool's message": Conversation((asked, reply("Let me see"), Message("tool", "sunny"), reply("No"))),
-        "the function": Conversation((asked, reply("No")), (tool,)),
+        "system's message": Conversation((Message("system", "Hello user"), user("Hello user"), reply("Hi"))),
+        "calls of functions": Conversation((user("Is weather a function?"), called)),
+        "tool's message": Conversation((asked, reply("It is sunny"), Message("tool", "sunny"), reply("No"))),
+        "the functions": Conversation((user("weather?"), reply("No")), (tool,)),
+        "reasoning_content": Conversation((asked, replace(reply("No"), reasoning_content="No"))),
     }
     tokens = template_of(DEAF, tmp_path).tokenised(list(cases.values()), train_on)
-    assert [part in why for part, (_, why) in zip(cases, tokens.problems, strict=True)] == [True] * 4, tokens.problems
+    assert [part in why for part, (_, why) in zip(cases, tokens.problems, strict=True)] == [True] * 5, tokens.problems
     assert not template_of("chatml").tokenised(list(cases.values()), train_on).problems
+
+
+def test_words_beside_a_call_that_a_template_drops_are_found_out(tmp_path: Path) -> None:
+    """As Llama 3.1's own does."""
+    either = "{{ m.tool_calls[0].function.name if m.tool_calls else m.content }}"
+    template = template_of(DEAF.replace("+ m.content +", "}}" + either + "{{"), tmp_path)
+    talk = Conversation((user("Rain?"), reply("Let me see", True, ("weather", {}))))
+    ((_, why),) = template.tokenised([talk], "responses").problems
+    assert "leaves out what is said beside a call" in why
+    assert not template.tokenised([Conversation((user("Rain?"), reply("", True, ("weather", {}))))], "all").problems
+
+
+def test_chatml_puts_reasoning_before_the_answer() -> None:
+    thinking = replace(reply("42"), reasoning_content="six by seven")
+    (text,) = trained_texts(template_of("chatml"), Conversation((user("6 * 7?"), thinking)))
+    assert text == "<think>\nsix by seven\n</think>\n\n42<|im_end|>"
+
+
+def test_marks_that_leave_out_the_end_of_replies_are_counted(tmp_path: Path) -> None:
+    unended = "{{ m.content }}{% endgeneration %}{{ '<|im_end|>' }}"
+    marked = MARKED.replace("{{ m.content + '<|im_end|>' }}{% endgeneration %}", unended)
+    assert marked != MARKED
+    assert template_of(marked, tmp_path).tokenised([TALK, TALK], "responses").unended == 2
+    for ended in (MARKED, LLAMA, "chatml"):
+        assert not template_of(ended, tmp_path).tokenised([TALK], "responses").unended
 
 
 def test_a_template_that_cannot_tell_replies_is_refused_unless_it_marks_them(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,28 @@ BAD_TOOLS = {
 def test_tools_that_are_none_make_a_bad_row(tools: Any, why: str) -> None:
     (bad,) = read([{**OPENAI, "tools": tools}], Form("openai")).problems
     assert bad.why.startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (float("nan"), "cannot be written as JSON: Out of range float"),
+        (datetime(2026, 1, 2), "cannot be written as JSON: Object of type datetime"),
+        ("\ud83d", "a call or a tool has half a character"),
+    ],
+)
+def test_calls_that_no_json_can_hold_make_a_bad_row(value: Any, why: str) -> None:
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": value}}}]}
+    row = {"messages": [{"role": "user", "content": "x"}, call]}
+    assert why in read([row], Form("openai")).problems[0].why
+    tools = {**OPENAI, "tools": [{"name": "f", "parameters": {"default": value}}]}
+    assert why in read([tools], Form("openai")).problems[0].why
+
+
+def test_half_a_character_makes_a_bad_row() -> None:
+    row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b\ud83d"}]}
+    why = read([row], Form("openai")).problems[0].why
+    assert why == "the assistant's message 2 has half a character ('\\ud83d', character 2)"
 
 
 def test_placeholders_are_filled_in_all_contents_once() -> None:

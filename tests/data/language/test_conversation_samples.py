@@ -87,6 +87,14 @@ def test_a_sample_that_is_too_long_is_cut_at_its_end(cut: Making) -> None:
     assert found.too_long == found.without_target == 0
 
 
+def test_where_only_the_last_reply_counts_the_beginning_is_cut_off(cut: Making) -> None:
+    talks = [talk(1, "first " * 9, "one", "second", "two"), talk(2, "a", "b")]
+    whole, found = (rows(cut(talks, train_on="last_response", **more)) for more in ({}, {"length": 30}))
+    assert found[0] == (whole[0][0][-30:], whole[0][1][-30:])
+    assert sum(found[0][1]) == sum(whole[0][1]) == len("two") + 1
+    assert found[1] == whole[1]
+
+
 def test_a_sample_that_is_too_long_is_left_out_if_it_is_to_be(cut: Making) -> None:
     found = cut(length=30, too_long="drop")
     fit = sum(size <= 30 for size in SIZES)

@@ -33,10 +33,26 @@ def test_calls_of_tools_and_their_results() -> None:
     result = {"role": "tool", "tool_call_id": "call_1", "content": ""}
     got = read(ASKED, calling, result, {"role": "function", "name": "add", "content": "5"}, SAID)
     assert got[1] == Message("assistant", "", ({"id": "call_1", **CALLED}, CALLED, CALLED))
-    assert got[2:4] == [Message("tool", "", tool_call_id="call_1"), Message("tool", "5")]
+    assert got[2:4] == [Message("tool", "", tool_call_id="call_1"), Message("tool", "5", name="add")]
     assert read(ASKED, {**calling, "content": "Let me see"})[1].content == "Let me see"
     former = {"role": "assistant", "content": None, "function_call": WRITTEN["function"]}
     assert read(ASKED, former)[1] == Message("assistant", "", (CALLED,))
+
+
+def test_names_and_reasoning_reach_the_template() -> None:
+    said = {**SAID, "reasoning_content": "They greet."}
+    got = read({**ASKED, "name": "Ada"}, said, {"role": "tool", "name": "add", "content": "5"}, SAID)
+    assert [each.as_template() for each in got][:2] == [{**ASKED, "name": "Ada"}, said]
+    assert got[2].as_template() == {"role": "tool", "name": "add", "content": "5"}
+    with pytest.raises(RowError, match="reasoning_content of message 2 is a number"):
+        read(ASKED, {**SAID, "reasoning_content": 3})
+
+
+def test_functions_as_openai_named_tools_at_first_are_read() -> None:
+    function = {"name": "add", "parameters": {}}
+    row = {"messages": [ASKED, SAID], "functions": [function]}
+    for form in (FORM, Form("openai", by_usual_names=True), Form("openai", {"messages": "messages"})):
+        assert read_conversation(row, form, "", {}).tools == ({"type": "function", "function": function},)
 
 
 def test_absent_fields_may_be_null_as_parquet_has_them() -> None:

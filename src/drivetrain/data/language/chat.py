@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -21,6 +21,7 @@ import jinja2
 import numpy as np
 
 from drivetrain.data.language.conversations import Conversation, Message
+from drivetrain.data.language.left_out import LeftOut
 from drivetrain.data.language.template_sources import template_text
 from drivetrain.errors import UserError, problem
 
@@ -44,10 +45,11 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Rendered:
-    """The text of one sample and its targets, in order."""
+    """The text of one sample and its targets, in order. unended: the last of them leaves out what ends the reply."""
 
     text: str
     spans: tuple[Span, ...]
+    unended: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class ConversationTokens:
     split_conversations: int  # that became several samples, because the template rewrites history
     boundary_checked: int  # replies whose prompt was tokenised by itself, as inference does
     boundary_mismatches: int  # of those, the ones where it has other ids there than in training
+    unended: int  # samples whose last reply the template marks without the token that ends it
 
 
 class ChatTemplate:
@@ -82,6 +85,7 @@ class ChatTemplate:
         self.name, self.text = template_text(tokenizer, source, field)
         self._template = None if source is None else self.text  # None: Transformers picks one of several by the tools
         self._marks = MARK.search(self.text) is not None
+        self._left_out = LeftOut(lambda messages, tools: self._render(messages, tools, prompt=False))
         try:
             self._render([Message("user", "a")], (), prompt=True)
         except jinja2.TemplateSyntaxError as error:
@@ -116,7 +120,7 @@ class ChatTemplate:
         samples: list[Rendered] = []
         for view in (self._view(conversation, reply) for reply in trained):
             if samples and view.text.startswith(samples[-1].text[: samples[-1].spans[-1].end]):
-                view = Rendered(view.text, samples.pop().spans + view.spans)  # the earlier reply, as it was
+                view = replace(view, spans=samples.pop().spans + view.spans)  # the earlier reply, as it was
             samples.append(view)
         return samples
 
@@ -142,6 +146,7 @@ class ChatTemplate:
             split_conversations=len({a for a, b in pairwise(origin) if a == b}),
             boundary_checked=len(prompts),
             boundary_mismatches=prompts.count(False),
+            unended=sum(sample.unended for sample in samples),
         )
 
     def _samples(
@@ -183,17 +188,15 @@ class ChatTemplate:
         own = own or [(shared, len(text))]
         own[-1] = (own[-1][0], self._end_of_turn(text, *own[-1]))
         last = max((place for place, message in enumerate(before) if message.role == "assistant"), default=-1)
-        self._check_complete([*before[:1], *before[last + 1 :]], tools, text)
-        said = "".join(text[start:end] for start, end in own)
-        self._check_complete([], conversation.messages[reply].tool_calls, said)
-        return Rendered(text, tuple(Span(start, end, reply) for start, end in own))
+        self._check_complete(conversation.messages[: reply + 1], tools, [0, *range(last + 1, reply + 1)])
+        unended = bool(marks) and text[own[-1][1] :].lstrip().startswith(self._special)
+        return Rendered(text, tuple(Span(start, end, reply) for start, end in own), unended)
 
     def _everything(self, conversation: Conversation, replies: Sequence[int]) -> Rendered:
         text = self._render(conversation.messages, conversation.tools, prompt=False)
-        self._check_complete(conversation.messages, conversation.tools, text)
+        self._check_complete(conversation.messages, conversation.tools, range(len(conversation.messages)))
         spans, start = [], 0
         for reply in replies:
-            self._check_complete([], conversation.messages[reply].tool_calls, text)
             if conversation.messages[reply].trained:
                 continue
             view = self._view(conversation, reply)
@@ -207,19 +210,16 @@ class ChatTemplate:
     def _end_of_turn(self, text: str, start: int, end: int) -> int:
         """Without the white space after a special token: inference stops at the token."""
         stripped = text[start:end].rstrip()
-        return start + len(stripped) if stripped.endswith(tuple(self._tokenizer.added_tokens_encoder)) else end
+        return start + len(stripped) if stripped.endswith(self._special) else end
 
-    def _check_complete(self, messages: Sequence[Message], functions: Tools, text: str) -> None:
-        """Templates that know no tools, or no system messages, leave them out without a word. Of a message its longest
-        word is looked for, because some templates trim contents or write them as JSON."""
-        for message in messages:
-            words = re.findall(r"\w+", message.content[:500]) if message.role != "assistant" else []
-            if words and max(words, key=len) not in text:
-                raise _UnsuitableError(f"{self.name} leaves out the {message.role}'s message: {SERVES}")
-        for function in functions:
-            name = str(function.get("function", function).get("name", ""))
-            if name not in text:
-                raise _UnsuitableError(f"{self.name} leaves out the function {name}: {SERVES}")
+    @property
+    def _special(self) -> tuple[str, ...]:
+        return tuple(self._tokenizer.added_tokens_encoder)
+
+    def _check_complete(self, messages: Sequence[Message], tools: Tools, wanted: Sequence[int]) -> None:
+        what = self._left_out.first(messages, tools, wanted)
+        if what is not None:
+            raise _UnsuitableError(f"{self.name} leaves out {what}: {SERVES}")
 
     def _render(self, messages: Sequence[Message], tools: Tools, prompt: bool) -> str:
         text: str = self._tokenizer.apply_chat_template(

@@ -95,9 +95,10 @@ class Form:
 
     def value(self, row: Mapping[str, Any], name: str) -> Any:
         """What the row has in the column of that name; None if it has no such column, or null."""
-        named = self.named
-        if name in named:
-            return row.get(named[name])
+        if name in self.named:
+            return row.get(self.named[name])
+        if name == "tools" and self.formatting == "openai":
+            return row.get("tools") or row.get("functions")  # as OpenAI named them at first
         if self.by_usual_names:
             return row.get(COLUMNS[self.formatting].get(name, name))
         if name == "query" and "prompt" in self.columns:
@@ -129,6 +130,15 @@ def text(value: Any, what: str) -> str:
     if not value.strip():
         raise RowError(f"{what} is empty")
     return value
+
+
+def check_utf8(value: str, what: str) -> None:
+    """RowError if it is no text in any encoding: JSON can hold one half of a surrogate pair."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        half = value[error.start]
+        raise RowError(f"{what} has half a character ({half!r}, character {error.start + 1})") from None
 
 
 def optional_text(value: Any, what: str) -> str:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from drivetrain.data.language.alpaca import read_alpaca
-from drivetrain.data.language.conversation_form import COLUMNS, TAGS, USED, Form, Formatting, RowError, optional_text
+from drivetrain.data.language.conversation_form import (
+    COLUMNS,
+    TAGS,
+    USED,
+    Form,
+    Formatting,
+    RowError,
+    check_utf8,
+    optional_text,
+)
 from drivetrain.data.language.conversations import Conversation, Message
 from drivetrain.data.language.openai_messages import read_openai
 from drivetrain.data.language.sharegpt import read_sharegpt
@@ -79,7 +89,23 @@ def read_conversation(row: Mapping[str, Any], form: Form, where: str, replace: M
         pattern = re.compile("|".join(re.escape(each) for each in sorted(replace, key=len, reverse=True)))
         filled = (pattern.sub(lambda found: replace[found[0]], each.content) for each in messages)
         messages = [dataclasses.replace(each, content=text) for each, text in zip(messages, filled, strict=True)]
-    return Conversation(tuple(messages), read_tools(form.value(row, "tools")), where)
+    tools = read_tools(form.value(row, "tools"))
+    _check_can_be_written(messages, tools)
+    return Conversation(tuple(messages), tools, where)
+
+
+def _check_can_be_written(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
+    """RowError for halves of characters, and for what no JSON can hold: a call's NaN, a date out of parquet."""
+    for number, message in enumerate(messages, start=1):
+        check_utf8(message.content + (message.reasoning_content or ""), f"the {message.role}'s message {number}")
+    called = [call for message in messages for call in message.tool_calls]
+    if called or tools:
+        try:
+            check_utf8(json.dumps([*called, *tools], ensure_ascii=False, allow_nan=False), "a call or a tool")
+        except (TypeError, ValueError) as error:
+            if isinstance(error, RowError):
+                raise
+            raise RowError(f"a call or a tool cannot be written as JSON: {error}") from None
 
 
 def check_names(form: Form, replace: Mapping[str, str], field: str) -> None:
@@ -98,17 +124,23 @@ def check_names(form: Form, replace: Mapping[str, str], field: str) -> None:
         raise UserError(problems)
 
 
-def check_columns(form: Form, keys: Sequence[str], field: str) -> None:
-    """UserError, with the nearest, for columns that are none of the keys that rows have."""
-    problems = []
+def check_columns(form: Form, keys: Sequence[str], field: str, needed: Container[str] | None = None) -> list[str]:
+    """UserError, with the nearest, for columns that are none of the keys that rows have.
+
+    needed: the names of which that is an error; of others the columns are returned. Left out, of all.
+    """
+    problems, others = [], []
     for name, column in form.named.items():
-        if column not in keys:
+        if column not in keys and needed is not None and name not in needed:
+            others.append(column)
+        elif column not in keys:
             near = difflib.get_close_matches(column, keys, n=1)
             fix = f"did you mean {near[0]}? " if near else ""
             why = f"no row has the column {column!r} ({name} of the format {form.formatting})"
             problems.append(Problem(field, why, f"{fix}Rows have: {', '.join(keys[:20])}"))
     if problems:
         raise UserError(problems)
+    return others
 
 
 # --- formats by their looks ------------------------------------------------------------------------------------------

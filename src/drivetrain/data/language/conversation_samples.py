@@ -22,6 +22,7 @@ from drivetrain.errors import Problem, UserError
 
 FIELD = "workload.data"
 SHOWN = 5
+COUNTS = ("split_conversations", "boundary_checked", "boundary_mismatches", "unended")  # of ConversationTokens
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Cut:
     split_conversations: int = 0
     boundary_checked: int = 0
     boundary_mismatches: int = 0
+    unended: int = 0
     warning: str | None = None
 
 
@@ -60,13 +62,14 @@ def conversation_samples(
     if data.too_long == "error" and too_long.any():
         raise UserError(_too_long(conversations, tokens, np.flatnonzero(too_long), data.length))
     kept = np.minimum(lengths, data.length)
+    # where only the last reply counts, the beginning is cut off
+    starts = tokens.offsets[:-1] + (lengths - kept if data.train_on == "last_response" else 0)
     trained = np.array(
-        [tokens.targets[start + 1 : start + size].any() for start, size in zip(tokens.offsets, kept, strict=False)],
-        dtype=bool,
+        [tokens.targets[start + 1 : start + size].any() for start, size in zip(starts, kept, strict=True)], dtype=bool
     )  # the first token has nothing before it that could predict it
     fits = ~too_long if data.too_long == "drop" else np.ones(len(lengths), dtype=bool)
     chosen = np.flatnonzero(fits & trained)
-    parts = [slice(tokens.offsets[i], tokens.offsets[i] + kept[i]) for i in chosen]
+    parts = [slice(starts[i], starts[i] + kept[i]) for i in chosen]
     samples = TokenSamples(
         np.concatenate([tokens.ids[:0], *(tokens.ids[part] for part in parts)]),
         np.concatenate([tokens.targets[:0], *(tokens.targets[part] for part in parts)]),
@@ -82,6 +85,7 @@ def conversation_samples(
         split_conversations=tokens.split_conversations,
         boundary_checked=tokens.boundary_checked,
         boundary_mismatches=tokens.boundary_mismatches,
+        unended=tokens.unended,
         warning=warning,
     )
 
@@ -112,20 +116,20 @@ def _tokens(
 
     def make() -> Arrays:
         made = template.tokenised(conversations, train_on)
-        counts = [made.split_conversations, made.boundary_checked, made.boundary_mismatches]
+        counts = [getattr(made, name) for name in COUNTS]
         problems = np.frombuffer(json.dumps(made.problems).encode(), dtype=np.uint8)
         held = {name: getattr(made, name) for name in ("ids", "targets", "offsets", "origin")}
         return {**held, "problems": problems, "counts": np.array(counts)}
 
     def whole(held: Arrays) -> bool:
         fits = len(held["ids"]) == len(held["targets"]) == held["offsets"][-1]
-        return bool(fits and len(held["origin"]) == len(held["offsets"]) - 1)
+        return bool(fits and len(held["origin"]) == len(held["offsets"]) - 1 and len(held["counts"]) == len(COUNTS))
 
     held, warning = cached(cache, key, make, whole)
     problems = tuple((where, why) for where, why in json.loads(held["problems"].tobytes()))
-    split, checked, mismatches = held["counts"].tolist()
     ids, targets, offsets, origin = (held[name] for name in ("ids", "targets", "offsets", "origin"))
-    return ConversationTokens(ids, targets, offsets, origin, problems, split, checked, mismatches), warning
+    counts = dict(zip(COUNTS, held["counts"].tolist(), strict=True))
+    return ConversationTokens(ids, targets, offsets, origin, problems, **counts), warning
 
 
 def _texts(conversation: Conversation) -> list[str]:

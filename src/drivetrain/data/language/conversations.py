@@ -19,12 +19,15 @@ class Message:
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     trained: bool = True  # of an assistant's message: whether its tokens may be targets (OpenAI's weight, 0 or 1)
     tool_call_id: str | None = None  # of a tool's message: which call it answers
+    name: str | None = None  # who speaks, or which tool
+    reasoning_content: str | None = None  # of an assistant: what it thinks before it answers
 
     def as_template(self) -> dict[str, Any]:
         """What a chat template takes."""
         calls = {"tool_calls": list(self.tool_calls)} if self.tool_calls else {}
-        answers = {} if self.tool_call_id is None else {"tool_call_id": self.tool_call_id}
-        return {"role": self.role, "content": self.content, **calls, **answers}
+        others = {key: getattr(self, key) for key in ("tool_call_id", "name", "reasoning_content")}
+        given = {key: value for key, value in others.items() if value is not None}
+        return {"role": self.role, "content": self.content, **calls, **given}
 
 
 @dataclass(frozen=True)

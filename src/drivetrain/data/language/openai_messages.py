@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from drivetrain.data.language.conversation_form import Form, RowError, kind
+from drivetrain.data.language.conversation_form import Form, RowError, kind, optional_text
 from drivetrain.data.language.conversations import Message
 from drivetrain.data.language.message_lists import Given, given_messages, plain_message
 from drivetrain.data.language.tool_calls import Call, read_function_call, read_tool_calls
@@ -24,11 +24,15 @@ def read_openai(row: Mapping[str, Any], form: Form) -> list[Message]:
 
 def _message(given: Given, form: Form) -> Message:
     given = replace(given, content=_joined(given.content, given.what))
+    reasoning = _optional(given, "reasoning_content") if given.role == "assistant" else None
+    return replace(_spoken(given, form), name=_optional(given, "name"), reasoning_content=reasoning)
+
+
+def _spoken(given: Given, form: Form) -> Message:
     if given.role == "function" and given.content is not None:
         return Message("assistant", "", read_function_call(given.content, given.what))
     if given.role == "observation":
-        answered = given.fields.get("tool_call_id")
-        return replace(plain_message(given, form), tool_call_id=answered if isinstance(answered, str) else None)
+        return replace(plain_message(given, form), tool_call_id=_optional(given, "tool_call_id"))
     if given.role != "assistant":
         return plain_message(given, form)
     trained = _weight(given) != 0
@@ -38,6 +42,11 @@ def _message(given: Given, form: Form) -> Message:
     if not isinstance(given.content, str | None):
         raise RowError(f"{given.what} is {kind(given.content)}, not a text")
     return Message("assistant", given.content or "", calls, trained)
+
+
+def _optional(given: Given, key: str) -> str | None:
+    """None for an empty text too. RowError for anything else."""
+    return optional_text(given.fields.get(key), f"{key} of {given.what}") or None
 
 
 def _calls(given: Given) -> tuple[Call, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from drivetrain.config.language import DataSource, LanguageData
 from drivetrain.data.hub_rows import StreamedHubRows
-from drivetrain.data.language.conversation_form import Form, RowError, kind
+from drivetrain.data.language.conversation_form import Form, RowError, check_utf8, kind
 from drivetrain.data.language.conversation_formats import (
     BadRow,
     check_columns,
@@ -24,6 +24,7 @@ from drivetrain.data.language.conversation_formats import (
 from drivetrain.data.language.conversations import Conversation
 from drivetrain.data.language.registry import Entry, find, read_registry
 from drivetrain.data.rows import Rows, open_rows
+from drivetrain.data.tables import may_be_hub_id
 from drivetrain.errors import Problem, UserError, problem, together
 
 T = TypeVar("T")
@@ -62,11 +63,14 @@ class OpenSet:
     form: Form | None
     text_column: str = "text"
     samples: int | None = None
+    unseen: Sequence[str] = ()  # named columns that the first rows of a stream lack
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        ranking = self.form is not None and self.form.ranking
-        return (f"{self.name} holds preferences: the chosen answers are trained on",) if ranking else ()
+    def notes(self) -> list[str]:
+        notes = [f"none of the first {LOOKED_AT} rows of {self.name} has the column {each!r}" for each in self.unseen]
+        if self.form is not None and self.form.ranking:
+            notes.append(f"{self.name} holds preferences: the chosen answers are trained on")
+        return notes
 
     @property
     def goes_forward(self) -> bool:
@@ -106,6 +110,7 @@ class OpenSet:
         if not isinstance(content, str) or not content.strip():
             found = "no text" if content is None or isinstance(content, str) else f"{kind(content)}, not a text,"
             raise RowError(f"it has {found} in the column {self.text_column!r}")
+        check_utf8(content, f"the column {self.text_column!r}")
         return Text(content, self.rows.where(index))
 
     def conversation(self, row: Mapping[str, Any], index: int) -> Conversation:
@@ -161,21 +166,24 @@ def _opening(
             stream=data.stream,
         )
         name = Path(source.path).name
-        samples = source.samples or (entry.num_samples if entry else None)
+        asked = [count for count in (source.samples, entry.num_samples if entry else None) if count is not None]
+        samples = min(asked, default=None)
         if not chats:
             return OpenSet(name, source, rows, None, _text_column(source, entry, rows, field), samples)
         form = replace(_form(source, entry, rows, field), default_system=data.system)
+        unseen: list[str] = []
         if data.stream:
             check_names(form, source.replace, field)
-            check_columns(form, list(_keys(rows)), field)
-        return OpenSet(name, source, rows, form, samples=samples)
+            unseen = check_columns(form, list(_keys(rows)), field, form.required)
+        return OpenSet(name, source, rows, form, samples=samples, unseen=unseen)
 
     return opening
 
 
 def _entry(source: DataSource, registry: Mapping[str, Entry], field: str) -> Entry | None:
-    """The registry's, unless there is a file or folder of that name."""
-    if not registry or (source.path not in registry and Path(source.path).expanduser().exists()):
+    """The registry's, unless there is a file or folder of that name, or it can only be a hub id: "owner/name"."""
+    elsewhere = Path(source.path).expanduser().exists() or ("/" in source.path and may_be_hub_id(source.path))
+    if not registry or (source.path not in registry and elsewhere):
         return None
     return find(registry, source.path, field)
 
