@@ -62,6 +62,8 @@ def test_greedy_answers_are_those_of_transformers(
         ids = tokenizer(sample["prompt"], add_special_tokens=False, return_tensors="pt")["input_ids"]
         found = model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
         assert tokenizer.decode(found, skip_special_tokens=True) == sample["answer"]
+    ends = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
+    assert model.generation_config.eos_token_id == sorted(ends), "generate() stops where replies do"
     talk = [{"role": "user", "content": "say 7"}]
     assert samples[5]["prompt"] == tokenizer.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
 

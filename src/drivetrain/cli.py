@@ -325,9 +325,10 @@ def _told(command: Callable[[], Any]) -> int:
 def _print_problems(error: UserError) -> None:
     count = len(error.problems)
     errors.print(f"[bold red]{count} problem{'s' if count > 1 else ''}:[/] refused before any work.")
-    for found in error.problems:
+    for number, found in enumerate(error.problems, start=1):
         errors.print(f"  [bold]{escape(found.field)}[/]: {escape(found.why)}")
-        errors.print(f"      [green]{escape(found.fix)}[/]")
+        if number == count or error.problems[number].fix != found.fix:
+            errors.print(f"      [green]{escape(found.fix)}[/]")
 
 
 def _start(checked: Checked, node: Node | None = None, **job: Any) -> Result:

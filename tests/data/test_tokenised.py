@@ -198,3 +198,14 @@ def test_gpt2s_files_as_openai_published_them_give_its_published_ids(shared_data
     assert tokenizer("Hello world")["input_ids"] == [15496, 995]  # OpenAI's encoder.py gives these
     assert tokenizer.decode(tokenizer("  a\n\tb é 你").input_ids) == "  a\n\tb é 你"
     assert tokenizer.eos_token_id == 50256 == len(tokenizer) - 1
+
+
+def test_a_folder_without_a_tokenizer_is_told_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(UserError, match=r"holds no tokenizer\n.*or workload\.model\.tokenizer"):
+        load_tokenizer(str(tmp_path), "workload.model.path")
+    checkpoint = tmp_path / "checkpoints" / "step-00000005"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=r"is the folder of a run\n.*step-00000005"):
+        load_tokenizer(str(tmp_path), "workload.model.path")

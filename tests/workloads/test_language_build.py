@@ -131,6 +131,17 @@ def test_ids_with_gaps_get_rows_up_to_the_largest(tmp_path: Path) -> None:
         built(small)
 
 
+def test_a_folder_without_some_of_its_weights_is_refused(tmp_path: Path) -> None:
+    folder, config = tmp_path / "published", LlamaConfig(**{**LLAMA, "vocab_size": 300})
+    published = AutoModelForCausalLM.from_config(config)
+    kept = {name: weight for name, weight in published.state_dict().items() if "layers.1." not in name}
+    published.save_pretrained(folder, state_dict=kept)
+    work = workload(tmp_path, ROWS)
+    work._reader.tokenizer.save_pretrained(folder)
+    with pytest.raises(UserError, match=r"published lacks weights: model\.layers\.1\."):
+        built(workload(tmp_path, ROWS, model={"path": str(folder)}))
+
+
 def test_all_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
     said = refusal(tmp_path, length=500, model={"config": {**LLAMA, "vocab_size": 10}})
     assert "length (500)" in said

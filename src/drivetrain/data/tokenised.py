@@ -53,7 +53,9 @@ def load_tokenizer(given: str, field: str) -> Any:
         why = f"{given} holds vocab.txt, and no file that says which kind of tokenizer it is of"
         fix = f"for BERT's WordPiece give {path / 'vocab.txt'} itself, for others add tokenizer.json"
         raise problem(field, why, fix)
-    if not path.is_dir():
+    if path.is_dir():
+        _check_has_tokenizer(path, given, field)
+    else:
         ask_hub(given, field)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(path) if path.is_dir() else given)
@@ -64,6 +66,20 @@ def load_tokenizer(given: str, field: str) -> Any:
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token  # GPT-2's way: the attention mask hides the padding
     return tokenizer
+
+
+def _check_has_tokenizer(folder: Path, given: str, field: str) -> None:
+    """UserError where no file looks like one's: Transformers would name the formats that it tried."""
+    names, endings = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece"), (".model", ".tiktoken", ".bpe")
+    if any(each.name.startswith(names) or each.suffix in endings for each in folder.iterdir()):
+        return
+    saved = sorted(folder.glob("checkpoints/*/tokenizer.json"))
+    if saved:
+        why, fix = f"{given} is the folder of a run", f"give one of its checkpoints, such as {saved[-1].parent}"
+    else:
+        apart = f", or {field.removesuffix('path')}tokenizer" if field.endswith("model.path") else ""
+        why, fix = f"{given} holds no tokenizer", f"give a folder with tokenizer.json{apart}"
+    raise problem(field, why, fix)
 
 
 def tokenise(

@@ -172,6 +172,7 @@ SYSTEMS = {  # of conversations that have none
 
 def _template(given: Given) -> None:
     name = given.word("template")
+    known = name in SYSTEMS
     if _is_text(given):
         ends = name == "llama3"
         why = "texts end with the tokenizer's eos, there with <|end_of_text|>" if ends else "texts have no template"
@@ -188,13 +189,14 @@ def _template(given: Given) -> None:
         given.note("template", "refused", why)
     else:
         why = (
-            f"the tokenizer's own is taken, which is {name}'s if the tokenizer is of a model that {name} is for; "
-            f"for a system message that {name} has there by itself give {DATA}.system"
+            f"the tokenizer's own is taken, which must be of a model that {name} is for; "
+            f"the system message that {name} has there by itself, if any, {'is put into' if known else 'is left to'} "
+            f"{DATA}.system"
         )
         given.note("template", "changed", why)
     if given.has("default_system"):
         given.set("default_system", f"{DATA}.system", str(given.take("default_system")) or None)
-    elif name in SYSTEMS:
+    elif known:
         given.found.translation.settings[f"{DATA}.system"] = SYSTEMS[name]
 
 
@@ -216,7 +218,8 @@ def _sources(given: Given) -> None:
     names = _names(given, "dataset")
     weights = _weights(given, len(names))
     taken = [_source(given, name, weight) for name, weight in zip(names, weights, strict=True)]
-    why = "a .txt file is one text, there each of its lines is" if _is_text(given) else ""
+    why = "a .txt file is one text, there each of its lines is; " if _is_text(given) else ""
+    why += "rows that cannot be used are left out and counted (bad_rows: drop)"
     given.set("dataset", f"{DATA}.train", taken, why)
     given.found.translation.settings[f"{DATA}.bad_rows"] = "drop"  # rows that are no conversation are left out there
     if given.has("max_samples"):

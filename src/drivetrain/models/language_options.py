@@ -1,9 +1,10 @@
-"""Small things done to a language model before it is trained: blocks frozen, noise on embeddings, longer contexts."""
+"""Small things done to a language model: blocks frozen, noise on embeddings, longer contexts, what ends its answers."""
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -189,6 +190,25 @@ def is_scaled_dynamically(config: Any) -> bool:
     held = getattr(config.get_text_config(), "rope_parameters", None) or {}
     kinds = [held.get("rope_type"), *(part.get("rope_type") for part in held.values() if isinstance(part, dict))]
     return "dynamic" in kinds
+
+
+def generation_config(model: Any, ends: Set[int], tokenizer: Any) -> Any:
+    """What Transformers' generate() is to know of a model: its own settings, and every token that ends an answer. Of a
+    chat template that is often another one than the tokenizer's eos."""
+    from transformers import GenerationConfig
+
+    own = getattr(model, "generation_config", None)
+    found = GenerationConfig() if own is None else copy.deepcopy(own)
+    known = found.eos_token_id if found.eos_token_id is not None else model.config.get_text_config().eos_token_id
+    listed = known if isinstance(known, list) else [] if known is None else [known]
+    found.eos_token_id = sorted({*listed, *ends}) or None
+    if found.pad_token_id is None:
+        found.pad_token_id = tokenizer.pad_token_id
+    try:
+        found.validate(strict=True)
+    except ValueError:  # of published settings that contradict each other, and could not be saved again
+        found = GenerationConfig(eos_token_id=found.eos_token_id, pad_token_id=found.pad_token_id)
+    return found
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------

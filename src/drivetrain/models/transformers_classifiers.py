@@ -211,7 +211,7 @@ def _load(
             raise
         except Exception as error:  # OSError for what is missing, others for what is broken
             raise unloadable(path, local, field, error) from error
-    _say_what_is_new(model, info, path, field, warn)
+    _say_what_is_new(model, info, path, field, warn, whole=auto_class == "AutoModelForCausalLM")
     _say_if_classes_differ(trained_config, labels, info, warn)
     return model
 
@@ -242,7 +242,8 @@ def unloadable(path: str, local: bool, field: str, error: Exception) -> UserErro
     )
 
 
-def _say_what_is_new(model: Any, info: Mapping[str, Any], path: str, field: str, warn: Warn) -> None:
+def _say_what_is_new(model: Any, info: Mapping[str, Any], path: str, field: str, warn: Warn, whole: bool) -> None:
+    """whole: a model that has no new head to learn must have all else."""
     body = f"{model.base_model_prefix}."
     mismatched = {entry[0]: (tuple(entry[1]), tuple(entry[2])) for entry in info["mismatched_keys"]}
     in_body = sorted(name for name in mismatched if name.startswith(body))
@@ -258,7 +259,10 @@ def _say_what_is_new(model: Any, info: Mapping[str, Any], path: str, field: str,
     head = [name for name in new if not name.startswith(body)]
     rest = [name for name in new if name.startswith(body)]
     if head:
-        warn(f"the classification head of {path} is replaced and starts at random: {_listed(head)}")
+        kind = "head" if whole else "classification head"
+        warn(f"the {kind} of {path} is replaced and starts at random: {_listed(head)}")
+    if rest and whole:
+        raise problem(field, f"{path} lacks weights: {_listed(rest)}", "give a complete model folder")
     if rest:
         warn(f"{path} lacks weights, which start at random: {_listed(rest)}")
 

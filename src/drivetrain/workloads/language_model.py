@@ -17,7 +17,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from drivetrain.config.language import Generation, LanguageModel
 from drivetrain.data.language.samples import JoinedSamples, Sample, TokenSamples
 from drivetrain.data.order import Part
-from drivetrain.models.language_options import context_length
+from drivetrain.models.language_options import context_length, generation_config
 from drivetrain.workloads.base import Batch, BestMetric, Generates, NamedSamples, Outputs, Prompt, Workload
 from drivetrain.workloads.language_build import build_language_model
 from drivetrain.workloads.language_data import LanguageReader
@@ -199,4 +199,5 @@ class LanguageModelWorkload(Workload, Generates):
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         model.config.save_pretrained(folder)  # type: ignore[union-attr, operator]
+        generation_config(model, self._continuation.ends, self._reader.tokenizer).save_pretrained(folder)
         self._reader.tokenizer.save_pretrained(folder)

@@ -37,7 +37,7 @@ def prompts_of(config: LanguageModel, reader: LanguageReader, evaluation: Joined
     found = [*_of_data(config, asked, reader, evaluation), *(_own(text, reader, config) for text in asked.prompts)]
     if not found:
         why = f"of the evaluation data, no prompt is shorter than length ({config.data.length})"
-        raise problem(f"{FIELD}.samples", why, f"give {FIELD}.prompts")
+        raise problem(f"{FIELD}.samples", why, f"raise workload.data.length, or give {FIELD}.prompts")
     return found
 
 
@@ -97,7 +97,7 @@ class Continuation:
 
     def __init__(self, asked: Generation, reader: LanguageReader, seed: int) -> None:
         self._asked, self._tokenizer, self._seed = asked, reader.tokenizer, seed
-        self._ends = _ends(reader)
+        self.ends = _ends(reader)
         self.places: int | None = None
 
     def samples(self, sequences: Mapping[int, Sequence[int]]) -> list[Sample]:
@@ -124,11 +124,11 @@ class Continuation:
 
     def is_over(self, prompt: Prompt, new: Sequence[int]) -> bool:
         full = self.places is not None and len(prompt.ids) + len(new) >= self.places
-        return full or len(new) >= self._asked.max_new_tokens or bool(new and new[-1] in self._ends)
+        return full or len(new) >= self._asked.max_new_tokens or bool(new and new[-1] in self.ends)
 
     def answer(self, new: Sequence[int]) -> str:
         """Without the token that ends it."""
-        return _text(self._tokenizer, new[:-1] if new and new[-1] in self._ends else new)
+        return _text(self._tokenizer, new[:-1] if new and new[-1] in self.ends else new)
 
 
 def _gumbel(seed: int, size: int) -> Tensor:

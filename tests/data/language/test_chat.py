@@ -422,9 +422,9 @@ def test_a_template_that_leaves_something_out_is_found_out(train_on: Any, tmp_pa
     called = reply("", True, ("weather", {}))
     cases = {
         "system's message": Conversation((Message("system", "Hello user"), user("Hello user"), reply("Hi"))),
-        "calls of functions": Conversation((user("Is weather a function?"), called)),
+        "a call of a function": Conversation((user("Is weather a function?"), called)),
         "tool's message": Conversation((asked, reply("It is sunny"), Message("tool", "sunny"), reply("No"))),
-        "the functions": Conversation((user("weather?"), reply("No")), (tool,)),
+        "a function that can be called": Conversation((user("weather?"), reply("No")), (tool,)),
         "reasoning_content": Conversation((asked, replace(reply("No"), reasoning_content="No"))),
     }
     tokens = template_of(DEAF, tmp_path).tokenised(list(cases.values()), train_on)
@@ -432,9 +432,43 @@ def test_a_template_that_leaves_something_out_is_found_out(train_on: Any, tmp_pa
     assert not template_of("chatml").tokenised(list(cases.values()), train_on).problems
 
 
+FIRST_ONLY = "{% if tools %}{{ tools[0] | tojson }}{% endif %}" + DEAF.replace(
+    "+ m.content +", "}}{{ m.tool_calls[0].function | tojson if m.tool_calls else m.content }}{{"
+)
+
+
+def test_of_several_functions_and_calls_each_is_looked_for(tmp_path: Path) -> None:
+    tools = tuple({"type": "function", "function": {"name": name}} for name in ("f", "weather"))
+    calls = reply("", True, ("f", {}), ("weather", {}))
+    cases = [
+        Conversation((user("Rain?"), reply("No")), tools[:1]),
+        Conversation((user("Rain?"), reply("No")), tools),
+        Conversation((user("Rain?"), reply("", True, ("f", {"a": 1})))),
+        Conversation((user("Rain?"), calls)),
+    ]
+    problems = (
+        template_of(FIRST_ONLY, tmp_path)
+        .tokenised([replace(case, where=str(n)) for n, case in enumerate(cases)], "responses")
+        .problems
+    )
+    assert [where for where, _ in problems] == ["1", "3"]
+    names_only = DEAF.replace("+ m.content +", "+ (m.tool_calls[0].function.name if m.tool_calls else m.content) +")
+    ((_, why),) = template_of(names_only, tmp_path).tokenised(cases[2:3], "responses").problems
+    assert "leaves out arguments of a call" in why
+
+
+def test_thoughts_that_a_template_cuts_out_of_the_reply_are_found_out(tmp_path: Path) -> None:
+    """As DeepSeek-R1's own does."""
+    cutting = DEAF.replace("+ m.content +", "+ m.content.split('</think>')[-1] +")
+    thinking = Conversation((user("a"), reply("<think>why</think>because")))
+    ((_, why),) = template_of(cutting, tmp_path).tokenised([thinking], "responses").problems
+    assert "leaves out what a reply has before </think>" in why
+    assert not template_of(DEAF, tmp_path).tokenised([thinking], "responses").problems
+
+
 def test_words_beside_a_call_that_a_template_drops_are_found_out(tmp_path: Path) -> None:
     """As Llama 3.1's own does."""
-    either = "{{ m.tool_calls[0].function.name if m.tool_calls else m.content }}"
+    either = "{{ m.tool_calls[0].function | tojson if m.tool_calls else m.content }}"
     template = template_of(DEAF.replace("+ m.content +", "}}" + either + "{{"), tmp_path)
     talk = Conversation((user("Rain?"), reply("Let me see", True, ("weather", {}))))
     ((_, why),) = template.tokenised([talk], "responses").problems
@@ -453,7 +487,8 @@ def test_marks_that_leave_out_the_end_of_replies_are_counted(tmp_path: Path) -> 
     marked = MARKED.replace("{{ m.content + '<|im_end|>' }}{% endgeneration %}", unended)
     assert marked != MARKED
     assert template_of(marked, tmp_path).tokenised([TALK, TALK], "responses").unended == 2
-    for ended in (MARKED, LLAMA, "chatml"):
+    both = MARKED.replace("{% if add_generation_prompt %}", "{{ '<|endoftext|>' }}{% if add_generation_prompt %}")
+    for ended in (MARKED, both, LLAMA, "chatml"):
         assert not template_of(ended, tmp_path).tokenised([TALK], "responses").unended
 
 

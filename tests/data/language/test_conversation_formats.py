@@ -142,6 +142,18 @@ def test_half_a_character_makes_a_bad_row() -> None:
     assert why == "the assistant's message 2 has half a character ('\\ud83d', character 2)"
 
 
+def test_placeholders_are_filled_in_reasoning_too() -> None:
+    said = {"role": "assistant", "content": "{{name}}", "reasoning_content": "I am {{name}}"}
+    row = {"messages": [{"role": "user", "content": "Who?"}, said]}
+    reply = read([row], Form("openai"), **{"{{name}}": "Ada"}).conversations[0].messages[-1]
+    assert (reply.content, reply.reasoning_content) == ("Ada", "I am Ada")
+
+
+def test_a_name_that_a_few_rows_misspell_is_these_rows_fault() -> None:
+    rows = [SHAREGPT, SHAREGPT, {"conversation": SHAREGPT["conversations"]}]
+    assert guess_formatting(rows, "F", "a.json").required == {"messages": "conversations"}
+
+
 def test_placeholders_are_filled_in_all_contents_once() -> None:
     row = {"instruction": "I am {{name}}", "output": "{{name}} by {{author}}", "system": "{{author}}"}
     form = Form("alpaca", {"system": "system"})

@@ -44,6 +44,7 @@ def test_names_and_reasoning_reach_the_template() -> None:
     got = read({**ASKED, "name": "Ada"}, said, {"role": "tool", "name": "add", "content": "5"}, SAID)
     assert [each.as_template() for each in got][:2] == [{**ASKED, "name": "Ada"}, said]
     assert got[2].as_template() == {"role": "tool", "name": "add", "content": "5"}
+    assert read({**ASKED, "name": 7}, SAID) == read(ASKED, SAID)
     with pytest.raises(RowError, match="reasoning_content of message 2 is a number"):
         read(ASKED, {**SAID, "reasoning_content": 3})
 
@@ -52,7 +53,9 @@ def test_functions_as_openai_named_tools_at_first_are_read() -> None:
     function = {"name": "add", "parameters": {}}
     row = {"messages": [ASKED, SAID], "functions": [function]}
     for form in (FORM, Form("openai", by_usual_names=True), Form("openai", {"messages": "messages"})):
-        assert read_conversation(row, form, "", {}).tools == ({"type": "function", "function": function},)
+        for nothing in ({}, {"tools": None}, {"tools": "[]"}):
+            found = read_conversation({**row, **nothing}, form, "", {}).tools
+            assert found == ({"type": "function", "function": function},)
 
 
 def test_absent_fields_may_be_null_as_parquet_has_them() -> None:

@@ -205,6 +205,12 @@ def test_conversations_without_a_system_message_get_the_one_that_is_given(row: R
         assert found == opened(path, system="Be kind.", stream=True)[0].conversations([0])[0][0]
 
 
+def test_reasoning_and_names_are_told_for_a_vocabulary_too(tmp_path: Path) -> None:
+    said = {"role": "assistant", "content": "b", "reasoning_content": "thought"}
+    path = write_lines(tmp_path / "a.jsonl", [{"messages": [{"role": "user", "content": "a", "name": "Ada"}, said]}])
+    assert set(contents_of(read(path)[0])) == {"a", "Ada", "b", "thought"}
+
+
 def test_all_texts_of_a_data_set_are_told_for_its_vocabulary(tmp_path: Path) -> None:
     call = {"type": "function", "function": {"name": "add", "arguments": {"x": "é"}}}
     message = {"role": "assistant", "content": "c", "tool_calls": [call]}

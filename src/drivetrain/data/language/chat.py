@@ -28,6 +28,7 @@ from drivetrain.errors import UserError, problem
 MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 CONTROL = re.compile(r"<\|\w[\w.-]*\|>|<｜[^｜\s]+｜>|<(?:start|end)_of_turn>")  # ChatML and Llama, DeepSeek, Gemma
 SERVES = "chatml has a place for it"
+THOUGHT = "</think>"
 AT_ONCE = 256  # texts a call of the tokenizer: their offsets are Python objects, which take much memory
 CHECKED = 200  # conversations of which the prompts are rendered and tokenised again
 
@@ -122,6 +123,7 @@ class ChatTemplate:
             if samples and view.text.startswith(samples[-1].text[: samples[-1].spans[-1].end]):
                 view = replace(view, spans=samples.pop().spans + view.spans)  # the earlier reply, as it was
             samples.append(view)
+        self._check_complete(conversation.messages[: trained[-1] + 1], conversation.tools)
         return samples
 
     def tokenised(self, conversations: Sequence[Conversation], train_on: TrainOn) -> ConversationTokens:
@@ -187,14 +189,16 @@ class ChatTemplate:
             raise problem(self._field, why, "choose chatml or another, or mark replies in it with {% generation %}")
         own = own or [(shared, len(text))]
         own[-1] = (own[-1][0], self._end_of_turn(text, *own[-1]))
-        last = max((place for place, message in enumerate(before) if message.role == "assistant"), default=-1)
-        self._check_complete(conversation.messages[: reply + 1], tools, [0, *range(last + 1, reply + 1)])
+        said = "".join(text[start:end] for start, end in own)
+        if THOUGHT in conversation.messages[reply].content and THOUGHT not in said:
+            raise _UnsuitableError(f"{self.name} leaves out what a reply has before {THOUGHT}: {SERVES}")
         unended = bool(marks) and text[own[-1][1] :].lstrip().startswith(self._special)
+        unended = unended and not said.rstrip().endswith(self._special)
         return Rendered(text, tuple(Span(start, end, reply) for start, end in own), unended)
 
     def _everything(self, conversation: Conversation, replies: Sequence[int]) -> Rendered:
         text = self._render(conversation.messages, conversation.tools, prompt=False)
-        self._check_complete(conversation.messages, conversation.tools, range(len(conversation.messages)))
+        self._check_complete(conversation.messages, conversation.tools)
         spans, start = [], 0
         for reply in replies:
             if conversation.messages[reply].trained:
@@ -216,8 +220,8 @@ class ChatTemplate:
     def _special(self) -> tuple[str, ...]:
         return tuple(self._tokenizer.added_tokens_encoder)
 
-    def _check_complete(self, messages: Sequence[Message], tools: Tools, wanted: Sequence[int]) -> None:
-        what = self._left_out.first(messages, tools, wanted)
+    def _check_complete(self, messages: Sequence[Message], tools: Tools) -> None:
+        what = self._left_out.first(messages, tools)
         if what is not None:
             raise _UnsuitableError(f"{self.name} leaves out {what}: {SERVES}")
 

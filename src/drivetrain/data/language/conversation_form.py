@@ -98,7 +98,8 @@ class Form:
         if name in self.named:
             return row.get(self.named[name])
         if name == "tools" and self.formatting == "openai":
-            return row.get("tools") or row.get("functions")  # as OpenAI named them at first
+            tools = row.get("tools")
+            return row.get("functions") if tools in (None, "", "[]", []) else tools  # as OpenAI named them at first
         if self.by_usual_names:
             return row.get(COLUMNS[self.formatting].get(name, name))
         if name == "query" and "prompt" in self.columns:

@@ -87,11 +87,17 @@ def read_conversation(row: Mapping[str, Any], form: Form, where: str, replace: M
         raise RowError(f"it ends with a message of the {messages[-1].role}, where the assistant's reply must stand")
     if replace:
         pattern = re.compile("|".join(re.escape(each) for each in sorted(replace, key=len, reverse=True)))
-        filled = (pattern.sub(lambda found: replace[found[0]], each.content) for each in messages)
-        messages = [dataclasses.replace(each, content=text) for each, text in zip(messages, filled, strict=True)]
+        messages = [_filled(each, lambda text: pattern.sub(lambda found: replace[found[0]], text)) for each in messages]
     tools = read_tools(form.value(row, "tools"))
     _check_can_be_written(messages, tools)
     return Conversation(tuple(messages), tools, where)
+
+
+def _filled(message: Message, fill: Callable[[str], str]) -> Message:
+    thought = message.reasoning_content
+    return dataclasses.replace(
+        message, content=fill(message.content), reasoning_content=None if thought is None else fill(thought)
+    )
 
 
 def _check_can_be_written(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
@@ -173,7 +179,7 @@ def guess_formatting(
         if set(form.required.values()) <= set(keys) or {"prompt", "response"} & columns.keys():
             forms.append(form)
     if not {"prompt", "response"} & columns.keys():
-        for column in [columns["messages"]] if "messages" in columns else MESSAGES:
+        for column in [columns["messages"]] if "messages" in columns else _most_used(MESSAGES, first_rows):
             formatting = _guessed_messages(first_rows, column, tags)
             if formatting is not None:
                 named = {**(columns or _present(keys, formatting)), "messages": column}
@@ -184,6 +190,12 @@ def guess_formatting(
         fitting = " and ".join(f"{form.formatting} ({', '.join(form.required.values())})" for form in forms)
         raise problem(field, f"rows of {where} fit more than one format: {fitting}", "give formatting and columns")
     return forms[0]
+
+
+def _most_used(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One of them, unless others are in as many rows: a name misspelt in a few rows is these rows' fault."""
+    counts = {column: sum(isinstance(row.get(column), list) for row in rows) for column in columns}
+    return [column for column in columns if counts[column] == max(counts.values())]
 
 
 def _guessed_messages(

@@ -7,7 +7,7 @@ stand twice, and by templates that trim or escape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,57 +22,66 @@ class LeftOut:
 
     def __init__(self, render: Render) -> None:
         self._render = render
-        self._known: dict[Any, list[tuple[int, str]]] = {}
+        self._known: dict[Any, str | None] = {}
 
-    def first(self, messages: Sequence[Message], tools: Tools, wanted: Sequence[int]) -> str | None:
-        """The first thing left out, in words; None if all is there. wanted: the messages that are looked for."""
-        shape = (tuple(map(_shape, messages)), bool(tools))
+    def first(self, messages: Sequence[Message], tools: Tools) -> str | None:
+        """The first thing left out, in words; None if all is there. Of reasoning the last reply's alone is looked for:
+        some templates leave out that of earlier ones, as they do at inference."""
+        shape = (tuple(map(_shape, messages)), len(tools))
         if shape not in self._known:
             self._known[shape] = self._found(messages, tools)
-        return next((what for place, what in self._known[shape] if place < 0 or place in wanted), None)
+        return self._known[shape]
 
-    def _found(self, messages: Sequence[Message], tools: Tools) -> list[tuple[int, str]]:
+    def _found(self, messages: Sequence[Message], tools: Tools) -> str | None:
         marked = [_marked(place, message) for place, message in enumerate(messages)]
-        named = [_named(tool, _mark(0, "function")) for tool in tools]
+        offered = [_named(tool, _mark("function", number)) for number, tool in enumerate(tools)]
         try:
-            text = self._render(marked, named)
+            text = self._render(marked, offered)
         except Exception:  # templates raise what they like; of the conversation itself they are asked as well
-            return []
-        found = [(-1, "the functions that can be called")] if tools and _mark(0, "function") not in text else []
-        for place, message in enumerate(messages):
-            if message.role != "assistant":
-                if message.content.strip() and _mark(place, "content") not in text:
-                    found.append((place, f"the {message.role}'s message"))
-                continue
-            if message.tool_calls and _mark(place, "call") not in text:
-                found.append((place, "calls of functions"))
-            if message.tool_calls and message.content.strip() and _mark(place, "said") not in text:
-                found.append((place, "what is said beside a call"))
-            last = place == len(messages) - 1  # of earlier replies some templates leave it out, as at inference
-            if last and message.reasoning_content and _mark(place, "reasoning") not in text:
-                found.append((place, "reasoning_content"))
-        return found
+            return None
+        wanted = [("a function that can be called", tool["function"]["name"]) for tool in offered]
+        for place, message in enumerate(marked):
+            wanted += _wanted(message, is_last=place == len(marked) - 1)
+        return next((what for what, mark in wanted if mark not in text), None)
 
 
-def _shape(message: Message) -> tuple[str, bool, bool, bool]:
-    content, reasoning = bool(message.content.strip()), bool(message.reasoning_content)
-    return message.role, content, bool(message.tool_calls), reasoning
+def _shape(message: Message) -> tuple[str, bool, int, bool]:
+    return message.role, bool(message.content.strip()), len(message.tool_calls), bool(message.reasoning_content)
 
 
-def _mark(place: int, what: str) -> str:
-    return f"{what}{place}mark"
+def _wanted(marked: Message, is_last: bool) -> Iterator[tuple[str, str]]:
+    """What a marked message has, in words, and its marks."""
+    if marked.role != "assistant":
+        yield f"the {marked.role}'s message", marked.content.strip()
+        return
+    for call in marked.tool_calls:
+        yield "a call of a function", call["function"]["name"]
+        yield from (("arguments of a call", name) for name in call["function"]["arguments"])
+    if marked.tool_calls:
+        yield "what is said beside a call", marked.content.strip()
+    if is_last and marked.reasoning_content:
+        yield "reasoning_content", marked.reasoning_content
+
+
+def _mark(what: str, *numbers: int) -> str:
+    return "".join([what, *(f"{number}mark" for number in numbers)])
 
 
 def _marked(place: int, message: Message) -> Message:
     """A reply without calls keeps its content, which templates take apart."""
-    if message.role != "assistant":
-        return replace(message, content=_mark(place, "content") if message.content.strip() else message.content)
-    beside = message.tool_calls and message.content.strip()
-    calls = tuple(_named(call, _mark(place, "call")) for call in message.tool_calls)
-    reasoning = _mark(place, "reasoning") if message.reasoning_content else message.reasoning_content
-    content = _mark(place, "said") if beside else message.content
-    return replace(message, content=content, tool_calls=calls, reasoning_content=reasoning)
+    own = message.role != "assistant" or message.tool_calls
+    calls = tuple(
+        _named(call, _mark("call", place, number), {_mark("argument", place, number): "value"})
+        for number, call in enumerate(message.tool_calls)
+    )
+    return replace(
+        message,
+        content=_mark("content", place) if own and message.content.strip() else message.content,
+        tool_calls=calls,
+        reasoning_content=_mark("reasoning", place) if message.reasoning_content else message.reasoning_content,
+    )
 
 
-def _named(function: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {**function, "function": {**function["function"], "name": name}}
+def _named(function: Mapping[str, Any], name: str, arguments: dict[str, str] | None = None) -> dict[str, Any]:
+    called = {} if arguments is None else {"arguments": arguments}
+    return {**function, "function": {**function["function"], "name": name, **called}}

@@ -25,7 +25,8 @@ def read_openai(row: Mapping[str, Any], form: Form) -> list[Message]:
 def _message(given: Given, form: Form) -> Message:
     given = replace(given, content=_joined(given.content, given.what))
     reasoning = _optional(given, "reasoning_content") if given.role == "assistant" else None
-    return replace(_spoken(given, form), name=_optional(given, "name"), reasoning_content=reasoning)
+    name = given.fields.get("name")
+    return replace(_spoken(given, form), name=name if isinstance(name, str) else None, reasoning_content=reasoning)
 
 
 def _spoken(given: Given, form: Form) -> Message:

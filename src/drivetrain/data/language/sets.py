@@ -244,6 +244,6 @@ def contents_of(dataset: DataSet) -> Iterator[str]:
     yield from (text.content for text in dataset.texts)
     for conversation in dataset.conversations:
         for message in conversation.messages:
-            yield message.content
+            yield from filter(None, (message.content, message.reasoning_content, message.name))
             yield from (json.dumps(call, ensure_ascii=False) for call in message.tool_calls)
         yield from (json.dumps(tool, ensure_ascii=False) for tool in conversation.tools)
