@@ -51,24 +51,26 @@ def arguments(title: str, names: dict[str, int], file: str, steps: int) -> argpa
     return parser.parse_args()
 
 
-def compared(options: argparse.Namespace) -> Iterator[dict[str, list[Pair]]]:
-    """The pairs of each engine so far, after each engine."""
+def compared(options: argparse.Namespace, *settings: str) -> Iterator[dict[str, list[Pair]]]:
+    """The pairs of each engine so far, after each engine. settings: beside those of our run files."""
     found: dict[str, list[Pair]] = {}
     for engine in options.engines:
         found[engine] = []
-        for pair in repeat(lambda number, engine=engine: one_pair(engine, options.steps, number), options.pairs):
+        for pair in repeat(
+            lambda number, engine=engine: one_pair(engine, options.steps, number, *settings), options.pairs
+        ):
             found[engine].append(pair)
             print(f"{engine}  {pair.ratio:.3f}" + ("  (discarded)" if pair.disturbed else ""), flush=True)
         yield found
 
 
-def one_pair(engine: str, steps: int, number: int) -> Pair:
-    return in_turns(lambda: ours(engine, steps), lambda: by_hand(engine, steps), number)
+def one_pair(engine: str, steps: int, number: int, *settings: str) -> Pair:
+    return in_turns(lambda: ours(engine, steps, *settings), lambda: by_hand(engine, steps), number)
 
 
-def ours(engine: str, steps: int) -> Measurement:
+def ours(engine: str, steps: int, *more: str) -> Measurement:
     with tempfile.TemporaryDirectory(prefix="engines-") as folder:
-        settings = [f"output={folder}/run", f"loop.steps={steps}", f"evaluation.every_steps={steps}"]
+        settings = [f"output={folder}/run", f"loop.steps={steps}", f"evaluation.every_steps={steps}", *more]
         command = ["-m", "drivetrain", "train", f"examples/plain/{engine}.yaml", *settings, "--quiet"]
         foreign, _ = timed(command)
         report = json.loads((Path(folder) / "run" / "report.json").read_text())

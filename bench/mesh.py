@@ -2,7 +2,8 @@
 
     python bench/mesh.py
 
-As bench/engines.py: examples/plain/mesh_*.py and the run files beside them, in turns.
+As bench/engines.py: examples/plain/mesh_*.py and the run files beside them, in turns. Both see whole batches only: the
+README is laid end to end until no epoch ends within the run, with a smaller batch that the scripts by hand do not have.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from engines import arguments, compared, ratios, timed
+from engines import ROOT, arguments, compared, ratios, timed
 from interleaved import Pair
 from tables import machine_line, markdown_table, write
 
@@ -19,23 +20,36 @@ from drivetrain.engines.pipeline import bubble
 
 AXES = {f"mesh_{axis}": 2 for axis in ("tp", "pp", "cp", "dp", "shard")}
 CUTS = (2, 4, 8, 16)  # micro-batches of a window
+BATCH, LENGTH = 16, 128  # of the run files
+WAITING_STEPS = 16
 
 
 def main() -> None:
     options = arguments("each axis of the mesh against the same API by hand", AXES, "mesh.md", 40)
     found: dict[str, list[Pair]] = {}
-    for found in compared(options):
-        write(options.output, page(found, [], options.steps))
-    waits = [waiting(schedule, pieces) for schedule in ("gpipe", "1f1b", "zero_bubble") for pieces in CUTS]
+    with tempfile.TemporaryDirectory(prefix="mesh-") as folder:
+        data = f"data.train={text(Path(folder), max(options.steps, 2 * WAITING_STEPS))}"
+        for found in compared(options, data):
+            write(options.output, page(found, [], options.steps))
+        waits = [waiting(schedule, pieces, data) for schedule in ("gpipe", "1f1b", "zero_bubble") for pieces in CUTS]
     write(options.output, page(found, waits, options.steps))
 
 
-def waiting(schedule: str, pieces: int) -> list[str]:
+def text(folder: Path, steps: int) -> Path:
+    """A file of so many batches, and the tenth that is held out."""
+    readme = (ROOT / "README.md").read_text()
+    wanted = steps * BATCH * LENGTH * 10 // 9 + LENGTH
+    file = folder / "text.txt"
+    file.write_text(readme * (wanted // len(readme) + 1))
+    return file
+
+
+def waiting(schedule: str, pieces: int, data: str) -> list[str]:
     """A row: two stages, a global batch of 32 in `pieces` micro-batches."""
     with tempfile.TemporaryDirectory(prefix="mesh-") as folder:
         engine = f"engine={{name: mesh, pp: 2, schedule: {schedule}}}"
-        settings = [f"output={folder}/run", "loop.steps=16", "evaluation.every_steps=16", "batch_size=32"]
-        settings += [engine, f"micro_batch_size={32 // pieces}", "--quiet"]
+        settings = [f"output={folder}/run", f"loop.steps={WAITING_STEPS}", f"evaluation.every_steps={WAITING_STEPS}"]
+        settings += ["batch_size=32", engine, f"micro_batch_size={32 // pieces}", data, "--quiet"]
         timed(["-m", "drivetrain", "train", "examples/plain/mesh_pp.yaml", *settings])
         ranks = json.loads((Path(folder) / "run" / "report.json").read_text())["ranks"]
     shares = [rank["waiting_share"] for rank in ranks]

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from drivetrain.engines.state import local_part, place_gradient
 
@@ -47,14 +46,11 @@ class _Bucket:
         sizes = [local_part(p).numel() for p in self.parameters]
         *sums, have = self._sums.split([*sizes, len(sizes)])
         for number, (parameter, summed) in enumerate(zip(self.parameters, sums, strict=True)):
-            if parameter.grad is None:
-                if not have[number] > 0:  # asks the device, but only where a rank left a parameter out
-                    continue
-                parameter.grad = torch.zeros_like(parameter)
-            if isinstance(parameter, DTensor):
+            if parameter.grad is not None:
                 local_part(parameter.grad).copy_(summed.view(local_part(parameter).shape))
-            else:  # the sums themselves, without a copy
-                parameter.grad = summed.view(parameter.shape)
+            elif have[number] > 0:  # asks the device, but only where a rank left a parameter out
+                parameter.grad = torch.zeros_like(parameter)
+                local_part(parameter.grad).copy_(summed.view(local_part(parameter).shape))
         self._work = self._sums = None
 
 
