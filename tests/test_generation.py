@@ -94,6 +94,32 @@ def test_ranks_answer_as_one_process_and_train_as_without(
     assert trained(drivetrain, "three", quiet, f"engine={engine}", "processes=2", "workload.generate=null")[0] == curve
 
 
+@pytest.mark.parametrize("packing", [True, False])
+def test_predictions_have_the_answers_that_transformers_gives(
+    packing: bool, drivetrain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_file()
+    trained(drivetrain, "out")
+    given = ("run.yaml", "output=out", f"data.packing={str(packing).lower()}", "evaluation.batch_size=3")
+    write_lines(Path("new.jsonl"), [talk("say 2", "it is 2"), talk("Why?", "So"), *TALKS[:5]])
+    code, _, told = drivetrain("predict", *given, "--data", "new.jsonl", "--checkpoint", "last", "--output", "p.jsonl")
+    assert code == 0, told
+    rows = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
+    assert [row["reference"] for row in rows[:3]] == ["it is 2", "So", "it is 0"]
+    folder = "out/checkpoints/step-00000006"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    for row, asked in zip(rows, ["say 2", "Why?", *(each["instruction"] for each in TALKS[:5])], strict=True):
+        said = [{"role": "user", "content": asked}]
+        assert row["prompt"] == tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
+        ids = tokenizer(row["prompt"], add_special_tokens=False, return_tensors="pt")["input_ids"]
+        found = model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
+        assert tokenizer.decode(found, skip_special_tokens=True) == row["answer"]
+    code, _, _ = drivetrain("predict", *given, "workload.generate=null", "--output", "losses.csv")
+    assert code == 0
+    assert Path("losses.csv").read_text().startswith("sample,loss,tokens\n")
+
+
 def workload(folder: Path, stage: str = "sft", rows: Any = TALKS, generate: Any = None, **data: Any) -> Any:
     path = write_lines(folder / "t.jsonl", rows)
     template = {"template": "chatml"} if stage == "sft" else {}

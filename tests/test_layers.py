@@ -17,7 +17,7 @@ MOST_LINES = 350
 LAYERS = [
     ["errors", "__init__"],
     ["imports", "config"],
-    ["hardware", "environment", "emulation", "rng", "signals", "ranks", "low_bit", "builds", "hub"],
+    ["hardware", "environment", "emulation", "rng", "signals", "ranks", "low_bit", "low_rank", "builds", "hub"],
     ["memory"],
     ["precision", "data", "models", "optim", "folder"],
     ["measure"],
@@ -42,6 +42,7 @@ OWNERS = {
         *("models", "data/tokenised.py", "data/token_cache.py", "engines/context_parallel.py"),
         *("data/language/chat.py", "data/language/vocabularies.py"),
     },
+    "peft": {"models"},
     "tokenizers": {"data/tokenised.py", "data/token_cache.py", "data/language/vocabularies.py"},
     "datasets": {"data/tables.py", "data/image_tables.py"},
     "tensorboard": {"tracking/tensorboard.py"},
@@ -56,9 +57,11 @@ OWNERS = {
     },
     "matplotlib": {"compare/plots.py", "compare/page.py"},
     "jinja2": {"compare/page.py", "data/language/chat.py"},
+    "pytorch_optimizer": {"low_rank.py"},
     "filelock": {"compare/runner.py", "data/token_cache.py", "engines/native.py"},
     "typer": {"cli.py"},
     "safetensors": {"checkpoint", "models"},
+    "bitsandbytes": {"models/quantised_base.py"},
 }
 
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drivetrain import low_bit
+from drivetrain import optim
 from drivetrain.checkpoint.state import join, split
 from drivetrain.config.training import Optimizer
 from drivetrain.engines.eager import EagerEngine
-from drivetrain.engines.state import optimizer_tensors
+from drivetrain.engines.state import load_optimizer_state, optimizer_state, optimizer_tensors
 from drivetrain.errors import UserError
 from drivetrain.optim import optimizer_factory
 from tests import tiny_workload
@@ -170,6 +170,50 @@ def test_a_resumed_shard_of_the_optimizer_is_kept_once(ranks: Pools, tmp_path: P
         assert after == before
 
 
+def test_pages_become_pages_again() -> None:
+    model = nn.Linear(128, 128, bias=False)
+    codes = torch.arange(128 * 128).view(128, 128).to(torch.uint8)
+
+    class Paged(torch.optim.SGD):
+        is_paged = True
+
+        def get_state_buffer(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+            buffer = torch.zeros(parameter.shape, dtype=dtype)
+            buffer.is_page = True  # type: ignore[attr-defined]
+            return buffer
+
+    optimizer = Paged(model.parameters(), lr=0.1)
+    state = {"state": {"weight": {"state1": codes, "absmax1": torch.ones(64)}}}
+    load_optimizer_state(model, optimizer, {**state, "param_groups": [{"params": ["weight"], "lr": 0.1}]})
+    held = optimizer.state[model.weight]
+    assert held["state1"].is_page
+    assert torch.equal(held["state1"], codes)
+    assert not hasattr(held["absmax1"], "is_page")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="bitsandbytes pages between a GPU and main memory")
+def test_a_paged_optimizer_resumes_to_the_same_bits_on_a_gpu() -> None:
+    def model() -> nn.Linear:
+        return nn.Linear(1024, 1024, bias=False, device="cuda")
+
+    def steps(of: nn.Linear, optimizer: torch.optim.Optimizer, numbers: range) -> None:
+        for number in numbers:
+            of.weight.grad = torch.randn(of.weight.shape, generator=torch.Generator().manual_seed(number)).cuda()
+            optimizer.step()
+
+    build = optimizer_factory(Optimizer(name="bnb-paged-adamw8bit"))
+    through, resumed = model(), model()
+    first, second = build(through), build(resumed)
+    steps(through, first, range(3))
+    resumed.load_state_dict(through.state_dict())
+    load_optimizer_state(resumed, second, optimizer_state(through, first, lambda tensor: tensor.clone()))
+    assert second.state[resumed.weight]["state1"].is_paged
+    for of, optimizer in ((through, first), (resumed, second)):
+        steps(of, optimizer, range(3, 6))
+    assert torch.equal(through.weight, resumed.weight)
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
@@ -209,9 +253,11 @@ def test_pieces_in_the_parameters_place_are_refused_in_the_first_step(name: str)
 
 
 def test_a_package_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(low_bit, "find_spec", lambda _: None)
-    with pytest.raises(UserError, match=r"torchao's, which is not installed\s+pip install 'drivetrain\[lowbit\]'"):
-        optimizer_factory(Optimizer(name="adamw8bit"))
+    monkeypatch.setattr(optim, "find_spec", lambda _: None)
+    extras = {"adamw8bit": "lowbit", "adamw4bit": "lowbit", "bnb-adamw8bit": "bitsandbytes", "galore": "lowrank"}
+    for name, extra in extras.items():
+        with pytest.raises(UserError, match=rf"{name} is .* not installed\s+pip install 'drivetrain\[{extra}\]'"):
+            optimizer_factory(Optimizer(name=name))
 
 
 def test_betas_and_eps_of_the_run_file_are_read() -> None:

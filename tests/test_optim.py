@@ -106,6 +106,12 @@ BUILT_IN: dict[str, tuple[dict[str, Any], type[torch.optim.Optimizer], dict[str,
     "adamw": ({"name": "adamw"}, torch.optim.AdamW, {"lr": 0.1}),
     "amsgrad": ({"name": "adamw", "options": {"amsgrad": True}}, torch.optim.AdamW, {"lr": 0.1, "amsgrad": True}),
     "foreach": ({"name": "adam", "options": {"foreach": True}}, torch.optim.Adam, {"lr": 0.1}),
+    "adafactor": ({"name": "adafactor"}, torch.optim.Adafactor, {"lr": 0.1}),
+    "adafactor with options": (
+        {"name": "adafactor", "options": {"beta2_decay": -0.5, "d": 2.0}},
+        torch.optim.Adafactor,
+        {"lr": 0.1, "beta2_decay": -0.5, "d": 2.0},
+    ),
     "by import path": (
         {"name": "torch.optim:RAdam", "options": {"betas": [0.7, 0.9]}},
         torch.optim.RAdam,

@@ -78,6 +78,29 @@ def test_rows_that_train_refuses_are_shown_and_counted(drivetrain: Drivetrain) -
     assert "faulty.jsonl line 21: instruction is empty" in err
 
 
+def test_rows_that_cannot_be_read_are_told_with_all_others_by_either_verb(drivetrain: Drivetrain) -> None:
+    Path("broken.jsonl").write_text(Path("faulty.jsonl").read_text() + "{\n")
+    for verb in ("data", "train"):
+        code, _, err = drivetrain(verb, "run.yaml", "data.train=broken.jsonl")
+        assert code == 2
+        assert "broken.jsonl cannot be read: line 28 is broken JSON" in err
+        assert "broken.jsonl line 21: instruction is empty" in err
+
+
+def test_what_is_lost_is_told_once_by_either_verb_and_placeholders_too(drivetrain: Drivetrain) -> None:
+    write_lines(Path("named.jsonl"), [*ROWS, *LOST, talk("Who?", "{{name}}")])
+    given = ("run.yaml", "data.train=named.jsonl", "data.bad_rows=drop")
+    code, out, err = drivetrain("data", *given)
+    assert code == 0
+    assert "unusable in named.jsonl" in out
+    assert "left out" not in err
+    assert "1 conversations of named.jsonl hold {{name}}" in err
+    code, out, err = drivetrain("train", *given)
+    assert code == 0
+    assert "of the 28 rows of named.jsonl are left out: 7 cannot be used" in " ".join((out + err).split())
+    assert "1 conversations of named.jsonl hold {{name}}" in " ".join((out + err).split())
+
+
 def test_what_train_takes_is_refused_by_nobody(drivetrain: Drivetrain) -> None:
     for given in (["data.train=faulty.jsonl", "bad_rows=drop"], ["data.train=long.jsonl"], []):
         code, out, _ = drivetrain("data", "run.yaml", *given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from drivetrain.config.adapter import rate_factors
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.engines import build_engine
@@ -26,9 +27,9 @@ def assemble(
     part: how the engine's parts of a step are timed.
     """
     # its problems come before reading data
-    build_optimizer = optimizer_factory(run.optimizer, run.compile) if training else None
+    build_optimizer = _optimizer(run) if training else None
     seed_everything(run.seed)
-    workload = build_workload(run.workload, run.seed)
+    workload = build_workload(run.workload, run.seed, run.adapter, run.quantised_base)
     if training:
         check_workload(run, workload)
     return workload, _engine(workload, run, machine, ranks, build_optimizer, part)
@@ -37,7 +38,11 @@ def assemble(
 def assemble_around(workload: Workload, run: RunConfig, machine: Machine, ranks: Ranks) -> Engine:
     """The engine of a training of this workload."""
     check_workload(run, workload)
-    return _engine(workload, run, machine, ranks, optimizer_factory(run.optimizer, run.compile), untimed)
+    return _engine(workload, run, machine, ranks, _optimizer(run), untimed)
+
+
+def _optimizer(run: RunConfig) -> OptimizerFactory:
+    return optimizer_factory(run.optimizer, run.compile, rate_factors(run.adapter or ()))
 
 
 def _engine(

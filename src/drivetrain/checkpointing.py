@@ -69,7 +69,13 @@ class RunCheckpoints:
                 "optimizer": self._run.optimizer.name,
             },
         }
-        path = save(self._root, progress.step, parts, facts, assets=self._engine.save_assets)
+        path = save(
+            self._root,
+            progress.step,
+            parts,
+            facts,
+            assets=lambda folder: self._engine.save_assets(folder, state["model"]),
+        )
         prune(
             self._root, self._run.checkpoints.keep_last, self._run.checkpoints.keep_best, self._metric.higher_is_better
         )
@@ -90,6 +96,7 @@ class RunCheckpoints:
         self._same_order(training["order"])
         self._same_optimizer(training.get("optimizer", self._run.optimizer.name))
         check_fits(self._engine.shapes(), state["model"], newest)
+        self._engine.check_base(newest)
         self._engine.load_state_dict({**state, "engine": training["engine"]})
         progress = Progress(**training["progress"])
         saved = training["generators"]

@@ -244,10 +244,10 @@ def import_(
 ) -> None:
     """Make a run file of another software's configuration, and list what became of each of its keys."""
     from drivetrain.importing.verb import import_files
-    from drivetrain.show import notes_table
+    from drivetrain.show import show_notes
 
     imported = import_files(files, onto, to, overwrite)
-    _wide(output).print(notes_table(imported.notes))
+    show_notes(imported.notes, output)
     if imported.missing:
         lacking = ", ".join(imported.missing)
         errors.print(f"[bold yellow]missing[/] {lacking}: write it into the run file, or import with --onto RUN.YAML")

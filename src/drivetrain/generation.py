@@ -7,24 +7,31 @@ same forward passes, whatever the last bits of its logits are.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from drivetrain.data.loader import MicroBatch
 from drivetrain.engines.base import Engine
 from drivetrain.ranks import Ranks
 from drivetrain.rng import restore_rng_state, rng_state
-from drivetrain.workloads.base import Generates
+from drivetrain.workloads.base import Generates, Prompt
 
 
 def generate(engine: Engine, workload: Generates, ranks: Ranks) -> list[dict[str, Any]]:
-    """{"prompt", "answer", "reference"} of each of the workload's prompts. All ranks call it together.
+    """{"prompt", "answer", "reference"} of each of the workload's prompts. All ranks call it together."""
+    return list(answers(engine, workload, ranks, dict(enumerate(workload.prompts))).values())
+
+
+def answers(
+    engine: Engine, workload: Generates, ranks: Ranks, prompts: Mapping[int, Prompt]
+) -> dict[int, dict[str, Any]]:
+    """Prompt's number → {"prompt", "answer", "reference"}. All ranks call it together.
 
     Training goes on as if nothing had happened: random generators end as they were.
     """
     state = rng_state()
-    prompts = workload.prompts
-    written: list[list[int]] = [[] for _ in prompts]
-    going = list(range(len(prompts)))
+    written: dict[int, list[int]] = {number: [] for number in prompts}
+    going = list(prompts)
     while going := [number for number in going if not workload.is_over(prompts[number], written[number])]:
         sequences = {number: [*prompts[number].ids, *written[number]] for number in going}
         # all ranks of a data-parallel engine have the same prompts: those of the first count
@@ -34,7 +41,7 @@ def generate(engine: Engine, workload: Generates, ranks: Ranks) -> list[dict[str
         for number, token in zip(going, tokens, strict=True):
             written[number].append(token)
     restore_rng_state(state)
-    return [
-        {"prompt": prompt.text, "answer": workload.answer(tokens), "reference": prompt.reference}
-        for prompt, tokens in zip(prompts, written, strict=True)
-    ]
+    return {
+        number: {"prompt": prompt.text, "answer": workload.answer(written[number]), "reference": prompt.reference}
+        for number, prompt in prompts.items()
+    }

@@ -1,8 +1,9 @@
 """Optimizers that keep their moments in a few bits: torchao's, which fit every engine but DeepSpeed, and bitsandbytes'.
 
 Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization": a moment is a byte a number, which points into a
-table of 256 values, and one scale for each block of 256 numbers. Both packages keep whole moments of small tensors
-(below 4,096 numbers), torchao also of those that blocks do not fill.
+table of 256 values, and one scale for each block of 256 numbers. Li et al. 2023, "Memory Efficient Optimizers with
+4-bit States": half a byte, a table of 16, blocks of 128. Both packages keep whole moments of small tensors (below 4,096
+numbers), torchao also of those that blocks do not fill.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import functools
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -20,23 +20,14 @@ from torch.distributed.tensor import DTensor
 
 from drivetrain.errors import problem
 
-SHORT = {"adamw8bit": "torchao.optim:AdamW8bit"}  # names that a run file may give
 PACKAGES = {"torchao", "bitsandbytes"}
 LEAST = 4096  # numbers from which on torchao quantises a moment
 
 
-def check_installed(name: str) -> None:
-    """UserError if the package of a short name is not there."""
-    package = SHORT[name].partition(".")[0]
-    if find_spec(package) is None:
-        why = f"{name} is {package}'s, which is not installed"
-        raise problem("optimizer.name", why, "pip install 'drivetrain[lowbit]'")
-
-
 def hush() -> None:
     """torchao, which transformers imports wherever it is installed, warns of each kernel in its wheel that is for
-    another Python or GPU, and torch of what torchao registers."""
-    for name in ("torchao", "torch.utils._pytree"):
+    another Python or GPU, and torch of what torchao registers; bitsandbytes of a package that it can do without."""
+    for name in ("torchao", "bitsandbytes", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
@@ -100,6 +91,17 @@ def check_whole(cls: type[torch.optim.Optimizer], parameters: Sequence[Tensor]) 
     if _package(cls) == "bitsandbytes" and any(isinstance(p, DTensor) for p in parameters):
         why = f"{cls.__name__} of bitsandbytes updates whole tensors, and this engine shards them"
         raise problem("optimizer.name", why, "give adamw8bit (torchao), or take engine=ddp")
+
+
+def page_again(optimizer: Any) -> None:
+    """bitsandbytes' paged optimizers load codes into plain memory of the GPU: back to pages that may leave it."""
+    if not getattr(optimizer, "is_paged", False):
+        return
+    for parameter, state in optimizer.state.items():
+        for key in ("state1", "state2"):
+            if key in state:
+                pages = optimizer.get_state_buffer(parameter, dtype=state[key].dtype)
+                state[key] = pages.copy_(state[key])
 
 
 def check_pieces(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from importlib.util import find_spec
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from drivetrain import low_bit
+from drivetrain import low_bit, low_rank
 from drivetrain.config import training
 from drivetrain.errors import problem
 from drivetrain.imports import import_object
@@ -30,15 +31,24 @@ def plainly(
     return cls(groups, **arguments)
 
 
-OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+OPTIMIZERS = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adafactor": torch.optim.Adafactor,
+}
+FUSED = {"sgd", "adam", "adamw"}
+EXTRAS = {"torchao": "lowbit", "bitsandbytes": "bitsandbytes", "pytorch_optimizer": "lowrank"}
 
 
-def optimizer_factory(config: training.Optimizer, compiles: bool = False) -> OptimizerFactory:
+def optimizer_factory(
+    config: training.Optimizer, compiles: bool = False, rate_factor: Callable[[str], float] = lambda _: 1.0
+) -> OptimizerFactory:
     """A function that makes the optimizer of a model, called by the engine after wrapping.
 
-    compiles: whether an update that can be compiled on a CPU is.
+    compiles: whether an update that can be compiled on a CPU is. rate_factor: parameter name → factor of its rate.
     """
-    cls = OPTIMIZERS.get(config.name) or _imported(config.name)
+    cls = OPTIMIZERS.get(config.name) or _imported(config)
     arguments = _arguments(config, cls)
 
     def build(model: nn.Module, make: Maker = plainly) -> torch.optim.Optimizer:
@@ -47,15 +57,15 @@ def optimizer_factory(config: training.Optimizer, compiles: bool = False) -> Opt
         low_bit.check_whole(cls, parameters)
         fused = {"fused": True} if _fuses(config, parameters) else {}
         try:
-            optimizer = make(
-                low_bit.fitted(cls, compiles), list(_groups(named, config.weight_decay)), {**fused, **arguments}
-            )
+            optimizer = make(low_bit.fitted(cls, compiles), _groups(named, config, rate_factor), {**fused, **arguments})
         except (TypeError, ValueError, RuntimeError) as error:
             raise problem("optimizer", f"{cls.__name__} refuses its arguments: {error}", "correct options") from error
         if cls is torch.optim.SGD:
             _start_momentum(getattr(optimizer, "optim", optimizer))  # ZeroRedundancyOptimizer keeps one within
         if low_bit.is_low_bit(cls):
             low_bit.check_pieces(optimizer, parameters)
+        elif config.name not in OPTIMIZERS:
+            _check_state(optimizer)
         return optimizer
 
     return build
@@ -67,7 +77,7 @@ def _fuses(config: training.Optimizer, parameters: list[nn.Parameter]) -> bool:
     On a CPU only in fp32: torch 2.13's fused SGD leaves 16-bit parameters as they are (its vector path
     writes nothing back), which looks like a model that does not learn. tests/test_optim.py watches for the cure.
     """
-    ours = config.name in OPTIMIZERS and not config.options.keys() & {"foreach", "differentiable", "dampening"}
+    ours = config.name in FUSED and not config.options.keys() & {"foreach", "differentiable", "dampening"}
     if config.name == "sgd" and any(isinstance(p, DTensor) for p in parameters):
         return False  # torch 2.13 has no fused SGD over sharded parameters
     return ours and all(p.device.type == "cuda" or p.dtype == torch.float32 for p in parameters)
@@ -85,16 +95,39 @@ def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
-def _imported(name: str) -> type[torch.optim.Optimizer]:
-    if name in low_bit.SHORT:
-        low_bit.check_installed(name)
-    elif "." not in name and ":" not in name:
-        known = ", ".join([*OPTIMIZERS, *low_bit.SHORT])
+def _imported(config: training.Optimizer) -> type[torch.optim.Optimizer]:
+    name, path = config.name, config.path
+    package = path.replace(":", ".").partition(".")[0]
+    if name != path and find_spec(package) is None:
+        why = f"{name} is {package}'s, which is not installed"
+        raise problem("optimizer.name", why, f"pip install 'drivetrain[{EXTRAS[package]}]'")
+    if "." not in path and ":" not in path:
+        known = ", ".join([*OPTIMIZERS, *training.LOW_BIT, *training.LOW_RANK])
         raise problem("optimizer.name", f"{name} was given", f"known: {known}; others as package.module:Class")
-    cls = import_object(low_bit.SHORT.get(name, name), "optimizer.name")
+    low_rank.check_does_as_it_says(path)
+    cls = import_object(path, "optimizer.name")
     if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
         raise problem("optimizer.name", f"{name} is no torch.optim.Optimizer", "name an optimizer class")
-    return cls
+    first = next(iter(inspect.signature(cls).parameters), "")
+    if first in {"model", "module", "named_parameters"}:
+        why = f"{cls.__name__} is made from a model's names ({first}), and here optimizers from parameter groups"
+        raise problem("optimizer.name", why, "give one whose first argument is params; adafactor's state is small too")
+    return low_rank.fitted(cast(Any, cls))
+
+
+def _check_state(optimizer: torch.optim.Optimizer) -> None:
+    """Have the first step raise UserError if it leaves a state that has no form in a checkpoint."""
+    own: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
+    name = type(own).__name__
+
+    def check(stepped: torch.optim.Optimizer, *_: Any) -> None:
+        hook.remove()
+        for key, value in ((k, v) for state in stepped.state_dict()["state"].values() for k, v in state.items()):
+            if not isinstance(value, torch.Tensor | dict | list | tuple | str | bool | int | float | None):
+                why = f"{name} keeps {key} as a {type(value).__name__}, which has no form in a checkpoint"
+                raise problem("optimizer.name", why, "take one that keeps tensors and numbers")
+
+    hook = own.register_step_post_hook(check)
 
 
 def _arguments(config: training.Optimizer, cls: type[torch.optim.Optimizer]) -> dict[str, Any]:
@@ -102,7 +135,7 @@ def _arguments(config: training.Optimizer, cls: type[torch.optim.Optimizer]) -> 
     arguments: dict[str, Any] = {"lr": config.lr}
     if cls is torch.optim.SGD:
         arguments["momentum"] = config.momentum
-    elif config.name in OPTIMIZERS or config.name in low_bit.SHORT:
+    elif config.name in FUSED or config.path != config.name:
         arguments |= {"betas": config.betas, "eps": config.eps}
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
     if config.weight_decay and "weight_decay" not in accepted and not takes_any:
@@ -118,16 +151,18 @@ def _arguments(config: training.Optimizer, cls: type[torch.optim.Optimizer]) -> 
     return arguments | config.options
 
 
-def _groups(named: Iterable[tuple[str, nn.Parameter]], weight_decay: float) -> Iterable[dict[str, Any]]:
+def _groups(
+    named: Iterable[tuple[str, nn.Parameter]], config: training.Optimizer, rate_factor: Callable[[str], float]
+) -> list[dict[str, Any]]:
     """Matrices and filters decay; biases, gains and other vectors do not (as in BERT's and GPT's training)."""
-    decayed: list[nn.Parameter] = []
-    plain: list[nn.Parameter] = []
-    for _, parameter in named:
-        (decayed if parameter.ndim >= 2 else plain).append(parameter)
-    if decayed:
-        yield {"params": decayed, "weight_decay": weight_decay}
-    if plain:
-        yield {"params": plain, "weight_decay": 0.0}
+    found: dict[tuple[bool, float], list[nn.Parameter]] = {}
+    for name, parameter in named:
+        found.setdefault((parameter.ndim < 2, rate_factor(name)), []).append(parameter)
+    groups = []
+    for (is_vector, factor), parameters in sorted(found.items(), key=lambda item: item[0]):
+        rate = {} if factor == 1.0 else {"lr": config.lr * factor}
+        groups.append({"params": parameters, "weight_decay": 0.0 if is_vector else config.weight_decay, **rate})
+    return groups
 
 
 def lr_factor(config: training.Schedule, total_steps: int) -> Callable[[int], float]:

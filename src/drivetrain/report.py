@@ -55,6 +55,17 @@ class RunReport(BaseModel):
             return None
         return self.flops_per_second / self.matmul_flops_per_second
 
+    @property
+    def share_of_full_training(self) -> float | None:
+        """Bytes of weights, gradients and optimizer state over those of a run that trains all parameters, each with as
+        many bytes as the trained ones have here. None where that is this run."""
+        trained, total = self.engaged["trained_parameters"], self.engaged["global_parameters"]
+        held = self.ranks[0].get("held_bytes") if self.ranks else None
+        if not held or not 0 < trained < total:
+            return None
+        share = sum(held.values()) / ((sum(held.values()) - held["frozen"]) * total / trained)
+        return float(share)
+
     def write(self, path: Path) -> None:
         """Whole or not at all."""
         aside = path.with_suffix(f".partial-{os.getpid()}")

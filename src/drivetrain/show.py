@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
 from drivetrain.config.load import field_paths
 from drivetrain.config.translation import Fate, Note
@@ -29,13 +31,14 @@ def report_table(report: RunReport) -> Table:
         "precision": report.precision + (" (emulated)" if report.emulated else ""),
         "engine": _engine(report),
         "device": report.device,
-        "parameters": f"{report.engaged['global_parameters']:,}",
+        "parameters": _parameters(report.engaged),
         "steps": f"{report.steps:,} ({report.epochs:.4g} epochs, {report.samples:,} samples)",
         "skipped steps": str(report.skipped_steps),
         "time": seconds(report.seconds),
         "of which": ", ".join(f"{name} {seconds(value)}" for name, value in report.seconds_by_part.items()),
         "samples/s": "" if report.samples_per_second is None else f"{report.samples_per_second:,.1f}",
         "peak memory": _memory(report),
+        "held": _held(report),
         "utilisation": f"mean {report.utilisation['mean']:.0%}, peak {report.utilisation['peak']:.0%}",
         "model FLOP/s": _flops(report),
         "sent a step": _sent(report),
@@ -53,20 +56,45 @@ def report_table(report: RunReport) -> Table:
     return table
 
 
+def _parameters(engaged: dict[str, Any]) -> str:
+    trained, total = engaged["trained_parameters"], engaged["global_parameters"]
+    share = f"trained: {trained:,} of {total:,} ({trained / total:.2%})"
+    return f"{total:,}" if trained == total else share
+
+
+def show_notes(notes: Sequence[tuple[str, Note]], console: Console) -> None:
+    if console.is_terminal:
+        console.print(notes_table(notes))
+    else:
+        console.file.writelines(f"{line}\n" for line in note_lines(notes))
+
+
 def notes_table(notes: Sequence[tuple[str, Note]]) -> Table:
     """What became of every key, those with the same fate and reason in one row. notes: with the file of each."""
-    files = list(dict.fromkeys(file for file, _ in notes))
-    table = Table(*(["file"] if len(files) > 1 else []), "", "key", "what became of it", box=None, pad_edge=False)
-    for file in files:
-        for fate, title in FATES.items():
+    files = ["file"] if len({file for file, _ in notes}) > 1 else []
+    table = Table(*files, "", "key", "what became of it", box=None, pad_edge=False)
+    for file, fate, keys, why in _note_rows(notes):
+        table.add_row(*map(escape, [file][: len(files)]), FATES[fate], escape(keys), escape(why))
+    return table
+
+
+def note_lines(notes: Sequence[tuple[str, Note]]) -> list[str]:
+    """The same for files and pipes: one line a row, as long as it is, its columns separated by tabs."""
+    files = len({file for file, _ in notes}) > 1
+    return [
+        "\t".join([*([file] if files else []), Text.from_markup(FATES[fate]).plain, keys, " ".join(why.split())])
+        for file, fate, keys, why in _note_rows(notes)
+    ]
+
+
+def _note_rows(notes: Sequence[tuple[str, Note]]) -> Iterator[tuple[str, Fate, str, str]]:
+    for file in dict.fromkeys(file for file, _ in notes):
+        for fate in FATES:
             rows: dict[str, list[str]] = {}
             for of, note in notes:
                 if (of, note.fate) == (file, fate):
                     rows.setdefault(note.why, []).append(note.key)
-            for why, keys in rows.items():
-                shown = (title, escape(", ".join(keys)), escape(why))
-                table.add_row(*([escape(file)] if len(files) > 1 else []), *shown)
-    return table
+            yield from ((file, fate, ", ".join(keys), why) for why, keys in rows.items())
 
 
 def verdicts_table(verdicts: Sequence[tuple[str, bool | None, str]]) -> Table:
@@ -102,6 +130,15 @@ def _default(info: Any) -> str:
 def _memory(report: RunReport) -> str:
     shown = ", ".join(f"{name} {mebibytes(value)}" for name, value in report.peak_memory.items())
     return shown + (" (of the rank that needs most)" if len(report.ranks) > 1 else "")
+
+
+def _held(report: RunReport) -> str:
+    """Where a part is trained: what each kind of tensor takes, beside what training all would take."""
+    held = report.ranks[0].get("held_bytes") if report.ranks else None
+    if held is None or report.share_of_full_training is None:
+        return ""
+    shown = ", ".join(f"{name} {mebibytes(value)}" for name, value in held.items())
+    return f"{shown} ({report.share_of_full_training:.0%} of what training all would hold)"
 
 
 def _sent(report: RunReport) -> str:

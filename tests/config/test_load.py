@@ -211,6 +211,25 @@ def test_all_problems_of_the_schema_come_at_once(tmp_path: Path) -> None:
     assert "did you mean optimizer?" in {found.fix for found in problems}
 
 
+@pytest.mark.parametrize("name", ["batch_size", "loop", "workload"])
+def test_a_misspelt_key_is_not_told_to_be_missing_as_well(name: str, tmp_path: Path) -> None:
+    raw: dict[str, Any] = copy.deepcopy(IMAGES)
+    raw[f"{name}s"] = raw.pop(name)
+    run, problems = load(written(tmp_path, json.dumps(raw)))
+    assert run is not None
+    _, problems = rules.judged(run, problems, CPU)
+    assert [(found.field, found.why, found.fix) for found in problems] == [
+        (f"{name}s", "there is no such key", f"did you mean {name}?")
+    ]
+
+
+def test_what_is_wrong_inside_of_a_misspelt_block_is_told_too(tmp_path: Path) -> None:
+    raw = {**IMAGES, "optimizers": {"lr": "quick"}, "engine": {"name": "ddp", "ofload": True}}
+    del raw["optimizer"]
+    _, problems = load(written(tmp_path, json.dumps(raw)))
+    assert sorted(found.field for found in problems) == ["engine.ofload", "optimizer.lr", "optimizers"]
+
+
 def test_a_workload_of_an_unknown_type_is_told_the_known_ones(tmp_path: Path) -> None:
     raw = MODULE | {"workload": {"type": "image_clasification"}}
     _, problems = load(written(tmp_path, json.dumps(raw)))

@@ -66,6 +66,13 @@ def test_what_other_rows_have_inside_of_a_column_is_no_null_of_this_row(tmp_path
         assert open_rows(str(path), "F").read(0, 2) == rows
 
 
+def test_a_map_is_an_object_with_the_keys_of_its_row(tmp_path: Path) -> None:
+    kind = pa.map_(pa.string(), pa.struct({"unit": pa.string(), "n": pa.int64()}))
+    pairs = [[("a", {"unit": "m", "n": None}), ("b", None)], [("c", {"unit": None, "n": 1})]]
+    path = write(tmp_path / "a.parquet", "parquet", pa.table({"map": pa.array(pairs, kind)}))
+    assert open_rows(str(path), "F").read(0, 2) == [{"map": {"a": {"unit": "m"}, "b": None}}, {"map": {"c": {"n": 1}}}]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("name", "form"), [("a.parquet", "parquet"), ("a.arrow", "file"), ("a.arrow", "stream")])
 def test_columns_of_few_different_texts_are_texts(tmp_path: Path, name: str, form: str, stream: bool) -> None:

@@ -105,8 +105,19 @@ def test_a_stream_whose_network_fails_stops_the_run(hub: SimpleNamespace) -> Non
     hub.answer = Streamed({"train": 10}, [])
     opened = open_rows("name", "F", stream=True)
     hub.answer.skip = lambda _: 1 / 0
-    with pytest.raises(RunError, match="rows 6 to 8 of name did not come: division by zero"):
+    with pytest.raises(RunError, match="name row 6 did not come: division by zero"):
         opened.read(5, 8)
+
+
+def test_of_a_stream_that_breaks_the_row_that_did_not_come_is_named(hub: SimpleNamespace) -> None:
+    hub.answer = Streamed({"train": 10}, [])
+    opened = open_rows("name", "F", stream=True)
+    hub.answer.skip = lambda start: (row if row["n"] != 7 else 1 / 0 for row in ROWS[start:])
+    assert opened.read(0, 2) == ROWS[:2]
+    with pytest.raises(RunError, match="name row 8 did not come: division by zero"):
+        opened.read(4, 9)
+    del hub.answer.skip
+    assert opened.read(4, 9) == ROWS[4:9]
 
 
 def test_what_the_hub_refuses_names_the_way_without_it(hub: SimpleNamespace) -> None:

@@ -485,5 +485,5 @@ def test_tensors_are_all_that_is_held_between_steps() -> None:
 
 
 def test_assets_are_the_workloads(tmp_path: Path) -> None:
-    tiny_engine(TinyWorkload(perceptron)).save_assets(tmp_path)
+    tiny_engine(TinyWorkload(perceptron)).save_assets(tmp_path, {})
     assert (tmp_path / "assets.txt").read_text() == "Sequential"

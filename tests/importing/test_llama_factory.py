@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.errors import UserError
-from tests.importing.made import FOLDER, imported, notes_of, run_of, small
+from tests.importing.made import FOLDER, imported, notes_of, of_text, run_of, small
 
 FILES = FOLDER / "llama_factory"
 FIRST = "model_name_or_path: gpt2\nstage: sft\ntemplate: default\n"
@@ -167,3 +167,11 @@ def test_all_problems_of_all_files_come_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError) as refused:
         run_of(tmp_path, FIRST + "learning_rate: x\nseed: y\nmax_steps: z\n", "distributed_type: FSDP\nuse_cpu: w\n")
     assert len(refused.value.problems) == 4
+
+
+def test_defaults_are_told_as_the_run_file_has_them(tmp_path: Path) -> None:
+    found, raw = imported(tmp_path, of_text(tmp_path, FIRST))
+    told = {note.key: note.why for _, note in found.notes}
+    assert raw["recompute"] is True
+    assert told["disable_gradient_checkpointing"] == "recompute: true; not given: the source's default"
+    assert "#   recompute: true\n" in found.output.read_text()

@@ -17,6 +17,22 @@ SHORT = [
 ]
 
 
+def test_a_pipe_gets_a_line_a_row_neither_padded_nor_wrapped(
+    drivetrain: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = [str(FOLDER / name) for name in ("llama_factory/llama_full_zero3.yaml", "accelerate/fsdp1_by_size.yaml")]
+    for given, columns in ((files[:1], 4), (files[1:], 3)):  # the first names another, so that files are told
+        code, out, told = drivetrain("import", *given, "--onto", str(RECIPE), "--output", "new.yaml", "--overwrite")
+        assert code == 0, told
+        rows = [line.split("\t") for line in out.splitlines()]
+        assert {len(row) for row in rows} == {columns}
+        assert all(cell == cell.strip() and "  " not in cell and cell for row in rows for cell in row)
+        assert max(map(len, out.splitlines())) > 80
+        notes = {(row[-3], key) for row in rows for key in row[-2].split(", ")}
+        assert ("mapped", "per_device_train_batch_size" if columns == 4 else "mixed_precision") in notes
+
+
 @pytest.mark.parametrize(
     ("file", "engine", "precision", "batch"),
     [

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 from transformers import TrainingArguments
 
 from drivetrain.importing.training_keys import KEYS, TOGETHER
-from tests.importing.made import FOLDER, imported, notes_of, run_of
+from tests.importing.made import FOLDER, imported, notes_of, of_text, run_of
 
 FILES = FOLDER / "training_arguments"
 
@@ -124,6 +125,43 @@ def test_recomputing_that_is_on_in_one_place_is_on(tmp_path: Path) -> None:
 def test_evaluating_by_steps_without_eval_steps_takes_the_logging_steps(tmp_path: Path) -> None:
     assert of(tmp_path, eval_strategy="steps", logging_steps=50)["evaluation"] == {"every_steps": 50}
     assert of(tmp_path, eval_strategy="steps")["evaluation"] == {"every_steps": 500}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"eval_strategy": "steps", "eval_steps": 100, "save_steps": 500}, True),
+        ({"eval_strategy": "steps", "eval_steps": 300, "save_steps": 200}, True),
+        ({"eval_strategy": "steps", "logging_steps": 50, "save_steps": 500}, True),
+        ({"evaluation_strategy": "epoch", "save_steps": 500}, True),
+        ({"eval_strategy": "steps", "eval_steps": 400, "save_steps": 200}, False),
+        ({"eval_strategy": "steps", "eval_steps": 100, "save_strategy": "epoch", "save_steps": 500}, False),
+        ({"eval_strategy": "no", "save_steps": 500}, False),
+    ],
+)
+def test_a_best_that_may_not_be_saved_is_told(given: dict[str, Any], told: bool, tmp_path: Path) -> None:
+    """A run evaluates and saves at the same steps unless checkpoints.every_steps says otherwise."""
+    note = notes_of(tmp_path, json.dumps({"output_dir": "out", **given}), ending=".json")["save_steps"]
+    assert ("best of evaluations that fall on a save" in note.why) is told
+    assert (note.fate == "changed") is told
+
+
+def test_values_are_told_as_the_run_file_has_them(tmp_path: Path) -> None:
+    given = {"gradient_checkpointing": True, "max_grad_norm": 0, "report_to": ["tensorboard"], "run_name": "a/b"}
+    text = json.dumps({"output_dir": "out", **given, "adam_beta1": 0.8})
+    found, raw = imported(tmp_path, of_text(tmp_path, text, ".json"))
+    told = [note for _, note in found.notes if note.to]
+    assert {note.to for note in told} > {"recompute", "loop.max_grad_norm", "tracking.trackers", "name", "seed"}
+    for note in told:
+        value = raw
+        for name in note.to.split("."):
+            value = value[name]
+        assert YAML(typ="safe", pure=True).load(note.why.split("; ")[0]) == {note.to: value}
+    told_again = {note.key: note.why for note in told}
+    assert told_again["gradient_checkpointing"] == "recompute: true"
+    assert told_again["max_grad_norm"] == "loop.max_grad_norm: null"
+    assert told_again["report_to"] == "tracking.trackers: [progress, tensorboard]"
+    assert told_again["run_name"] == "name: a-b; a name holds no slash"
 
 
 def test_old_names_of_keys_are_known(tmp_path: Path) -> None:

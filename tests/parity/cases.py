@@ -30,7 +30,11 @@ OPTIMIZERS = {
     "sgd": Optimizer(name="sgd", lr=0.5, momentum=0.9),
     "adamw": Optimizer(name="adamw", lr=0.01, weight_decay=0.1),
     "adamw8bit": Optimizer(name="adamw8bit", lr=0.01, weight_decay=0.1),
-    "bitsandbytes": Optimizer(name="bitsandbytes.optim:AdamW8bit", lr=0.01, weight_decay=0.1),
+    "adamw4bit": Optimizer(name="adamw4bit", lr=0.01, weight_decay=0.1),
+    "adamw-fp8": Optimizer(name="adamw-fp8", lr=0.01, weight_decay=0.1),
+    "bitsandbytes": Optimizer(name="bnb-adamw8bit", lr=0.01, weight_decay=0.1),
+    "adafactor": Optimizer(name="adafactor", lr=0.05, weight_decay=0.1),
+    "galore": Optimizer(name="galore", lr=0.02, weight_decay=0.1, options={"rank": 4, "update_proj_gap": 3}),
 }
 
 

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import IA3Config, LoraConfig, PeftConfig, PrefixTuningConfig, PromptEncoderConfig, get_peft_model
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import ViTConfig, ViTForImageClassification
 
+from drivetrain.config.adapter import Adapter
 from drivetrain.config.engine import EngineConfig
 from drivetrain.config.training import Loader, Optimizer, Scaler
 from drivetrain.config.workload import LanguageModel, TextClassification
@@ -28,6 +30,7 @@ from drivetrain.data.micro_batches import Lengths, Slice
 from drivetrain.data.order import GlobalOrder
 from drivetrain.emulation import fp32_products
 from drivetrain.engines.base import Engine
+from drivetrain.models.adapters import AdapterSet
 from drivetrain.workloads.base import Layout, Workload
 from drivetrain.workloads.language_model import IGNORED, LanguageModelWorkload
 from drivetrain.workloads.text_classification import TextClassificationWorkload
@@ -46,6 +49,25 @@ LLAMA = {
 }  # fmt: skip
 
 
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LORA = {"r": 4, "lora_alpha": 8, "target_modules": TARGETS, "task_type": "CAUSAL_LM"}
+ADAPTERS: dict[str, tuple[dict[str, Any], Callable[[], PeftConfig]]] = {  # ours, and the same through plain PEFT
+    "lora": ({"rank": 4}, lambda: LoraConfig(**LORA)),  # type: ignore[arg-type]
+    "dora": (
+        {"rank": 4, "dora": True, "targets": TARGETS, "rslora": True},
+        lambda: LoraConfig(**LORA, use_dora=True, use_rslora=True),  # type: ignore[arg-type]
+    ),
+    "pissa": ({"rank": 4, "pissa": True}, lambda: LoraConfig(**LORA, init_lora_weights="pissa")),  # type: ignore[arg-type]
+    "ia3": ({"method": "ia3"}, lambda: IA3Config(task_type="CAUSAL_LM")),
+    "prefix": (
+        {"method": "prefix", "virtual_tokens": 4},
+        lambda: PrefixTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"),
+    ),
+    "ptuning": (
+        {"method": "p-tuning", "virtual_tokens": 3, "hidden_size": 16},
+        lambda: PromptEncoderConfig(num_virtual_tokens=3, encoder_hidden_size=16, task_type="CAUSAL_LM"),
+    ),
+}
 PHI: dict[str, Any] = {"model_type": "phi", "resid_pdrop": 0.0, "embd_pdrop": 0.0, "qk_layernorm": True}
 VARIANTS: dict[str, dict[str, Any]] = {
     "grouped": {"num_key_value_heads": 2},
@@ -75,9 +97,14 @@ class MeshCase:
         return sizes[0] * sizes[1] * sizes[2] * sizes[3]
 
     @property
+    def adapter(self) -> str | None:
+        """What is trained beside the model: sft-lora."""
+        return next((part for part in self.model.split("-") if part in ADAPTERS), None)
+
+    @property
     def clip(self) -> float:
         """Small enough to clip."""
-        return 0.05 if self.model == "bert" else CLIP
+        return 0.05 if self.model == "bert" else 0.02 if self.adapter else CLIP
 
     @property
     def shown(self) -> str:
@@ -229,6 +256,13 @@ def reviews() -> SeededTexts:
 
 
 def workload(case: MeshCase) -> Workload:
+    made = _workload(case)
+    if case.adapter is not None:
+        made.adapters = AdapterSet([Adapter.model_validate(ADAPTERS[case.adapter][0])], None)
+    return made
+
+
+def _workload(case: MeshCase) -> Workload:
     if case.model in OWN:
         return Declared(OWN[case.model], Rows(62, ignored_share=0.15), Rows(37, seed=9))
     if case.model == "bert":
@@ -305,7 +339,8 @@ def logits_and_targets(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[T
         return model(batch["features"]).float(), batch["labels"]
     if "labels" in batch:
         return model(**{name: t for name, t in batch.items() if name != "labels"}).logits.float(), batch["labels"]
-    logits = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
+    told = {} if hasattr(model, "prompt_encoder") else {"position_ids": batch["position_ids"]}
+    logits = model(input_ids=batch["input_ids"], **told, use_cache=False).logits[:, -batch["targets"].shape[1] :]
     return logits.float().flatten(0, 1), batch["targets"].flatten()
 
 
@@ -313,7 +348,10 @@ def plain(case: MeshCase) -> Curve:
     """One process, whole batches, each sample a padded row, torch's own autocast and clipping."""
     work = workload(replace(case, model="sft-padded") if case.model.startswith("sft") else case)
     model, optimizer = work.build_model(), OPTIMIZERS[case.optimizer]
-    matrices, vectors = [p for p in model.parameters() if p.ndim > 1], [p for p in model.parameters() if p.ndim == 1]
+    if case.adapter is not None:
+        model = get_peft_model(model, ADAPTERS[case.adapter][1]())  # type: ignore[arg-type, assignment]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices, vectors = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim == 1]
     groups = [{"params": matrices, "weight_decay": optimizer.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     updates: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=optimizer.lr)
     if optimizer.name == "sgd":
@@ -329,13 +367,18 @@ def plain(case: MeshCase) -> Curve:
                 loss = F.cross_entropy(logits, targets, ignore_index=IGNORED)
             loss.backward()
             curve.gradients = curve.gradients or {
-                name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
+                name.removeprefix("base_model.model."): p.grad.clone()
+                for name, p in model.named_parameters()
+                if p.grad is not None
             }
             curve.norms.append(nn.utils.clip_grad_norm_(model.parameters(), case.clip).item())
             updates.step()
             updates.zero_grad()
             curve.losses.append(loss.item())
     curve.weights = model.state_dict()
+    if case.adapter is not None:
+        own = [name for name, p in model.named_parameters() if p.requires_grad]
+        curve.weights = {name.removeprefix("base_model.model."): curve.weights[name] for name in own}
     return curve
 
 

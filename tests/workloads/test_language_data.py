@@ -280,6 +280,78 @@ def test_what_the_template_refuses_is_a_bad_row_too_of_the_part_held_out_as_well
     assert len(read(tmp_path, rows, evaluation_fraction=0.5, bad_rows="drop").train) < 17
 
 
+ODD = {"messages": [{"role": "assistant", "content": "hello"}]}
+SOUND = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+SILENT = {"messages": [{"role": "user", "content": "q"}]}
+
+
+def test_all_that_is_wrong_with_the_rows_is_told_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    write_lines(path, [SOUND, *[SILENT] * 7, ODD])
+    path.write_text(path.read_text() + "{broken\n")
+    evaluation = tmp_path / "e.json"
+    evaluation.write_text(json.dumps([3, SOUND, ODD, SILENT]))
+    given = {"train": str(path), "evaluation": str(evaluation)}
+    said = refusal(tmp_path, **given)
+    for told in (
+        f"workload.data.train: {path} cannot be read: line 10 is broken JSON",
+        "workload.data.train: train.jsonl line 2: no message is the assistant's",
+        "and 2 more of the 9 rows of train.jsonl cannot be used",
+        "workload.data.train: train.jsonl line 9: it begins with a reply",
+        f"workload.data.evaluation: {evaluation} cannot be read: row 1 holds no object",
+        "workload.data.evaluation: e.json row 4: no message is the assistant's",
+        "workload.data.evaluation: e.json row 3: it begins with a reply",
+    ):
+        assert told in said
+    missing = refusal(tmp_path, train=str(path), evaluation="no.jsonl")
+    assert "line 10 is broken JSON" in missing
+    assert "no.jsonl does not exist" in missing
+    left_out = refusal(tmp_path, bad_rows="drop", **given)
+    assert "line 10 is broken JSON" in left_out
+    assert "e.json row 1 " not in left_out
+    assert "line 2" not in left_out
+    assert "it begins" not in left_out
+    streamed = refusal(tmp_path, stream=True, train=str(evaluation))
+    assert "row 1 holds no object" in streamed
+
+
+def test_a_template_that_cannot_be_is_told_beside_bad_rows(tmp_path: Path) -> None:
+    said = refusal(tmp_path, [SOUND, SILENT], template="chatmal")
+    assert "train.jsonl line 2: no message is" in said
+    assert "did you mean chatml?" in said
+
+
+def test_placeholders_that_would_be_learnt_are_told(tmp_path: Path) -> None:
+    rows = [
+        *ROWS,
+        talk("Who are you?", "I am {{name}}, by {{ author }}."),
+        talk("{{name}}?", "Yes."),
+        talk("{{}}", "{x}"),
+    ]
+    told = "2 conversations of train.jsonl hold {{name}}, {{ author }}, learnt as they stand"
+    reader, _ = reading(tmp_path, rows, length=256)
+    (warning,) = [each for each in reader.warnings if told in each]
+    assert "replace: {'{{name}}': ..., '{{ author }}': ...}" in warning
+    path = write_lines(tmp_path / "train.jsonl", rows)
+    filled = {"path": path, "replace": {"{{name}}": "Ada", "{{ author }}": "Bo"}}
+    reader, _ = reading(tmp_path, train=filled, length=256)
+    assert not [each for each in reader.warnings if "{{" in each]
+    reader, _ = reading(tmp_path, rows[::-1], stream=True, length=256)
+    assert "2 conversations of the first 20 rows of train.jsonl hold {{name}}" in "".join(reader.warnings)
+
+
+def test_rows_that_are_left_out_are_told_with_the_reasons(tmp_path: Path) -> None:
+    rows = [*ROWS, talk("q", ""), talk("q" * 99, "a"), ODD | talk("q", "a" * 99)]
+    given = write_lines(tmp_path / "e.jsonl", ROWS[:1])
+    reader, _ = reading(tmp_path, rows, bad_rows="drop", evaluation=given)
+    lost = "1 cannot be used, 1 without a target within length"
+    assert f"of the 23 rows of train.jsonl are left out: {lost}" in reader.warnings
+    reader, _ = reading(tmp_path, rows, bad_rows="drop", too_long="drop", evaluation=given)
+    assert "of the 23 rows of train.jsonl are left out: 1 cannot be used, 2 too long" in reader.warnings
+    reader, _ = reading(tmp_path, ROWS, evaluation=given)
+    assert not [each for each in reader.warnings if "left out" in each]
+
+
 def test_nothing_left_is_refused_with_what_became_of_it(tmp_path: Path) -> None:
     assert "(20 too long)" in refusal(tmp_path, ROWS, length=5, too_long="drop")
     assert "(20 without a target within length)" in refusal(tmp_path, ROWS, length=5)

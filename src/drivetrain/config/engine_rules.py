@@ -17,7 +17,6 @@ from drivetrain.config.engine import (
     DeepspeedEngine,
     FsdpEngine,
     driving,
-    gives_pieces,
     label,
     traits,
 )
@@ -25,13 +24,11 @@ from drivetrain.config.files import read_json
 from drivetrain.config.language import LanguageModel
 from drivetrain.config.machine import Machine
 from drivetrain.config.mesh import MeshEngine
+from drivetrain.config.optimizer_rules import optimizer_problems, optimizer_problems_here
 from drivetrain.config.run import RunConfig
 from drivetrain.config.translation import Note, Translation, agree
 from drivetrain.config.workload import UserModule
 from drivetrain.errors import Problem, UserError
-
-# optimizers whose update of a number depends on others of its tensor: rows and columns, norms, orthogonal factors
-WHOLE_TENSORS = {"adafactor", "muon", "lamb", "lars", "shampoo", "soap", "came", "lbfgs", "galoreadamw", "adamini"}
 
 
 def engine_problems(run: RunConfig) -> Iterator[Problem]:
@@ -43,8 +40,7 @@ def engine_problems(run: RunConfig) -> Iterator[Problem]:
         yield Problem(f"{where}.hybrid", why, "give a divisor of processes * nodes")
     if isinstance(engine, DeepspeedEngine):
         yield from _of_deepspeed(run, engine, where)
-    if gives_pieces(engine):
-        yield from _optimizer_of_pieces(run)
+    yield from optimizer_problems(run)
     if isinstance(run.engine, AccelerateEngine):
         yield from _of_accelerate(engine)
     if isinstance(engine, MeshEngine):
@@ -55,6 +51,7 @@ def engine_problems(run: RunConfig) -> Iterator[Problem]:
 
 def engine_problems_here(run: RunConfig, machine: Machine) -> Iterator[Problem]:
     """On this machine."""
+    yield from optimizer_problems_here(run, machine)
     engine, where = driving(run.engine), _where(run)
     if isinstance(engine, DdpEngine) and engine.gradient_compression == "bf16" and machine.device == "cpu":
         yield Problem(f"{where}.gradient_compression", "DDP compresses to bf16 between GPUs only", "give fp16 or none")
@@ -117,13 +114,6 @@ def _of_deepspeed(run: RunConfig, engine: DeepspeedEngine, where: str) -> Iterat
         yield Problem("precision", why, "give stage=1 or more, or bf16-mixed")
 
 
-def _optimizer_of_pieces(run: RunConfig) -> Iterator[Problem]:
-    name = run.optimizer.name.replace(":", ".").rpartition(".")[2]
-    if name.lower() in WHOLE_TENSORS:
-        why = f"{name} needs whole tensors, and engine={label(run.engine)} gives each rank pieces of them"
-        yield Problem("optimizer.name", why, "take engine=ddp, or adamw")
-
-
 def _of_accelerate(engine: Any) -> Iterator[Problem]:
     if isinstance(engine, DdpEngine) and engine.shard_optimizer:
         yield Problem("engine.driver.shard_optimizer", "Accelerate has no such thing", "take engine=ddp, or zero1")
@@ -141,9 +131,6 @@ def _of_a_mesh(run: RunConfig, engine: MeshEngine, where: str) -> Iterator[Probl
     if engine.schedule == "zero_bubble" and run.compile:
         why = "it takes backward passes apart, which PyTorch cannot do with compiled blocks"
         yield Problem(f"{where}.schedule", why, "leave compile out, or take 1f1b")
-    if "8bit" in run.optimizer.name or run.optimizer.name.startswith(("torchao", "bitsandbytes")):
-        why = f"{run.optimizer.name} keeps its state in blocks, which are not joined over a mesh yet"
-        yield Problem("optimizer.name", why, "take adamw, or engine=fsdp")
     if not isinstance(run.workload, UserModule):
         config = _config_of(run.workload.model)
         yield from mesh.model_problems(engine, config, where)

@@ -17,6 +17,7 @@ from drivetrain.config.files import read_yaml
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError, problem
 
+UNKNOWN, MISSING = "extra_forbidden", "missing"  # pydantic's names of these errors
 DRIVER = ["engine", "driver"]  # its fields are those of engine, and are written in full
 UNION_TAGS = {  # what pydantic puts into a location to tell which kind of block it tried
     "workload": ("image_classification", "text_classification", "language_model", "module"),
@@ -43,14 +44,19 @@ def load(path: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig | None, l
 
 
 def validate(raw: dict[str, Any], problems: list[Problem]) -> tuple[RunConfig | None, list[Problem]]:
-    """Build the config; after each failure take the offending keys out, so that the rest can still be checked."""
+    """Build the config; after each failure take the offending keys out, so that the rest can still be checked.
+
+    A misspelt key's value takes the place that it was meant for: it is not told besides that this is missing.
+    """
+    moved: list[list[Any]] = []
     for _ in range(5):
         try:
             return RunConfig.model_validate(raw), problems
         except ValidationError as error:
-            details = error.errors()
-        problems.extend(_problem(detail, raw) for detail in details)
-        if not all([_remove(raw, _path_in(detail["loc"], raw)) for detail in details]):
+            found = [(detail["type"], _path_in(detail["loc"], raw), _problem(detail, raw)) for detail in error.errors()]
+        moved += [place for kind, path, _ in found if kind == UNKNOWN and (place := _moved(path, raw))]
+        problems += [told for kind, path, told in found if path not in moved or kind not in (UNKNOWN, MISSING)]
+        if not all([_remove(raw, path) for kind, path, _ in found if path not in moved or kind != MISSING]):
             break
     return None, problems
 
@@ -122,18 +128,33 @@ def _blocks(annotation: Any) -> list[type[BaseModel]]:
 def _problem(detail: ErrorDetails, raw: dict[str, Any]) -> Problem:
     path = _path_in(detail["loc"], raw)
     field = ".".join(map(str, path)) or "run file"
-    if detail["type"] == "extra_forbidden":
-        siblings = [str(p[-1]) for p, _ in field_paths() if p[:-1] == [str(x) for x in path[:-1]]]
-        return Problem(field, "there is no such key", _nearest(str(path[-1]), siblings))
+    if detail["type"] == UNKNOWN:
+        return Problem(field, "there is no such key", _nearest(str(path[-1]), _siblings(path)))
     if detail["type"] == "union_tag_invalid":
         tag, known = str(detail["ctx"]["tag"]), [name.strip("'") for name in detail["ctx"]["expected_tags"].split(", ")]
         return Problem(field, f"{tag} was given; there are {', '.join(known)}", _nearest(tag, known))
     documentation = next((info.description for p, info in field_paths() if p == path), None)
-    if detail["type"] == "missing":
+    if detail["type"] == MISSING:
         return Problem(field, "is required and was not given", documentation or "add it to the run file")
     message = detail["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     return Problem(field, f"{_shown(detail['input'])} was given; {message}", documentation or "correct the value")
+
+
+def _siblings(path: Sequence[Any]) -> list[str]:
+    """Names of the fields that may stand in the place of this path's last key."""
+    return [str(each[-1]) for each, _ in field_paths() if each[:-1] == [str(part) for part in path[:-1]]]
+
+
+def _moved(path: Sequence[Any], raw: Any) -> list[Any] | None:
+    """Put an unknown key's value where it was meant for as well. None where no name is near, or that one is taken."""
+    for part in path[:-1]:
+        raw = raw[part]
+    near = difflib.get_close_matches(str(path[-1]), _siblings(path), n=1)
+    if not near or near[0] in raw:
+        return None
+    raw[near[0]] = raw[path[-1]]
+    return [*path[:-1], near[0]]
 
 
 def _shown(value: Any) -> str:

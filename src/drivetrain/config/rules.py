@@ -10,10 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from drivetrain.config.adapter import adapter_problems
 from drivetrain.config.engine import traits
 from drivetrain.config.engine_rules import engine_problems, engine_problems_here
 from drivetrain.config.language import LanguageData, LanguageModel
 from drivetrain.config.machine import Machine
+from drivetrain.config.mesh import MeshEngine
+from drivetrain.config.quantised import quantised_base_problems
 from drivetrain.config.resolve import resolved
 from drivetrain.config.run import RunConfig
 from drivetrain.config.workload import ImageClassification, TextClassification, UserModule
@@ -22,7 +25,7 @@ from drivetrain.errors import Problem
 
 def check(run: RunConfig, machine: Machine) -> list[Problem]:
     """Every reason why this run cannot work on this machine."""
-    of_the_run = (_batch, engine_problems, _length, _model, _paths)
+    of_the_run = (_batch, engine_problems, _length, _model, _adapter, _paths)
     of_the_machine = (_device, _precision, _processes, engine_problems_here)
     found = [problem for rule in of_the_run for problem in rule(run)]
     return found + [problem for rule in of_the_machine for problem in rule(run, machine)]
@@ -135,6 +138,31 @@ def _model(run: RunConfig) -> Iterator[Problem]:
             "is required when the model is made from a config",
             "give a tokenizer folder, a vocab.txt or a hub id",
         )
+
+
+def _adapter(run: RunConfig) -> Iterator[Problem]:
+    if run.quantised_base is not None:
+        yield from quantised_base_problems(run.quantised_base, run.adapter is not None)
+    if run.adapter is None:
+        return
+    if run.quantised_base is not None and any(adapter.pissa for adapter in run.adapter):
+        why = "PiSSA changes the weights that it starts from, which quantised ones cannot follow"
+        yield Problem("adapter.pissa", why, "leave it or quantised_base out")
+    yield from adapter_problems(run.adapter)
+    if not isinstance(run.workload, UserModule) and run.workload.model.config is not None:
+        why = "a model made from a config starts at random: nobody could load the adapter without it"
+        yield Problem("adapter", why, "train the model first, and give its checkpoint's folder as workload.model.path")
+    if run.recompute and any(adapter.method == "prefix" for adapter in run.adapter):
+        yield Problem("recompute", "a block that is computed twice would see the prefix twice", "leave it out")
+    if isinstance(run.engine, MeshEngine):
+        yield Problem("engine", "mesh does not know adapters yet", "give ddp, fsdp or deepspeed")
+    if isinstance(run.workload, LanguageModel):
+        model = run.workload.model
+        if model.train_last_blocks is not None:
+            yield Problem("workload.model.train_last_blocks", "adapters freeze all blocks", "leave it or adapter out")
+        if model.resize_vocabulary:
+            why = "the new rows of the embedding would be of no base that the adapter could be loaded on"
+            yield Problem("workload.model.resize_vocabulary", why, "resize and save the base first")
 
 
 def model_tokenizer(run: RunConfig) -> str | None:

@@ -6,15 +6,39 @@ from typing import Any, Literal
 
 from drivetrain.config.base import Frozen, doc
 
+# short names of optional packages' classes
+LOW_BIT = {
+    "adamw8bit": "torchao.optim:AdamW8bit",
+    "adamw4bit": "torchao.optim:AdamW4bit",
+    "adamw-fp8": "torchao.optim:AdamWFp8",
+    "bnb-adamw8bit": "bitsandbytes.optim:AdamW8bit",
+    "bnb-paged-adamw8bit": "bitsandbytes.optim:PagedAdamW8bit",
+}
+LOW_RANK = {"galore": "pytorch_optimizer:GaLore"}
+
 
 class Optimizer(Frozen):
-    name: str = doc("sgd, adam, adamw, or the import path of an optimizer class (package.module:Class)", "adamw")
+    name: str = doc(
+        "sgd, adam, adamw; with a smaller state (docs/optimizers.md) adafactor, galore, adamw8bit, adamw4bit, "
+        "adamw-fp8, bnb-adamw8bit, bnb-paged-adamw8bit; or an optimizer class's import path (package.module:Class)",
+        "adamw",
+    )
     lr: float = doc("Peak learning rate", 1e-3, gt=0)
     weight_decay: float = doc("Weight decay; biases and normalisation weights are left out", 0.0, ge=0)
     momentum: float = doc("SGD only: momentum", 0.0, ge=0, lt=1)
-    betas: tuple[float, float] = doc("Adam and AdamW only: decay rates of the moments", (0.9, 0.999))
-    eps: float = doc("Adam and AdamW only: added to the denominator", 1e-8, gt=0)
+    betas: tuple[float, float] = doc("Adam's kind only: decay rates of the moments", (0.9, 0.999))
+    eps: float = doc("Adam's kind only: added to the denominator", 1e-8, gt=0)
     options: dict[str, Any] = doc("Further keyword arguments of the optimizer class", {})
+
+    @property
+    def path(self) -> str:
+        """The import path of an optional package's class; other names as they are."""
+        return {**LOW_BIT, **LOW_RANK}.get(self.name, self.name)
+
+    @property
+    def low_bit(self) -> bool:
+        """Whether its state is codes and a scale for each block of them."""
+        return "8bit" in self.path or self.path.startswith(("torchao", "bitsandbytes"))
 
 
 class Schedule(Frozen):

@@ -59,14 +59,19 @@ class ArrowRows:
 
 
 def without_inner_nulls(row: dict[str, Any]) -> dict[str, Any]:
-    """A struct has each field that any row's has. Where a row's is null inside of a column it had none, as in JSON."""
+    """A struct has each field that any row's has. Where a row's is null inside of a column it had none, as in JSON.
+    A map, which pyarrow gives as pairs, becomes an object, unless it is empty: so is a list."""
     return {column: _without_nulls(value) for column, value in row.items()}
 
 
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
-    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+    if not isinstance(value, list):
+        return value
+    if value and all(isinstance(inner, tuple) for inner in value):  # a map: the keys are this row's own
+        return {key: _without_nulls(inner) for key, inner in value}
+    return [_without_nulls(inner) for inner in value]
 
 
 def read_parquet(path: Path, name: str, field: str, stream: bool) -> ArrowRows:

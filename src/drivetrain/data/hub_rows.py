@@ -58,17 +58,21 @@ class StreamedHubRows:
 
     def read(self, start: int, stop: int) -> list[dict[str, Any]]:
         """RunError if the network fails or the stream ends too early."""
-        wanted = max(0, min(stop, self._length) - start)
+        stop = max(start, min(stop, self._length))
+        rows: list[dict[str, Any]] = []
         try:
             if self._coming is None or self._place > start:
-                self._coming, self._place = iter(self._dataset.skip(start)), start
-            rows = list(islice(self._coming, start - self._place, start - self._place + wanted))
+                self._place = start
+                self._coming = iter(self._dataset.skip(start))
+            for row in islice(self._coming, stop - self._place):
+                if self._place >= start:
+                    rows.append(row)
+                self._place += 1
         except Exception as error:  # network errors have no class in common
             self._coming = None
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            raise RunError(f"rows {start + 1} to {start + wanted} of {self._name} did not come: {reason}") from error
-        self._place = start + len(rows)
-        if len(rows) < wanted:
+            raise RunError(f"{self.where(self._place)} did not come: {reason}") from error
+        if self._place < stop:
             raise RunError(f"{self._name} says that it has {self._length} rows, and ended after {self._place}")
         return list(map(without_inner_nulls, rows))
 

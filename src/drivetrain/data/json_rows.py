@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from drivetrain.data.tables import not_utf8
-from drivetrain.errors import UserError, problem
+from drivetrain.errors import Problem, UserError, problem
 
 Row = dict[str, Any]
 
@@ -38,6 +38,14 @@ class HeldRows:
         return f"{self.name} {self.unit} {index + 1 if self.numbers is None else self.numbers[index]}"
 
 
+class BrokenRows(UserError):
+    """Some rows cannot be read. rows: the others, of which may be told at once what else is wrong with them."""
+
+    def __init__(self, problems: Sequence[Problem], rows: Any) -> None:
+        super().__init__(problems)
+        self.rows = rows
+
+
 def read_json(path: Path, name: str, field: str) -> HeldRows:
     """A list of objects, or {"data": the list}, or JSON Lines by another name. UserError names row or line."""
     try:
@@ -57,10 +65,11 @@ def read_json(path: Path, name: str, field: str) -> HeldRows:
         fix = 'give a list of objects, {"data": [...]} with no other list, or one object a line in a .jsonl file'
         raise problem(field, f"{path} holds no list of objects", fix)
     escaped = "\\ud" in text.lower()
-    faults = ((number, _fault(row, escaped)) for number, row in enumerate(rows, start=1))
-    broken = [f"row {number} {fault}" for number, fault in faults if fault]
-    if broken:
-        raise _broken(broken, path, field)
+    faults = {number: fault for number, row in enumerate(rows, start=1) if (fault := _fault(row, escaped))}
+    if faults:
+        whole = {number: row for number, row in enumerate(rows, start=1) if number not in faults}
+        told = _broken([f"row {number} {fault}" for number, fault in faults.items()], path, field)
+        raise BrokenRows([told], HeldRows(name, [*whole.values()], numbers=[*whole]))
     return HeldRows(name, rows)
 
 
@@ -77,9 +86,10 @@ def read_json_lines(path: Path, name: str, field: str) -> HeldRows:
                 if isinstance(error, UserError):
                     raise
                 broken.append(f"line {number} {error}")
+    held = HeldRows(name, rows, "line", numbers)
     if broken:
-        raise _broken(broken, path, field)
-    return HeldRows(name, rows, "line", numbers)
+        raise BrokenRows([_broken(broken, path, field)], held)
+    return held
 
 
 class StreamedJsonLines:
@@ -117,7 +127,7 @@ class StreamedJsonLines:
                     raise
                 broken.append(f"line {number} {error}")
         if broken:
-            raise _broken(broken, self._path, self._field)
+            raise UserError([_broken(broken, self._path, self._field)])
         if len(rows) < stop - start:
             why = f"{self._path} has fewer lines than when it was opened"
             raise problem(self._field, why, "leave data alone while they are read")
@@ -192,6 +202,6 @@ def _fault(row: Any, escaped: bool) -> str | None:
     return None
 
 
-def _broken(faults: Sequence[str], path: Path, field: str) -> UserError:
+def _broken(faults: Sequence[str], path: Path, field: str) -> Problem:
     shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
-    return problem(field, f"{path} cannot be read: {shown}", "correct or remove them")
+    return Problem(field, f"{path} cannot be read: {shown}", "correct or remove them")

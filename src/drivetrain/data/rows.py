@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from drivetrain.data.arrow_rows import read_arrow, read_parquet
-from drivetrain.data.json_rows import HeldRows, StreamedJsonLines, read_json, read_json_lines
+from drivetrain.data.json_rows import BrokenRows, HeldRows, StreamedJsonLines, read_json, read_json_lines
 from drivetrain.data.tables import may_be_hub_id, not_utf8, read_table
 from drivetrain.errors import Problem, UserError, problem
 
@@ -58,7 +58,7 @@ def open_rows(
     stream: keep in memory only what is asked for: JSON Lines, parquet, Arrow, texts and hub data sets. CSV and JSON are
     read whole. Same rows in the same order; faults inside a file are found when their rows are read, not here.
 
-    UserError on `field`, with the file and the line or row, of all files at once.
+    UserError on `field`, with the file and the line or row, of all files at once; BrokenRows where rows are left.
     """
     given = Path(path).expanduser()
     if not given.exists():
@@ -76,14 +76,15 @@ def open_rows(
             parts.append(_open_file(file, name, field, stream))
         except UserError as error:
             problems.extend(error.problems)
+            parts += [error.rows] if isinstance(error, BrokenRows) and len(error.rows) else []
         except OSError as error:
             problems.append(Problem(field, f"{file} cannot be read: {error.strerror}", "allow reading it"))
     if len(problems) > 5:
         more = Problem(field, f"and {len(problems) - 5} more files cannot be read", "correct or remove them too")
         problems = [*problems[:5], more]
-    if problems:
-        raise UserError(problems)
     rows = parts[0] if len(parts) == 1 else JoinedRows(parts)
+    if problems:
+        raise BrokenRows(problems, rows) if len(rows) else UserError(problems)
     if not len(rows):
         raise problem(field, f"{path} has no rows", "give data with rows")
     return rows

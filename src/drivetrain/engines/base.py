@@ -159,8 +159,12 @@ class Engine(ABC):
         """Everything this rank holds between steps: parameters, buffers, optimizer state (for measuring memory)."""
 
     @abstractmethod
-    def save_assets(self, folder: Path) -> None:
-        """Have the workload write what belongs beside the weights."""
+    def save_assets(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
+        """Write what belongs beside the weights: the workload's files, adapters as others read them."""
+
+    @abstractmethod
+    def check_base(self, folder: Path) -> None:
+        """UserError if a checkpoint holds adapters of another base than this model's."""
 
     @abstractmethod
     def close(self) -> None: ...

@@ -26,7 +26,7 @@ from drivetrain.engines import zero_state
 from drivetrain.engines.base import Engaged, StepResult
 from drivetrain.engines.eager import EagerEngine
 from drivetrain.engines.native import deepspeed_ready
-from drivetrain.engines.state import chosen
+from drivetrain.engines.state import chosen, kept
 from drivetrain.engines.zero_config import zero_json
 from drivetrain.errors import RunError, problem
 from drivetrain.optim import OptimizerFactory, plainly
@@ -149,9 +149,13 @@ class DeepspeedEngine(EagerEngine):
             super().engaged(),
             wrapper=f"{type(self._forward).__name__}, stage {self._config.stage}",
             local_parameters=sum(zero_state.held(p).numel() for p in parameters),
-            global_parameters=sum(shapes.values()),
+            global_parameters=sum(shapes.values()) + self._packed_away,
             trained_parameters=sum(shapes[id(p)] for p in parameters if p.requires_grad),
         )
+
+    def _held_bytes(self) -> dict[str, int]:
+        assert self._optimizer is not None
+        return zero_state.held_bytes(self._model, self._zero.optimizer, self._optimizer)
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
@@ -216,8 +220,8 @@ class DeepspeedEngine(EagerEngine):
         return {name: zero_state.shape_of(held) for name, held in self._held().items()}
 
     def _held(self) -> dict[str, Tensor]:
-        """What a plain model's state_dict() names, parameters as DeepSpeed knows them."""
-        return dict(self._model.state_dict(keep_vars=True))
+        """What checkpoints hold, parameters as DeepSpeed knows them."""
+        return kept(self._model, self._model.state_dict(keep_vars=True))
 
     def weights(self) -> dict[str, Tensor]:
         found = {}

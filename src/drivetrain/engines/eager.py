@@ -21,6 +21,7 @@ from drivetrain.data.loader import MicroBatch
 from drivetrain.engines.base import Engaged, Engine, EngineOptions, State, StepResult
 from drivetrain.engines.state import (
     gathered,
+    kept,
     load_optimizer_state,
     load_weights,
     local_part,
@@ -128,10 +129,28 @@ class EagerEngine(Engine):
             wrapper=type(self._forward).__name__,
             world_size=self._ranks.world,
             local_parameters=sum(local_part(p).numel() for p in parameters),
-            global_parameters=sum(p.numel() for p in parameters),
+            global_parameters=sum(p.numel() for p in parameters) + self._packed_away,
             trained_parameters=sum(p.numel() for p in parameters if p.requires_grad),
             parameter_dtype=", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
         )
+
+    @property
+    def _packed_away(self) -> int:
+        """By which a base in few bits has fewer numbers than it has parameters."""
+        return 0 if self._workload.adapters is None else self._workload.adapters.packed_away
+
+    def measured(self) -> dict[str, Any]:
+        return {"held_bytes": self._held_bytes()} if self._optimizer is not None else {}
+
+    def _held_bytes(self) -> dict[str, int]:
+        """On this rank, between steps, but for gradients: those are there at the end of a window."""
+        parts = {"frozen": 0, "trained": 0, "gradients": 0}
+        for parameter in self._model.parameters():
+            size = local_part(parameter).nbytes
+            parts["trained" if parameter.requires_grad else "frozen"] += size
+            parts["gradients"] += size if parameter.requires_grad else 0
+        assert self._optimizer is not None
+        return {**parts, "optimizer": sum(tensor.nbytes for tensor in optimizer_tensors(self._optimizer))}
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
@@ -284,10 +303,11 @@ class EagerEngine(Engine):
         load_optimizer_state(self._model, optimizer, saved)
 
     def shapes(self) -> dict[str, torch.Size]:
-        return {name: tensor.shape for name, tensor in self._model.state_dict().items()}
+        return {name: tensor.shape for name, tensor in kept(self._model, self._model.state_dict()).items()}
 
     def weights(self) -> dict[str, Tensor]:
-        whole = {name: self._gather(held) for name, held in self._model.state_dict().items()}
+        state = kept(self._model, self._model.state_dict())
+        whole = {name: self._gather(held) for name, held in state.items()}
         return {name: tensor for name, tensor in whole.items() if tensor is not None}
 
     def gradients(self) -> dict[str, Tensor]:
@@ -309,8 +329,14 @@ class EagerEngine(Engine):
             held += optimizer_tensors(self._optimizer)
         return [local_part(tensor) for tensor in held]
 
-    def save_assets(self, folder: Path) -> None:
+    def save_assets(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
         self._workload.save_assets(self._model, folder)
+        if self._workload.adapters is not None:
+            self._workload.adapters.write(self._model, weights, folder)
+
+    def check_base(self, folder: Path) -> None:
+        if self._workload.adapters is not None:
+            self._workload.adapters.check(folder)
 
     def close(self) -> None:
         self._optimizer = None

@@ -36,7 +36,7 @@ from drivetrain.engines.mesh_state import (
     shards,
     stages_items,
 )
-from drivetrain.engines.pipeline import Pipeline, bubble
+from drivetrain.engines.pipeline import Pipeline
 from drivetrain.engines.places import MeshScaler, Place
 from drivetrain.engines.spread import spread
 from drivetrain.engines.state import gathered, load_weights, local_part
@@ -162,11 +162,7 @@ class MeshEngine(EagerEngine):
         )
 
     def measured(self) -> dict[str, Any]:
-        """Of a pipeline: the share of its windows that this stage waits, and the least that the schedule allows."""
-        if self._pipeline is None:
-            return {}
-        least = bubble(self._config.pp, self._pipeline.most_pieces) if self._config.schedule != "zero_bubble" else None
-        return {"stage": self._place.at["pp"], "waiting_share": self._pipeline.waiting_share, "bubble": least}
+        return {**super().measured(), **({} if self._pipeline is None else self._pipeline.measured())}
 
     def _copies(self, parameter: Tensor) -> float:
         """Ranks that hold the same piece of a parameter."""

@@ -107,6 +107,11 @@ class Pipeline:
         seconds = self._stopwatch.seconds
         return 1 - seconds["at_work"] / seconds["window"] if self._windows > 1 else None
 
+    def measured(self) -> dict[str, Any]:
+        """The share of its windows that this stage waits, and the least that the schedule allows, where it is known."""
+        least = None if self._schedule_name == "zero_bubble" else bubble(self.count, self.most_pieces)
+        return {"stage": self.index, "waiting_share": self.waiting_share, "bubble": least}
+
     @property
     def is_first(self) -> bool:
         return self.index == 0

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from drivetrain import low_bit, low_rank
 from drivetrain.engines import quantised
+from drivetrain.errors import RunError
+from drivetrain.models.adapters import KEPT
+
+T = TypeVar("T")
 
 Gather = Callable[[Tensor], Tensor | None]  # a held tensor → the whole one, or None on ranks that keep nothing
 
@@ -40,9 +45,18 @@ def place_gradient(parameter: Tensor) -> None:
         parameter.grad = cast(Tensor, placed)
 
 
+def kept(model: nn.Module, state: Mapping[str, T]) -> dict[str, T]:
+    """Of a state by the model's names what checkpoints hold: all of it, or what is trained beside a frozen base."""
+    names: frozenset[str] | None = getattr(model, KEPT, None)
+    return {name: value for name, value in state.items() if names is None or name in names}
+
+
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    held = model.state_dict()
-    model.load_state_dict({name: placed_as(weights[name], held[name]) for name in weights})
+    """All that `kept` names."""
+    held = kept(model, model.state_dict())
+    if held.keys() != weights.keys():
+        raise RunError(f"these weights are of another model: {', '.join(sorted(held.keys() ^ weights.keys())[:5])}")
+    model.load_state_dict({name: placed_as(weights[name], held[name]) for name in weights}, strict=False)
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, gather: Gather) -> dict[str, Any]:
@@ -70,6 +84,7 @@ def load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, sav
         for name, values in saved["state"].items()
     }
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+    low_bit.page_again(getattr(optimizer, "optim", optimizer))
     if hasattr(optimizer, "optim"):  # ZeroRedundancyOptimizer keeps a second state, in the parameters' dtype
         optimizer.state.clear()
 
@@ -87,8 +102,9 @@ def chosen(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str,
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """What the optimizer holds on this rank."""
     states = getattr(optimizer, "optim", optimizer).state.values()  # ZeroRedundancyOptimizer keeps one within
-    found = [value for state in states for value in state.values() if isinstance(value, Tensor)]
-    return [part for tensor in found for part in quantised.held(tensor)]
+    values = [value for state in states for value in state.values()]
+    found = [part for value in values if isinstance(value, Tensor) for part in quantised.held(value)]
+    return found + [part for value in values if not isinstance(value, Tensor) for part in low_rank.tensors(value)]
 
 
 HIDDEN = "__bnb_optimizer_quant_state__"  # where bitsandbytes' state_dict puts codes and scales, away from FSDP1

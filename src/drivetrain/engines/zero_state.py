@@ -118,3 +118,12 @@ def masters(optimizer: Any) -> list[Tensor]:
         if hasattr(optimizer, name):
             return list(getattr(optimizer, name))
     return []
+
+
+def held_bytes(model: nn.Module, zero: Any, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Master weights count as optimizer state; DeepSpeed does not tell of the gradients' buffers."""
+    found = {"frozen": 0, "trained": 0}
+    for parameter in model.parameters():
+        found["trained" if parameter.requires_grad else "frozen"] += held(parameter).nbytes
+    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    return {**found, "optimizer": sum(tensor.nbytes for tensor in [*masters(zero), *states])}

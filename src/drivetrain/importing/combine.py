@@ -11,6 +11,7 @@ from drivetrain.config.run import RunConfig
 from drivetrain.config.translation import Note
 from drivetrain.errors import Problem
 from drivetrain.importing.join import Joined, alternatives
+from drivetrain.importing.write import in_yaml
 
 # a block that the files speak of is theirs as a whole: half a model or optimizer of each would be neither
 WHOLE = ("workload", "engine", "optimizer", "schedule")
@@ -28,7 +29,7 @@ def combined(joined: Joined, onto: Mapping[str, Any]) -> tuple[dict[str, Any], l
         if name.split(".")[0] in theirs or any(_has(raw, other) for other in alternatives(name)):
             continue
         _put(raw, name, default.value)
-        why = f"{name}: {default.value}; not given: the source's default"
+        why = f"{name}: {in_yaml(default.value)}; not given: the source's default"
         notes.append(Note(default.key, "mapped", why, name, default.value))
     engine = raw.get("engine")
     if isinstance(engine, dict) and engine.keys() == {"name"}:

@@ -11,6 +11,7 @@ from typing import Any
 
 from drivetrain.config.translation import Note, Translation
 from drivetrain.errors import Problem
+from drivetrain.importing.write import in_yaml
 
 UNKNOWN_KEY = "no such key is known"
 MOST_VALUES = 20_000  # an alias that refers to itself, or doubles at each level, passes it
@@ -121,9 +122,9 @@ def settle(found: Found) -> None:
             off = {note: Note(note.key, "unneeded", f"{on} is on") for note in saying if not note.value}
             found.translation.notes = [off.get(note, note) for note in found.notes]
         else:
-            said = ", ".join(f"{note.key} says {note.value}" for note in saying)
+            said = ", ".join(f"{note.key} says {in_yaml(note.value)}" for note in saying)
             keys = " and ".join(note.key for note in saying)
-            taken = found.translation.settings[name]
+            taken = in_yaml(found.translation.settings[name])
             found.problems.append(
                 Problem(keys, f"{said}, and all of them mean {name}", f"keep one of them; {taken} would be taken")
             )

@@ -34,7 +34,7 @@ def evaluation(given: Given) -> None:
         given.set(key, "evaluation.every_epochs", 1)
     elif strategy == "steps":
         given.note(key, "mapped", "evaluation.every_steps says it")
-        _every(given, "eval_steps" if given.has("eval_steps") else "logging_steps", "evaluation.every_steps", 500)
+        _every(given, _steps_key(given), "evaluation.every_steps", 500)
     else:
         given.note(key, "changed", "a run evaluates after each epoch")
     if strategy != "steps":
@@ -47,11 +47,11 @@ def evaluation(given: Given) -> None:
         given.set("metric_for_best_model", "evaluation.metric", metric)
 
 
-def _every(given: Given, key: str, to: str, default: int) -> None:
+def _every(given: Given, key: str, to: str, default: int, why: str = "") -> None:
     """A cadence in steps; below 1 it is a share of all steps, which are not known here."""
     every = given.number(key, default)
     if every >= 1:
-        given.set(key, to, given.count(key, default))
+        given.set(key, to, given.count(key, default), why)
     else:
         given.note(key, "refused", f"a share of all steps; give {to} as a number of steps")
 
@@ -61,7 +61,7 @@ def saving(given: Given) -> None:
     if strategy == "steps":
         given.note("save_strategy", "mapped", "checkpoints.every_steps says it")
         if given.has("save_steps"):
-            _every(given, "save_steps", "checkpoints.every_steps", 500)
+            _every(given, "save_steps", "checkpoints.every_steps", 500, _unsaved(given))
     else:
         fate: Fate = "mapped" if strategy in ("epoch", "best") else "changed"
         given.note("save_strategy", fate, "a run saves at each evaluation and at the end")
@@ -75,6 +75,21 @@ def saving(given: Given) -> None:
         given.note("load_best_model_at_end", "mapped", "the best is kept, and evaluate and predict take it")
     else:
         given.off("load_best_model_at_end", why="the best is kept, and --checkpoint says which is taken")
+
+
+def _unsaved(given: Given) -> str:
+    """What to tell where evaluations come at steps that are not saved, the best of which then cannot be kept."""
+    saved = given.number("save_steps", 500)
+    strategy = given.word("eval_strategy" if given.has("eval_strategy") else "evaluation_strategy", "no")
+    evaluated = given.number(_steps_key(given), 500) if strategy == "steps" else 0.0  # epochs end at any step
+    if strategy == "no" or saved < 1 or (evaluated >= 1 and evaluated % saved == 0):
+        return ""
+    return "the best kept is the best of evaluations that fall on a save; leave it out to save at each evaluation"
+
+
+def _steps_key(given: Given) -> str:
+    """What says when a run evaluates that does so by steps."""
+    return "eval_steps" if given.has("eval_steps") else "logging_steps"
 
 
 def logging(given: Given) -> None:

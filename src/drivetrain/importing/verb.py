@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from drivetrain.importing.found import Found, Source, complete, settle
 from drivetrain.importing.join import join
 from drivetrain.importing.recognise import KINDS, checked, kind_of, read
 from drivetrain.importing.training_spread import is_sharded
-from drivetrain.importing.write import as_yaml, check_place, header, write
+from drivetrain.importing.write import as_yaml, check_place, header, in_yaml, write
 
 T = TypeVar("T")
 
@@ -115,11 +115,20 @@ def _translated(sources: Sequence[Source], problems: list[Problem]) -> list[Foun
     for source in sources:
         kind = KINDS[source.kind]
         found = kind.translate(source, driver)
+        found.translation.notes = list(map(_readable, found.notes))
         settle(found)
         complete(found, sorted(kind.names))
         problems += [Problem(f"{source.label}: {p.field}", p.why, p.fix) for p in found.problems]
         founds.append(found)
     return founds
+
+
+def _readable(note: Note) -> Note:
+    """With its value as the run file has it, where Python would write None, True and quotes."""
+    said = f"{note.to}: {note.value}"
+    if not note.to or not note.why.startswith(said):
+        return note
+    return replace(note, why=f"{note.to}: {in_yaml(note.value)}{note.why.removeprefix(said)}")
 
 
 def _driver(source: Source) -> str | None:

@@ -38,7 +38,7 @@ def header(made: str, notes: Iterable[Note], defaults: Sequence[Note]) -> str:
             lines += [f"  {_some(keys)}: {why}" for (of, why), keys in grouped.items() if of == fate]
     if defaults:
         lines.append("What the sources leave to their software, written out:")
-        lines += [f"  {note.to}: {note.value}" for note in defaults]
+        lines += [f"  {note.to}: {in_yaml(note.value)}" for note in defaults]
     return "".join(f"# {part}\n" for line in lines for part in _wrapped(line))
 
 
@@ -106,6 +106,16 @@ def as_yaml(raw: dict[str, Any]) -> str:
     except (YAMLError, TypeError, ValueError) as error:
         raise problem("the run file", f"cannot be written as YAML: {error}", "look at the values") from None
     return stream.getvalue()
+
+
+def in_yaml(value: Any) -> str:
+    """A value as a run file has it, in one line."""
+    yaml = YAML(typ="rt", pure=True)
+    yaml.default_flow_style = True
+    yaml.width = 2**20
+    stream = StringIO()
+    yaml.dump([_flowing(value)], stream)  # a list, because a value by itself would be a document with its end marked
+    return stream.getvalue().strip()[1:-1]
 
 
 def _flowing(value: Any) -> Any:

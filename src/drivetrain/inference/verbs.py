@@ -13,11 +13,14 @@ from drivetrain.assemble import assemble
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.data.loader import evaluation_batches
+from drivetrain.engines.base import Engine
 from drivetrain.errors import problem
+from drivetrain.generation import answers
 from drivetrain.inference.weights import find_checkpoint, load_into
 from drivetrain.precision import arithmetic
 from drivetrain.ranks import Ranks
 from drivetrain.run import evaluate as evaluate_workload
+from drivetrain.workloads.base import Generates, Samples, Workload
 
 
 def evaluate(run: RunConfig, machine: Machine, checkpoint: str) -> dict[str, Any]:
@@ -40,7 +43,8 @@ def evaluate(run: RunConfig, machine: Machine, checkpoint: str) -> dict[str, Any
 
 
 def predict(run: RunConfig, machine: Machine, checkpoint: str, data: str | None) -> Iterator[dict[str, Any]]:
-    """One row a sample, in order: {"sample": name or number, ...what the workload predicts}.
+    """One row a sample, in order: {"sample": name or number, ...what the workload predicts}, and its answer where the
+    workload was asked for answers.
 
     On several ranks all must exhaust it; the rows come on the first.
     """
@@ -52,8 +56,26 @@ def predict(run: RunConfig, machine: Machine, checkpoint: str, data: str | None)
         batches = evaluation_batches(
             samples, workload.collate, run.evaluation_batch, run.loader, engine.data_rank, engine.data_world
         )
-        for name, row in zip(samples.names if ranks.is_first else [], engine.predict(batches), strict=True):
-            yield {"sample": name, **row}
+        answered = _answers(run, workload, engine, ranks, samples)
+        without = dict.fromkeys(("prompt", "answer", "reference")) if answered else {}  # as many columns in each row
+        rows = zip(samples.names if ranks.is_first else [], engine.predict(batches), strict=True)
+        for number, (name, row) in enumerate(rows):
+            yield {"sample": name, **row, **answered.get(number, without)}
+
+
+def _answers(
+    run: RunConfig, workload: Workload, engine: Engine, ranks: Ranks, samples: Samples
+) -> dict[int, dict[str, Any]]:
+    """Sample's number → its prompt's answer, so many prompts at once as samples are evaluated."""
+    if not isinstance(workload, Generates):
+        return {}
+    prompts = workload.prompts_for(samples)
+    numbers, size = list(prompts), run.evaluation_batch
+    parts = [numbers[start : start + size] for start in range(0, len(numbers), size)]
+    found: dict[int, dict[str, Any]] = {}
+    for part in parts:
+        found |= answers(engine, workload, ranks, {number: prompts[number] for number in part})
+    return found
 
 
 def write_predictions(rows: Iterator[dict[str, Any]], path: Path) -> int:

@@ -50,4 +50,5 @@ def load_into(engine: Engine, path: Path) -> None:
     """Put a checkpoint's weights into the engine's model. UserError if they are of another model."""
     saved = load(path)["model"]
     check_fits(engine.shapes(), saved, path)
+    engine.check_base(path)
     engine.load_weights(saved)

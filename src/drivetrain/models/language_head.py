@@ -55,8 +55,10 @@ class TargetHead:
     fallback: why not all that was asked for is done, or None.
     """
 
-    def __init__(self, model: nn.Module, fused: bool) -> None:
-        """model: before any wrapping, so that the hook runs before those of tensor parallelism."""
+    def __init__(self, model: nn.Module, fused: bool, before: int = 0) -> None:
+        """model: before any wrapping, so that the hook runs before those of tensor parallelism. before: positions that
+        the model puts before those of each sample."""
+        self._before = before
         self.fallback: str | None = None
         self.call: _Call | None = None
         head = _head(model)
@@ -102,6 +104,8 @@ class TargetHead:
             given = model(**inputs).logits
         finally:
             self.call = None
+        if not call.selected:
+            given = given[:, self._before :]
         if not call.selected and self.fallback is None:
             self.fallback = "the head is given a part of the hidden states at a time: all logits are computed"
         return given, call
@@ -112,11 +116,13 @@ class TargetHead:
         call, hidden = self.call, args[0] if args else None
         if call is None or not isinstance(hidden, Tensor) or isinstance(hidden, DTensor):
             return None
-        if hidden.ndim != 3 or hidden.shape[:2] != call.shape:
+        samples, length = call.shape
+        if hidden.ndim != 3 or hidden.shape[:2] != (samples, self._before + length):
             return None
         call.selected = True
+        hidden = hidden[:, self._before :]
         if call.places is None:
-            return None
+            return (hidden, *args[1:]), kwargs
         return (hidden.flatten(0, 1).index_select(0, call.places)[None], *args[1:]), kwargs
 
 

@@ -220,6 +220,9 @@ def located(path: str, field: str) -> tuple[str, bool]:
     """The path with ~ filled in, and whether it is a folder here (else it can only be a hub id)."""
     folder = Path(path).expanduser()
     if folder.is_dir():
+        if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+            fix = "give its base here, and this folder as adapter.path"
+            raise problem(field, f"{path} holds an adapter without the model it belongs to", fix)
         if not (folder / "config.json").is_file():
             raise problem(field, f"{path} holds no config.json", "give a folder that save_pretrained or a hub wrote")
         return str(folder), True

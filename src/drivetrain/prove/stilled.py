@@ -29,7 +29,7 @@ class Stilled(Workload):
     def __init__(self, inner: Workload, train: Samples, evaluation: Samples | None) -> None:
         """train, evaluation: in place of the inner workload's."""
         self._inner = inner
-        self.train, self.evaluation = train, evaluation
+        self.train, self.evaluation, self.adapters = train, evaluation, inner.adapters
         self.dropouts = self.batch_norms = 0
 
     def build_model(self) -> nn.Module:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from drivetrain.data.order import Part
+from drivetrain.models.adapters import AdapterSet
 
 Batch = dict[str, Tensor]
 
@@ -67,10 +68,14 @@ class Workload(ABC):
 
     train: Samples
     evaluation: Samples | None
+    adapters: AdapterSet | None = None  # put into each model that is built
 
     @abstractmethod
     def build_model(self) -> nn.Module:
-        """A new model in fp32 on the CPU. Its random start follows torch's global generator."""
+        """A new model in fp32 on the CPU, with its adapters. Its random start follows torch's global generator."""
+
+    def _adapted(self, model: nn.Module) -> nn.Module:
+        return model if self.adapters is None else self.adapters.fit(model)
 
     @abstractmethod
     def collate(self, samples: Sequence[Any]) -> Batch:
@@ -181,6 +186,10 @@ class Generates(ABC):
     @abstractmethod
     def prompts(self) -> Sequence[Prompt]:
         """Empty where nobody asked."""
+
+    @abstractmethod
+    def prompts_for(self, samples: Samples) -> Mapping[int, Prompt]:
+        """Sample's number → the prompt to answer beside what is predicted for it; empty where nobody asked."""
 
     @abstractmethod
     def next_batch(self, sequences: Mapping[int, Sequence[int]]) -> Batch:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 
+from drivetrain.config.adapter import Adapter
+from drivetrain.config.quantised import QuantisedBase
+from drivetrain.config.workload import UserModule
 from drivetrain.config.workload import Workload as WorkloadConfig
+from drivetrain.models.adapters import AdapterSet
 from drivetrain.workloads.base import Workload
 
 WORKLOADS = {
@@ -15,9 +20,17 @@ WORKLOADS = {
 }
 
 
-def build_workload(config: WorkloadConfig, seed: int) -> Workload:
+def build_workload(
+    config: WorkloadConfig,
+    seed: int,
+    adapters: Sequence[Adapter] | None = None,
+    quantised_base: QuantisedBase | None = None,
+) -> Workload:
     """Read and check the data. UserError with all that is wrong with them."""
+    base = None if isinstance(config, UserModule) else config.model.path
+    chosen = AdapterSet(adapters, base, quantised_base) if adapters else None
     module, _, cls = WORKLOADS[config.type].partition(":")
     workload = getattr(import_module(module), cls)(config, seed)
     assert isinstance(workload, Workload)
+    workload.adapters = chosen
     return workload

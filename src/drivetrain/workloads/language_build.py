@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from drivetrain.config.language import LanguageModel
 from drivetrain.errors import Problem, UserError, problem
+from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.language_head import TargetHead
 from drivetrain.models.language_options import (
     add_embedding_noise,
@@ -32,16 +34,20 @@ IMPLEMENTATIONS = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2
 
 @dataclass(frozen=True)
 class Built:
-    """packed: None where the samples of a batch are padded. takes_positions: whether its own are 0, 1, 2, ..."""
+    """packed: None where the samples of a batch are padded. takes_positions: whether its own are 0, 1, 2, ... accepted:
+    what its forward takes."""
 
     model: nn.Module
     head: TargetHead
     packed: PackedAttention | None
     takes_positions: bool
+    accepted: Set[str]
     notes: list[str]
 
 
-def build_language_model(config: LanguageModel, reader: LanguageReader, packs: bool) -> Built:
+def build_language_model(
+    config: LanguageModel, reader: LanguageReader, packs: bool, adapters: AdapterSet | None = None
+) -> Built:
     """In fp32, on the CPU. UserError with all that does not fit the tokenizer or the length."""
     options = config.model
     notes: list[str] = []
@@ -51,7 +57,8 @@ def build_language_model(config: LanguageModel, reader: LanguageReader, packs: b
         overrides = rope_scaling_config(config_of(options.path, given, FIELD), options.rope_scaling)
         given = None if given is None else {**given, **overrides}
     model = build_classifier("AutoModelForCausalLM", options.path, given, (), FIELD, notes.append, overrides)
-    _fit(model, config, reader, notes)
+    virtual = 0 if adapters is None else adapters.positions
+    _fit(model, config, reader, notes, virtual)
     if options.train_last_blocks is not None:
         trained = freeze_all_but_last(model, options.train_last_blocks)
         notes.append(f"{trained:,} parameters are trained, those of the last {options.train_last_blocks} blocks")
@@ -60,11 +67,16 @@ def build_language_model(config: LanguageModel, reader: LanguageReader, packs: b
     takes_positions = _check_it_looks_back(model)
     if packs and not takes_positions:
         notes.append(f"{type(model).__name__} counts positions in its own way: samples are padded, not packed")
-    packed = _attend(model, options.attention, packs and takes_positions, notes)
-    head = TargetHead(model, options.fused_loss)
+    if packs and virtual:
+        notes.append("virtual tokens stand before each sample: samples are padded, not packed")
+    packed = _attend(model, options.attention, packs and takes_positions and not virtual, notes)
+    accepted = inspect.signature(model.forward).parameters.keys()
+    if adapters is not None:
+        model = adapters.fit(model)
+    head = TargetHead(model, options.fused_loss, 0 if adapters is None else adapters.in_hidden_states)
     if options.fused_loss and head.fallback is not None:
         notes.append(f"workload.model.fused_loss: {head.fallback}")
-    return Built(model, head, packed, takes_positions, notes)
+    return Built(model, head, packed, takes_positions and not virtual, accepted, notes)
 
 
 def _attend(model: Any, choice: str, packs: bool, notes: list[str]) -> PackedAttention | None:
@@ -90,7 +102,8 @@ def _completed(given: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     return {**{key: value for key, value in derived.items() if config_accepts(given, key)}, **given}
 
 
-def _fit(model: Any, config: LanguageModel, reader: LanguageReader, notes: list[str]) -> None:
+def _fit(model: Any, config: LanguageModel, reader: LanguageReader, notes: list[str], virtual: int) -> None:
+    """virtual: tokens that adapters put before each sample."""
     problems = []
     known, tokens = model.get_input_embeddings().num_embeddings, num_ids(reader.tokenizer)
     if known < tokens and config.model.resize_vocabulary:
@@ -105,8 +118,9 @@ def _fit(model: Any, config: LanguageModel, reader: LanguageReader, notes: list[
         fix = "leave vocab_size out, give the model's own tokenizer, or workload.model.resize_vocabulary=true"
         problems.append(Problem(FIELD, why, fix))
     places, length = context_length(model.config), config.data.length
-    if places is not None and length > places:
-        why = f"length ({length}) > the model's context ({places}; max_position_embeddings)"
+    if places is not None and length + virtual > places:
+        more = f" + {virtual} virtual tokens" if virtual else ""
+        why = f"length ({length}{more}) > the model's context ({places}; max_position_embeddings)"
         fix = "shorten it, or give workload.model.rope_scaling"
         if is_scaled_dynamically(model.config):
             why += ", beyond which dynamic scaling follows the longest sequence so far"

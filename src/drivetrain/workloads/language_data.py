@@ -13,14 +13,17 @@ from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.data.language.conversation_formats import BadRow
 from drivetrain.data.language.conversation_samples import Cut, conversation_samples
 from drivetrain.data.language.conversations import Conversation
+from drivetrain.data.language.placeholders import placeholders_note
 from drivetrain.data.language.samples import JoinedSamples, TextWindows, Tokenised
-from drivetrain.data.language.sets import LOOKED_AT, DataSet, OpenSet, contents_of, open_sets, read_set, refuse_bad_rows
+from drivetrain.data.language.sets import LOOKED_AT, DataSet, OpenSet, contents_of, open_sets, refuse_bad_rows
 from drivetrain.data.order import Part
 from drivetrain.data.token_cache import Arrays, cached, content_key
-from drivetrain.errors import problem, together
+from drivetrain.errors import Problem, problem, together
+from drivetrain.workloads.language_refusals import read_sets, told_behind
 from drivetrain.workloads.language_streams import Stream, encoded
 from drivetrain.workloads.language_tokenizer import make_tokenizer
 
+LEFT_OUT = "are left out"
 AT_ONCE = 256  # texts a call of the tokenizer, which gives Python's integers
 TRAIN, EVALUATION = "workload.data.train", "workload.data.evaluation"
 
@@ -65,12 +68,14 @@ class LanguageReader:
     def read(self) -> LanguageSamples:
         """UserError with all that is wrong with the sources, then with all rows that cannot be used."""
         data = self._data
+        broken: list[Problem] = []
+        kept = None if data.stream else broken  # of a stream all other rows are judged when they are needed
         calls: list[Callable[[], Any]] = [
-            lambda: open_sets(data.train, data, self._chats, TRAIN),
-            lambda: open_sets(data.evaluation or [], data, self._chats, EVALUATION),
+            lambda: open_sets(data.train, data, self._chats, TRAIN, kept),
+            lambda: open_sets(data.evaluation or [], data, self._chats, EVALUATION, kept),
             lambda: _weights(data),
         ]
-        opened, others, weights = together(calls)
+        opened, others, weights = told_behind(broken, lambda: together(calls))
         for note in dict.fromkeys(note for each in (*opened, *others) for note in each.notes):
             self.warn(note)
         if data.stream:
@@ -78,7 +83,7 @@ class LanguageReader:
             train = [self._streamed(each, TRAIN) for each in opened]
             evaluation = [self._streamed(each, EVALUATION) for each in others]
         else:
-            train, evaluation = self._read_whole(opened, others)
+            train, evaluation = self._read_whole(opened, others, broken)
         if not evaluation:
             self.warn(f"there are no evaluation data: {_why_none(data)}; workload.data.evaluation gives some")
         joined = JoinedSamples(train)
@@ -91,15 +96,20 @@ class LanguageReader:
         """Other data of the same kind, such as those to predict for."""
         elsewhere = {"path": path, "samples": None, "subset": None, "split": "train", "folder": None}
         source = self._data.train[0].model_copy(update=elsewhere)
-        sets = self._sets(open_sets([source], self._data, self._chats, field), field)
+        broken: list[Problem] = []
+        opened = told_behind(broken, lambda: open_sets([source], self._data, self._chats, field, broken))
+        (sets,) = read_sets({field: opened}, broken, self._data, self.seed, lambda _: self.template)
         ((samples, _),) = self._made_of(sets, 0.0, [], field)
         return JoinedSamples([samples])
 
     def _read_whole(
-        self, opened: Sequence[OpenSet], others: Sequence[OpenSet]
+        self, opened: Sequence[OpenSet], others: Sequence[OpenSet], broken: Sequence[Problem]
     ) -> tuple[list[Tokenised], list[Tokenised]]:
-        sets, held = together([lambda: self._sets(opened, TRAIN), lambda: self._sets(others, EVALUATION)])
-        self._take_tokenizer([content for each in sets for content in contents_of(each)])
+        found = {TRAIN: opened, EVALUATION: others}
+        sets, held = read_sets(found, broken, self._data, self.seed, self._take_tokenizer)
+        self._take_tokenizer(sets)
+        for each in (*sets, *held):
+            self._warn_of_placeholders(each.conversations, each.name)
         accounts = self.accounts
         fraction = self._data.evaluation_fraction if not others else 0.0
         made, given = together(
@@ -108,6 +118,9 @@ class LanguageReader:
                 lambda: self._made_of(held, 0.0, accounts, EVALUATION),
             ]
         )
+        for account in accounts:
+            if lost := _lost([account]):
+                self.warn(f"of the {account.rows:,} rows of {account.name} {LEFT_OUT}: {lost}")
         train, own = [first for first, _ in made], accounts[: len(sets)]
         weighted = self._data.train[0].weight is not None
         for part in [[account] for account in own] if weighted else [own]:
@@ -117,16 +130,15 @@ class LanguageReader:
         _check_any_left(accounts[len(sets) :], EVALUATION)
         return train, [first for first, _ in given]
 
-    def _sets(self, opened: Sequence[OpenSet], field: str) -> list[DataSet]:
-        """UserError for rows that cannot be used, unless they are to be left out."""
-        sets = together([lambda each=each: read_set(each, self.seed, field) for each in opened])  # type: ignore[misc]
-        if self._data.bad_rows == "error":
-            refuse_bad_rows(sets, field)
-        return sets
-
-    def _take_tokenizer(self, contents: Sequence[str]) -> None:
-        made = make_tokenizer(self._config, contents)
+    def _take_tokenizer(self, sets: Sequence[DataSet]) -> ChatTemplate | None:
+        made = make_tokenizer(self._config, [content for each in sets for content in contents_of(each)])
         self.tokenizer, self.template, self.added_tokens = made.tokenizer, made.template, made.added
+        return made.template
+
+    def _warn_of_placeholders(self, conversations: Sequence[Conversation], name: str, among: str = "") -> None:
+        note = placeholders_note(conversations, name, among)
+        if note is not None:
+            self.warn(note)
 
     # --- samples -----------------------------------------------------------------------------------------------------
 
@@ -227,7 +239,9 @@ class LanguageReader:
         else:
             if field == EVALUATION:
                 self._hold(list(opened.conversations(rows[: self._most_held])[0].values()))
-            self._tell(stream.first(LOOKED_AT), opened.name, "are trained on up to their first reply only")
+            first = list(opened.conversations(rows[:LOOKED_AT])[0].values())
+            self._warn_of_placeholders(first, opened.name, f"the first {LOOKED_AT} rows of ")
+            self._tell(stream.cut(first), opened.name, "are trained on up to their first reply only")
         return stream.samples
 
     def warn(self, message: str) -> None:
@@ -258,14 +272,20 @@ def _check_any_left(accounts: Sequence[Account], field: str) -> None:
     """UserError where no sample is left of these data sets, with what became of their rows."""
     if any(account.samples for account in accounts):
         return
+    rows, names = sum(account.rows for account in accounts), ", ".join(account.name for account in accounts)
+    held_out = sum(account.held_out for account in accounts)
+    told = ", ".join(filter(None, [_lost(accounts), f"{held_out} held out" if held_out else ""]))
+    told = told or "their texts are too short"
+    reasons = [f"{bad.where}: {bad.why}" for account in accounts for bad in account.bad[:1]]
+    why = f"no sample is left of the {rows} rows of {names} ({told})"
+    raise problem(field, "; ".join([why, *reasons[:1]]), "correct the rows, raise workload.data.length, or give more")
+
+
+def _lost(accounts: Sequence[Account]) -> str:
+    """Why so many rows, or samples of them, are trained on by nobody; empty where none are lost."""
     lost = {
         "cannot be used": sum(len(account.bad) for account in accounts),
         "too long": sum(account.too_long for account in accounts),
         "without a target within length": sum(account.without_target for account in accounts),
-        "held out": sum(account.held_out for account in accounts),
     }
-    rows, names = sum(account.rows for account in accounts), ", ".join(account.name for account in accounts)
-    told = ", ".join(f"{count} {what}" for what, count in lost.items() if count) or "their texts are too short"
-    reasons = [f"{bad.where}: {bad.why}" for account in accounts for bad in account.bad[:1]]
-    why = f"no sample is left of the {rows} rows of {names} ({told})"
-    raise problem(field, "; ".join([why, *reasons[:1]]), "correct the rows, raise workload.data.length, or give more")
+    return ", ".join(f"{count:,} {what}" for what, count in lost.items() if count)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,10 +17,10 @@ from drivetrain.config.language import Generation, LanguageModel
 from drivetrain.data.language.samples import JoinedSamples, Sample, TokenSamples
 from drivetrain.data.order import Part
 from drivetrain.models.language_options import context_length, generation_config
-from drivetrain.workloads.base import Batch, BestMetric, Generates, NamedSamples, Outputs, Prompt, Workload
+from drivetrain.workloads.base import Batch, BestMetric, Generates, NamedSamples, Outputs, Prompt, Samples, Workload
 from drivetrain.workloads.language_build import build_language_model
 from drivetrain.workloads.language_data import LanguageReader
-from drivetrain.workloads.language_prompts import Continuation, prompts_of
+from drivetrain.workloads.language_prompts import Continuation, prompts_of, prompts_of_samples
 from drivetrain.workloads.language_report import data_report
 
 IGNORED = -100
@@ -40,15 +39,14 @@ class LanguageModelWorkload(Workload, Generates):
         self._packs = config.stage == "sft" and config.data.packing  # until a model is built that cannot
 
     def build_model(self) -> nn.Module:
-        built = build_language_model(self._config, self._reader, self._packs)
+        built = build_language_model(self._config, self._reader, self._packs, self.adapters)
         self._head, self._packs = built.head, built.packed is not None
         self._continuation.places = context_length(built.model.config)
         for note in built.notes:
             self._reader.warn(note)
-        accepted = inspect.signature(built.model.forward).parameters
         given = {"input_ids", "position_ids"} if built.takes_positions else {"input_ids"}
-        self._inputs = given & accepted.keys()
-        self._extra = {"use_cache": False} if "use_cache" in accepted else {}
+        self._inputs = given & built.accepted
+        self._extra = {"use_cache": False} if "use_cache" in built.accepted else {}
         return built.model
 
     # --- batches -----------------------------------------------------------------------------------------------------
@@ -133,6 +131,12 @@ class LanguageModelWorkload(Workload, Generates):
     @property
     def prompts(self) -> Sequence[Prompt]:
         return self._prompts
+
+    def prompts_for(self, samples: Samples) -> Mapping[int, Prompt]:
+        """Of conversations; texts are their own continuation."""
+        if self._config.generate is None or self._config.stage != "sft":
+            return {}
+        return prompts_of_samples(samples, self._reader.tokenizer)
 
     def next_batch(self, sequences: Mapping[int, Sequence[int]]) -> Batch:
         batch = self.collate(self._continuation.samples(sequences))

@@ -16,7 +16,7 @@ from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.data.language.conversations import Conversation, Message
 from drivetrain.data.language.samples import JoinedSamples, Sample
 from drivetrain.errors import UserError, problem
-from drivetrain.workloads.base import Prompt
+from drivetrain.workloads.base import Prompt, Samples
 from drivetrain.workloads.language_data import LanguageReader
 
 FIELD = "workload.generate"
@@ -38,6 +38,21 @@ def prompts_of(config: LanguageModel, reader: LanguageReader, evaluation: Joined
     if not found:
         why = f"of the evaluation data, no prompt is shorter than length ({config.data.length})"
         raise problem(f"{FIELD}.samples", why, f"raise workload.data.length, or give {FIELD}.prompts")
+    return found
+
+
+def prompts_of_samples(samples: Samples, tokenizer: Any) -> dict[int, Prompt]:
+    """Sample's number → what stands before its last reply, with that reply; samples that begin with it have none."""
+    found = {}
+    for number in range(len(samples)):
+        ids, targets = samples.load(number, 0)
+        end = int(np.flatnonzero(targets)[-1]) + 1 if targets.any() else 0
+        before = np.flatnonzero(~targets[:end])
+        if len(before):
+            start = int(before[-1]) + 1
+            reply = tokenizer.decode(ids[start:end].tolist(), skip_special_tokens=True)
+            given = ids[:start].tolist()
+            found[number] = Prompt(_text(tokenizer, given), tuple(given), reply)
     return found
 
 

@@ -34,11 +34,6 @@ class Stream:
             len(self.rows), self._read, self._name, self.data.stream_buffer, self.opened.goes_forward
         )
 
-    def first(self, count: int) -> Cut:
-        """What becomes of the first conversations; rows that are none are passed over."""
-        conversations, _ = self.opened.conversations(self.rows[:count])
-        return self._cut(list(conversations.values()))
-
     def _name(self, index: int) -> str:
         return self.opened.rows.where(self.rows[index])
 
@@ -64,12 +59,12 @@ class Stream:
     def _conversations(self, rows: Sequence[int]) -> tuple[dict[int, Sample], list[BadRow]]:
         """Of a template that rewrites history, the sample of the first reply."""
         conversations, bad = self.opened.conversations(rows)
-        cut = self._cut(list(conversations.values()))
+        cut = self.cut(list(conversations.values()))
         loaded = {cut.samples.name(i): cut.samples.load(i, 0) for i in reversed(range(len(cut.samples)))}
         found = {row: loaded[each.where] for row, each in conversations.items() if each.where in loaded}
         return found, [*bad, *cut.bad]
 
-    def _cut(self, conversations: Sequence[Conversation]) -> Cut:
+    def cut(self, conversations: Sequence[Conversation]) -> Cut:
         assert self.template is not None
         return conversation_samples(conversations, self.template, self.tokenizer, self.data, keeps=False)
 

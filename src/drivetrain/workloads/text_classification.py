@@ -125,7 +125,7 @@ class TextClassificationWorkload(Workload):
         # GPT-2 takes them too, but adds the embedding of token 0 or 1: its own tokenizer gives none
         given = "token_type_ids" in self._tokenizer.model_input_names
         self._takes_segments = given and "token_type_ids" in inspect.signature(built.forward).parameters
-        return built
+        return self._adapted(built)
 
     def _completed(self, given: dict[str, Any]) -> dict[str, Any]:
         """The run file's model config, with what follows from the tokenizer where it is left out."""

@@ -64,7 +64,7 @@ class UserModuleWorkload(Workload):
         if not isinstance(made, nn.Module):
             raise problem(FIELD, f"{name} gives a {type(made).__name__}, no nn.Module", "give an nn.Module")
         # a model that was made while the file was read stays as it is, for the next one who asks
-        return (copy.deepcopy(made) if made is self._file.get(name) else made).float()
+        return self._adapted((copy.deepcopy(made) if made is self._file.get(name) else made).float())
 
     def collate(self, samples: Sequence[Any]) -> Batch:
         """As the file's collate says; else {"input", "target"} from pairs, or a dict from dicts, float64 as float32."""

@@ -457,6 +457,17 @@ def test_of_several_functions_and_calls_each_is_looked_for(tmp_path: Path) -> No
     assert "leaves out arguments of a call" in why
 
 
+def test_a_template_may_write_what_it_is_given_in_capitals(tmp_path: Path) -> None:
+    talk = Conversation((Message("system", "be brief"), user("Rain?"), reply("No")))
+    capitals = "+ (m.content | upper if m.role == 'system' else m.content) +"
+    hearing = DEAF.replace("('user', ", "('system', 'user', ")
+    tokens = template_of(hearing.replace("+ m.content +", capitals), tmp_path).tokenised([talk], "responses")
+    assert not tokens.problems
+    assert "BE BRIEF" in BYTES.decode(tokens.ids)
+    ((_, why),) = template_of(DEAF, tmp_path).tokenised([talk], "responses").problems
+    assert "leaves out the system's message" in why
+
+
 def test_thoughts_that_a_template_cuts_out_of_the_reply_are_found_out(tmp_path: Path) -> None:
     """As DeepSeek-R1's own does."""
     cutting = DEAF.replace("+ m.content +", "+ m.content.split('</think>')[-1] +")

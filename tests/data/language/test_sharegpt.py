@@ -46,8 +46,9 @@ def test_a_call_may_be_one_or_several_and_its_arguments_an_object_or_its_text() 
     for one in (CALL, [CALL], {"name": "add", "arguments": '{"a": 2}'}):
         assert calling(one) == calling(json.dumps(one)) == (CALLED,)
     assert calling(json.dumps([CALL, CALL])) == (CALLED, CALLED)
-    for nothing in ({"name": "now"}, {"name": "now", "arguments": None}, {"name": "now", "arguments": ""}):
-        assert calling(nothing) == ({"type": "function", "function": {"name": "now", "arguments": {}}},)
+    for nothing in ({}, {"arguments": None}, {"arguments": ""}, {"arguments": []}):  # the last, an empty map of Arrow's
+        now = {"name": "now", **nothing}
+        assert calling(now) == ({"type": "function", "function": {"name": "now", "arguments": {}}},)
 
 
 def test_tags_are_renamed_and_openais_words_understood() -> None:

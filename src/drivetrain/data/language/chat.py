@@ -151,6 +151,10 @@ class ChatTemplate:
             unended=sum(sample.unended for sample in samples),
         )
 
+    def refused(self, conversations: Sequence[Conversation], train_on: TrainOn) -> list[tuple[str, str]]:
+        """The `problems` of `tokenised`, found without a token."""
+        return self._samples(conversations, train_on)[2]
+
     def _samples(
         self, conversations: Sequence[Conversation], train_on: TrainOn
     ) -> tuple[list[Rendered], list[int], list[tuple[str, str]]]:

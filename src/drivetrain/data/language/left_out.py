@@ -42,6 +42,7 @@ class LeftOut:
         wanted = [("a function that can be called", tool["function"]["name"]) for tool in offered]
         for place, message in enumerate(marked):
             wanted += _wanted(message, is_last=place == len(marked) - 1)
+        text = text.lower()  # as the marks are: a template may write a system's message in capitals
         return next((what for what, mark in wanted if mark not in text), None)
 
 

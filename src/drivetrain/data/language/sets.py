@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from drivetrain.config.language import DataSource, LanguageData
 from drivetrain.data.hub_rows import StreamedHubRows
+from drivetrain.data.json_rows import BrokenRows
 from drivetrain.data.language.conversation_form import Form, RowError, check_utf8, kind
 from drivetrain.data.language.conversation_formats import (
     BadRow,
@@ -119,12 +121,18 @@ class OpenSet:
         return read_conversation(row, self.form, self.rows.where(index), self.source.replace)
 
 
-def open_sets(sources: Sequence[DataSource], data: LanguageData, chats: bool, field: str) -> list[OpenSet]:
-    """chats: whether rows are conversations. UserError with all that is wrong with any of the sources."""
+def open_sets(
+    sources: Sequence[DataSource], data: LanguageData, chats: bool, field: str, broken: list[Problem] | None = None
+) -> list[OpenSet]:
+    """chats: whether rows are conversations. UserError with all that is wrong with any of the sources.
+
+    broken: where problems of single rows are put that cannot be read, so that others can be told beside them. None:
+    they are errors too.
+    """
     registry: Mapping[str, Entry] = {}
     if data.registry is not None:
         registry = read_registry(str(data.registry), "workload.data.registry")
-    return together([_opening(source, registry, data, chats, field) for source in sources])
+    return together([partial(_opened, source, registry, data, chats, field, broken) for source in sources])
 
 
 def read_set(opened: OpenSet, seed: int, field: str) -> DataSet:
@@ -139,45 +147,62 @@ def read_set(opened: OpenSet, seed: int, field: str) -> DataSet:
 
 def refuse_bad_rows(sets: Sequence[DataSet], field: str) -> None:
     """UserError that names the first bad rows of each set, and how many more there are."""
+    problems = bad_row_problems(sets, field)
+    if problems:
+        raise UserError(problems)
+
+
+def bad_row_problems(sets: Sequence[DataSet], field: str) -> list[Problem]:
     problems = []
     for each in sets:
         problems += [Problem(field, f"{bad.where}: {bad.why}", FIX) for bad in each.bad[:SHOWN]]
         if len(each.bad) > SHOWN:
             why = f"and {len(each.bad) - SHOWN} more of the {each.rows} rows of {each.name} cannot be used"
             problems.append(Problem(field, why, FIX))
-    if problems:
-        raise UserError(problems)
+    return problems
 
 
 # --- one source ------------------------------------------------------------------------------------------------------
 
 
-def _opening(
-    source: DataSource, registry: Mapping[str, Entry], data: LanguageData, chats: bool, field: str
-) -> Callable[[], OpenSet]:
-    def opening() -> OpenSet:
-        entry = _entry(source, registry, field)
-        rows = open_rows(
-            source.path if entry is None else entry.path,
-            field,
-            subset=source.subset or (entry.subset if entry else None),
-            split=source.split if entry is None or source.split != "train" else entry.split,
-            folder=source.folder or (entry.folder if entry else None),
-            stream=data.stream,
-        )
-        name = Path(source.path).name
-        asked = [count for count in (source.samples, entry.num_samples if entry else None) if count is not None]
-        samples = min(asked, default=None)
-        if not chats:
-            return OpenSet(name, source, rows, None, _text_column(source, entry, rows, field), samples)
-        form = replace(_form(source, entry, rows, field), default_system=data.system)
-        unseen: list[str] = []
-        if data.stream:
-            check_names(form, source.replace, field)
-            unseen = check_columns(form, list(_keys(rows)), field, form.required)
-        return OpenSet(name, source, rows, form, samples=samples, unseen=unseen)
+def _opened(
+    source: DataSource,
+    registry: Mapping[str, Entry],
+    data: LanguageData,
+    chats: bool,
+    field: str,
+    broken: list[Problem] | None,
+) -> OpenSet:
+    entry = _entry(source, registry, field)
+    try:
+        rows = _rows(source, entry, data, field)
+    except BrokenRows as error:
+        if broken is None:
+            raise
+        broken += error.problems
+        rows = error.rows
+    name = Path(source.path).name
+    asked = [count for count in (source.samples, entry.num_samples if entry else None) if count is not None]
+    samples = min(asked, default=None)
+    if not chats:
+        return OpenSet(name, source, rows, None, _text_column(source, entry, rows, field), samples)
+    form = replace(_form(source, entry, rows, field), default_system=data.system)
+    unseen: list[str] = []
+    if data.stream:
+        check_names(form, source.replace, field)
+        unseen = check_columns(form, list(_keys(rows)), field, form.required)
+    return OpenSet(name, source, rows, form, samples=samples, unseen=unseen)
 
-    return opening
+
+def _rows(source: DataSource, entry: Entry | None, data: LanguageData, field: str) -> Rows:
+    return open_rows(
+        source.path if entry is None else entry.path,
+        field,
+        subset=source.subset or (entry.subset if entry else None),
+        split=source.split if entry is None or source.split != "train" else entry.split,
+        folder=source.folder or (entry.folder if entry else None),
+        stream=data.stream,
+    )
 
 
 def _entry(source: DataSource, registry: Mapping[str, Entry], field: str) -> Entry | None:

@@ -62,7 +62,7 @@ def _call(call: Any, what: str) -> Call:
     if not isinstance(name, str) or not name:
         raise RowError(f"a call of {what} has no name")
     arguments = _parsed(call.get("arguments"), f"arguments of {name} in {what}")
-    arguments = {} if arguments is None else arguments
+    arguments = {} if arguments in (None, []) else arguments  # [] is an empty map of Arrow's
     if not isinstance(arguments, dict):
         raise RowError(f"arguments of {name} in {what} is {kind(arguments)}, not an object")
     return {"type": "function", "function": {"name": name, "arguments": arguments}}

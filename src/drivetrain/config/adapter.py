@@ -1,0 +1,118 @@
+"""Adapters: small parts that are trained beside a frozen model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from drivetrain.config.base import Frozen, doc
+from drivetrain.errors import Problem
+
+Method = Literal["lora", "ia3", "prompt", "prefix", "p-tuning"]
+PROMPTS = ("prompt", "prefix", "p-tuning")  # virtual tokens before each sample; nothing within the model changes
+OF_METHOD: dict[str, tuple[str, ...]] = {
+    "rank": ("lora",),
+    "alpha": ("lora",),
+    "dropout": ("lora", "p-tuning"),
+    "rslora": ("lora",),
+    "dora": ("lora",),
+    "pissa": ("lora",),
+    "lr_ratio": ("lora",),
+    "targets": ("lora", "ia3"),
+    "feedforward": ("ia3",),
+    "virtual_tokens": PROMPTS,
+    "hidden_size": ("prefix", "p-tuning"),
+}
+FREE_WITH_PATH = {"path", "name", "trained", "lr_ratio"}  # all else the saved adapter says
+
+
+class Adapter(Frozen):
+    method: Method = doc("lora, ia3, prompt, prefix or p-tuning", "lora")
+    path: Path | None = doc("A saved adapter (PEFT's folder, or a checkpoint of one) to go on with", None)
+    trained: bool = doc("False: the adapter at path stays as it is, below the others", True)
+    name: str = doc("Tells several adapters apart", "default", pattern=r"^[A-Za-z0-9_-]+$")
+    targets: Literal["all-linear"] | list[str] | None = doc(
+        "Modules that get one, by the end of their names; left out, lora: all linear layers but the head; ia3: PEFT's "
+        "choice for the architecture",
+        None,
+        min_length=1,
+    )
+    rank: int = doc("lora: rank", 8, gt=0)
+    alpha: float | None = doc("lora: what is learnt is scaled by alpha / rank; left out, twice the rank", None, gt=0)
+    dropout: float = doc("lora, p-tuning: dropout", 0.0, ge=0, lt=1)
+    rslora: bool = doc("lora: scaled by alpha / sqrt(rank) (rank-stabilised)", False)
+    dora: bool = doc("lora: learn the length of each output's weights apart (DoRA)", False)
+    pissa: bool = doc("lora: start from the largest singular vectors of the weights (PiSSA)", False)
+    lr_ratio: float | None = doc("lora: learning rate of B over that of A (LoRA+); 16 is usual", None, gt=0)
+    feedforward: list[str] = doc("ia3: those of the targets that are scaled at their inputs", [])
+    virtual_tokens: int = doc("prompt, prefix, p-tuning: trained tokens before each sample", 20, gt=0)
+    hidden_size: int | None = doc("prefix, p-tuning: width of the encoder that makes them; prefix: none", None, gt=0)
+    train_also: list[str] | None = doc(
+        "Modules trained whole, by the end of their names; left out, a classifier's head", None
+    )
+
+
+def _listed(given: Any) -> Any:
+    """A method's name, a block, or a list of either."""
+    if given is None:
+        return None
+    listed = given if isinstance(given, list | tuple) else [given]
+    return [{"method": each} if isinstance(each, str) else each for each in listed]
+
+
+Adapters = Annotated[tuple[Adapter, ...], BeforeValidator(_listed), Field(min_length=1)]
+
+
+def adapter_problems(adapters: Sequence[Adapter]) -> Iterator[Problem]:
+    """What contradicts itself, without a look at any model."""
+    names = [adapter.name for adapter in adapters]
+    if len(set(names)) < len(names):
+        yield Problem("adapter.name", "two adapters have the same name", "give each a name of its own")
+    if len(adapters) > 1 and any(a.method in PROMPTS and a.path is None for a in adapters):
+        why = f"{', '.join(sorted({a.method for a in adapters if a.method in PROMPTS}))} cannot stand beside others"
+        yield Problem("adapter.method", why, "give it alone")
+    if len({a.method for a in adapters if a.path is None}) > 1:
+        yield Problem("adapter.method", "several adapters of different methods were given", "give one method")
+    if not any(adapter.trained for adapter in adapters):
+        yield Problem("adapter.trained", "no adapter is trained", "train one of them")
+    for adapter in adapters:
+        yield from _contradictions(adapter)
+
+
+def _contradictions(adapter: Adapter) -> Iterator[Problem]:
+    given = adapter.model_fields_set
+    if adapter.path is not None:
+        for key in sorted(given - FREE_WITH_PATH):
+            yield Problem(f"adapter.{key}", "the adapter at adapter.path has its own", "leave it out")
+        config = adapter.path.expanduser() / "adapter_config.json"
+        if not config.is_file():
+            fix = "give a folder that PEFT's save_pretrained wrote, or a checkpoint step-... of an adapter run"
+            yield Problem("adapter.path", f"{adapter.path} holds no adapter_config.json", fix)
+        return
+    if not adapter.trained:
+        yield Problem("adapter.trained", "an adapter that was never trained would do nothing", "give adapter.path")
+    for key in sorted(given & OF_METHOD.keys()):
+        if adapter.method not in OF_METHOD[key]:
+            why = f"it is of {' and '.join(OF_METHOD[key])}, and adapter.method is {adapter.method}"
+            yield Problem(f"adapter.{key}", why, "leave it out")
+    if adapter.dora and adapter.pissa:
+        why = "the weights that PiSSA takes its start from are no longer those that DoRA measures"
+        yield Problem("adapter.pissa", why, "give one of dora and pissa")
+
+
+def rate_factors(adapters: Sequence[Adapter]) -> Callable[[str], float]:
+    """Parameter name → factor of its learning rate (LoRA+: Hayou et al. 2024)."""
+    ratios = {adapter.name: adapter.lr_ratio for adapter in adapters if adapter.lr_ratio is not None}
+
+    def factor(name: str) -> float:
+        parts = name.split(".")
+        for kind in ("lora_B", "lora_embedding_B"):
+            if kind in parts:
+                after = parts[parts.index(kind) + 1 :]
+                return ratios.get(after[0], 1.0) if after else 1.0
+        return 1.0
+
+    return factor

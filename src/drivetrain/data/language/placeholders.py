@@ -1,0 +1,33 @@
+"""Placeholders that are left in conversations, such as LLaMA-Factory's {{name}}: they would be learnt as they stand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from drivetrain.data.language.conversations import Conversation
+
+PLACEHOLDER = re.compile(r"\{\{ ?\w+ ?\}\}")
+SHOWN = 5
+
+
+def placeholders_left(conversations: Sequence[Conversation]) -> tuple[int, list[str]]:
+    """How many conversations hold any, and the different ones in the order in which they come."""
+    found = [_of_one(each) for each in conversations]
+    return sum(map(bool, found)), list(dict.fromkeys(each for listed in found for each in listed))
+
+
+def _of_one(conversation: Conversation) -> list[str]:
+    contents = (message.content for message in conversation.messages)
+    return [each for content in contents if "{{" in content for each in PLACEHOLDER.findall(content)]
+
+
+def placeholders_note(conversations: Sequence[Conversation], name: str, among: str = "") -> str | None:
+    """What to tell of them. among: of which rows of the data set `name`, where not of all."""
+    count, found = placeholders_left(conversations)
+    if not count:
+        return None
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    filled = ", ".join(f"'{each}': ..." for each in found[:SHOWN])
+    told = f"{count:,} conversations of {among}{name} hold {', '.join(found[:SHOWN])}{more}, learnt as they stand"
+    return f"{told}; to put something in their place, give the data set replace: {{{filled}}}"

@@ -1,0 +1,186 @@
+"""Adapters as files: what plain PEFT reads and writes, and beside it which base they were trained on."""
+
+from __future__ import annotations
+
+import copy as copying
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from drivetrain.errors import problem
+
+WEIGHTS, CONFIG, BASE = "adapter_model.safetensors", "adapter_config.json", "adapter_base.json"
+PROMPT = "prompt_embeddings"  # virtual tokens, which PEFT puts in place by itself
+PREFIX = "base_model.model."  # how PEFT calls the model within its wrapper
+
+
+@dataclass(frozen=True)
+class Saved:
+    folder: Path
+    config: Any  # PEFT's
+    tensors: dict[str, Tensor]  # by PEFT's names
+
+    def check_base(self, fingerprint: str | None) -> None:
+        check_base(self.folder, fingerprint, "adapter.path")
+
+    def load_into(self, model: nn.Module, name: str) -> None:
+        """UserError unless each tensor finds its place."""
+        from peft.utils import set_peft_model_state_dict
+
+        own = model.state_dict()
+        whole = {key.removeprefix(PREFIX): t for key, t in self.tensors.items() if key.removeprefix(PREFIX) in own}
+        rest = {key: tensor for key, tensor in self.tensors.items() if key.removeprefix(PREFIX) not in whole}
+        try:
+            found: Any = set_peft_model_state_dict(model, rest, adapter_name=name)
+            model.load_state_dict(whole, strict=False)
+        except (RuntimeError, KeyError) as error:
+            raise self._of_another_base(str(error).strip().splitlines()[-1].strip()) from error
+        unknown = [key for key in found.unexpected_keys if key != PROMPT]
+        missing = sorted(key for key in found.missing_keys if name in key.split(".") and "prompt_encoder" not in key)
+        if unknown or missing:
+            lacking = f"the model has no {unknown[0]}" if unknown else f"it lacks {missing[0]}"
+            raise self._of_another_base(lacking)
+
+    def _of_another_base(self, why: str) -> Exception:
+        told = self.config.base_model_name_or_path
+        fix = f"it names {told} as its base: give that as workload.model.path" if told else "give its base's path"
+        return problem("adapter.path", f"the adapter in {self.folder} is of another model: {why}", fix)
+
+
+def read(folder: Path) -> Saved:
+    """UserError for files that are missing, cut short or of a kind that is not known here."""
+    import peft
+
+    folder = folder.expanduser()
+    file = folder / WEIGHTS
+    if not file.is_file():
+        others = ", ".join(sorted(path.name for path in folder.glob("adapter_model*"))) or "none"
+        fix = "save it with safe_serialization=True" if others != "none" else "give a complete folder"
+        raise problem("adapter.path", f"{folder} holds no {WEIGHTS} (of adapter weights: {others})", fix)
+    try:
+        config = peft.PeftConfig.from_pretrained(str(folder))
+        tensors = load_file(file)
+    except (SafetensorError, json.JSONDecodeError) as error:
+        why = f"{folder} holds a broken file, perhaps cut short: {error}"
+        raise problem("adapter.path", why, "copy or save it again") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise problem("adapter.path", f"PEFT cannot read {folder / CONFIG}: {error}", "correct it") from error
+    return Saved(folder, _trainable(config), tensors)
+
+
+def _trainable(config: Any) -> Any:
+    """The file holds virtual tokens without the encoder that made them: they go on as they are."""
+    import peft
+
+    config.inference_mode = False
+    if config.peft_type.value == "P_TUNING":
+        own = {"num_virtual_tokens": config.num_virtual_tokens, "task_type": config.task_type}
+        return peft.PromptTuningConfig(**own, base_model_name_or_path=config.base_model_name_or_path)
+    if config.peft_type.value == "PREFIX_TUNING":
+        config.prefix_projection = False
+    return config
+
+
+def check_base(folder: Path, fingerprint: str | None, field: str) -> None:
+    """UserError if the adapter was trained on other weights than this run's. What others wrote does not say."""
+    try:
+        told = json.loads((folder / BASE).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        return
+    if fingerprint is not None and told["fingerprint"] not in (None, fingerprint):
+        why = f"the adapter in {folder} was trained on {told['path'] or 'another model'}, whose weights are other ones"
+        raise problem(field, why, "give the base it was trained on as workload.model.path")
+
+
+def write_base(folder: Path, fingerprint: str | None, path: str | None) -> None:
+    (folder / BASE).write_text(json.dumps({"fingerprint": fingerprint, "path": path}), encoding="utf-8")
+
+
+def copy(source: Path, into: Path) -> None:
+    into.mkdir(parents=True, exist_ok=True)
+    for name in (CONFIG, WEIGHTS):
+        shutil.copyfile(source.expanduser() / name, into / name)
+
+
+def write(
+    model: Any,
+    weights: Mapping[str, Tensor],
+    adapter: str,
+    into: Path,
+    whole: Sequence[str],
+    starts: Mapping[str, Tensor],
+) -> None:
+    """One adapter, from whole weights by the model's names, wherever the model's own are.
+
+    whole: modules trained as they are. starts: PiSSA's first A and B, by which the base was lowered.
+    """
+    config = copying.deepcopy(model.peft_config[adapter])
+    config.inference_mode = True
+    if config.is_prompt_learning:
+        tensors = _prompt_tensors(config, weights, adapter)
+    else:
+        tensors = _tuner_tensors(model, config, weights, adapter, starts)
+        tensors |= {PREFIX + n: t for n, t in weights.items() if any(n.startswith(f"{module}.") for module in whole)}
+        config.modules_to_save = list(whole) or None
+    into.mkdir(parents=True, exist_ok=True)
+    save_file(
+        {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}, into / WEIGHTS, {"format": "pt"}
+    )
+    config.save_pretrained(str(into))
+
+
+def _tuner_tensors(
+    model: Any, config: Any, weights: Mapping[str, Tensor], adapter: str, starts: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    from peft.utils import get_peft_model_state_dict
+
+    own = {name: tensor for name, tensor in weights.items() if adapter in name.split(".")}
+    if any(adapter in name.split(".") for name in starts):
+        own = {name: _beside_its_start(name, tensor, starts[name]) for name, tensor in own.items()}
+        config.lora_alpha *= math.sqrt(2) if config.use_rslora else 2
+        config.r *= 2
+        config.init_lora_weights = True
+    found = get_peft_model_state_dict(model, own, adapter_name=adapter, save_embedding_layers=False)
+    return {PREFIX + name: tensor for name, tensor in found.items()}
+
+
+def _beside_its_start(name: str, tensor: Tensor, start: Tensor) -> Tensor:
+    """W - B0 A0 + B A, as an adapter of W: [B, -B0] [A; A0]."""
+    start = start.to(tensor)
+    return torch.cat([tensor, start], dim=0) if ".lora_A." in name else torch.cat([tensor, -start], dim=1)
+
+
+def _prompt_tensors(config: Any, weights: Mapping[str, Tensor], adapter: str) -> dict[str, Tensor]:
+    """The virtual tokens themselves, without what may have made them; and a classifier's head."""
+    mark = f"prompt_encoder.{adapter}."
+    encoder = {name.removeprefix(mark): tensor.cpu() for name, tensor in weights.items() if name.startswith(mark)}
+    wrapped = f".modules_to_save.{adapter}."
+    found = {name.replace(wrapped, "."): tensor for name, tensor in weights.items() if wrapped in name}
+    return {**found, PROMPT: _virtual_tokens(config, encoder)}
+
+
+@torch.no_grad()
+def _virtual_tokens(config: Any, encoder: dict[str, Tensor]) -> Tensor:
+    """(tokens, width)."""
+    import peft
+
+    kinds = {"PREFIX_TUNING": peft.PrefixEncoder, "P_TUNING": peft.PromptEncoder}
+    kind = kinds.get(config.peft_type.value)
+    if kind is None:
+        return encoder["embedding.weight"]
+    config = copying.deepcopy(config)
+    config.inference_mode = False
+    made = kind(config).eval()
+    made.load_state_dict(encoder)
+    tokens = torch.arange(config.num_virtual_tokens * config.num_transformer_submodules)
+    given: Tensor = made(tokens[None])
+    return given[0]

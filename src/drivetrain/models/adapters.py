@@ -1,0 +1,184 @@
+"""Adapters put into a model, through PEFT: all else is frozen, and a checkpoint holds only what is trained.
+
+LoRA (Hu et al. 2021), rsLoRA (Kalajdzievski 2023), DoRA (Liu et al. 2024), PiSSA (Meng et al. 2024), IA3 (Liu et al.
+2022), prompt tuning (Lester et al. 2021), prefix tuning (Li and Liang 2021), P-tuning (Liu et al. 2021).
+
+LoRA and IA3 are put in place of the layers they adapt: the model keeps its class and all other names, so that engines,
+packing and the head's hooks see what they always see. Prompts stand before the model, in PEFT's own wrapper.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.config.adapter import PROMPTS, Adapter
+from drivetrain.config.quantised import QuantisedBase
+from drivetrain.errors import problem
+from drivetrain.models import adapter_files
+from drivetrain.models.adapter_configs import configured, ending_with, head_modules, output_layer_names
+from drivetrain.models.quantised_base import check_installed, quantise
+
+KEPT = "checkpointed"  # a model's attribute: the names of its state that checkpoints hold, where those are not all
+
+
+class AdapterSet:
+    """The adapters of a run, put into each model that is built."""
+
+    def __init__(
+        self, blocks: Sequence[Adapter], base: str | None, quantised_base: QuantisedBase | None = None
+    ) -> None:
+        """base: path or hub id of the weights they are trained on. UserError without PEFT, or for broken files."""
+        if find_spec("peft") is None:
+            raise problem("adapter", "it needs PEFT, which is not installed", "pip install 'drivetrain[adapters]'")
+        if quantised_base is not None:
+            check_installed()
+        self._blocks, self._quantised = blocks, quantised_base
+        self._base = str(Path(base).expanduser().resolve()) if base and Path(base).expanduser().is_dir() else base
+        self._saved = {block.name: adapter_files.read(block.path) for block in blocks if block.path is not None}
+        self._starts: dict[str, Tensor] = {}  # PiSSA's: what the frozen weights were lowered by
+        self._whole: list[str] = []  # modules trained as they are
+        self._fingerprint: str | None = None  # of the model without adapters
+        self.packed_away = 0  # by which a quantised base holds fewer numbers than it has parameters
+
+    def fit(self, model: nn.Module) -> nn.Module:
+        """The model with its adapters, all else frozen. UserError for what does not fit it.
+
+        Several adapters are active together: what they add is summed.
+        """
+        self._fingerprint = _fingerprint(model)
+        for saved in self._saved.values():
+            saved.check_base(self._fingerprint)
+        statistics = model.state_dict().keys() - {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        model.requires_grad_(False)
+        self._whole = sorted({name for block in self._blocks for name in self._trained_whole(model, block)})
+        if self._quantised is not None:
+            before = _count(model)
+            quantise(model, self._quantised, [*self._whole, *output_layer_names(model)])
+            self.packed_away = before - _count(model)
+        for block in self._blocks:
+            model = self._put(model, block)
+        self._choose(model)
+        trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        setattr(model, KEPT, frozenset(trained | statistics))
+        return model
+
+    def _trained_whole(self, model: nn.Module, block: Adapter) -> list[str]:
+        if block.train_also is not None:
+            return ending_with(model, block.train_also, "adapter.train_also")
+        saved = self._saved.get(block.name)
+        told = getattr(saved.config, "modules_to_save", None) if saved is not None else None
+        return ending_with(model, told, "adapter.path") if told else head_modules(model)
+
+    def _put(self, model: Any, block: Adapter) -> nn.Module:
+        import peft
+
+        saved = self._saved.get(block.name)
+        config = configured(block, model, self._whole, self._base) if saved is None else copy.deepcopy(saved.config)
+        is_meta = next(model.parameters()).is_meta  # the rank that has the weights gives them
+        config.modules_to_save = None  # PEFT would put a copy beside each
+        try:
+            with warnings.catch_warnings():
+                # PEFT 0.21 asks Transformers by a name that is another since 5.23
+                warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+                warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)
+                if config.is_prompt_learning:
+                    model = peft.get_peft_model(model, config, adapter_name=block.name)
+                else:
+                    peft.inject_adapter_in_model(config, model, block.name, low_cpu_mem_usage=is_meta)
+        except (ValueError, TypeError) as error:
+            why = f"PEFT cannot put it into {type(model).__name__}: {' '.join(str(error).split())[:300]}"
+            raise problem("adapter", why, "give other targets or another method") from error
+        if saved is not None and not is_meta:
+            saved.load_into(model, block.name)
+        if block.pissa:
+            self._starts |= _copies(model, block.name)
+        return model
+
+    def _choose(self, model: nn.Module) -> None:
+        """What is active and trained."""
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        for module in model.modules():
+            if isinstance(module, BaseTunerLayer):
+                held = module._get_available_adapters()
+                module.set_adapter([block.name for block in self._blocks if block.name in held])
+        still = {block.name for block in self._blocks if not block.trained}
+        for name, parameter in model.named_parameters():
+            if still.intersection(name.split(".")):
+                parameter.requires_grad_(False)
+        for name in self._whole if not hasattr(model, "prompt_encoder") else ():  # PEFT's wrapper trains a head itself
+            model.get_submodule(name).requires_grad_(True)
+
+    def write(self, model: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:
+        """Each adapter as plain PEFT reads it: in the folder, or, of several, in a folder of its name.
+
+        weights: whole tensors by the model's names, of all that is trained.
+        """
+        for block in self._blocks:
+            into = folder if len(self._blocks) == 1 else folder / block.name
+            if block.path is not None and not block.trained:
+                adapter_files.copy(block.path, into)
+            else:
+                adapter_files.write(model, weights, block.name, into, self._whole, self._starts)
+        adapter_files.write_base(folder, self._fingerprint, self._base)
+        config = folder / "config.json"
+        if config.is_file():  # beside it Transformers would take the trained weights for a whole model's
+            config.rename(folder / "base_config.json")
+
+    def check(self, folder: Path) -> None:
+        """UserError if a checkpoint's adapters were trained on another base."""
+        adapter_files.check_base(folder, self._fingerprint, "workload.model")
+
+    # --- virtual tokens ----------------------------------------------------------------------------------------------
+
+    @property
+    def in_hidden_states(self) -> int:
+        """Virtual tokens that the head sees before each sample; a prefix stands in attention alone."""
+        return sum(count for is_prefix, count in self._prompts() if not is_prefix)
+
+    @property
+    def positions(self) -> int:
+        """By which the samples' own positions are moved."""
+        return sum(count for _, count in self._prompts())
+
+    def _prompts(self) -> Iterator[tuple[bool, int]]:
+        for block in self._blocks:
+            saved = self._saved.get(block.name)
+            if saved is not None and saved.config.is_prompt_learning:
+                yield saved.config.peft_type.value == "PREFIX_TUNING", saved.config.num_virtual_tokens
+            elif saved is None and block.method in PROMPTS:
+                yield block.method == "prefix", block.virtual_tokens
+
+
+def _count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@torch.no_grad()
+def _copies(model: nn.Module, adapter: str) -> dict[str, Tensor]:
+    found = dict(model.named_parameters())
+    return {name: p.detach().clone() for name, p in found.items() if "lora_" in name and adapter in name.split(".")}
+
+
+@torch.no_grad()
+def _fingerprint(model: nn.Module) -> str | None:
+    """Of names, shapes and some 64 numbers of each weight: tells bases apart that have the same shapes. None of a
+    model without numbers."""
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            return None
+        flat = parameter.detach().flatten()
+        some = flat[:: max(1, flat.numel() // 64)].float().cpu().contiguous()
+        digest.update(f"{name} {tuple(parameter.shape)}".encode())
+        digest.update(some.numpy().tobytes())
+    return digest.hexdigest()

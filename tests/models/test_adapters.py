@@ -1,0 +1,244 @@
+"""Adapters within a model and as files, against plain PEFT."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ResNetConfig,
+    ResNetForImageClassification,
+)
+
+from drivetrain.config.adapter import Adapter
+from drivetrain.errors import UserError
+from drivetrain.models.adapters import KEPT, AdapterSet
+from tests.tiny_language import LLAMA
+
+SIZES = {key: value for key, value in LLAMA.items() if key != "model_type"}
+METHODS: dict[str, dict[str, Any]] = {
+    "lora": {},
+    "rslora": {"rslora": True, "alpha": 3.0, "targets": ["q_proj", "down_proj"]},
+    "dora": {"dora": True},
+    "pissa": {"pissa": True, "rank": 4},
+    "pissa, rank-stabilised": {"pissa": True, "rank": 4, "rslora": True},
+    "embeddings too": {"targets": ["embed_tokens", "v_proj"]},
+    "head trained whole": {"train_also": ["lm_head"]},
+    "ia3": {"method": "ia3"},
+    "prompt": {"method": "prompt", "virtual_tokens": 6},
+    "prefix": {"method": "prefix", "virtual_tokens": 6},
+    "prefix, encoded": {"method": "prefix", "virtual_tokens": 6, "hidden_size": 12},
+    "p-tuning": {"method": "p-tuning", "virtual_tokens": 6, "hidden_size": 12},
+}
+IDS = torch.arange(24).view(2, 12)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A language model's folder."""
+    folder = tmp_path_factory.mktemp("base")
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(vocab_size=40, **SIZES)).save_pretrained(folder)
+    return folder
+
+
+def adapters(base: Path | None, *blocks: dict[str, Any]) -> AdapterSet:
+    return AdapterSet([Adapter.model_validate(block) for block in blocks], None if base is None else str(base))
+
+
+def moved(model: nn.Module) -> nn.Module:
+    """As training would: every trained weight somewhere else."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def trained(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def logits(model: Any) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(input_ids=IDS).logits
+    return found
+
+
+def plain(base: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(base).eval()
+
+
+@pytest.mark.parametrize("block", [pytest.param(block, id=name) for name, block in METHODS.items()])
+def test_what_is_written_gives_plain_peft_the_same_logits(block: dict[str, Any], base: Path, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    ours = adapters(base, block)
+    model = moved(ours.fit(plain(base)))
+    ours.write(model, trained(model), tmp_path)
+    theirs = peft.PeftModel.from_pretrained(plain(base), str(tmp_path)).eval()
+    torch.testing.assert_close(logits(model), logits(theirs), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("block", [pytest.param(block, id=name) for name, block in METHODS.items()])
+def test_a_checkpoint_of_an_adapter_holds_what_is_trained_and_nothing_else(block: dict[str, Any], base: Path) -> None:
+    model = adapters(base, block).fit(plain(base))
+    assert getattr(model, KEPT) == trained(model).keys()
+    assert sum(t.numel() for t in trained(model).values()) < 0.5 * sum(p.numel() for p in plain(base).parameters())
+    frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
+    assert sum(p.numel() for p in frozen.values()) >= sum(
+        p.numel() for name, p in plain(base).named_parameters() if name != "lm_head.weight"
+    )
+
+
+@pytest.mark.parametrize("kind", [{}, {"method": "ia3"}, {"method": "prompt", "virtual_tokens": 3}])
+def test_a_classifier_learns_its_head_too_and_plain_peft_loads_both(kind: dict[str, Any], tmp_path: Path) -> None:
+    sizes = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    BertForSequenceClassification(BertConfig(**sizes, intermediate_size=48, num_labels=3)).save_pretrained(tmp_path)
+    load = AutoModelForSequenceClassification.from_pretrained
+    ours = adapters(tmp_path, kind)
+    model = moved(ours.fit(load(tmp_path).eval()))
+    assert any("classifier" in name for name in trained(model))
+    ours.write(model, trained(model), tmp_path / "adapter")
+    theirs = peft.PeftModel.from_pretrained(load(tmp_path), str(tmp_path / "adapter")).eval()
+    mask = torch.ones_like(IDS)
+    torch.testing.assert_close(
+        model(input_ids=IDS, attention_mask=mask).logits, theirs(input_ids=IDS, attention_mask=mask).logits
+    )
+
+
+def test_convolutions_take_lora_where_they_are_named() -> None:
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_labels=3, layer_type="basic")
+    with pytest.raises(UserError, match="no linear layer beside its head"):
+        adapters(None, {}).fit(ResNetForImageClassification(config))
+    model = adapters(None, {"targets": ["convolution"]}).fit(ResNetForImageClassification(config))
+    assert {"classifier.1.weight", "classifier.1.bias"} < trained(model).keys()
+    assert getattr(model, KEPT) > trained(model).keys(), "the statistics of its normalisation move"
+    assert any(name.endswith("running_mean") for name in getattr(model, KEPT))
+
+
+def test_several_adapters_add_up_as_in_plain_peft(base: Path, tmp_path: Path) -> None:
+    blocks = [{"name": "one", "rank": 2}, {"name": "two", "rank": 4, "targets": ["q_proj"]}]
+    ours = adapters(base, *blocks)
+    model = moved(ours.fit(plain(base)))
+    ours.write(model, trained(model), tmp_path)
+    theirs = peft.PeftModel.from_pretrained(plain(base), str(tmp_path / "one"), adapter_name="one")
+    theirs.load_adapter(str(tmp_path / "two"), "two")
+    theirs.base_model.set_adapter(["one", "two"])
+    torch.testing.assert_close(logits(model), logits(theirs.eval()), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("block", [pytest.param(block, id=name) for name, block in METHODS.items()])
+def test_training_goes_on_from_a_saved_adapter(block: dict[str, Any], base: Path, tmp_path: Path) -> None:
+    first = adapters(base, block)
+    model = moved(first.fit(plain(base)))
+    first.write(model, trained(model), tmp_path)
+    again = adapters(base, {"path": tmp_path}).fit(plain(base)).eval()
+    assert trained(again)
+    torch.testing.assert_close(logits(again), logits(model), rtol=1e-4, atol=1e-5)
+
+
+def test_a_new_adapter_stands_on_a_saved_one_that_stays_as_it_is(base: Path, tmp_path: Path) -> None:
+    config = peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+    saved = peft.get_peft_model(plain(base), config).eval()
+    saved.save_pretrained(str(tmp_path))
+    below = {"name": "below", "path": tmp_path, "trained": False}
+    ours = adapters(base, below, {"name": "new", "rank": 2})
+    model = ours.fit(plain(base)).eval()
+    torch.testing.assert_close(logits(model), logits(saved), rtol=1e-4, atol=1e-5)
+    assert trained(model)
+    assert all(".new." in name for name in trained(model))
+    ours.write(model, trained(model), tmp_path / "both")
+    assert (tmp_path / "both" / "below" / "adapter_model.safetensors").is_file()
+
+
+def test_a_target_that_does_not_exist_is_answered_with_the_nearest(base: Path) -> None:
+    with pytest.raises(UserError) as told:
+        adapters(base, {"targets": ["q_porj", "gate", "v_proj"]}).fit(plain(base))
+    first, second = told.value.problems
+    assert first.field == "adapter.targets"
+    assert "has no module q_porj" in first.why
+    assert "q_proj" in first.fix
+    assert "gate_proj" in second.fix
+
+
+@pytest.mark.parametrize(
+    ("block", "told"),
+    [
+        ({"targets": ["lm_head"], "train_also": ["lm_head"]}, "trained whole and have an adapter"),
+        ({"train_also": ["lm_haed"]}, "has no module lm_haed"),
+        ({"targets": ["mlp"]}, "PEFT cannot put it into LlamaForCausalLM"),
+        ({"method": "ia3", "targets": ["q_proj"], "feedforward": ["up_proj"]}, "up_proj are no targets"),
+        ({"method": "ia3", "targets": "all-linear"}, "must be told which"),
+    ],
+)
+def test_modules_that_do_not_go_together_are_refused(block: dict[str, Any], told: str, base: Path) -> None:
+    with pytest.raises(UserError, match=told):
+        adapters(base, block).fit(plain(base))
+
+
+def test_prompts_are_refused_for_pictures() -> None:
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8], depths=[1], num_labels=3)
+    with pytest.raises(UserError, match="of language models and text classifiers"):
+        adapters(None, {"method": "prompt"}).fit(ResNetForImageClassification(config))
+
+
+def saved_adapter(base: Path, folder: Path, **block: Any) -> Path:
+    ours = adapters(base, block)
+    model = moved(ours.fit(plain(base)))
+    ours.write(model, trained(model), folder)
+    return folder
+
+
+def test_an_adapter_of_another_base_is_refused_by_its_weights(base: Path, tmp_path: Path) -> None:
+    saved = saved_adapter(base, tmp_path)
+    torch.manual_seed(1)
+    other = LlamaForCausalLM(LlamaConfig(vocab_size=40, **SIZES))
+    with pytest.raises(UserError, match="whose weights are other ones"):
+        adapters(base, {"path": saved}).fit(other)
+
+
+@pytest.mark.parametrize("change", [{"hidden_size": 64}, {"num_hidden_layers": 1}, {"num_hidden_layers": 3}])
+def test_an_adapter_of_another_architecture_is_refused_by_its_shapes(
+    change: dict[str, int], base: Path, tmp_path: Path
+) -> None:
+    saved = saved_adapter(base, tmp_path)
+    (saved / "adapter_base.json").unlink()  # as plain PEFT leaves it
+    with pytest.raises(UserError, match="is of another model") as told:
+        adapters(base, {"path": saved}).fit(LlamaForCausalLM(LlamaConfig(vocab_size=40, **{**SIZES, **change})))
+    assert str(base) in told.value.problems[0].fix
+
+
+def test_a_file_that_was_cut_short_is_told(base: Path, tmp_path: Path) -> None:
+    saved = saved_adapter(base, tmp_path)
+    file = saved / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(UserError, match="broken file, perhaps cut short"):
+        adapters(base, {"path": saved})
+    file.unlink()
+    with pytest.raises(UserError, match="holds no adapter_model"):
+        adapters(base, {"path": saved})
+    (saved / "adapter_config.json").write_text('{"peft_type": "LO')
+    file.write_bytes(b"")
+    with pytest.raises(UserError, match="broken file"):
+        adapters(base, {"path": saved})
+
+
+def test_a_file_of_an_unknown_kind_of_adapter_is_told(base: Path, tmp_path: Path) -> None:
+    saved = saved_adapter(base, tmp_path)
+    config = json.loads((saved / "adapter_config.json").read_text())
+    (saved / "adapter_config.json").write_text(json.dumps({**config, "peft_type": "MAGIC"}))
+    with pytest.raises(UserError, match="PEFT cannot read"):
+        adapters(base, {"path": saved})

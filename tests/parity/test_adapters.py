@@ -1,0 +1,49 @@
+"""Promise 1 for adapters: on every engine the curve of plain PEFT on plain PyTorch in one process."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+
+from tests.parity.cases import Curve
+from tests.parity.mesh_cases import MeshCase, check, plain, run_cases
+from tests.parity.spawned import curves
+from tests.ranks import RankPool
+
+METHODS = ("lora", "dora", "pissa", "ia3", "prefix", "ptuning")
+ENGINES = [
+    {"name": "ddp"},
+    {"name": "fsdp"},
+    *({"name": "deepspeed", "stage": stage} for stage in (2, 3)),
+]
+CASES = [
+    *(MeshCase({"name": "single"}, model=f"sft-{method}") for method in METHODS),
+    *(MeshCase(engine, model="sft-lora") for engine in ENGINES),
+    *(MeshCase(engine, model="sft-dora") for engine in ENGINES[1:]),
+    MeshCase({"name": "fsdp"}, model="sft-pissa"),
+    MeshCase({"name": "fsdp"}, model="sft-ia3"),
+    MeshCase({"name": "ddp"}, model="sft-prefix"),
+    MeshCase({"name": "fsdp"}, model="sft-ptuning"),
+    MeshCase({"name": "deepspeed", "stage": 1}, model="sft-lora"),
+    MeshCase({"name": "ddp"}, "bf16-mixed", model="sft-lora"),
+    MeshCase({"name": "fsdp"}, "bf16-mixed", model="sft-lora"),
+    MeshCase({"name": "fsdp"}, model="sft-lora", optimizer="adamw", recompute=True),
+    MeshCase({"name": "accelerate", "driver": "fsdp"}, model="sft-lora"),
+]
+
+
+@pytest.fixture(scope="module")
+def found(request: pytest.FixtureRequest, ranks: Callable[[int], RankPool]) -> Callable[[MeshCase], Curve]:
+    return curves(request, ranks, run_cases, lambda case: case.world, 12)
+
+
+@functools.cache
+def reference(precision: str, model: str, optimizer: str) -> Curve:
+    return plain(MeshCase({}, precision, model=model, optimizer=optimizer))
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
+def test_an_adapter_has_the_curve_of_plain_peft(case: MeshCase, found: Callable[[MeshCase], Curve]) -> None:
+    check(case, found(case), reference(case.precision, case.model, case.optimizer))

@@ -1,0 +1,166 @@
+"""Whole runs that train adapters: what they tell and leave, how they go on, what they refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from drivetrain.checkpoint.directory import load, same
+from tests.tiny_language import LLAMA, ROWS, write_lines
+
+Command = Callable[..., tuple[int, str, str]]
+RUN = """
+workload:
+  type: language_model
+  stage: sft
+  model: {{path: {base}}}
+  data: {{train: {rows}, template: plain, length: 64, cache: {cache}}}
+adapter: {{rank: 4, dropout: 0.1}}
+batch_size: 6
+loop: {{steps: 8, max_grad_norm: 1.0}}
+optimizer: {{name: adamw, lr: 1.0e-2}}
+evaluation: {{every_steps: 4}}
+checkpoints: {{keep_last: 3}}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base that was trained for two steps, and the run file of an adapter of it."""
+    from drivetrain.cli import main
+
+    folder = tmp_path_factory.mktemp("adapters")
+    rows = write_lines(folder / "rows.jsonl", ROWS)
+    made = json.dumps({"config": LLAMA})
+    data = json.dumps({"train": rows, "template": "plain", "length": 64, "cache": str(folder / "cache")})
+    (folder / "base.yaml").write_text(
+        f"workload: {{type: language_model, stage: sft, model: {made}, data: {data}}}\n"
+        "batch_size: 6\nloop: {steps: 2}\n"
+    )
+    with pytest.raises(SystemExit):
+        main(["train", str(folder / "base.yaml"), f"output={folder}/base", "--quiet"])
+    base = folder / "base" / "checkpoints" / "step-00000002"
+    (folder / "run.yaml").write_text(RUN.format(base=base, rows=rows, cache=folder / "cache"))
+    return folder
+
+
+def checkpoint(run: Path, step: int = 8) -> Path:
+    return run / "checkpoints" / f"step-{step:08d}"
+
+
+def test_a_run_tells_what_is_trained_and_lowers_the_loss(folder: Path, drivetrain: Command) -> None:
+    code, out, _ = drivetrain(
+        "train", f"{folder}/run.yaml", f"output={folder}/told", "loop.steps=40", "optimizer.lr=0.03"
+    )
+    assert code == 0
+    base = AutoModelForCausalLM.from_pretrained(folder / "base" / "checkpoints" / "step-00000002")
+    theirs = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    trained, total = theirs.get_nb_trainable_parameters()
+    report = json.loads((folder / "told" / "report.json").read_text())
+    assert (report["engaged"]["trained_parameters"], report["engaged"]["global_parameters"]) == (trained, total)
+    assert f"{trained:,} of {total:,}" in out
+    events = [json.loads(line) for line in (folder / "told" / "events.jsonl").read_text().splitlines()]
+    losses = [event["metrics"]["loss"] for event in events if event["event"] == "evaluation"]
+    assert losses[-1] < losses[0] - 0.1
+
+
+def test_a_run_that_goes_on_ends_with_the_same_bits(folder: Path, drivetrain: Command) -> None:
+    file = f"{folder}/run.yaml"
+    assert drivetrain("train", file, f"output={folder}/whole", "--quiet")[0] == 0
+    assert drivetrain("train", file, f"output={folder}/parts", "loop.steps=4", "--quiet")[0] == 0
+    assert drivetrain("train", file, f"output={folder}/parts", "--resume", "--quiet")[0] == 0
+    whole, parts = load(checkpoint(folder / "whole")), load(checkpoint(folder / "parts"))
+    assert same(whole["model"], parts["model"])
+    assert same(whole["optimizer"], parts["optimizer"])
+
+
+def test_a_checkpoint_is_small_and_loads_into_plain_peft_and_transformers(folder: Path, drivetrain: Command) -> None:
+    assert drivetrain("train", f"{folder}/run.yaml", f"output={folder}/small", "--quiet")[0] == 0
+    saved = checkpoint(folder / "small")
+    weights = load_file(saved / "model.safetensors")
+    assert all(".lora_" in name for name in weights)
+    base = folder / "base" / "checkpoints" / "step-00000002"
+    theirs = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(saved)).eval()
+    ids = AutoTokenizer.from_pretrained(saved)("say 3", return_tensors="pt").input_ids
+    directly = AutoModelForCausalLM.from_pretrained(saved).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(input_ids=ids).logits, directly(input_ids=ids).logits)
+    assert not torch.equal(
+        theirs(input_ids=ids).logits, AutoModelForCausalLM.from_pretrained(base).eval()(input_ids=ids).logits
+    )
+
+
+def test_evaluation_and_prediction_use_the_adapter(folder: Path, drivetrain: Command) -> None:
+    file = f"{folder}/run.yaml"
+    assert drivetrain("train", file, f"output={folder}/used", "--quiet")[0] == 0
+    report = json.loads((folder / "used" / "report.json").read_text())
+    code, out, _ = drivetrain("evaluate", file, f"output={folder}/used", "--checkpoint", "last")
+    assert code == 0
+    assert json.loads(out)["metrics"]["loss"] == pytest.approx(report["metrics"]["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["adapter.rank=0"], "adapter.rank: 0 was given"),
+        (["adapter.ranks=4"], "did you mean rank"),
+        (["adapter={method: prompt, rank: 4}"], "it is of lora, and adapter.method is prompt"),
+        (["adapter={targets: [q_porj]}"], "did you mean q_proj"),
+        (["adapter={path: nowhere}"], "nowhere holds no adapter_config.json"),
+        (["adapter=[{name: a}, {name: a}]"], "two adapters have the same name"),
+        (["adapter=[lora, {method: ia3, name: b}]"], "several adapters of different methods"),
+        (["adapter={dora: true, pissa: true}"], "give one of dora and pissa"),
+        (["adapter=prefix", "recompute=true"], "would see the prefix twice"),
+        (["engine={name: mesh, tp: 2}", "processes=2"], "mesh does not know adapters"),
+        (
+            ["data.length=120", "adapter={method: prompt}"],
+            "(120 + 20 virtual tokens) > the model's context (128",
+        ),
+        (["model.train_last_blocks=1"], "adapters freeze all blocks"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_any_work(
+    settings: list[str], told: str, folder: Path, drivetrain: Command
+) -> None:
+    code, _, err = drivetrain("train", f"{folder}/run.yaml", f"output={folder}/refused", *settings)
+    assert code == 2
+    assert told in err
+    assert not (folder / "refused").exists()
+
+
+def test_an_adapter_of_a_model_made_at_random_is_refused(folder: Path, drivetrain: Command) -> None:
+    code, _, err = drivetrain("train", f"{folder}/base.yaml", f"output={folder}/refused", "adapter=lora")
+    assert code == 2
+    assert "starts at random: nobody could load the adapter without it" in err
+
+
+def test_a_checkpoint_is_refused_where_the_base_has_changed(folder: Path, drivetrain: Command) -> None:
+    file = f"{folder}/run.yaml"
+    assert drivetrain("train", file, f"output={folder}/moved", "loop.steps=4", "--quiet")[0] == 0
+    base = folder / "base" / "checkpoints" / "step-00000002"
+    other: Any = AutoModelForCausalLM.from_pretrained(base)
+    with torch.no_grad():
+        other.lm_head.weight.mul_(1.5)
+    other.save_pretrained(folder / "other")
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder / "other")
+    code, _, err = drivetrain("train", file, f"output={folder}/moved", f"model.path={folder}/other", "--resume")
+    assert code == 2
+    assert "whose weights are other ones" in err
+
+
+@pytest.mark.parametrize("adapter", ["prompt", "prefix", "p-tuning", "ia3", "{dora: true}", "{lr_ratio: 16}"])
+def test_each_method_lowers_the_loss_and_goes_on_exactly(adapter: str, folder: Path, drivetrain: Command) -> None:
+    output = folder / f"method-{''.join(filter(str.isalnum, adapter))}"
+    common = [f"{folder}/run.yaml", f"output={output}", f"adapter={adapter}", "optimizer.lr=0.03", "--quiet"]
+    assert drivetrain("train", *common, "loop.steps=4")[0] == 0
+    first = json.loads((output / "report.json").read_text())["metrics"]["loss"]
+    assert drivetrain("train", *common, "loop.steps=24", "--resume")[0] == 0
+    assert json.loads((output / "report.json").read_text())["metrics"]["loss"] < first
