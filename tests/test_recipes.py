@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from drivetrain.cli import main
+from drivetrain.data.language.vocabularies import byte_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted(path.name for path in (ROOT / "recipes").glob("*.yaml"))
@@ -30,6 +32,7 @@ SMALLER = {
     "shakespeare-mesh.yaml": ["engine={name: mesh, pp: 2}", "config.hidden_size=32", "length=32", "loop.epochs=1"],
     "shakespeare-char.yaml": ["loop.steps=10", "schedule.warmup_steps=2"],
     "alpaca-sft.yaml": ["config.hidden_size=32", "config.num_hidden_layers=1", "vocabulary_size=300", "loop.epochs=1"],
+    "alpaca-qlora.yaml": ["data.template=alpaca", "loop.epochs=1"],
     "cifar10-small.yaml": ["limit_train=64", "limit_evaluation=20", "loop.epochs=1"],
     **{f"cifar10-resnet50-{name}.yaml": SMALL_RESNET for name in ("224", "dp")},
     **{f"cifar10-resnet50-{name}.yaml": [*SMALL_RESNET, *FEW_PROCESSES] for name in ("ddp", "fsdp")},
@@ -48,6 +51,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     reviews(tmp_path / "data")
     (tmp_path / "data" / "tinyshakespeare.txt").write_text("What say you? A pox on it, quoth she.\n" * 60)
     instructions(tmp_path / "data" / "llama-factory")
+    model_of_your_own(tmp_path / "models" / "my-model")
     cifar_pickles(tmp_path / "data" / "cifar-10-batches-py", rng)
     for part, number in (("train", 8), ("test", 3)):
         for name in ("airplane", "bird", "cat"):
@@ -77,6 +81,14 @@ def instructions(folder: Path) -> None:
     for name, answer in zip(names, answers, strict=True):
         rows = [{"instruction": f"What is {i}?", "input": "", "output": answer.format(i)} for i in range(24)]
         (folder / f"{name}.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
+
+
+def model_of_your_own(folder: Path) -> None:
+    tokenizer = byte_tokenizer(["<|endoftext|>"])
+    tokenizer.save_pretrained(folder)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, bos_token_id=None, **sizes)
+    LlamaForCausalLM(config).save_pretrained(folder)
 
 
 def cifar_pickles(folder: Path, rng: np.random.Generator) -> None:

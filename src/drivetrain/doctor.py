@@ -29,6 +29,10 @@ _ON_CPUS = {
 EXTRAS = {
     "deepspeed": ("deepspeed", "engine=deepspeed, zero1 to zero3"),
     "accelerate": ("accelerate", "engine=accelerate"),
+    "peft": ("adapters", "adapter"),
+    "bitsandbytes": ("bitsandbytes", "quantised_base, optimizer.name=bnb-adamw8bit"),
+    "torchao": ("lowbit", "optimizer.name=adamw8bit, adamw4bit, adamw-fp8"),
+    "pytorch_optimizer": ("lowrank", "optimizer.name=galore"),
     "tensorboard": ("tensorboard", "the tensorboard tracker"),
     "datasets": ("hub", "data sets named by hub id"),
 }

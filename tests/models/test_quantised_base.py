@@ -274,7 +274,7 @@ def test_a_layer_without_numbers_is_laid_out_as_one_with_them(
 @each_format
 def test_compile_leaves_outputs_and_gradients(config: QuantisedBase) -> None:
     layer = quantised(linear(), config)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(layer, fullgraph=True)
     found = [(one, torch.ones(3, 96).cumsum(1).requires_grad_()) for one in (layer, compiled)]
     outputs = [one(x) for one, x in found]
     for output in outputs:

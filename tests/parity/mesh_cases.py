@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import bitsandbytes.functional as bnb
 import numpy as np
 import pytest
 import torch
@@ -23,6 +24,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from drivetrain.config.adapter import Adapter
 from drivetrain.config.engine import EngineConfig
+from drivetrain.config.quantised import QuantisedBase
 from drivetrain.config.training import Loader, Optimizer, Scaler
 from drivetrain.config.workload import LanguageModel, TextClassification
 from drivetrain.data.loader import training_windows
@@ -58,6 +60,8 @@ ADAPTERS: dict[str, tuple[dict[str, Any], Callable[[], PeftConfig]]] = {  # ours
         lambda: LoraConfig(**LORA, use_dora=True, use_rslora=True),  # type: ignore[arg-type]
     ),
     "pissa": ({"rank": 4, "pissa": True}, lambda: LoraConfig(**LORA, init_lora_weights="pissa")),  # type: ignore[arg-type]
+    "qlora": ({"rank": 4}, lambda: LoraConfig(**LORA)),  # type: ignore[arg-type]
+    "int8lora": ({"rank": 4}, lambda: LoraConfig(**LORA)),  # type: ignore[arg-type]
     "ia3": ({"method": "ia3"}, lambda: IA3Config(task_type="CAUSAL_LM")),
     "prefix": (
         {"method": "prefix", "virtual_tokens": 4},
@@ -68,6 +72,7 @@ ADAPTERS: dict[str, tuple[dict[str, Any], Callable[[], PeftConfig]]] = {  # ours
         lambda: PromptEncoderConfig(num_virtual_tokens=3, encoder_hidden_size=16, task_type="CAUSAL_LM"),
     ),
 }
+QUANTISED = {"qlora": QuantisedBase(format="nf4"), "int8lora": QuantisedBase(format="int8")}
 PHI: dict[str, Any] = {"model_type": "phi", "resid_pdrop": 0.0, "embd_pdrop": 0.0, "qk_layernorm": True}
 VARIANTS: dict[str, dict[str, Any]] = {
     "grouped": {"num_key_value_heads": 2},
@@ -258,7 +263,8 @@ def reviews() -> SeededTexts:
 def workload(case: MeshCase) -> Workload:
     made = _workload(case)
     if case.adapter is not None:
-        made.adapters = AdapterSet([Adapter.model_validate(ADAPTERS[case.adapter][0])], None)
+        blocks = [Adapter.model_validate(ADAPTERS[case.adapter][0])]
+        made.adapters = AdapterSet(blocks, None, QUANTISED.get(case.adapter))
     return made
 
 
@@ -348,6 +354,8 @@ def plain(case: MeshCase) -> Curve:
     """One process, whole batches, each sample a padded row, torch's own autocast and clipping."""
     work = workload(replace(case, model="sft-padded") if case.model.startswith("sft") else case)
     model, optimizer = work.build_model(), OPTIMIZERS[case.optimizer]
+    if case.adapter in QUANTISED:
+        round_weights(model, QUANTISED[case.adapter].format)
     if case.adapter is not None:
         model = get_peft_model(model, ADAPTERS[case.adapter][1]())  # type: ignore[arg-type, assignment]
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -380,6 +388,21 @@ def plain(case: MeshCase) -> Curve:
         own = [name for name, p in model.named_parameters() if p.requires_grad]
         curve.weights = {name.removeprefix("base_model.model."): curve.weights[name] for name in own}
     return curve
+
+
+@torch.no_grad()
+def round_weights(model: nn.Module, form: str) -> None:
+    """To what bitsandbytes' codes stand for; the head stays as it is. 4 bits as one long row: of rows that its blocks
+    of 64 do not fill bitsandbytes 0.50 takes the wrong scales on AVX-512."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and name != "lm_head":
+            if form == "nf4":
+                row = module.weight.view(1, -1)
+                codes, state = bnb.quantize_4bit(row, quant_type="nf4", compress_statistics=True)
+                row.copy_(bnb.dequantize_4bit(codes, state))
+            else:
+                codes, scales, _ = bnb.int8_vectorwise_quant(module.weight.half())
+                module.weight.copy_(codes * scales[:, None] / 127)
 
 
 def check(case: MeshCase, ours: Curve, theirs: Curve) -> None:

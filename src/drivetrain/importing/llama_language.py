@@ -12,16 +12,15 @@ from typing import Any, NamedTuple
 
 from drivetrain.config.translation import Fate
 from drivetrain.errors import problem
+from drivetrain.importing import llama_adapter, llama_weights
 from drivetrain.importing.given import Given
-from drivetrain.importing.llama_model import context_of, published_config
+from drivetrain.importing.llama_model import published_config
+from drivetrain.importing.llama_weights import CUTOFF, cutoff
 
-ADAPTERS = "adapters (LoRA)"
-QUANTISED = "quantised base models"
 PREFERENCES = "there is no preference tuning and no reinforcement learning"
 STAGES = {"pt": "pretrain", "sft": "sft"}
-METHODS: dict[str, str | None] = {"full": None, "freeze": None, "lora": ADAPTERS, "oft": ADAPTERS}  # what is lacking
-DATA, MODEL = "workload.data", "workload.model"
-CUTOFF = 2048  # tokens, where cutoff_len is not given
+METHODS = ("full", "freeze", "lora")
+DATA = "workload.data"
 BUFFER = 16_384
 
 
@@ -40,11 +39,9 @@ def unwritten(given: Given) -> Unwritten | None:
         return Unwritten("stage", "refused", f"{stage}: {PREFERENCES}")
     if method not in METHODS:
         return Unwritten("finetuning_type", "refused", f"{method}: there are {', '.join(METHODS)}")
-    lacking = METHODS[method]
+    lacking = llama_adapter.lacking(given)
     if lacking is not None:
-        return Unwritten("finetuning_type", "later", lacking)
-    if given.has("quantization_bit"):
-        return Unwritten("quantization_bit", "later", QUANTISED)
+        return Unwritten(lacking[0], "refused", lacking[1])
     if given.switch("use_llama_pro"):
         return Unwritten("use_llama_pro", "later", "blocks that are added (LLaMA Pro)")
     if method == "freeze" and given.count("freeze_trainable_layers", 2) <= 0:
@@ -67,7 +64,13 @@ def _without_data(given: Given) -> Unwritten | None:
 
 def groups() -> list[Callable[[Given], None]]:
     """What is read together, since one key decides what another means."""
-    return [_stage, _model, _rope, _trained, _template, _sources, _evaluation, _length, _packing, _streaming, _train_on]
+    of_data = [_template, _sources, _evaluation, _length, _packing, _streaming, _train_on]
+    return [_stage, *llama_weights.GROUPS, llama_adapter.adapters, llama_adapter.quantised, *of_data]
+
+
+def _stage(given: Given) -> None:
+    given.found.translation.settings["workload.type"] = "language_model"
+    given.set("stage", "workload.stage", STAGES[given.word("stage", "sft")])
 
 
 def _is_text(given: Given) -> bool:
@@ -77,82 +80,6 @@ def _is_text(given: Given) -> bool:
 def _packs(given: Given) -> bool:
     """Pre-training packs unless told not to."""
     return given.switch("packing", _is_text(given)) or given.switch("neat_packing")
-
-
-def _cutoff(given: Given) -> int:
-    """A place of each pack is left empty there, where packing was asked for."""
-    asked = given.switch("packing") or given.switch("neat_packing")
-    return given.count("cutoff_len", CUTOFF) - asked
-
-
-# --- model -----------------------------------------------------------------------------------------------------------
-
-
-def _stage(given: Given) -> None:
-    given.found.translation.settings["workload.type"] = "language_model"
-    given.set("stage", "workload.stage", STAGES[given.word("stage", "sft")])
-
-
-def _model(given: Given) -> None:
-    path = str(given.take("model_name_or_path"))
-    if given.switch("train_from_scratch"):
-        given.set("train_from_scratch", f"{MODEL}.config", published_config(path))
-        given.set("model_name_or_path", f"{MODEL}.tokenizer", path)
-    else:
-        given.set("model_name_or_path", f"{MODEL}.path", path)
-        given.off("train_from_scratch")
-    kernels = {"auto": "auto", "disabled": "eager", "sdpa": "sdpa", "fa2": "flash"}
-    kernel = given.word("flash_attn", "auto")
-    if kernel not in kernels:
-        given.note("flash_attn", "refused", f"{kernel}: there are {', '.join(kernels)}")
-    elif given.has("flash_attn"):
-        given.set("flash_attn", f"{MODEL}.attention", kernels[kernel], is_soft=kernel == "auto")
-    switches = {
-        "resize_vocab": (f"{MODEL}.resize_vocabulary", "as many rows as there are tokens, no multiple of 64"),
-        "enable_liger_kernel": (f"{MODEL}.fused_loss", "the loss alone: norms and positions are the model's own"),
-    }
-    for key, (to, why) in switches.items():
-        if given.switch(key):
-            given.set(key, to, True, why)
-        else:
-            given.off(key)
-    if given.number("neftune_noise_alpha", 0.0) > 0:
-        why = "bounded by each sample's own length if packed; there, and here if padded, by the longest of them"
-        given.set("neftune_noise_alpha", f"{MODEL}.neftune_alpha", given.number("neftune_noise_alpha", 0.0), why)
-    else:
-        given.off("neftune_noise_alpha")
-
-
-def _rope(given: Given) -> None:
-    """The factor follows from the model's context there: cutoff_len over it, rounded up."""
-    kind = given.word("rope_scaling", "none")
-    if kind == "none":
-        given.off("rope_scaling")
-        return
-    length, context = _cutoff(given), context_of(str(given.take("model_name_or_path")))
-    if context is None:
-        why = f"its factor is cutoff_len ({length}) over the model's context, rounded up, and no config.json is here"
-        given.note("rope_scaling", "refused", f"{why}: give {MODEL}.rope_scaling: {{type: {kind}, factor: ...}}")
-    elif length <= context:
-        given.off("rope_scaling", why=f"cutoff_len ({length}) is within the model's context ({context})")
-    else:
-        given.set("rope_scaling", f"{MODEL}.rope_scaling", {"type": kind, "factor": float(-(-length // context))})
-
-
-def _trained(given: Given) -> None:
-    """Which weights."""
-    if given.word("finetuning_type") == "full":
-        given.note("finetuning_type", "mapped", "all parameters are trained")
-        given.off("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules", "use_llama_pro")
-        return
-    given.note("finetuning_type", "mapped", f"{MODEL}.train_last_blocks says it")
-    given.set("freeze_trainable_layers", f"{MODEL}.train_last_blocks", given.count("freeze_trainable_layers", 2))
-    modules = given.word("freeze_trainable_modules", "all")
-    fate: Fate = "mapped" if modules == "all" else "refused"
-    given.note("freeze_trainable_modules", fate, "all that is in the blocks is trained")
-    if given.take("freeze_extra_modules"):
-        given.note("freeze_extra_modules", "refused", "nothing beside the blocks is trained")
-    given.off("freeze_extra_modules", "use_llama_pro")
 
 
 # --- template --------------------------------------------------------------------------------------------------------
@@ -287,12 +214,12 @@ def _evaluation(given: Given) -> None:
 
 def _length(given: Given) -> None:
     given.used.add("cutoff_len")
-    asked = ", one place of a pack being left empty" if _cutoff(given) < given.count("cutoff_len", CUTOFF) else ""
+    asked = ", one place of a pack being left empty" if cutoff(given) < given.count("cutoff_len", CUTOFF) else ""
     if _is_text(given):
         why = "windows go round the whole text; there the rest of each 1,000 texts is left out" + asked
     else:
         why = "of a longer conversation the beginning is kept; there prompt and reply share the cut" + asked
-    given.set("cutoff_len", f"{DATA}.length", _cutoff(given), why)
+    given.set("cutoff_len", f"{DATA}.length", cutoff(given), why)
 
 
 def _packing(given: Given) -> None:

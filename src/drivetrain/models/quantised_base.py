@@ -60,7 +60,7 @@ def check_installed() -> None:
     """UserError if bitsandbytes is not there."""
     if find_spec("bitsandbytes") is None:
         raise problem(
-            "quantised_base", "it needs bitsandbytes, which is not installed", "pip install 'drivetrain[quantised]'"
+            "quantised_base", "it needs bitsandbytes, which is not installed", "pip install 'drivetrain[bitsandbytes]'"
         )
 
 
@@ -163,9 +163,9 @@ class Nf4Linear(QuantisedLinear):
 
     def unpacked(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
         """As one long row: of rows that blocks do not fill, bitsandbytes' kernel for AVX-512 takes the wrong scales."""
-        shape, absmax = [2 * codes.numel()], self._absmax(scales)
+        shape, absmax = [1, 2 * codes.numel()], self._absmax(scales)
         row: Tensor = torch.ops.bitsandbytes.dequantize_4bit.default(codes, absmax, BLOCK, "nf4", shape, dtype)
-        return row[: self.out_features * self.in_features].view(self.out_features, self.in_features)
+        return row[0, : self.out_features * self.in_features].view(self.out_features, self.in_features)
 
     def _absmax(self, scales: Tensor) -> Tensor:
         """(blocks,) fp32."""
