@@ -72,14 +72,45 @@ def test_a_run_tells_what_is_trained_and_lowers_the_loss(folder: Path, drivetrai
     assert losses[-1] < losses[0] - 0.1
 
 
-def test_a_run_that_goes_on_ends_with_the_same_bits(folder: Path, drivetrain: Command) -> None:
-    file = f"{folder}/run.yaml"
-    assert drivetrain("train", file, f"output={folder}/whole", "--quiet")[0] == 0
-    assert drivetrain("train", file, f"output={folder}/parts", "loop.steps=4", "--quiet")[0] == 0
-    assert drivetrain("train", file, f"output={folder}/parts", "--resume", "--quiet")[0] == 0
-    whole, parts = load(checkpoint(folder / "whole")), load(checkpoint(folder / "parts"))
-    assert same(whole["model"], parts["model"])
-    assert same(whole["optimizer"], parts["optimizer"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        ["quantised_base={format: nf4}"],
+        ["quantised_base={format: int8}", "adapter={rank: 128}", "optimizer.name=adamw8bit"],
+        ["adapter={pissa: true}", "precision=bf16-mixed"],
+        ["adapter=[{name: one}, {name: two, targets: [q_proj]}]"],
+    ],
+    ids=lambda settings: ", ".join(settings),
+)
+def test_a_run_that_goes_on_ends_with_the_same_bits(settings: list[str], folder: Path, drivetrain: Command) -> None:
+    file, name = f"{folder}/run.yaml", "".join(filter(str.isalnum, "".join(settings)))
+    whole, parts = folder / f"whole{name}", folder / f"parts{name}"
+    assert drivetrain("train", file, f"output={whole}", *settings, "--quiet")[0] == 0
+    assert drivetrain("train", file, f"output={parts}", "loop.steps=4", *settings, "--quiet")[0] == 0
+    assert drivetrain("train", file, f"output={parts}", "--resume", *settings, "--quiet")[0] == 0
+    at_once, gone_on = load(checkpoint(whole)), load(checkpoint(parts))
+    assert same(at_once["model"], gone_on["model"])
+    assert same(at_once["optimizer"], gone_on["optimizer"])
+
+
+def test_the_report_has_the_bytes_of_each_kind_of_tensor(folder: Path, drivetrain: Command) -> None:
+    """4-bit codes and their scales, fp32 for the rest, two fp32 moments and a counter a trained tensor."""
+    code, _, _ = drivetrain(
+        "train", f"{folder}/run.yaml", f"output={folder}/bytes", "quantised_base={format: nf4}", "--quiet"
+    )
+    assert code == 0
+    report = json.loads((folder / "bytes" / "report.json").read_text())
+    weights = load_file(folder / "base" / "checkpoints" / "step-00000002" / "model.safetensors")
+    small = sum(t.numel() for name, t in weights.items() if name.endswith("_proj.weight"))
+    rest = sum(t.numel() for name, t in weights.items() if not name.endswith("_proj.weight"))
+    trained = load_file(checkpoint(folder / "bytes") / "model.safetensors")
+    numbers = sum(t.numel() for t in trained.values())
+    held = report["ranks"][0]["held_bytes"]
+    assert held["frozen"] == pytest.approx(small * (1 / 2 + 1 / 64 + 4 / (64 * 256)) + 4 * rest, rel=0.05)
+    assert held["trained"] == held["gradients"] == 4 * numbers
+    assert held["optimizer"] == 8 * numbers + 4 * len(trained)
+    assert report["engaged"]["global_parameters"] == small + rest + numbers
 
 
 def test_a_checkpoint_is_small_and_loads_into_plain_peft_and_transformers(folder: Path, drivetrain: Command) -> None:

@@ -14,7 +14,8 @@ from drivetrain.importing.join import Joined, alternatives
 from drivetrain.importing.write import in_yaml
 
 # a block that the files speak of is theirs as a whole: half a model or optimizer of each would be neither
-WHOLE = ("workload", "engine", "optimizer", "schedule")
+WHOLE = ("workload", "engine", "optimizer", "schedule", "adapter", "quantised_base")
+OF_MODEL = ("adapter", "quantised_base")  # of the model that the workload names
 BATCH = ("batch_size", "batch_size_per_device")
 
 
@@ -40,7 +41,8 @@ def combined(joined: Joined, onto: Mapping[str, Any]) -> tuple[dict[str, Any], l
 def _without_what_they_say(onto: Mapping[str, Any], joined: Joined) -> dict[str, Any]:
     raw = copy.deepcopy(dict(onto))
     for block in WHOLE:
-        if any(name.startswith(f"{block}.") for name in joined.settings):
+        blocks = (block, "workload") if block in OF_MODEL else (block,)
+        if any(name.split(".")[0] in blocks for name in joined.settings):
             raw.pop(block, None)
     for name in joined.settings:
         for other in alternatives(name):

@@ -6,11 +6,11 @@ model/model_utils/quantization.py and train/trainer_utils.py of LLaMA-Factory 0.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from drivetrain.importing.found import Default
 from drivetrain.importing.given import Given
-from drivetrain.importing.llama_weights import MODEL, is_lora
+from drivetrain.importing.llama_weights import is_lora, names_of
 
 OF_NEW = (
     *("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "use_rslora", "use_dora", "additional_target"),
@@ -53,22 +53,106 @@ def adapters(given: Given) -> None:
     """A new adapter, or saved ones: the last is trained on, or all stay as they are below a new one."""
     if not is_lora(given):
         given.off(*OF_NEW, *OF_RATES, "create_new_adapter", why="it is of finetuning_type lora")
-        if given.has("adapter_name_or_path"):
-            given.note("adapter_name_or_path", "refused", "merge it into the model first: adapters are of lora")
-        given.off("adapter_folder", why="see adapter_name_or_path")
+        given.note("adapter_name_or_path", "refused", "adapters are of finetuning_type lora: merge it into the model")
+        given.off("adapter_folder", why="it is of finetuning_type lora")
         return
-    saved = _names(given, "adapter_name_or_path")
-    folder = str(given.take("adapter_folder", ""))
+    saved, folder = names_of(given, "adapter_name_or_path"), str(given.take("adapter_folder", "")).strip("/")
     given.note("adapter_folder", "mapped" if saved else "unneeded", "the folder within adapter_name_or_path")
     paths = [f"{path.rstrip('/')}/{folder}" if folder else path for path in saved]
-    stacks = given.switch("create_new_adapter") and bool(paths)
+    stacks = bool(paths) and given.switch("create_new_adapter")
     if stacks:
-        given.note("create_new_adapter", "mapped", "a new adapter stands on those at adapter_name_or_path")
-    given.off("create_new_adapter", why="there is no saved adapter") if not paths else given.off("create_new_adapter")
-    _rates(given)
+        given.note("create_new_adapter", "mapped", "a new adapter is trained above those of adapter_name_or_path")
+    else:
+        given.off("create_new_adapter", why="it is off" if paths else "there is none yet")
     if stacks or not paths:
         _new(given)
     else:
+        given.note("finetuning_type", "mapped", "the adapter at adapter.path says it")
         given.off(*OF_NEW, why="the adapter that is trained on has its own")
-    if paths:
-        _on_saved(given, paths, stacks)
+    _rates(given)
+    if len(paths) == 1 and not stacks:
+        given.set("adapter_name_or_path", "adapter.path", paths[0])
+    elif paths:
+        _stacked(given, paths, stacks)
+
+
+def _new(given: Given) -> None:
+    given.set("finetuning_type", "adapter.method", "lora")
+    rank = given.count("lora_rank", RANK)
+    given.set("lora_rank", "adapter.rank", rank)
+    alpha = given.number("lora_alpha", 2.0 * rank)
+    given.set("lora_alpha", "adapter.alpha", int(alpha) if alpha.is_integer() else alpha)
+    if given.has("lora_dropout"):
+        given.set("lora_dropout", "adapter.dropout", given.number("lora_dropout", 0.0))
+    targets = names_of(given, "lora_target")
+    given.set("lora_target", "adapter.targets", targets if targets and "all" not in targets else "all-linear")
+    whole = names_of(given, "additional_target")
+    if whole:
+        given.set("additional_target", "adapter.train_also", whole)
+    given.off(*(() if whole else ("additional_target",)))
+    for key, to in (("use_rslora", "adapter.rslora"), ("use_dora", "adapter.dora")):
+        if given.switch(key):
+            given.set(key, to, True)
+        else:
+            given.off(key)
+    _start(given)
+
+
+def _start(given: Given) -> None:
+    if not given.switch("pissa_init"):
+        given.off("pissa_init", "pissa_iter", "pissa_convert")
+        return
+    rounds = given.count("pissa_iter", ROUNDS)
+    exact = "" if rounds == -1 else f"from an exact decomposition, there a fast one of {rounds} rounds"
+    given.set("pissa_init", "adapter.pissa", True, exact)
+    given.note("pissa_iter", "changed" if exact else "mapped", exact or "the decomposition is exact")
+    converts = given.switch("pissa_convert")
+    given.note("pissa_convert", "mapped" if converts else "changed", "what is saved loads on the base as it was")
+
+
+def _rates(given: Given) -> None:
+    """LoRA+. There whatever is a vector (the lengths that DoRA learns) has the rate of B too."""
+    ratio = given.number("loraplus_lr_ratio", 0.0)
+    if not ratio:
+        given.off(*OF_RATES)
+        return
+    vectors = "what DoRA learns of lengths has the rate of A, there that of B" if given.switch("use_dora") else ""
+    given.set("loraplus_lr_ratio", "adapter.lr_ratio", ratio, vectors)
+    given.note("loraplus_lr_embedding", "changed", "B of an embedding has the rate of any B")
+
+
+def _stacked(given: Given, paths: Sequence[str], with_new: bool) -> None:
+    """A list: what was said of the trained one, above those that stay as they are."""
+    found = given.found
+    said = {name: found.translation.settings.pop(name) for name in [*found.translation.settings] if _is_of(name)}
+    said = {name: found.defaults.pop(name).value for name in [*found.defaults] if _is_of(name)} | said
+    trained: dict[str, Any] = {name.removeprefix("adapter."): value for name, value in said.items()}
+    below = paths if with_new else paths[:-1]
+    if not with_new:
+        trained["path"] = paths[-1]
+    blocks: list[dict[str, Any]] = [
+        {"path": path, "trained": False, "name": f"below-{number}"} for number, path in enumerate(below, 1)
+    ]
+    why = "those below stay apart, with their dropout; there they are merged into the model"
+    given.set("adapter_name_or_path", "adapter", [*blocks, trained], why)
+
+
+def _is_of(name: str) -> bool:
+    return name.startswith("adapter.")
+
+
+def quantised(given: Given) -> None:
+    """Of a base that lacking() lets through."""
+    bits = given.count("quantization_bit", 0)
+    if not bits:
+        given.off(*OF_BASE, why="nothing is quantised")
+        return
+    why = "" if bits == 4 else "of the weights alone: inputs stay as they are, there they are in 8 bits too"
+    given.set("quantization_bit", "quantised_base.format", FORMATS[bits], why)
+    given.note("quantization_method", "mapped", "codes and scales are bitsandbytes'")
+    given.off("quantization_device_map", why="each rank has its device")
+    if bits == 4:
+        given.note("quantization_type", "mapped", "quantised_base.format says it")
+        given.set("double_quantization", "quantised_base.double", given.switch("double_quantization", True))
+    else:
+        given.off("quantization_type", "double_quantization", why="it is of 4 bits")

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from drivetrain.config.translation import Handler, fated, if_on
 from drivetrain.errors import problem
-from drivetrain.importing import llama_language, llama_model, training_arguments
+from drivetrain.importing import llama_adapter, llama_language, llama_model, llama_optimizer, training_arguments
 from drivetrain.importing.found import Default, Found, Source
 from drivetrain.importing.given import Given, in_turn
-from drivetrain.importing.llama_language import ADAPTERS, PREFERENCES, QUANTISED
+from drivetrain.importing.llama_language import PREFERENCES
+from drivetrain.importing.llama_weights import is_lora
 from drivetrain.importing.training_keys import KEYS as TRAINING_KEYS
 
 GENERATING = "generating text after training"
@@ -22,8 +23,9 @@ def translate(source: Source, driver: str | None) -> Found:
     """The workload too, where what is trained can be trained here; else its keys are told with the reason."""
     found = Found(source)
     given = Given(source.raw, found, source.prefix)
-    _, *others = training_arguments.groups(driver)
-    in_turn(given, [lambda given: _precision(given, driver), *others, _recompute, _early_stopping])
+    of_training = training_arguments.groups(driver)
+    others = [llama_optimizer.optimizer if group is training_arguments.optimizer else group for group in of_training]
+    in_turn(given, [lambda given: _precision(given, driver), *others[1:], _recompute, _early_stopping])
     looked_at = Given(source.raw, found, source.prefix)  # what is asked here is not used up
     why: list[llama_language.Unwritten | None] = []
     in_turn(looked_at, [lambda given: why.append(llama_language.unwritten(given))])
@@ -40,7 +42,8 @@ def _precision(given: Given, driver: str | None) -> None:
     """pure_bf16: everything is kept and computed in bf16."""
     if not given.switch("pure_bf16"):
         given.off("pure_bf16")
-        training_arguments.precision(given, driver)
+        frozen = "what is frozen and not quantised is in fp32, there in 16 bits" if is_lora(given) else ""
+        training_arguments.precision(given, driver, frozen)
         return
     if given.switch("fp16"):
         raise problem(f"{given.prefix}pure_bf16", "pure_bf16 and fp16 are both on", "keep one of the two")
@@ -65,7 +68,7 @@ def _recompute(given: Given) -> None:
 def _unwritten(found: llama_language.Unwritten) -> dict[str, Handler]:
     """The workload's keys where none is written."""
     told = fated(found.fate, f"no workload is written: {found.why}")
-    handlers = dict.fromkeys((*llama_model.KEYS, *llama_model.TOGETHER), told)
+    handlers = dict.fromkeys((*llama_model.KEYS, *llama_model.TOGETHER, *llama_adapter.TOGETHER), told)
     return {**handlers, found.key: fated(found.fate, found.why)}
 
 
@@ -107,13 +110,8 @@ KEYS: dict[str, Handler] = {
     **_all("audio_sampling_rate", _later("models of sound")),
     **_all("freeze_vision_tower freeze_multi_modal_projector", _MULTIMODAL),
     **_all("freeze_language_model media_dir", _MULTIMODAL),
-    # quantisation and adapters
-    **_all("quantization_method quantization_bit quantization_type", _later(QUANTISED)),
-    **_all("double_quantization quantization_device_map", _later(QUANTISED)),
-    **_all("adapter_name_or_path adapter_folder create_new_adapter additional_target", _later(ADAPTERS)),
-    **_all("lora_rank lora_alpha lora_dropout lora_target loraplus_lr_ratio loraplus_lr_embedding", _later(ADAPTERS)),
-    **_all("use_rslora use_dora pissa_init pissa_iter pissa_convert", _later(ADAPTERS)),
-    **_all("module_dropout oft_rank oft_block_size oft_target", _later(ADAPTERS)),
+    # adapters
+    **_all("module_dropout oft_rank oft_block_size oft_target", fated("unneeded", "it is of finetuning_type oft")),
     # data
     "overwrite_cache": fated("unneeded", "tokenised data are made again when what made them changed"),
     "data_shared_file_system": fated("unneeded", "every machine reads the data where the run file says"),
@@ -123,8 +121,7 @@ KEYS: dict[str, Handler] = {
     **_all("kto_rejected_weight simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm ppo_target", _PREFERENCES),
     **_all("ppo_whiten_rewards ref_model ref_model_adapters ref_model_quantization_bit ld_alpha", _PREFERENCES),
     **_all("reward_model reward_model_adapters reward_model_quantization_bit reward_model_type", _PREFERENCES),
-    **_all("use_galore galore_target galore_rank galore_update_interval galore_scale galore_proj_type", _OPTIMIZER),
-    **_all("galore_layerwise use_apollo apollo_target apollo_rank apollo_update_interval apollo_scale", _OPTIMIZER),
+    **_all("use_apollo apollo_target apollo_rank apollo_update_interval apollo_scale", _OPTIMIZER),
     **_all("apollo_proj apollo_proj_type apollo_scale_type apollo_layerwise apollo_scale_front", _OPTIMIZER),
     **_all("use_badam badam_mode badam_start_block badam_switch_mode badam_switch_interval", _OPTIMIZER),
     **_all("badam_update_ratio badam_mask_mode badam_verbose use_adam_mini use_muon", _OPTIMIZER),
@@ -160,5 +157,7 @@ KEYS: dict[str, Handler] = {
 }
 TOGETHER = (
     *("pure_bf16", "disable_gradient_checkpointing", "early_stopping_steps"),
+    *llama_adapter.TOGETHER,
+    *llama_optimizer.TOGETHER,
     *(key for key in (*llama_model.KEYS, *llama_model.TOGETHER) if key not in llama_model.OF_TRAINING),
 )

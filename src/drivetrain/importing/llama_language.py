@@ -15,7 +15,7 @@ from drivetrain.errors import problem
 from drivetrain.importing import llama_adapter, llama_weights
 from drivetrain.importing.given import Given
 from drivetrain.importing.llama_model import published_config
-from drivetrain.importing.llama_weights import CUTOFF, cutoff
+from drivetrain.importing.llama_weights import CUTOFF, cutoff, names_of
 
 PREFERENCES = "there is no preference tuning and no reinforcement learning"
 STAGES = {"pt": "pretrain", "sft": "sft"}
@@ -130,19 +130,13 @@ def _template(given: Given) -> None:
 # --- data ------------------------------------------------------------------------------------------------------------
 
 
-def _names(given: Given, key: str) -> list[str]:
-    value = given.take(key, [])
-    parts = value if isinstance(value, list) else str(value).split(",")
-    return [str(part).strip() for part in parts if str(part).strip()]
-
-
 def _sources(given: Given) -> None:
     directory = str(given.take("dataset_dir", "data"))
     if directory == "ONLINE":
         given.note("dataset_dir", "mapped", "the names of data sets are ids of the hub")
     else:
         given.set("dataset_dir", f"{DATA}.registry", directory)
-    names = _names(given, "dataset")
+    names = names_of(given, "dataset")
     weights = _weights(given, len(names))
     taken = [_source(given, name, weight) for name, weight in zip(names, weights, strict=True)]
     why = "a .txt file is one text, there each of its lines is; " if _is_text(given) else ""
@@ -167,7 +161,7 @@ def _source(given: Given, name: str, weight: float | None) -> Any:
 
 def _weights(given: Given, count: int) -> list[float | None]:
     """Of each data set; none where every sample comes once."""
-    mix, shares = given.word("mix_strategy", "concat"), _names(given, "interleave_probs")
+    mix, shares = given.word("mix_strategy", "concat"), names_of(given, "interleave_probs")
     mixes = mix in ("interleave_under", "interleave_over") and count > 1
     if mixes:
         why = "an epoch is as many samples as there are, and each set is gone through in whole passes"
@@ -198,14 +192,14 @@ def _share(given: Given, text: str) -> float:
 
 def _evaluation(given: Given) -> None:
     """Nothing is held out unless it is asked for."""
-    names, share = _names(given, "eval_dataset"), given.number("val_size", 0.0)
+    names, share = names_of(given, "eval_dataset"), given.number("val_size", 0.0)
     if names:
         given.set("eval_dataset", f"{DATA}.evaluation", [_source(given, name, None) for name in names])
         given.off("val_size", why="eval_dataset says it")
         return
     given.off("eval_dataset", why="there is none")
     if share < 1:
-        why = "of each data set, there of all together" if share and len(_names(given, "dataset")) > 1 else ""
+        why = "of each data set, there of all together" if share and len(names_of(given, "dataset")) > 1 else ""
         given.set("val_size", f"{DATA}.evaluation_fraction", share, why)
     else:
         given.note("val_size", "refused", f"a number of samples; give their share as {DATA}.evaluation_fraction")

@@ -15,6 +15,13 @@ def is_lora(given: Given) -> bool:
     return given.word("finetuning_type", "lora") == "lora"
 
 
+def names_of(given: Given, key: str) -> list[str]:
+    """A text with commas, or a list."""
+    value = given.take(key, [])
+    parts = value if isinstance(value, list) else str(value).split(",")
+    return [str(part).strip() for part in parts if str(part).strip()]
+
+
 def cutoff(given: Given) -> int:
     """A place of each pack is left empty there, where packing was asked for."""
     asked = given.switch("packing") or given.switch("neat_packing")
@@ -41,7 +48,9 @@ def _named(given: Given) -> None:
     }
     for key, (to, why) in switches.items():
         if given.switch(key) and key == "resize_vocab" and is_lora(given):
-            given.note(key, "refused", "no base would have the new rows that the adapter needs: resize and save it first")
+            given.note(
+                key, "refused", "no base would have the new rows that the adapter needs: resize and save it first"
+            )
         elif given.switch(key):
             given.set(key, to, True, why)
         else:
@@ -72,7 +81,8 @@ def _rope(given: Given) -> None:
 def _trained(given: Given) -> None:
     """Which weights."""
     if given.word("finetuning_type", "lora") != "freeze":
-        given.note("finetuning_type", "mapped", "the adapter is trained" if is_lora(given) else "all parameters are trained")
+        if not is_lora(given):
+            given.note("finetuning_type", "mapped", "all parameters are trained")
         given.off("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules", "use_llama_pro")
         return
     given.note("finetuning_type", "mapped", f"{MODEL}.train_last_blocks says it")

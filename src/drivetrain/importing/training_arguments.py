@@ -36,15 +36,19 @@ def groups(driver: str | None) -> list[Any]:
 # --- precision -------------------------------------------------------------------------------------------------------
 
 
-def precision(given: Given, driver: str | None) -> None:
-    """bf16 and fp16 are autocast over fp32 weights; FSDP and DeepSpeed make copies of the weights instead."""
+def precision(given: Given, driver: str | None, mixed: str = "") -> None:
+    """bf16 and fp16 are autocast over fp32 weights; FSDP and DeepSpeed make copies of the weights instead.
+
+    mixed: what else is not the same under autocast.
+    """
     on = [name for name in ("bf16", "fp16") if given.switch(name)]
     tf32 = given.switch("tf32")
     if len(on) == 2:
         raise problem(f"{given.prefix}bf16", "bf16 and fp16 are both on", "keep one of the two")
     if on:
         name = COPIED.get(driver or "", {}).get(on[0], f"{on[0]}-mixed")
-        given.set(on[0], "precision", name, "autocast over fp32 parameters" if _uncopied(name, driver) else "")
+        differs = "autocast over fp32 parameters" if _uncopied(name, driver) else mixed * (driver is None)
+        given.set(on[0], "precision", name, differs)
         given.off(*(other for other in ("bf16", "fp16") if other != on[0]))
         given.off("tf32", why=f"products are computed in {on[0]}" if tf32 else "it is off")
     elif tf32:
@@ -84,10 +88,14 @@ def batch(given: Given) -> None:
 # --- optimizer and schedule ------------------------------------------------------------------------------------------
 
 
-def optimizer(given: Given) -> None:
+def rates(given: Given) -> None:
     given.set("learning_rate", "optimizer.lr", given.number("learning_rate", 5e-5), default=5e-5)
     decay = given.number("weight_decay", 0.0)
     given.set("weight_decay", "optimizer.weight_decay", decay, is_soft=decay == 0)
+
+
+def optimizer(given: Given) -> None:
+    rates(given)
     name = "adafactor" if given.switch("adafactor") else given.word("optim", "adamw_torch")
     key = "adafactor" if given.switch("adafactor") else "optim"
     given.off("adafactor" if key == "optim" else "optim", why=f"{key} says it")
@@ -97,22 +105,26 @@ def optimizer(given: Given) -> None:
         given.off("adam_beta1", "adam_beta2", "adam_epsilon", why=f"{key} is not taken over")
         return
     path, options = OPTIMIZERS[name]
-    given.set(key, "optimizer.name", path, UNPAGED if "paged" in name else "", is_soft=path == "adamw")
+    given.set(key, "optimizer.name", path, _unlike(name, path), is_soft=path == "adamw")
     for option, value in options.items():
         given.found.translation.settings[f"optimizer.options.{option}"] = value
     if path in ADAM:
-        _adam(given, ADAM[path])
+        adam(given)
     else:
         given.off("adam_beta1", "adam_beta2", "adam_epsilon", why=f"{name} has none")
 
 
-def _adam(given: Given, block: str) -> None:
+def _unlike(name: str, path: str) -> str:
+    return UNPAGED if "paged" in name and "paged" not in path else ""
+
+
+def adam(given: Given) -> None:
     betas = [given.number("adam_beta1", 0.9), given.number("adam_beta2", 0.999)]
     for key in ("adam_beta1", "adam_beta2"):
         if given.has(key):
-            given.set(key, f"{block}.betas", betas, default=[0.9, 0.999])
+            given.set(key, "optimizer.betas", betas, default=[0.9, 0.999])
     if given.has("adam_epsilon"):
-        given.set("adam_epsilon", f"{block}.eps", given.number("adam_epsilon", 1e-8), default=1e-8)
+        given.set("adam_epsilon", "optimizer.eps", given.number("adam_epsilon", 1e-8), default=1e-8)
 
 
 SHAPES = {

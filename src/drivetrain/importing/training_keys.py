@@ -14,18 +14,16 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused"), ("adamw", {})),
     **dict.fromkeys(("paged_adamw", "paged_adamw_32bit"), ("adamw", {})),
     "adamw_torch_8bit": ("adamw8bit", {}),
-    "adamw_torch_4bit": ("torchao.optim:AdamW4bit", {}),
-    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), ("bitsandbytes.optim:AdamW8bit", {})),
+    "adamw_torch_4bit": ("adamw4bit", {}),
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit"), ("bnb-adamw8bit", {})),
+    "paged_adamw_8bit": ("bnb-paged-adamw8bit", {}),
     "sgd": ("sgd", {}),
+    # not torch's, whose rate is a share of the weights' size and falls with the step
     "adafactor": ("transformers.optimization:Adafactor", {"scale_parameter": False, "relative_step": False}),
     "adagrad": ("torch.optim:Adagrad", {}),
     "rmsprop": ("torch.optim:RMSprop", {}),
 }
-# where its betas and eps stand; the others have none
-ADAM = {
-    **dict.fromkeys(("adamw", "adamw8bit"), "optimizer"),
-    **dict.fromkeys(("torchao.optim:AdamW4bit", "bitsandbytes.optim:AdamW8bit"), "optimizer.options"),
-}
+ADAM = {"adamw", "adamw8bit", "adamw4bit", "bnb-adamw8bit", "bnb-paged-adamw8bit"}  # the others have no betas
 
 
 def _switched(to: str) -> Handler:
