@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from ruamel.yaml import YAML
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from drivetrain.config.translation import Note
+from drivetrain.data.language.vocabularies import END_OF_TEXT, byte_tokenizer
 from drivetrain.importing.verb import Imported, import_files
+from tests.tiny_language import LLAMA
 
+Run = Callable[..., tuple[int, str, str]]
+TALKS = [{"instruction": f"say {number}", "input": "", "output": f"it is {number}"} for number in range(12)]
 FOLDER = Path(__file__).parent / "files"
 FILES = sorted(path for path in FOLDER.rglob("*") if path.suffix in {".yaml", ".json", ".py"})
 SMALL = """
@@ -76,3 +83,41 @@ def keys_of(value: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
             yield from keys_of(value[position], (*path, str(position)))
     else:
         yield ".".join(path)
+
+
+# --- LLaMA-Factory's runs, trained ------------------------------------------------------------------------------------
+
+
+def model_and_data() -> None:
+    """In the current folder a model of bytes, and a registry of conversations and texts."""
+    tokenizer = byte_tokenizer([END_OF_TEXT])
+    tokenizer.save_pretrained("model")
+    torch.manual_seed(0)
+    LlamaForCausalLM(
+        LlamaConfig(**{**LLAMA, "vocab_size": len(tokenizer), "max_position_embeddings": 512})
+    ).save_pretrained("model")
+    folder = Path("data")
+    folder.mkdir()
+    (folder / "talks.json").write_text(json.dumps([*TALKS, {"instruction": "no reply"}]))
+    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": f"text {n} " * 9}) + "\n" for n in range(20)))
+    registry = {
+        "talks": {"file_name": "talks.json"},
+        "texts": {"file_name": "texts.jsonl", "columns": {"prompt": "text"}},
+    }
+    (folder / "dataset_info.json").write_text(json.dumps(registry))
+
+
+def given(**keys: Any) -> None:
+    common = {"model_name_or_path": "model", "finetuning_type": "full", "output_dir": "run", "cutoff_len": 512}
+    steps = {"per_device_train_batch_size": 4, "max_steps": 2, "learning_rate": 1e-3}
+    Path("lf.yaml").write_text("".join(f"{key}: {value}\n" for key, value in {**common, **steps, **keys}.items()))
+
+
+def trained(drivetrain: Run, *overrides: str) -> dict[str, Any]:
+    code, _, told = drivetrain("import", "lf.yaml", "--output", "new.yaml")
+    assert code == 0, told
+    code, _, told = drivetrain("train", "new.yaml", *overrides, "workload.data.cache=cache", "--quiet")
+    assert code == 0, told
+    report: dict[str, Any] = json.loads(Path("run/report.json").read_text())
+    assert report["status"] == "completed"
+    return report

@@ -13,10 +13,24 @@ FILES = FOLDER / "llama_factory"
 FIRST = "model_name_or_path: gpt2\nstage: sft\ntemplate: default\n"
 
 
-def test_a_lora_run_keeps_batch_rate_schedule_and_cadences(tmp_path: Path) -> None:
+def test_a_lora_run_keeps_adapter_batch_rate_schedule_and_cadences(tmp_path: Path) -> None:
     _, raw = imported(tmp_path, FILES / "qwen_lora_sft.yaml")
     assert raw == {
         "output": "saves/qwen2.5-1.5b/support",
+        "workload": {
+            "type": "language_model",
+            "stage": "sft",
+            "model": {"path": "Qwen/Qwen2.5-1.5B-Instruct"},
+            "data": {
+                "train": [{"path": "company_support", "samples": 5000}, {"path": "identity", "samples": 5000}],
+                "evaluation_fraction": 0.05,
+                "registry": "data",
+                "length": 1024,
+                "system": "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
+                "bad_rows": "drop",
+            },
+        },
+        "adapter": {"method": "lora", "targets": "all-linear", "rank": 16, "alpha": 32, "dropout": 0.05},
         "precision": "bf16-mixed",
         "batch_size_per_device": 16,  # 2 at once, 8 times
         "micro_batch_size": 2,
@@ -63,7 +77,9 @@ def test_pure_bf16_under_deepspeed_keeps_fp32_weights_and_says_so(tmp_path: Path
 
 def test_what_hardly_says_anything_gets_the_defaults_of_the_source_and_says_so(tmp_path: Path) -> None:
     found, raw = imported(tmp_path, FILES / "small_and_short.yaml")
+    assert raw.pop("workload")["data"]["train"] == ["identity"]
     assert raw == {
+        "adapter": {"method": "lora", "targets": "all-linear", "rank": 8, "alpha": 16},
         "output": "saves/first-try",
         "batch_size_per_device": 8,
         "loop": {"epochs": 3, "max_grad_norm": 1.0},
@@ -75,7 +91,8 @@ def test_what_hardly_says_anything_gets_the_defaults_of_the_source_and_says_so(t
     written = {note.key for _, note in found.notes if "the source's default" in note.why}
     assert written == {
         *("per_device_train_batch_size", "num_train_epochs", "max_grad_norm", "optim", "learning_rate"),
-        *("weight_decay", "lr_scheduler_type", "seed"),
+        *("weight_decay", "lr_scheduler_type", "seed", "finetuning_type", "lora_rank", "lora_alpha", "lora_target"),
+        *("dataset_dir", "cutoff_len", "val_size"),
     }
 
 
@@ -98,11 +115,12 @@ def test_gradients_that_some_parameters_lack_mean_ddp(tmp_path: Path) -> None:
     ("lines", "key", "fate", "reason"),
     [
         ("stage: dpo\n", "stage", "refused", "preference tuning"),
-        ("finetuning_type: lora\n", "finetuning_type", "later", "LoRA"),
-        ("quantization_bit: 4\n", "quantization_bit", "later", "quantised"),
-        ("use_galore: true\n", "use_galore", "refused", "import path"),
+        ("use_galore: true\n", "use_galore", "refused", "lora and GaLore together"),
+        ("use_apollo: true\n", "use_apollo", "refused", "import path"),
+        ("use_badam: true\n", "use_badam", "refused", "import path"),
         ("use_galore: false\n", "use_galore", "unneeded", "off"),
-        ("optim: paged_adamw_8bit\n", "optim", "changed", "bitsandbytes.optim:AdamW8bit; the optimizer's state stays"),
+        ("optim: paged_adamw_32bit\n", "optim", "changed", "adamw; the optimizer's state stays"),
+        ("optim: paged_adamw_8bit\n", "optim", "mapped", "bnb-paged-adamw8bit"),
         ("optim: adamw_torch_xla\n", "optim", "refused", "import path"),
         ("optim: lion\n", "optim", "refused", "import path"),
         ("lr_scheduler_type: polynomial\n", "lr_scheduler_type", "refused", "linear, cosine"),
@@ -125,11 +143,24 @@ def test_optimizers_that_have_a_class_are_named_by_its_path(tmp_path: Path) -> N
     raw = run_of(tmp_path, FIRST + "optim: adafactor\n")
     assert raw["optimizer"]["name"] == "transformers.optimization:Adafactor"
     assert raw["optimizer"]["options"] == {"scale_parameter": False, "relative_step": False}
-    raw = run_of(tmp_path, FIRST + "optim: adamw_bnb_8bit\nadam_beta2: 0.95\n")
-    assert raw["optimizer"]["name"] == "bitsandbytes.optim:AdamW8bit"
-    assert raw["optimizer"]["options"] == {"betas": [0.9, 0.95]}
-    raw = run_of(tmp_path, FIRST + "optim: adamw_torch_8bit\nadam_epsilon: 1e-6\n")
-    assert (raw["optimizer"]["name"], raw["optimizer"]["eps"]) == ("adamw8bit", 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("optim", "name"),
+    [
+        ("adamw_bnb_8bit", "bnb-adamw8bit"),
+        ("adamw_8bit", "bnb-adamw8bit"),
+        ("paged_adamw_8bit", "bnb-paged-adamw8bit"),
+        ("adamw_torch_8bit", "adamw8bit"),
+        ("adamw_torch_4bit", "adamw4bit"),
+    ],
+)
+def test_an_optimizer_of_few_bits_has_its_short_name_and_betas_of_its_own(
+    optim: str, name: str, tmp_path: Path
+) -> None:
+    raw = run_of(tmp_path, FIRST + f"optim: {optim}\nadam_beta2: 0.95\nadam_epsilon: 1e-6\n")
+    expected = {"name": name, "lr": 5e-5, "weight_decay": 0.0, "betas": [0.9, 0.95], "eps": 1e-6}
+    assert raw["optimizer"] == expected
 
 
 def test_onto_a_run_file_what_is_said_wins_and_the_rest_stays(tmp_path: Path) -> None:

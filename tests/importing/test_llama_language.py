@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from drivetrain.config import language
-from drivetrain.data.language.vocabularies import END_OF_TEXT, byte_tokenizer
+from drivetrain.data.language.vocabularies import END_OF_TEXT
 from drivetrain.errors import UserError
-from tests.importing.made import imported, notes_of, of_text, run_of
-from tests.tiny_language import LLAMA
+from tests.importing.made import TALKS, Run, given, imported, notes_of, of_text, run_of, trained
 
-Run = Callable[..., tuple[int, str, str]]
 SFT = "stage: sft\nfinetuning_type: full\nmodel_name_or_path: a/b\ndataset: one\n"
 PT = SFT.replace("sft", "pt")
-TALKS = [{"instruction": f"say {number}", "input": "", "output": f"it is {number}"} for number in range(12)]
 
 
 def workload_of(folder: Path, text: str) -> dict[str, Any]:
@@ -153,9 +148,9 @@ def test_where_the_meaning_differs_it_is_told(lines: str, key: str, fate: str, r
     [
         (SFT.replace("sft", "dpo"), "stage", "refused", "preference tuning"),
         (SFT.replace("sft", "rm"), "stage", "refused", "preference tuning"),
-        (SFT.replace("full", "lora"), "finetuning_type", "later", "LoRA"),
+        (SFT.replace("full", "oft"), "finetuning_type", "refused", "oft: there are full, freeze, lora"),
         (SFT.replace("full", "bitfit"), "finetuning_type", "refused", "there are full, freeze"),
-        (SFT + "quantization_bit: 4\n", "quantization_bit", "later", "quantised"),
+        (SFT + "quantization_bit: 4\n", "quantization_bit", "refused", "nothing would be trained without lora"),
         (
             SFT.replace("full", "freeze") + "freeze_trainable_layers: -2\n",
             "freeze_trainable_layers",
@@ -219,44 +214,6 @@ def test_a_workload_takes_the_place_of_the_whole_one_below_it(tmp_path: Path) ->
 
 
 # --- what comes of it trains ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with a model of bytes and a registry of conversations and texts."""
-    monkeypatch.chdir(tmp_path)
-    tokenizer = byte_tokenizer([END_OF_TEXT])
-    tokenizer.save_pretrained("model")
-    torch.manual_seed(0)
-    LlamaForCausalLM(
-        LlamaConfig(**{**LLAMA, "vocab_size": len(tokenizer), "max_position_embeddings": 512})
-    ).save_pretrained("model")
-    folder = Path("data")
-    folder.mkdir()
-    (folder / "talks.json").write_text(json.dumps([*TALKS, {"instruction": "no reply"}]))
-    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": f"text {n} " * 9}) + "\n" for n in range(20)))
-    registry = {
-        "talks": {"file_name": "talks.json"},
-        "texts": {"file_name": "texts.jsonl", "columns": {"prompt": "text"}},
-    }
-    (folder / "dataset_info.json").write_text(json.dumps(registry))
-    return tmp_path
-
-
-def given(**keys: Any) -> None:
-    common = {"model_name_or_path": "model", "finetuning_type": "full", "output_dir": "run", "cutoff_len": 512}
-    steps = {"per_device_train_batch_size": 4, "max_steps": 2, "learning_rate": 1e-3}
-    Path("lf.yaml").write_text("".join(f"{key}: {value}\n" for key, value in {**common, **steps, **keys}.items()))
-
-
-def trained(drivetrain: Run, *overrides: str) -> dict[str, Any]:
-    code, _, told = drivetrain("import", "lf.yaml", "--output", "new.yaml")
-    assert code == 0, told
-    code, _, told = drivetrain("train", "new.yaml", *overrides, "workload.data.cache=cache", "--quiet")
-    assert code == 0, told
-    report: dict[str, Any] = json.loads(Path("run/report.json").read_text())
-    assert report["status"] == "completed"
-    return report
 
 
 @pytest.mark.usefixtures("here")

@@ -37,7 +37,7 @@ def test_a_pipe_gets_a_line_a_row_neither_padded_nor_wrapped(
     ("file", "engine", "precision", "batch"),
     [
         ("accelerate/fsdp1_by_size.yaml", "fsdp", "fp32", 64),
-        ("llama_factory/qwen_lora_sft.yaml", "single", "bf16-mixed", 16),
+        ("llama_factory/dpo.yaml", "single", "bf16-mixed", 8),
         ("training_arguments/short.json", "single", "fp32", 16),
     ],
 )

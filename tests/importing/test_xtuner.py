@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from peft import LoraConfig
+from transformers import BitsAndBytesConfig
 
+from drivetrain.config.adapter import Adapter
 from drivetrain.config.translation import Note
 from drivetrain.errors import UserError
 from tests.importing.made import FOLDER, imported, notes_of, run_of
@@ -16,6 +20,8 @@ FILES = FOLDER / "xtuner"
 def test_a_qlora_run_keeps_batch_rate_and_schedule(tmp_path: Path) -> None:
     found, raw = imported(tmp_path, FILES / "internlm_qlora.py")
     assert raw == {
+        "adapter": {"method": "lora", "targets": "all-linear", "rank": 32, "alpha": 64, "dropout": 0.1},
+        "quantised_base": {"format": "nf4", "double": False},  # of Transformers' BitsAndBytesConfig, left out
         "precision": "fp16-mixed",
         "batch_size_per_device": 16,  # 2 at once, 8 times
         "micro_batch_size": 2,
@@ -28,7 +34,7 @@ def test_a_qlora_run_keeps_batch_rate_and_schedule(tmp_path: Path) -> None:
         "deterministic": False,
     }
     later = {note.why for _, note in found.notes if note.fate == "later"}
-    assert later == {"language models", "adapters (LoRA)", "quantised base models", "generating text"}
+    assert later == {"language models", "generating text"}
 
 
 def test_a_base_is_taken_in_and_iterations_become_steps(tmp_path: Path) -> None:
@@ -71,10 +77,69 @@ def test_with_a_deepspeed_json_16_bits_are_copies(tmp_path: Path) -> None:
     assert raw["engine"]["stage"] == 2
 
 
+QLORA = """
+from peft import LoraConfig
+from transformers import BitsAndBytesConfig
+train_cfg = dict(max_epochs=1)
+model = dict(
+    llm=dict(quantization_config=dict(type=BitsAndBytesConfig, {bits})),
+    lora=dict(type=LoraConfig, {lora}),
+)
+"""
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"r": 64, "lora_alpha": 16, "lora_dropout": 0.1, "bias": "none", "target_modules": ["q_proj", "v_proj"]},
+        {"r": 4, "use_rslora": True, "modules_to_save": ["lm_head"]},
+        {"use_dora": True},
+        {"init_lora_weights": "pissa"},
+    ],
+)
+def test_an_adapter_is_what_pefts_class_makes_of_its_arguments(given: dict[str, Any], tmp_path: Path) -> None:
+    text = QLORA.format(bits="", lora=", ".join(f"{key}={value!r}" for key, value in given.items()))
+    block = Adapter.model_validate(run_of(tmp_path, text, ending=".py")["adapter"])
+    theirs = LoraConfig(**given)
+    assert (block.rank, block.alpha, block.dropout) == (theirs.r, theirs.lora_alpha, theirs.lora_dropout)
+    assert (block.rslora, block.dora, block.pissa) == (
+        *(theirs.use_rslora, theirs.use_dora),
+        theirs.init_lora_weights == "pissa",
+    )
+    assert block.train_also == theirs.modules_to_save
+    targets = theirs.target_modules
+    assert block.targets == "all-linear" if targets is None else set(block.targets or ()) == targets
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+        {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "load_in_8bit": False},
+        {"load_in_8bit": True, "llm_int8_threshold": 6.0},
+        {"load_in_4bit": False},
+        {"load_in_4bit": True},  # fp4
+    ],
+)
+def test_a_quantised_base_is_what_transformers_class_makes_of_its_arguments(
+    given: dict[str, Any], tmp_path: Path
+) -> None:
+    text = QLORA.format(bits=", ".join(f"{key}={value!r}" for key, value in given.items()), lora="r=8")
+    theirs = BitsAndBytesConfig(**given)
+    expected: dict[str, Any] | None = {"format": "int8"} if theirs.load_in_8bit else None
+    if theirs.load_in_4bit and theirs.bnb_4bit_quant_type == "nf4":
+        expected = {"format": "nf4", "double": theirs.bnb_4bit_use_double_quant}
+    elif theirs.load_in_4bit:
+        assert notes_of(tmp_path, text, ".py")["model.llm.quantization_config.load_in_4bit"].fate == "refused"
+    assert run_of(tmp_path, text, ending=".py").get("quantised_base") == expected
+
+
 def note(tmp_path: Path, text: str, key: str) -> Note:
     return notes_of(tmp_path, f"train_cfg = dict(max_epochs=1)\n{text}", ".py")[key]
 
 
+BITS = "model.llm.quantization_config.load_in_8bit"
 UPDATE, SAMPLER = "optim_wrapper.optimizer.type", "train_dataloader.sampler.type"
 
 
@@ -83,6 +148,11 @@ UPDATE, SAMPLER = "optim_wrapper.optimizer.type", "train_dataloader.sampler.type
     [
         ("optim_wrapper = dict(optimizer=dict(type='PagedAdamW32bit'))", UPDATE, "changed", "adamw; the"),
         ("import a.b\noptim_wrapper = dict(optimizer=dict(type=a.b.C))", UPDATE, "changed", "a.b:C"),
+        ("optim_wrapper = dict(optimizer=dict(type='PagedAdamW8bit'))", UPDATE, "mapped", "bnb-paged-adamw8bit"),
+        ("optim_wrapper = dict(optimizer=dict(type='AdamW8bit'))", UPDATE, "mapped", "bnb-adamw8bit"),
+        ("model = dict(lora=dict(type='LoraConfig', bias='all'))", "model.lora.bias", "refused", "stay as they are"),
+        ("model = dict(lora=dict(type='IA3Config'))", "model.lora.type", "refused", "read from LoraConfig"),
+        ("model = dict(llm=dict(quantization_config=dict(load_in_8bit=True)))", BITS, "refused", "nothing would be"),
         ("param_scheduler = dict(type='StepLR', gamma=2)", "param_scheduler.type", "refused", "StepLR"),
         ("train_dataloader = dict(sampler=dict(type='LengthGroupedSampler'))", SAMPLER, "refused", "random"),
         ("load_from = 'w.pth'", "load_from", "refused", "workload.model.path"),

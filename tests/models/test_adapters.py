@@ -181,6 +181,7 @@ def test_a_target_that_does_not_exist_is_answered_with_the_nearest(base: Path) -
         ({"train_also": ["lm_haed"]}, "has no module lm_haed"),
         ({"targets": ["mlp"]}, "PEFT cannot put it into LlamaForCausalLM"),
         ({"method": "ia3", "targets": ["q_proj"], "feedforward": ["up_proj"]}, "up_proj are no targets"),
+        ({"name": "layers"}, "has modules called layers"),
         ({"method": "ia3", "targets": "all-linear"}, "must be told which"),
     ],
 )

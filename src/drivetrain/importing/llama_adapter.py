@@ -27,6 +27,7 @@ TOGETHER = (*OF_NEW, *OF_SAVED, *OF_RATES, *OF_BASE)
 RANK = 8
 ROUNDS = 16  # of PiSSA's fast singular value decomposition, unless pissa_iter says otherwise
 FORMATS = {4: "nf4", 8: "int8"}
+WEIGHTS_ALONE = "of the weights alone: inputs stay as they are, there they are in 8 bits too"
 BITSANDBYTES = ("bnb", "bitsandbytes")
 
 
@@ -81,7 +82,7 @@ def _new(given: Given) -> None:
     rank = given.count("lora_rank", RANK)
     given.set("lora_rank", "adapter.rank", rank)
     alpha = given.number("lora_alpha", 2.0 * rank)
-    given.set("lora_alpha", "adapter.alpha", int(alpha) if alpha.is_integer() else alpha)
+    given.set("lora_alpha", "adapter.alpha", plain(alpha))
     if given.has("lora_dropout"):
         given.set("lora_dropout", "adapter.dropout", given.number("lora_dropout", 0.0))
     targets = names_of(given, "lora_target")
@@ -96,6 +97,11 @@ def _new(given: Given) -> None:
         else:
             given.off(key)
     _start(given)
+
+
+def plain(value: float) -> float:
+    """A whole number as one."""
+    return int(value) if value.is_integer() else value
 
 
 def _start(given: Given) -> None:
@@ -147,7 +153,7 @@ def quantised(given: Given) -> None:
     if not bits:
         given.off(*OF_BASE, why="nothing is quantised")
         return
-    why = "" if bits == 4 else "of the weights alone: inputs stay as they are, there they are in 8 bits too"
+    why = "" if bits == 4 else WEIGHTS_ALONE
     given.set("quantization_bit", "quantised_base.format", FORMATS[bits], why)
     given.note("quantization_method", "mapped", "codes and scales are bitsandbytes'")
     given.off("quantization_device_map", why="each rank has its device")

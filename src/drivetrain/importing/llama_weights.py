@@ -11,8 +11,8 @@ CUTOFF = 2048  # tokens, where cutoff_len is not given
 
 
 def is_lora(given: Given) -> bool:
-    """What is trained unless something else is said."""
-    return given.word("finetuning_type", "lora") == "lora"
+    """What is trained unless something else is said. The key is not used up by asking."""
+    return str(given.raw.get("finetuning_type") or "lora").strip().lower() == "lora"
 
 
 def names_of(given: Given, key: str) -> list[str]:

@@ -20,6 +20,7 @@ from drivetrain.importing.python_values import Unknown
 from drivetrain.importing.training_arguments import COPIED
 from drivetrain.importing.training_keys import UNPAGED
 from drivetrain.importing.xtuner_keys import CLIPPING, LOADER, LOOP, RUNNER, RUNTIME, WRAPPER
+from drivetrain.importing.xtuner_model import model
 from drivetrain.importing.xtuner_schedule import schedule
 
 NEEDED = ("train_dataloader", "optim_wrapper", "train_cfg", "param_scheduler", "default_hooks")
@@ -46,6 +47,7 @@ def translate(source: Source, driver: str | None) -> Found:
         lambda given: _length(given, _iterations(given)),
         lambda given: _hooks(given, _iterations(given)),
         _running,
+        model,
     ]
     in_turn(given, groups)
     read_by = source.raw.get(READ_BY, {})
@@ -150,16 +152,19 @@ def _precision(wrapper: Given, driver: str | None) -> None:
 
 
 OPTIMIZERS = {"AdamW": "adamw", "Adam": "adam", "SGD": "sgd", "PagedAdamW32bit": "adamw", "PagedAdamW": "adamw"}
-OPTIMIZERS["PagedAdamW8bit"] = "bitsandbytes.optim:AdamW8bit"
-OWN = {"adamw", "adam", "sgd"}  # others take betas and eps as options
-DECAYS = dict.fromkeys(("AdamW", "PagedAdamW", "PagedAdamW32bit", "PagedAdamW8bit"), 0.01)  # the classes' own default
+OPTIMIZERS |= {"AdamW8bit": "bnb-adamw8bit", "PagedAdamW8bit": "bnb-paged-adamw8bit"}
+OWN = {"adamw", "adam", "sgd", "bnb-adamw8bit", "bnb-paged-adamw8bit"}  # others take betas and eps as options
+DECAYS = dict.fromkeys(
+    ("AdamW", "AdamW8bit", "PagedAdamW", "PagedAdamW32bit", "PagedAdamW8bit"), 0.01
+)  # the classes' own default
 
 
 def _update(given: Given) -> None:
     path = str(given.take("type", ""))
     name = path.rsplit(".", 1)[-1]
     if name in OPTIMIZERS:
-        given.set("type", "optimizer.name", OPTIMIZERS[name], UNPAGED if name.startswith("Paged") else "")
+        unpaged = name.startswith("Paged") and "paged" not in OPTIMIZERS[name]
+        given.set("type", "optimizer.name", OPTIMIZERS[name], UNPAGED if unpaged else "")
     elif "." in path:
         module = path.rsplit(".", 1)[0]
         given.set("type", "optimizer.name", f"{module}:{name}", "its package has to be installed")

@@ -45,18 +45,6 @@ LOOP: dict[str, Handler] = {
 }
 
 
-def _model(key: str, value: Any, into: Translation) -> None:
-    into.note(key, "later", "language models")
-    if isinstance(value, dict):
-        for name, part in value.items():
-            if "lora" in name:
-                into.note(f"{key}.{name}", "later", "adapters (LoRA)")
-            elif name == "quantization_config":
-                into.note(f"{key}.{name}", "later", "quantised base models")
-            elif isinstance(part, dict) and "quantization_config" in part:
-                into.note(f"{key}.{name}.quantization_config", "later", "quantised base models")
-
-
 def _custom_hooks(key: str, value: Any, into: Translation) -> None:
     for position, hook in enumerate(value if isinstance(value, list) else [value]):
         kind = str(hook.get("type", "") if isinstance(hook, dict) else hook).rsplit(".", 1)[-1]
@@ -70,7 +58,7 @@ def _custom_hooks(key: str, value: Any, into: Translation) -> None:
 
 # what the Runner reads; the other names of a file only serve within it
 RUNNER: dict[str, Handler] = {
-    "model": _model,
+    "model": LANGUAGE,
     **dict.fromkeys(("tokenizer", "image_processor", "framework", "training_args", "trainer"), LANGUAGE),
     **dict.fromkeys(("val_evaluator", "test_dataloader", "test_evaluator"), LANGUAGE),
     **dict.fromkeys(("train_dataloader", "val_dataloader", "optim_wrapper", "param_scheduler", "train_cfg"), RUNTIME),

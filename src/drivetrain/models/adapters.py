@@ -54,6 +54,7 @@ class AdapterSet:
 
         Several adapters are active together: what they add is summed.
         """
+        self._check_names(model)
         self._fingerprint = _fingerprint(model)
         for saved in self._saved.values():
             saved.check_base(self._fingerprint)
@@ -70,6 +71,14 @@ class AdapterSet:
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         setattr(model, KEPT, frozenset(trained | statistics))
         return model
+
+    def _check_names(self, model: nn.Module) -> None:
+        """An adapter's weights are told from others by its name within theirs."""
+        parts = {part for name, _ in model.named_modules() for part in name.split(".") if part}
+        for block in self._blocks:
+            if block.name in parts:
+                why = f"{type(model).__name__} has modules called {block.name}"
+                raise problem("adapter.name", why, "give the adapter another name")
 
     def _trained_whole(self, model: nn.Module, block: Adapter) -> list[str]:
         if block.train_also is not None:
