@@ -149,6 +149,8 @@ def test_evaluation_and_prediction_use_the_adapter(folder: Path, drivetrain: Com
         (["adapter=[{name: a}, {name: a}]"], "two adapters have the same name"),
         (["adapter=[lora, {method: ia3, name: b}]"], "several adapters of different methods"),
         (["adapter={dora: true, pissa: true}"], "give one of dora and pissa"),
+        (["adapter={method: prompt, train_also: [lm_head]}"], "trains virtual tokens and a classifier's head"),
+        (["adapter={targets: ['']}"], "should have at least 1 character"),
         (["adapter=prefix", "recompute=true"], "would see the prefix twice"),
         (["engine={name: mesh, tp: 2}", "processes=2"], "mesh does not know adapters"),
         (
@@ -165,6 +167,26 @@ def test_what_cannot_work_is_refused_before_any_work(
     assert code == 2
     assert told in err
     assert not (folder / "refused").exists()
+
+
+def test_the_same_weights_are_not_used_for_something_else(folder: Path, drivetrain: Command) -> None:
+    file = f"{folder}/run.yaml"
+    assert drivetrain("train", file, f"output={folder}/scaled", "loop.steps=4", "--quiet")[0] == 0
+    for verb in (["evaluate", "--checkpoint", "last"], ["train", "--resume"]):
+        code, _, err = drivetrain(
+            *verb[:1], file, f"output={folder}/scaled", "adapter={rank: 4, alpha: 100}", *verb[1:]
+        )
+        assert code == 2
+        assert "adapter.alpha: 8.0 in" in err
+    code, _, err = drivetrain("train", file, f"output={folder}/scaled", "--resume", "quantised_base=nf4", "--quiet")
+    assert code == 0
+    events = (folder / "scaled" / "events.jsonl").read_text()
+    assert "was trained over a whole base, and works over a base in nf4 here" in events
+
+
+def test_a_proof_counts_the_weights_of_a_quantised_base(folder: Path, drivetrain: Command) -> None:
+    code, out, _ = drivetrain("prove", f"{folder}/run.yaml", "engine=fsdp", "processes=2", "quantised_base=nf4")
+    assert code == 0, out
 
 
 def test_an_adapter_of_a_model_made_at_random_is_refused(folder: Path, drivetrain: Command) -> None:

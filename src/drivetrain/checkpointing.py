@@ -96,7 +96,8 @@ class RunCheckpoints:
         self._same_order(training["order"])
         self._same_optimizer(training.get("optimizer", self._run.optimizer.name))
         check_fits(self._engine.shapes(), state["model"], newest)
-        self._engine.check_base(newest)
+        for message in self._engine.check_base(newest):
+            self._send(Warned(message=message))
         self._engine.load_state_dict({**state, "engine": training["engine"]})
         progress = Progress(**training["progress"])
         saved = training["generators"]

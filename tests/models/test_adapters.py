@@ -119,14 +119,37 @@ def test_a_classifier_learns_its_head_too_and_plain_peft_loads_both(kind: dict[s
     )
 
 
-def test_convolutions_take_lora_where_they_are_named() -> None:
+def test_convolutions_take_lora_where_they_are_named(tmp_path: Path) -> None:
     config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_labels=3, layer_type="basic")
     with pytest.raises(UserError, match="no linear layer beside its head"):
         adapters(None, {}).fit(ResNetForImageClassification(config))
-    model = adapters(None, {"targets": ["convolution"]}).fit(ResNetForImageClassification(config))
+    base = ResNetForImageClassification(config)
+    base.save_pretrained(tmp_path)
+    ours = adapters(tmp_path, {"targets": ["convolution"]})
+    model = ours.fit(base)
     assert {"classifier.1.weight", "classifier.1.bias"} < trained(model).keys()
-    assert getattr(model, KEPT) > trained(model).keys(), "the statistics of its normalisation move"
-    assert any(name.endswith("running_mean") for name in getattr(model, KEPT))
+    pictures = torch.randn(2, 3, 32, 32)
+    model.train()(pixel_values=pictures)  # would move the statistics of its normalisation
+    ours.write(moved(model), trained(model), tmp_path / "adapter")
+    load = ResNetForImageClassification.from_pretrained
+    theirs = peft.PeftModel.from_pretrained(load(tmp_path), str(tmp_path / "adapter")).eval()
+    torch.testing.assert_close(model(pixel_values=pictures).logits, theirs(pixel_values=pictures).logits)
+
+
+def test_what_is_trained_whole_normalises_as_in_training(tmp_path: Path) -> None:
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_labels=3, layer_type="basic")
+    base = ResNetForImageClassification(config)
+    base.save_pretrained(tmp_path)
+    ours = adapters(tmp_path, {"targets": ["stages.1.layers.0.layer.0.convolution"], "train_also": ["embedder"]})
+    model = ours.fit(base)
+    model.train()(pixel_values=torch.randn(2, 3, 32, 32))
+    kept = {name: tensor for name, tensor in model.state_dict().items() if name in getattr(model, KEPT)}
+    assert any(name.endswith("running_mean") for name in kept)
+    ours.write(model.eval(), kept, tmp_path / "adapter")
+    load = ResNetForImageClassification.from_pretrained
+    theirs = peft.PeftModel.from_pretrained(load(tmp_path), str(tmp_path / "adapter")).eval()
+    pictures = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(model(pixel_values=pictures).logits, theirs(pixel_values=pictures).logits)
 
 
 def test_several_adapters_add_up_as_in_plain_peft(base: Path, tmp_path: Path) -> None:
@@ -164,6 +187,53 @@ def test_a_new_adapter_stands_on_a_saved_one_that_stays_as_it_is(base: Path, tmp
     assert (tmp_path / "both" / "below" / "adapter_model.safetensors").is_file()
 
 
+def test_a_classifier_of_plain_peft_goes_on(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    BertForSequenceClassification(BertConfig(**sizes, intermediate_size=48, num_labels=3)).save_pretrained(tmp_path)
+    load = AutoModelForSequenceClassification.from_pretrained
+    config = peft.LoraConfig(target_modules=["query"], task_type="SEQ_CLS", init_lora_weights=False)
+    theirs = peft.get_peft_model(load(tmp_path), config).eval()
+    theirs.save_pretrained(str(tmp_path / "saved"))
+    model = adapters(tmp_path, {"path": tmp_path / "saved"}).fit(load(tmp_path)).eval()
+    mask = torch.ones_like(IDS)
+    torch.testing.assert_close(
+        model(input_ids=IDS, attention_mask=mask).logits, theirs(input_ids=IDS, attention_mask=mask).logits
+    )
+    bare = adapters(tmp_path, {"train_also": []})
+    headless = bare.fit(load(tmp_path))
+    bare.write(headless, trained(headless), tmp_path / "bare")
+    peft.PeftModel.from_pretrained(load(tmp_path), str(tmp_path / "bare"))
+
+
+def test_a_head_below_stays_as_it_is(base: Path, tmp_path: Path) -> None:
+    saved = saved_adapter(base, tmp_path, train_also=["lm_head"])
+    model = adapters(base, {"name": "old", "path": saved, "trained": False}, {"name": "new"}).fit(plain(base))
+    assert not any("lm_head" in name for name in trained(model))
+    assert not torch.equal(model.lm_head.weight, plain(base).lm_head.weight)
+
+
+def test_a_tied_weight_is_not_trained_whole() -> None:
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=40, tie_word_embeddings=True, **SIZES))
+    with pytest.raises(UserError, match=r"embed_tokens.weight is the same weight"):
+        adapters(None, {"train_also": ["lm_head"]}).fit(model)
+
+
+def test_saved_adapters_of_other_kinds_do_not_go_together(base: Path, tmp_path: Path) -> None:
+    prompt = saved_adapter(base, tmp_path, method="prompt", virtual_tokens=4)
+    with pytest.raises(UserError, match="do not go together: LORA, PROMPT_TUNING"):
+        adapters(base, {"name": "old", "path": prompt, "trained": False}, {"name": "new"})
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "{", "\udcff"])
+def test_a_broken_note_of_the_base_is_as_none(content: str, base: Path, tmp_path: Path) -> None:
+    saved = saved_adapter(base, tmp_path)
+    (saved / "adapter_base.json").write_text(content, errors="surrogateescape")
+    adapters(base, {"path": saved}).fit(plain(base))
+    (saved / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"of no kind|PEFT cannot read"):
+        adapters(base, {"path": saved})
+
+
 def test_a_target_that_does_not_exist_is_answered_with_the_nearest(base: Path) -> None:
     with pytest.raises(UserError) as told:
         adapters(base, {"targets": ["q_porj", "gate", "v_proj"]}).fit(plain(base))
@@ -179,7 +249,9 @@ def test_a_target_that_does_not_exist_is_answered_with_the_nearest(base: Path) -
     [
         ({"targets": ["lm_head"], "train_also": ["lm_head"]}, "trained whole and have an adapter"),
         ({"train_also": ["lm_haed"]}, "has no module lm_haed"),
-        ({"targets": ["mlp"]}, "PEFT cannot put it into LlamaForCausalLM"),
+        ({"targets": ["mlp"]}, "PEFT cannot put it into LlamaForCausalLM: a LlamaMLP is not supported"),
+        ({"pissa": True, "targets": ["embed_tokens", "q_proj"]}, "it starts from linear layers"),
+        ({"pissa": True, "rank": 1000}, "1000 > the smaller side of model.layers.0.self_attn.q_proj"),
         ({"method": "ia3", "targets": ["q_proj"], "feedforward": ["up_proj"]}, "up_proj are no targets"),
         ({"name": "layers"}, "has modules called layers"),
         ({"method": "ia3", "targets": "all-linear"}, "must be told which"),

@@ -26,7 +26,15 @@ OF_METHOD: dict[str, tuple[str, ...]] = {
     "virtual_tokens": PROMPTS,
     "hidden_size": ("prefix", "p-tuning"),
 }
+OF_THE_FUNCTION = OF_METHOD.keys() - {"dropout", "lr_ratio"}  # what the adapted model computes follows from these
 FREE_WITH_PATH = {"path", "name", "trained", "lr_ratio"}  # all else the saved adapter says
+
+
+Ending = Annotated[str, Field(min_length=1)]
+
+
+def _several(given: Any) -> Any:
+    return [given] if isinstance(given, str) and given != "all-linear" else given
 
 
 class Adapter(Frozen):
@@ -34,7 +42,7 @@ class Adapter(Frozen):
     path: Path | None = doc("A saved adapter (PEFT's folder, or a checkpoint of one) to go on with", None)
     trained: bool = doc("False: the adapter at path stays as it is, below the others", True)
     name: str = doc("Tells several adapters apart", "default", pattern=r"^[A-Za-z0-9_-]+$")
-    targets: Literal["all-linear"] | list[str] | None = doc(
+    targets: Annotated[Literal["all-linear"] | list[Ending], BeforeValidator(_several)] | None = doc(
         "Modules that get one, by the end of their names; left out, lora: all linear layers but the head; ia3: PEFT's "
         "choice for the architecture",
         None,
@@ -53,6 +61,16 @@ class Adapter(Frozen):
     train_also: list[str] | None = doc(
         "Modules trained whole, by the end of their names; left out, a classifier's head", None
     )
+
+    @property
+    def function(self) -> dict[str, Any] | None:
+        """What of it decides what the adapted model computes, for the same weights. None: a file says so."""
+        if self.path is not None:
+            return None
+        own = {key: getattr(self, key) for key in sorted(OF_THE_FUNCTION) if self.method in OF_METHOD[key]}
+        if self.method == "lora" and self.alpha is None:
+            own["alpha"] = 2.0 * self.rank
+        return {"method": self.method, **own}
 
 
 def _listed(given: Any) -> Any:
@@ -90,6 +108,8 @@ def _contradictions(adapter: Adapter) -> Iterator[Problem]:
         config = adapter.path.expanduser() / "adapter_config.json"
         if not config.is_file():
             fix = "give a folder that PEFT's save_pretrained wrote, or a checkpoint step-... of an adapter run"
+            several = sorted(file.parent.name for file in config.parent.glob("*/adapter_config.json"))
+            fix = f"it holds several: give {' or '.join(several)} in it" if several else fix
             yield Problem("adapter.path", f"{adapter.path} holds no adapter_config.json", fix)
         return
     if not adapter.trained:
@@ -98,6 +118,9 @@ def _contradictions(adapter: Adapter) -> Iterator[Problem]:
         if adapter.method not in OF_METHOD[key]:
             why = f"it is of {' and '.join(OF_METHOD[key])}, and adapter.method is {adapter.method}"
             yield Problem(f"adapter.{key}", why, "leave it out")
+    if adapter.method in PROMPTS and "train_also" in given:
+        why = f"{adapter.method} trains virtual tokens and a classifier's head, and no module else"
+        yield Problem("adapter.train_also", why, "leave it out")
     if adapter.dora and adapter.pissa:
         why = "the weights that PiSSA takes its start from are no longer those that DoRA measures"
         yield Problem("adapter.pissa", why, "give one of dora and pissa")

@@ -194,6 +194,8 @@ def _path_in(location: tuple[int | str, ...], raw: Any) -> list[Any]:
 def _remove(raw: Any, path: list[Any]) -> bool:
     """Take the key out; False if it was not there (a required key that is missing)."""
     for part in path[:-1]:
+        if isinstance(raw, dict) and part not in raw:
+            return True  # it went with what held it
         raw = raw[part]
     if not path or (isinstance(raw, dict) and path[-1] not in raw):
         return False

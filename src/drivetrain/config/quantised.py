@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
 
 from drivetrain.config.base import Frozen, doc
 from drivetrain.errors import Problem
@@ -12,6 +14,13 @@ from drivetrain.errors import Problem
 class QuantisedBase(Frozen):
     format: Literal["nf4", "int8"] = doc("nf4: 4 bits a weight (QLoRA); int8: 8 bits, nearer to the weights")
     double: bool = doc("nf4: quantise the scales too: 4.13 bits a weight instead of 4.5", True)
+
+
+def _named(given: Any) -> Any:
+    return {"format": given} if isinstance(given, str) else given
+
+
+QuantisedBaseBlock = Annotated[QuantisedBase, BeforeValidator(_named)]
 
 
 def quantised_base_problems(base: QuantisedBase, has_adapter: bool) -> Iterator[Problem]:

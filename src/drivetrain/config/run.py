@@ -14,7 +14,7 @@ from drivetrain.config.base import Frozen, doc
 from drivetrain.config.engine import DpEngine, EngineConfig, SingleEngine, traits
 from drivetrain.config.mesh import MeshEngine
 from drivetrain.config.precision import PRECISIONS, Precision, PrecisionName
-from drivetrain.config.quantised import QuantisedBase
+from drivetrain.config.quantised import QuantisedBaseBlock
 from drivetrain.config.workload import Workload
 
 MICRO_BATCHES_A_STAGE = 4  # stages then wait for (p - 1) / (5p - 1), less than a fifth of the time
@@ -29,7 +29,7 @@ class RunConfig(Frozen):
 
     workload: Annotated[Workload, Field(discriminator="type")] = doc("What is trained: model, data and task")
     adapter: Adapters | None = doc("Train adapters beside the frozen model: one block, or a list of them", None)
-    quantised_base: QuantisedBase | None = doc("Keep the frozen model under adapters in 4 or 8 bits", None)
+    quantised_base: QuantisedBaseBlock | None = doc("Keep the frozen model under adapters in 4 or 8 bits", None)
     precision: PrecisionName = doc(", ".join(PRECISIONS), "fp32")
     scaler: training.Scaler = doc("Loss scaling (fp16-mixed, fp16-master)", training.Scaler())
     engine: EngineConfig = doc("How the run is spread over devices", SingleEngine())

@@ -163,8 +163,9 @@ class Engine(ABC):
         """Write what belongs beside the weights: the workload's files, adapters as others read them."""
 
     @abstractmethod
-    def check_base(self, folder: Path) -> None:
-        """UserError if a checkpoint holds adapters of another base than this model's."""
+    def check_base(self, folder: Path) -> list[str]:
+        """UserError if a checkpoint's adapters are of another base than this model's, or would compute something else.
+        Returns what should be known."""
 
     @abstractmethod
     def close(self) -> None: ...

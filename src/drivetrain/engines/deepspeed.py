@@ -29,6 +29,7 @@ from drivetrain.engines.native import deepspeed_ready
 from drivetrain.engines.state import chosen, kept
 from drivetrain.engines.zero_config import zero_json
 from drivetrain.errors import RunError, problem
+from drivetrain.models.quantised_base import weights_of_codes
 from drivetrain.optim import OptimizerFactory, plainly
 from drivetrain.precision import autocast
 from drivetrain.ranks import Ranks
@@ -144,12 +145,13 @@ class DeepspeedEngine(EagerEngine):
 
     def engaged(self) -> Engaged:
         parameters = list(self._model.parameters())
-        shapes = {id(p): zero_state.shape_of(p).numel() for p in parameters}
+        stands = weights_of_codes(self._model)
+        shapes = {id(p): zero_state.shape_of(p).numel() * stands.get(id(p), 1) for p in parameters}
         return replace(
             super().engaged(),
             wrapper=f"{type(self._forward).__name__}, stage {self._config.stage}",
-            local_parameters=sum(zero_state.held(p).numel() for p in parameters),
-            global_parameters=sum(shapes.values()) + self._packed_away,
+            local_parameters=sum(zero_state.held(p).numel() * stands.get(id(p), 1) for p in parameters),
+            global_parameters=sum(shapes.values()),
             trained_parameters=sum(shapes[id(p)] for p in parameters if p.requires_grad),
         )
 

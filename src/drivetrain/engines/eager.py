@@ -29,6 +29,7 @@ from drivetrain.engines.state import (
     optimizer_tensors,
 )
 from drivetrain.memory.recompute import apply_recompute, repeated_blocks
+from drivetrain.models.quantised_base import weights_of_codes
 from drivetrain.optim import OptimizerFactory
 from drivetrain.precision import autocast, dtype
 from drivetrain.ranks import Ranks
@@ -124,20 +125,15 @@ class EagerEngine(Engine):
         restore_rng_state(state)
 
     def engaged(self) -> Engaged:
-        parameters = list(self._model.parameters())
+        parameters, stands = list(self._model.parameters()), weights_of_codes(self._model)
         return Engaged(
             wrapper=type(self._forward).__name__,
             world_size=self._ranks.world,
-            local_parameters=sum(local_part(p).numel() for p in parameters),
-            global_parameters=sum(p.numel() for p in parameters) + self._packed_away,
+            local_parameters=sum(local_part(p).numel() * stands.get(id(p), 1) for p in parameters),
+            global_parameters=sum(p.numel() * stands.get(id(p), 1) for p in parameters),
             trained_parameters=sum(p.numel() for p in parameters if p.requires_grad),
             parameter_dtype=", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
         )
-
-    @property
-    def _packed_away(self) -> int:
-        """By which a base in few bits has fewer numbers than it has parameters."""
-        return 0 if self._workload.adapters is None else self._workload.adapters.packed_away
 
     def measured(self) -> dict[str, Any]:
         return {"held_bytes": self._held_bytes()} if self._optimizer is not None else {}
@@ -334,9 +330,8 @@ class EagerEngine(Engine):
         if self._workload.adapters is not None:
             self._workload.adapters.write(self._model, weights, folder)
 
-    def check_base(self, folder: Path) -> None:
-        if self._workload.adapters is not None:
-            self._workload.adapters.check(folder)
+    def check_base(self, folder: Path) -> list[str]:
+        return [] if self._workload.adapters is None else self._workload.adapters.check(folder)
 
     def close(self) -> None:
         self._optimizer = None

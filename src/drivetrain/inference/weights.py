@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from drivetrain.checkpoint.directory import check_fits, load, newest_good, steps
@@ -12,6 +13,8 @@ from drivetrain.errors import UserError, problem
 from drivetrain.folder import RunFolder
 from drivetrain.workload_rules import best_metric
 from drivetrain.workloads.base import Workload
+
+LOG = logging.getLogger(__name__)
 
 
 def check_there(run: RunConfig, given: str) -> None:
@@ -50,5 +53,6 @@ def load_into(engine: Engine, path: Path) -> None:
     """Put a checkpoint's weights into the engine's model. UserError if they are of another model."""
     saved = load(path)["model"]
     check_fits(engine.shapes(), saved, path)
-    engine.check_base(path)
+    for message in engine.check_base(path):
+        LOG.warning(message)
     engine.load_weights(saved)

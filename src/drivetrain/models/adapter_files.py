@@ -1,4 +1,4 @@
-"""Adapters as files: what plain PEFT reads and writes, and beside it which base they were trained on."""
+"""Adapters as files, as plain PEFT reads and writes them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from drivetrain.errors import problem
+from drivetrain.models import adapter_origin
 
-WEIGHTS, CONFIG, BASE = "adapter_model.safetensors", "adapter_config.json", "adapter_base.json"
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+KINDS = ("LORA", "IA3", "PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING")
 PROMPT = "prompt_embeddings"  # virtual tokens, which PEFT puts in place by itself
 PREFIX = "base_model.model."  # how PEFT calls the model within its wrapper
 
@@ -30,7 +32,7 @@ class Saved:
     tensors: dict[str, Tensor]  # by PEFT's names
 
     def check_base(self, fingerprint: str | None) -> None:
-        check_base(self.folder, fingerprint, "adapter.path")
+        adapter_origin.check_base(self.folder, fingerprint, "adapter.path")
 
     def load_into(self, model: nn.Module, name: str) -> None:
         """UserError unless each tensor finds its place."""
@@ -74,7 +76,19 @@ def read(folder: Path) -> Saved:
         raise problem("adapter.path", why, "copy or save it again") from error
     except (ValueError, KeyError, TypeError) as error:
         raise problem("adapter.path", f"PEFT cannot read {folder / CONFIG}: {error}", "correct it") from error
+    _refuse_other_kinds(folder, config)
     return Saved(folder, _trainable(config), tensors)
+
+
+def _refuse_other_kinds(folder: Path, config: Any) -> None:
+    kind = None if config.peft_type is None else config.peft_type.value
+    if kind not in KINDS:
+        raise problem(
+            "adapter.path", f"the adapter in {folder} is {kind or 'of no kind'}", f"known: {', '.join(KINDS)}"
+        )
+    for key in ("trainable_token_indices", "alora_invocation_tokens"):
+        if getattr(config, key, None):
+            raise problem("adapter.path", f"the adapter in {folder} has {key}, which is not known here", "give another")
 
 
 def _trainable(config: Any) -> Any:
@@ -90,25 +104,11 @@ def _trainable(config: Any) -> Any:
     return config
 
 
-def check_base(folder: Path, fingerprint: str | None, field: str) -> None:
-    """UserError if the adapter was trained on other weights than this run's. What others wrote does not say."""
-    try:
-        told = json.loads((folder / BASE).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
-        return
-    if fingerprint is not None and told["fingerprint"] not in (None, fingerprint):
-        why = f"the adapter in {folder} was trained on {told['path'] or 'another model'}, whose weights are other ones"
-        raise problem(field, why, "give the base it was trained on as workload.model.path")
-
-
-def write_base(folder: Path, fingerprint: str | None, path: str | None) -> None:
-    (folder / BASE).write_text(json.dumps({"fingerprint": fingerprint, "path": path}), encoding="utf-8")
-
-
 def copy(source: Path, into: Path) -> None:
     into.mkdir(parents=True, exist_ok=True)
-    for name in (CONFIG, WEIGHTS):
-        shutil.copyfile(source.expanduser() / name, into / name)
+    for name in (CONFIG, WEIGHTS, adapter_origin.FILE):
+        if (source.expanduser() / name).is_file():
+            shutil.copyfile(source.expanduser() / name, into / name)
 
 
 def write(
@@ -131,6 +131,8 @@ def write(
         tensors = _tuner_tensors(model, config, weights, adapter, starts)
         tensors |= {PREFIX + n: t for n, t in weights.items() if any(n.startswith(f"{module}.") for module in whole)}
         config.modules_to_save = list(whole) or None
+        if config.task_type == "SEQ_CLS" and not {"classifier", "score"} & set(whole):
+            config.task_type = None  # PEFT would look for a trained head
     into.mkdir(parents=True, exist_ok=True)
     save_file(
         {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}, into / WEIGHTS, {"format": "pt"}

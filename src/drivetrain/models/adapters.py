@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -25,6 +26,7 @@ from drivetrain.config.quantised import QuantisedBase
 from drivetrain.errors import problem
 from drivetrain.models import adapter_files
 from drivetrain.models.adapter_configs import configured, ending_with, head_modules, output_layer_names
+from drivetrain.models.adapter_origin import Origin
 from drivetrain.models.quantised_base import check_installed, quantise
 
 KEPT = "checkpointed"  # a model's attribute: the names of its state that checkpoints hold, where those are not all
@@ -44,10 +46,10 @@ class AdapterSet:
         self._blocks, self._quantised = blocks, quantised_base
         self._base = str(Path(base).expanduser().resolve()) if base and Path(base).expanduser().is_dir() else base
         self._saved = {block.name: adapter_files.read(block.path) for block in blocks if block.path is not None}
+        self._refuse_mixtures()
         self._starts: dict[str, Tensor] = {}  # PiSSA's: what the frozen weights were lowered by
         self._whole: list[str] = []  # modules trained as they are
         self._fingerprint: str | None = None  # of the model without adapters
-        self.packed_away = 0  # by which a quantised base holds fewer numbers than it has parameters
 
     def fit(self, model: nn.Module) -> nn.Module:
         """The model with its adapters, all else frozen. UserError for what does not fit it.
@@ -58,19 +60,28 @@ class AdapterSet:
         self._fingerprint = _fingerprint(model)
         for saved in self._saved.values():
             saved.check_base(self._fingerprint)
-        statistics = model.state_dict().keys() - {name for name, _ in model.named_parameters(remove_duplicate=False)}
         model.requires_grad_(False)
-        self._whole = sorted({name for block in self._blocks for name in self._trained_whole(model, block)})
+        of_trained = [block for block in self._blocks if block.trained]
+        whole = {name for block in of_trained for name in self._whole_of(model, block)}
+        self._whole = sorted(name for name in whole if not any(name.startswith(f"{other}.") for other in whole))
+        self._refuse_tied(model)
+        statistics = _keep_still(model, self._whole)
         if self._quantised is not None:
-            before = _count(model)
-            quantise(model, self._quantised, [*self._whole, *output_layer_names(model)])
-            self.packed_away = before - _count(model)
+            kept = {name for block in self._blocks for name in self._whole_of(model, block)}
+            quantise(model, self._quantised, [*kept, *output_layer_names(model)])
         for block in self._blocks:
             model = self._put(model, block)
         self._choose(model)
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         setattr(model, KEPT, frozenset(trained | statistics))
         return model
+
+    def _refuse_mixtures(self) -> None:
+        kinds = {saved.config.peft_type.value for saved in self._saved.values()}
+        kinds |= {block.method.upper() for block in self._blocks if block.path is None}
+        if len(self._blocks) > 1 and (len(kinds) > 1 or kinds - {"LORA", "IA3"}):
+            why = f"adapters of these kinds do not go together: {', '.join(sorted(kinds))}"
+            raise problem("adapter.path", why, "give several of lora, or of ia3")
 
     def _check_names(self, model: nn.Module) -> None:
         """An adapter's weights are told from others by its name within theirs."""
@@ -80,12 +91,23 @@ class AdapterSet:
                 why = f"{type(model).__name__} has modules called {block.name}"
                 raise problem("adapter.name", why, "give the adapter another name")
 
-    def _trained_whole(self, model: nn.Module, block: Adapter) -> list[str]:
+    def _whole_of(self, model: nn.Module, block: Adapter) -> list[str]:
+        """Modules that an adapter trains as they are. PEFT's files name heads that a model may have."""
         if block.train_also is not None:
             return ending_with(model, block.train_also, "adapter.train_also")
         saved = self._saved.get(block.name)
         told = getattr(saved.config, "modules_to_save", None) if saved is not None else None
-        return ending_with(model, told, "adapter.path") if told else head_modules(model)
+        named = [name for name, _ in model.named_modules() if any(f".{name}".endswith(f".{end}") for end in told or ())]
+        return named or head_modules(model)
+
+    def _refuse_tied(self, model: nn.Module) -> None:
+        named = dict(model.named_parameters(remove_duplicate=False))
+        own = {name for name in named if any(name.startswith(f"{module}.") for module in self._whole)}
+        ids = {id(named[name]) for name in own}
+        tied = sorted(name for name, parameter in named.items() if id(parameter) in ids and name not in own)
+        if tied:
+            why = f"{', '.join(self._whole)} would be trained whole, and {tied[0]} is the same weight"
+            raise problem("adapter.train_also", why, "leave it out, or name an adapter's target instead")
 
     def _put(self, model: Any, block: Adapter) -> nn.Module:
         import peft
@@ -104,12 +126,13 @@ class AdapterSet:
                 else:
                     peft.inject_adapter_in_model(config, model, block.name, low_cpu_mem_usage=is_meta)
         except (ValueError, TypeError) as error:
-            why = f"PEFT cannot put it into {type(model).__name__}: {' '.join(str(error).split())[:300]}"
+            told = re.sub(r"Target module (\w+)\(.*?\) is not", r"a \1 is not", " ".join(str(error).split()))
+            why = f"PEFT cannot put it into {type(model).__name__}: {told[:300]}"
             raise problem("adapter", why, "give other targets or another method") from error
         if saved is not None and not is_meta:
             saved.load_into(model, block.name)
         if block.pissa:
-            self._starts |= _copies(model, block.name)
+            self._starts |= _copies(model, block)
         return model
 
     def _choose(self, model: nn.Module) -> None:
@@ -138,14 +161,21 @@ class AdapterSet:
                 adapter_files.copy(block.path, into)
             else:
                 adapter_files.write(model, weights, block.name, into, self._whole, self._starts)
-        adapter_files.write_base(folder, self._fingerprint, self._base)
+                self._origin.write(into)
+        self._origin.write(folder)
         config = folder / "config.json"
         if config.is_file():  # beside it Transformers would take the trained weights for a whole model's
             config.rename(folder / "base_config.json")
 
-    def check(self, folder: Path) -> None:
-        """UserError if a checkpoint's adapters were trained on another base."""
-        adapter_files.check_base(folder, self._fingerprint, "workload.model")
+    @property
+    def _origin(self) -> Origin:
+        functions = {block.name: block.function for block in self._blocks}
+        quantised = None if self._quantised is None else self._quantised.model_dump()
+        return Origin(self._fingerprint, self._base, functions, quantised)
+
+    def check(self, folder: Path) -> list[str]:
+        """UserError if a checkpoint's adapters are of another base, or computed something else. Returns notes."""
+        return self._origin.check(folder)
 
     # --- virtual tokens ----------------------------------------------------------------------------------------------
 
@@ -168,14 +198,33 @@ class AdapterSet:
                 yield block.method == "prefix", block.virtual_tokens
 
 
-def _count(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+def _keep_still(model: nn.Module, whole: Sequence[str]) -> set[str]:
+    """A frozen base normalises with the statistics it has: no adapter's file could hold others. Returns the names of
+    the buffers of what is trained whole, which move."""
+    for name, module in model.named_modules():
+        is_trained = any(name == each or name.startswith(f"{each}.") for each in whole)
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not is_trained:
+            module.eval()
+            module.train = _staying(module)  # type: ignore[method-assign]
+    buffers = {name for name, _ in model.named_buffers()} & model.state_dict().keys()
+    return {name for name in buffers if any(name.startswith(f"{each}.") for each in whole)}
+
+
+def _staying(module: nn.Module) -> Any:
+    return lambda mode=True: module  # noqa: ARG005  the signature of Module.train
 
 
 @torch.no_grad()
-def _copies(model: nn.Module, adapter: str) -> dict[str, Tensor]:
-    found = dict(model.named_parameters())
-    return {name: p.detach().clone() for name, p in found.items() if "lora_" in name and adapter in name.split(".")}
+def _copies(model: nn.Module, block: Adapter) -> dict[str, Tensor]:
+    """UserError where PiSSA cannot start so."""
+    found = {name: p for name, p in model.named_parameters() if "lora_" in name and block.name in name.split(".")}
+    if any("lora_embedding" in name for name in found):
+        raise problem("adapter.pissa", "it starts from linear layers, and embeddings are targets", "leave one out")
+    low = [name for name, p in found.items() if ".lora_A." in name and p.shape[0] < block.rank]
+    if low:
+        why = f"{block.rank} > the smaller side of {low[0].partition('.lora_A')[0]}, it has fewer values"
+        raise problem("adapter.rank", why, "give a lower rank, or leave pissa out")
+    return {name: p.detach().clone() for name, p in found.items()}
 
 
 @torch.no_grad()

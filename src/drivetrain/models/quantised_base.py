@@ -56,6 +56,15 @@ def quantise(model: nn.Module, config: QuantisedBase, skip: Collection[str] = ()
     return [name for names in layers for name in names]
 
 
+def weights_of_codes(model: nn.Module) -> dict[int, int]:
+    """id of a parameter of bytes → weights that each of its numbers stands for; none where they are scales."""
+    found: dict[int, int] = {}
+    for module in model.modules():
+        if isinstance(module, QuantisedLinear):
+            found |= {id(module.weight): 2 if isinstance(module, Nf4Linear) else 1, id(module.scales): 0}
+    return found
+
+
 def check_installed() -> None:
     """UserError if bitsandbytes is not there."""
     if find_spec("bitsandbytes") is None:
