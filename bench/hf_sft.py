@@ -25,6 +25,7 @@ def main(run_file: Path, result_file: Path) -> None:
     run = json.loads(run_file.read_text())
     if run["side"] == "trl":
         import datasets  # noqa: F401 (imports come before the clock starts)
+        import peft  # noqa: F401
         import trl  # noqa: F401
     for name in ("LlamaForCausalLM", "TrainerCallback"):
         getattr(transformers, name)  # imported lazily
@@ -75,8 +76,24 @@ def of_trl(run: dict[str, Any], rows: Rows) -> Trainer:
         for row in rows
     ]
     config = SFTConfig(max_length=run["length"], **run["arguments"])
-    trainer: Trainer = SFTTrainer(model=run["model"], args=config, train_dataset=Dataset.from_list(listed))
+    model, adapter = run["model"], None
+    if run["adapter"] is not None:
+        from peft import LoraConfig
+
+        rank = run["adapter"]["rank"]
+        adapter = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+        if run["adapter"]["nf4"]:
+            model = in_four_bits(model)
+    trainer: Trainer = SFTTrainer(
+        model=model, args=config, train_dataset=Dataset.from_list(listed), peft_config=adapter
+    )
     return trainer
+
+
+def in_four_bits(folder: str) -> Any:
+    settings = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+    quantised = transformers.BitsAndBytesConfig(load_in_4bit=True, **settings)
+    return AutoModelForCausalLM.from_pretrained(folder, quantization_config=quantised)
 
 
 if __name__ == "__main__":

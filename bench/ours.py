@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import transformers
@@ -56,6 +57,9 @@ def warm_imports() -> None:
         getattr(transformers, name)
     for name in ("image_classification", "text_classification", "language_model"):
         import_module(f"drivetrain.workloads.{name}")
+    for name in ("peft", "bitsandbytes"):
+        if find_spec(name) is not None:
+            import_module(name)
 
 
 def checked(run_file: Path) -> RunConfig:

@@ -44,8 +44,11 @@ class Case:
     ours: dict[str, Any] = field(default_factory=dict)  # settings by dotted key
     theirs: dict[str, Any] = field(default_factory=dict)  # training arguments, or settings
     pads_to_length: bool = False
+    adapter: dict[str, Any] | None = None  # theirs: LoRA of all linear layers, through PEFT
 
 
+LORA = {"adapter": {"method": "lora", "rank": 16}}
+NF4 = {"quantised_base": {"format": "nf4"}}
 FUSED = {"workload.model.fused_loss": True}
 BF16 = {"precision": "bf16-mixed"}
 CASES = [
@@ -58,6 +61,27 @@ CASES = [
     Case("fused-128k", "`fused_loss`, TRL's defaults", 1.0, 0.7, "trl", "128k", ours=FUSED),
     Case("fused-128k-like", "`fused_loss`, padded, fp32, TRL so too", 1.0, 0.7, "trl", "128k", FUSED | PADDED, PLAIN),
     Case("packing-dynamic", "packed over padded to the longest, both drivetrain", 1.3, 1.0, OURS, theirs=PADDED),
+    Case(
+        "lora-like",
+        "LoRA, padded, fp32, both",
+        1.0,
+        1.0,
+        "trl",
+        ours=PADDED | LORA,
+        theirs=PLAIN,
+        adapter={"rank": 16, "nf4": False},
+    ),
+    Case("lora-defaults", "LoRA, each one's defaults", 1.0, 1.0, "trl", ours=LORA, adapter={"rank": 16, "nf4": False}),
+    Case(
+        "qlora-like",
+        "QLoRA (NF4), padded, fp32, both",
+        1.0,
+        1.0,
+        "trl",
+        ours=PADDED | LORA | NF4,
+        theirs=PLAIN,
+        adapter={"rank": 16, "nf4": True},
+    ),
     Case("packing-length", "packed over padded to `length` (Trainer)", 3.0, 1.0, "trainer", pads_to_length=True),
 ]
 # what each option does: drivetrain with it over drivetrain without
@@ -218,6 +242,7 @@ def their_run(case: Case, task: Task, seed: int) -> dict[str, Any]:
         "targets": task.targets,
         "length": task.length,
         "pads_to_length": case.pads_to_length,
+        "adapter": case.adapter,
     }
 
 
