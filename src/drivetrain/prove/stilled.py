@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torchmetrics import Metric
 
 from drivetrain.data.order import Part
+from drivetrain.models.adapters import AdapterSet
 from drivetrain.workloads.base import Batch, BestMetric, Layout, NamedSamples, Outputs, Samples, Workload
 
 DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout)
@@ -25,6 +26,8 @@ DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F
 
 class Stilled(Workload):
     """Another workload with its model stilled; says how much there was to still."""
+
+    adapters: AdapterSet | None = None  # the inner workload's
 
     def __init__(self, inner: Workload, train: Samples, evaluation: Samples | None) -> None:
         """train, evaluation: in place of the inner workload's."""
