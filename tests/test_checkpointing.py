@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from drivetrain.checkpoint.directory import read_manifest, same, steps
+from drivetrain.checkpoint.directory import read_manifest, steps
+from drivetrain.checkpoint.state import same
 from drivetrain.checkpointing import RunCheckpoints
 from drivetrain.config.load import validate
 from drivetrain.config.training import Optimizer

@@ -15,12 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain import optim
+from drivetrain.checkpoint.directory import load
+from drivetrain.checkpoint.saving import save
 from drivetrain.checkpoint.state import join, split
 from drivetrain.config.training import Optimizer
 from drivetrain.engines.eager import EagerEngine
 from drivetrain.engines.state import load_optimizer_state, optimizer_state, optimizer_tensors
 from drivetrain.errors import UserError
 from drivetrain.optim import optimizer_factory
+from drivetrain.ranks import Ranks
 from tests import tiny_workload
 from tests.parity import promises
 from tests.parity.cases import Case, workload
@@ -149,15 +152,12 @@ def test_a_checkpoint_holds_plain_tensors_and_codes_as_they_are(optimizer: str) 
     assert all(torch.equal(kept[key], tensors[key]) for key in tensors)
 
 
-def resumed_bytes(case: Case, file: Path) -> tuple[int, int]:
+def resumed_bytes(case: Case, folder: Path) -> tuple[int, int]:
     """What the optimizer of this rank holds before saving, and after loading and a step; all that it can reach."""
     work, before = workload(case.model), trained(case)
-    state = before.state_dict()
-    if promises.rank() == 0:
-        torch.save(state, file)
-    torch.distributed.barrier()
+    saved = save(folder, 4, before.state_dict(), {}, ranks=Ranks())
     after = promises.engine_of(case, work)
-    after.load_state_dict(torch.load(file, weights_only=True))
+    after.load_state_dict(load(saved))
     promises.steps(after, work, range(4, 5))
     assert isinstance(after, EagerEngine)
     outer = sum(t.nbytes for s in optimizer_of(after).state.values() for t in s.values() if isinstance(t, Tensor))
@@ -166,7 +166,7 @@ def resumed_bytes(case: Case, file: Path) -> tuple[int, int]:
 
 def test_a_resumed_shard_of_the_optimizer_is_kept_once(ranks: Pools, tmp_path: Path) -> None:
     case = Case("ddp", 2, model="wide", optimizer="bitsandbytes", options={"shard_optimizer": True})
-    for before, after in ranks(2).run(resumed_bytes, case, tmp_path / "state.pt"):
+    for before, after in ranks(2).run(resumed_bytes, case, tmp_path):
         assert after == before
 
 

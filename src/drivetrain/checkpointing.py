@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from drivetrain.checkpoint.directory import check_fits, clean_partials, load, newest_good, save
+from drivetrain.checkpoint.directory import check_fits, clean_partials, newest_good, read
 from drivetrain.checkpoint.retention import best, prune
+from drivetrain.checkpoint.saving import save
+from drivetrain.checkpoint.state import copied
 from drivetrain.config.engine import label
 from drivetrain.config.run import RunConfig
 from drivetrain.engines.base import Engine, State
-from drivetrain.errors import problem
+from drivetrain.errors import RunError, problem
 from drivetrain.loop import Progress
 from drivetrain.ranks import Ranks
 from drivetrain.rng import restore_rng_state, rng_state, seed_rank
@@ -22,6 +26,9 @@ from drivetrain.workloads.base import BestMetric
 
 
 class RunCheckpoints:
+    _writer: ThreadPoolExecutor | None  # None: training waits for the disk
+    _under_way: Future[None] | None
+
     def __init__(
         self,
         root: Path,
@@ -36,20 +43,51 @@ class RunCheckpoints:
         self._send = send
         # the order of the data is a function of these; a resumed run must not change them under way
         self._order = {"seed": run.seed, "batch_size": run.global_batch, "num_samples": num_samples}
+        self._writing_ranks, self._writer, self._under_way = ranks, None, None
+        if run.checkpoints.asynchronous:
+            self._writing_ranks = Ranks("saving")
+            self._writer = ThreadPoolExecutor(1, "saving")
 
     def save(self, progress: Progress) -> None:
         """Write one, then delete what need not be kept. RunError leaves the earlier ones as they were.
 
-        All ranks give their part; the first one writes, and the others hear how it went.
+        Every rank writes what it holds. If asynchronous, from a copy and while training goes on: what went wrong is
+        raised by the next call of save or finish, which wait for it.
         """
+        self.finish()
         start = time.perf_counter()
-        state = self._engine.state_dict()
-        generators = self._ranks.gather((self._engine.random_stream, rng_state()))
-        path, size = self._ranks.on_first(lambda: self._write(progress, state, generators))
-        seconds = time.perf_counter() - start
-        self._send(CheckpointSaved(step=progress.step, path=str(path), bytes=size, seconds=seconds))
+        facts, parts = self._facts(progress), self._parts(progress, self._engine.state_dict())
+        if self._writer is None:
+            self._write(progress.step, start, facts, parts)
+        else:
+            self._under_way = self._writer.submit(self._write, progress.step, start, facts, copied(parts))
 
-    def _write(self, progress: Progress, state: State, generators: list[tuple[int, Any]] | None) -> tuple[Path, int]:
+    def __enter__(self) -> RunCheckpoints:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with suppress(RunError) if kind is not None else nullcontext():  # what came first is what to tell
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for the save that is under way, if any. RunError if it failed."""
+        writing, self._under_way = self._under_way, None
+        if writing is not None:
+            writing.result()
+
+    def _write(self, step: int, start: float, facts: dict[str, Any], parts: dict[str, State]) -> None:
+        path = save(self._root, step, parts, facts, self._engine.save_assets, self._writing_ranks)
+        size = self._writing_ranks.on_first(lambda: self._pruned(path))
+        seconds = time.perf_counter() - start
+        self._send(CheckpointSaved(step=step, path=str(path), bytes=size, seconds=seconds))
+
+    def _pruned(self, path: Path) -> int:
+        """Bytes of a new checkpoint, once older ones are gone that need not be kept."""
+        kept = self._run.checkpoints
+        prune(self._root, kept.keep_last, kept.keep_best, self._metric.higher_is_better)
+        return sum(file.stat().st_size for file in path.iterdir())
+
+    def _facts(self, progress: Progress) -> dict[str, Any]:
         facts: dict[str, Any] = {
             "run": self._run.name,
             "precision": self._run.precision,
@@ -57,29 +95,21 @@ class RunCheckpoints:
         }
         if progress.last_evaluation == progress.step:
             facts |= {"metric": progress.metrics[self._metric.name], "metric_name": self._metric.name}
-        parts = {
-            "model": state["model"],
-            "optimizer": state["optimizer"],
-            "training": {
+        return facts
+
+    def _parts(self, progress: Progress, state: State) -> dict[str, State]:
+        generators = self._ranks.gather((self._engine.random_stream, rng_state()))
+        parts = {"model": state["model"], "optimizer": state["optimizer"], "training": {}}
+        if generators is not None:
+            parts["training"] = {
                 "progress": asdict(progress),
-                "generators": [own for _, own in generators or ()],  # of each rank
-                "streams": [number for number, _ in generators or ()],
+                "generators": [own for _, own in generators],  # of each rank
+                "streams": [number for number, _ in generators],
                 "engine": state["engine"],
                 "order": self._order,
                 "optimizer": self._run.optimizer.name,
-            },
-        }
-        path = save(
-            self._root,
-            progress.step,
-            parts,
-            facts,
-            assets=lambda folder: self._engine.save_assets(folder, state["model"]),
-        )
-        prune(
-            self._root, self._run.checkpoints.keep_last, self._run.checkpoints.keep_best, self._metric.higher_is_better
-        )
-        return path, sum(file.stat().st_size for file in path.iterdir())
+            }
+        return parts
 
     def restore(self) -> Progress:
         """The state of the newest checkpoint that verifies; a fresh start, said so, if there is none."""
@@ -91,12 +121,16 @@ class RunCheckpoints:
                 raise problem("--resume", f"no checkpoint in {self._root} verifies", "start anew with --overwrite")
             self._send(Warned(message=f"no checkpoint in {self._root} yet: starting from the beginning"))
             return Progress()
-        state = load(newest)
+        return self.restore_from(newest)
+
+    def restore_from(self, path: Path) -> Progress:
+        """The state of a checkpoint that was verified."""
+        state = read(path)
         training = state["training"]
         self._same_order(training["order"])
         self._same_optimizer(training.get("optimizer", self._run.optimizer.name))
-        check_fits(self._engine.shapes(), state["model"], newest)
-        for message in self._engine.check_base(newest):
+        check_fits(self._engine.shapes(), state["model"], path)
+        for message in self._engine.check_base(path):
             self._send(Warned(message=message))
         self._engine.load_state_dict({**state, "engine": training["engine"]})
         progress = Progress(**training["progress"])

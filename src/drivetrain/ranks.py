@@ -26,21 +26,22 @@ def is_first_rank() -> bool:
 
 
 @functools.cache
-def _control_group(world: dist.ProcessGroup | None) -> dist.ProcessGroup:
+def _control_group(world: dist.ProcessGroup | None, purpose: str) -> dist.ProcessGroup:
     """One for a world, however many engines it sees: the threads of a gloo group look for messages all the time."""
-    del world
+    del world, purpose
     group = dist.new_group(backend="gloo", timeout=PATIENCE)
     assert isinstance(group, dist.ProcessGroup)
     return group
 
 
 class Ranks:
-    def __init__(self) -> None:
-        """Looks for a process group that was made before."""
+    def __init__(self, purpose: str = "control") -> None:
+        """Looks for a process group that was made before. purpose: of another thread's calls, which those of this one
+        must not mix with; all ranks make it."""
         joined = dist.is_initialized()
         self.rank = dist.get_rank() if joined else 0
         self.world = dist.get_world_size() if joined else 1
-        self._control = _control_group(dist.group.WORLD) if self.world > 1 else None
+        self._control = _control_group(dist.group.WORLD, purpose) if self.world > 1 else None
         self._asking: tuple[dist.Work, Tensor] | None = None
 
     @property
@@ -112,6 +113,21 @@ class Ranks:
         if isinstance(result, UserError | RunError):
             raise result
         return cast(T, result)
+
+    def on_each(self, do: Callable[[], T]) -> list[T]:
+        """Every rank does it; all get the (picklable) results in order, or the error of the first rank that met one."""
+        if self._control is None:
+            return [do()]
+        outcome: tuple[T | None, Exception | None]
+        try:
+            outcome = do(), None
+        except (OSError, TypeError, ValueError, UserError, RunError) as error:
+            outcome = None, error
+        outcomes = self.all_gather(outcome)
+        for _, failure in outcomes:
+            if failure is not None:
+                raise failure
+        return [cast(T, result) for result, _ in outcomes]
 
     def any_asked(self, flag: bool) -> bool:
         """Whether a rank's flag was set: the same answer on all ranks, to be called once a step.

@@ -14,17 +14,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from drivetrain.checkpoint import directory
+from drivetrain.checkpoint import saving
 from drivetrain.checkpoint.directory import (
     check_fits,
     clean_partials,
     load,
     newest_good,
     read_manifest,
-    save,
     steps,
     verify,
 )
+from drivetrain.checkpoint.saving import save
 from drivetrain.checkpoint.state import same
 from drivetrain.errors import RunError, UserError
 
@@ -84,7 +84,7 @@ def test_training_on_with_loaded_tensors_leaves_the_file_alone(tmp_path: Path) -
 
 
 def test_assets_lie_beside_the_weights_and_are_checked_too(tmp_path: Path) -> None:
-    def assets(folder: Path) -> None:
+    def assets(folder: Path, _: Any) -> None:
         (folder / "tokenizer").mkdir()
         (folder / "tokenizer" / "vocab.txt").write_text("[PAD]")
         (folder / "foreign.safetensors").write_bytes(b"not ours to read")
@@ -118,22 +118,22 @@ def test_a_failure_while_replacing_keeps_the_old_one(tmp_path: Path, monkeypatch
 
 
 def test_a_save_that_reads_back_different_is_not_put_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = directory.save_file
+    write = saving.fill
 
-    def damaging(tensors: dict[str, torch.Tensor], file: Path, metadata: dict[str, str]) -> None:
-        write(tensors, file, metadata)
+    def damaging(file: Path, *given: Any) -> None:
+        write(file, *given)
         content = bytearray(file.read_bytes())
         content[-1] ^= 1  # before the checksum is taken, as a bad cable would
         file.write_bytes(content)
 
-    monkeypatch.setattr(directory, "save_file", damaging)
-    with pytest.raises(RunError, match="model reads back different"):
+    monkeypatch.setattr(saving, "fill", damaging)
+    with pytest.raises(RunError, match=r"of model, .*of training read back different"):
         save(tmp_path, 5, parts(1), {})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_interrupted_save_leaves_nothing(tmp_path: Path) -> None:
-    def interrupt(_: Path) -> None:
+    def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from drivetrain.checkpoint.directory import newest_good, save, steps
+from drivetrain.checkpoint.directory import newest_good, steps
 from drivetrain.checkpoint.retention import best, prune
+from drivetrain.checkpoint.saving import save
 from drivetrain.errors import RunError
 
 

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from drivetrain.checkpoint.directory import load
+from drivetrain.checkpoint.saving import save
 from drivetrain.checkpointing import RunCheckpoints
 from drivetrain.config.load import validate
 from drivetrain.config.training import Loader, Scaler
@@ -66,17 +68,15 @@ def steps(engine: Engine, work: Workload, numbers: range) -> list[float]:
 
 def interrupted(case: MeshCase, folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Weights after six steps in one go, and after three, a save, a fresh engine and three more (first rank only)."""
-    file, work = folder / f"{case.name}.pt", workload(case)
+    file, work = folder / case.name, workload(case)
     through = engine_of(case, work)
     seed_rank(0, through.random_stream)
     steps(through, work, range(3))
-    state, generator = through.state_dict(), torch.get_rng_state()
-    if rank() == 0:
-        torch.save(state, file)
-    dist.barrier()
+    saved = save(file, 3, through.state_dict(), {}, ranks=Ranks())
+    generator = torch.get_rng_state()
     steps(through, work, range(3, 6))
     resumed = engine_of(case, work)
-    resumed.load_state_dict(torch.load(file, weights_only=True))
+    resumed.load_state_dict(load(saved))
     torch.set_rng_state(generator)
     steps(resumed, work, range(3, 6))
     whole = {name: weight.clone() for name, weight in through.weights().items()}
@@ -88,9 +88,7 @@ def saved_after(case: MeshCase, file: Path) -> list[float]:
     work = workload(case)
     engine = engine_of(case, work)
     steps(engine, work, range(3))
-    state = engine.state_dict()
-    if rank() == 0:
-        torch.save(state, file)
+    save(file, 3, engine.state_dict(), {}, ranks=Ranks())
     return steps(engine, work, range(3, 6))
 
 
@@ -98,7 +96,7 @@ def gone_on(case: MeshCase, file: Path) -> list[float]:
     """The losses of three steps from a saved state, of whatever engine."""
     work = workload(case)
     engine = engine_of(case, work)
-    engine.load_state_dict(torch.load(file, weights_only=True))
+    engine.load_state_dict(load(file / "step-00000003"))
     return steps(engine, work, range(3, 6))
 
 

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from drivetrain.checkpoint.directory import load
+from drivetrain.checkpoint.saving import save
 from drivetrain.config.training import Loader, Optimizer, Scaler
 from drivetrain.data import micro_batches
 from drivetrain.data.loader import MicroBatch, evaluation_batches, training_windows
@@ -24,6 +26,7 @@ from drivetrain.engines.base import Engine
 from drivetrain.engines.deepspeed import DeepspeedEngine
 from drivetrain.engines.eager import EagerEngine
 from drivetrain.errors import RunError, UserError
+from drivetrain.ranks import Ranks
 from drivetrain.rng import seed_rank
 from tests.parity.cases import BATCH, SAMPLES, Case, Curve, engine_of, run_case, workload
 from tests.tiny_workload import FEATURES, Rows, TinyWorkload, tiny_engine
@@ -74,19 +77,16 @@ def interrupted(case: Case, folder: Path) -> tuple[dict[str, Tensor], dict[str, 
 
     The model draws dropout, so that each rank's generator matters.
     """
-    file = folder / f"{case.name}.pt"
+    file = folder / case.name
     work = workload(case.model)
     through = engine_of(case, work)
     seed_rank(0, rank())
     steps(through, work, range(4))
-    state, generator = through.state_dict(), torch.get_rng_state()
-    if rank() == 0:
-        torch.save(state, file)
-    if dist.is_initialized():
-        dist.barrier()
+    saved = save(file, 4, through.state_dict(), {}, ranks=Ranks())
+    generator = torch.get_rng_state()
     steps(through, work, range(4, 8))
     resumed = engine_of(case, work)
-    resumed.load_state_dict(torch.load(file, weights_only=True))
+    resumed.load_state_dict(load(saved))
     torch.set_rng_state(generator)
     steps(resumed, work, range(4, 8))
     whole = {name: weight.clone() for name, weight in through.weights().items()}
@@ -98,9 +98,7 @@ def saved_after(case: Case, file: Path) -> list[float]:
     work = workload(case.model)
     engine = engine_of(case, work)
     steps(engine, work, range(4))
-    state = engine.state_dict()
-    if rank() == 0:
-        torch.save(state, file)
+    save(file, 4, engine.state_dict(), {}, ranks=Ranks())
     return steps(engine, work, range(4, 8))
 
 
@@ -108,7 +106,7 @@ def gone_on(case: Case, file: Path) -> list[float]:
     """The losses of four steps from a saved state, of whatever engine."""
     work = workload(case.model)
     engine = engine_of(case, work)
-    engine.load_state_dict(torch.load(file, weights_only=True))
+    engine.load_state_dict(load(file / "step-00000004"))
     return steps(engine, work, range(4, 8))
 
 

@@ -6,6 +6,7 @@ tuple, a float that is not finite, a dict whose own keys could be mistaken. A te
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,16 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-State = Any  # nested dicts (str keys), lists and tuples of tensors, numbers, strings, booleans and None
+from drivetrain.pieces import Piece
 
 
-def split(state: State) -> tuple[dict[str, Tensor], Any]:
-    """State → (tensors, JSON-able tree). Nothing is copied.
+class Formless(TypeError):
+    """What cannot be saved."""
+
+
+State = Any  # nested dicts (str keys), lists and tuples of tensors, pieces of them, numbers, strings, booleans and None
+
+
+def split(state: State) -> tuple[dict[str, Tensor | Piece], Any]:
+    """State → (tensors and pieces of them, JSON-able tree). Nothing is copied.
 
     A tensor's key is its path with slashes between, so a flat dict of tensors keeps its keys. Subclasses of dict,
-    list, tuple and number come back as what they derive from. TypeError for anything that has no safe form.
+    list, tuple and number come back as what they derive from. Formless for anything that has no safe form.
     """
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor | Piece] = {}
     return tensors, _Encoder(tensors).encode(state, ())
 
 
@@ -46,18 +54,42 @@ def same(one: State, other: State) -> bool:
     return type(mine) is type(theirs) and repr(mine) == repr(theirs)
 
 
+def copied(state: State) -> State:
+    """In CPU memory and apart from what training changes. Ties are kept."""
+    of: dict[tuple[Any, ...], Tensor] = {}
+
+    def copy(tensor: Tensor) -> Tensor:
+        identity = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        if identity not in of or not tensor.numel():
+            of[identity] = tensor.detach().to("cpu", copy=True)
+        return of[identity]
+
+    def walk(value: State) -> State:
+        if isinstance(value, Tensor):
+            return copy(value)
+        if isinstance(value, Piece):
+            return dataclasses.replace(value, tensor=copy(value.tensor))
+        if isinstance(value, dict):
+            return {name: walk(item) for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(map(walk, value))
+        return value
+
+    return walk(state)
+
+
 class _Encoder:
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
+    def __init__(self, tensors: dict[str, Tensor | Piece]) -> None:
         self._tensors = tensors
         self._key_of: dict[tuple[Any, ...], str] = {}
 
     def encode(self, value: State, path: tuple[str, ...]) -> Any:
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor | Piece):
             return {"$tensor": self._tensor(value, path)}
         if isinstance(value, dict):
             for name in value:
                 if not isinstance(name, str):
-                    raise TypeError(f"{_at(path)} the key {name!r} is no string")
+                    raise Formless(f"{_at(path)} the key {name!r} is no string")
             encoded = {str.__str__(name): self.encode(item, (*path, name)) for name, item in value.items()}
             mistakable = len(encoded) == 1 and next(iter(encoded)).startswith("$")
             return {"$dict": encoded} if mistakable else encoded
@@ -69,20 +101,21 @@ class _Encoder:
             return {"$float": repr(plain)}
         if plain is None or isinstance(plain, bool | int | float | str):
             return plain
-        raise TypeError(f"{_at(path)} a {type(value).__name__} has no form in a checkpoint")
+        raise Formless(f"{_at(path)} a {type(value).__name__} has no form in a checkpoint")
 
-    def _tensor(self, tensor: Tensor, path: tuple[str, ...]) -> dict[str, Any]:
+    def _tensor(self, given: Tensor | Piece, path: tuple[str, ...]) -> dict[str, Any]:
+        tensor, place = (given.tensor, given.place) if isinstance(given, Piece) else (given, None)
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.dtype == torch.complex128:
-            raise TypeError(f"{_at(path)} a tensor of {tensor.layout}, {tensor.dtype} has no form in a checkpoint")
-        identity = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+            raise Formless(f"{_at(path)} a tensor of {tensor.layout}, {tensor.dtype} has no form in a checkpoint")
+        identity = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, place)
         key = self._key_of.get(identity) if tensor.numel() else None
         if key is None:
             key = "/".join(path)
             while key in self._tensors:  # {"a/b": ..., "a": {"b": ...}}
                 key += "~"
             self._key_of[identity] = key
-            self._tensors[key] = tensor.detach()
-        strides = _own_strides(tensor)
+            self._tensors[key] = tensor.detach() if place is None else given
+        strides = _own_strides(tensor) if place is None else None
         return {"key": key} if strides is None else {"key": key, "strides": strides}
 
 

@@ -76,6 +76,7 @@ class Checkpoints(Frozen):
     every_steps: int | None = doc("Save every so many steps; left out, at each evaluation and at the end", None, gt=0)
     keep_last: int = doc("Newest checkpoints kept", 2, gt=0)
     keep_best: int = doc("Best checkpoints kept besides", 1, ge=0)
+    asynchronous: bool = doc("Copy the state to CPU memory and write it while training goes on", False)
 
 
 class Tracking(Frozen):

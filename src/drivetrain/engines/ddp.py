@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from drivetrain.config import engine as config
 from drivetrain.data.loader import MicroBatch
 from drivetrain.engines.eager import EagerEngine
+from drivetrain.engines.state import optimizer_state
 from drivetrain.errors import RunError, problem
 from drivetrain.optim import OptimizerFactory
 
@@ -108,8 +109,10 @@ class DdpEngine(EagerEngine):
             ) from error
 
     def _optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        if self._config.shard_optimizer:
-            cast(Any, optimizer).consolidate_state_dict(to=0)
-            if not self._ranks.is_first:
-                return {}
-        return super()._optimizer_state(optimizer)
+        """With shard_optimizer this rank's parameters' moments; the groups are of all."""
+        if not self._config.shard_optimizer:
+            return super()._optimizer_state(optimizer)
+        own = optimizer_state(self._model, cast(Any, optimizer).optim)["state"]
+        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        groups = [{**group, "params": [names[id(p)] for p in group["params"]]} for group in optimizer.param_groups]
+        return {"state": own, "param_groups": groups}

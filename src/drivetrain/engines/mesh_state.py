@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from drivetrain.engines.state import (
-    gathered,
     load_optimizer_state,
     local_part,
     optimizer_state,
@@ -18,6 +18,7 @@ from drivetrain.engines.state import (
     placed_as,
 )
 from drivetrain.errors import RunError
+from drivetrain.pieces import like
 from drivetrain.ranks import Ranks
 
 
@@ -88,41 +89,42 @@ def stages_items(ranks: Ranks, stages: int, speaks: bool, own: Iterable[tuple[st
     return found
 
 
-def optimizer_items(held: Held, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each parameter's state, whole tensors in CPU memory; all ranks of a stage must exhaust it."""
-    local = optimizer_state(held, optimizer, lambda tensor: tensor)
-    for name, values in local["state"].items():
-        yield name, {key: _whole(value, held, name) for key, value in values.items()}
+def check_stages(of_stages: Iterable[Iterable[str]], whole: Collection[str]) -> None:
+    """RunError unless the stages have all names together, and each only one."""
+    found = Counter(name for names in of_stages for name in names)
+    twice = [name for name, count in found.items() if count > 1]
+    if twice:
+        raise RunError(f"two stages have {', '.join(twice)}, and one would be lost")
+    missing = [name for name in whole if name not in found]
+    if missing:
+        raise RunError(f"no stage has {', '.join(missing)}")
 
 
-def _whole(value: Any, held: Held, name: str) -> Any:
-    parameter = held.whole(name)
-    if not isinstance(value, Tensor) or value.ndim == 0 or not isinstance(parameter, DTensor):
-        return value
-    like = DTensor.from_local(
-        value,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
-    return gathered(like).cpu()
+def own_state(held: Held, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
+    """Each parameter's state by name: of sharded ones this rank's pieces."""
+    state: dict[str, dict[str, Any]] = optimizer_state(held, optimizer)["state"]
+    return {
+        name: {key: _piece(value, held.whole(name)) for key, value in values.items()} for name, values in state.items()
+    }
+
+
+def _piece(value: Any, parameter: Tensor) -> Any:
+    return like(value, parameter) if isinstance(value, Tensor) and value.ndim > 0 else value
 
 
 def groups_of(optimizer: torch.optim.Optimizer, held: Held) -> list[dict[str, Any]]:
-    return list(optimizer_state(held, optimizer, lambda _: None)["param_groups"])
+    return list(optimizer_state(held, optimizer)["param_groups"])
 
 
 def joined_groups(of_stages: Iterable[list[dict[str, Any]]], order: Mapping[str, torch.Size]) -> list[dict[str, Any]]:
-    """Groups of all stages as one process has them: matrices, then vectors, each in the model's order."""
+    """Groups of all stages as one process has them: matrices, then vectors, of each rate, each in the model's order."""
     position = {name: number for number, name in enumerate(order)}
-    joined: dict[bool, dict[str, Any]] = {}
+    joined: dict[tuple[bool, float], dict[str, Any]] = {}
     for groups in of_stages:
         for group in groups:
             if not group["params"]:
                 continue  # of a stage that trains nothing
-            key = len(order[group["params"][0]]) < 2
+            key = len(order[group["params"][0]]) < 2, float(group.get("peak_lr", 0))
             joined.setdefault(key, {**group, "params": []})["params"] += group["params"]
     for group in joined.values():
         group["params"].sort(key=position.__getitem__)

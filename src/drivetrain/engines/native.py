@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from filelock import FileLock, Timeout
 
 from drivetrain.builds import build_folder, is_building, is_built
 from drivetrain.errors import RunError, problem
+from drivetrain.ranks import Ranks
 
 LOG = logging.getLogger(__name__)
 
@@ -109,3 +111,15 @@ def _until_it_ends(folder: Path, patience: float) -> None:
     if (folder / "lock").exists():
         LOG.warning("an interrupted build of %s left a lock; starting it anew", folder.name)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def swap_folder(parent: Path | None, ranks: Ranks) -> Path:
+    """A folder of this run alone: DeepSpeed's own file names are the same in every run."""
+    assert parent is not None, "a rule asks for it"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        folder = ranks.on_first(lambda: Path(tempfile.mkdtemp(prefix="drivetrain-", dir=parent)))
+        folder.mkdir(exist_ok=True)  # on the disks of other machines
+    except OSError as error:
+        raise problem("engine.nvme_path", f"cannot be written: {error}", "give a folder on that disk") from None
+    return folder

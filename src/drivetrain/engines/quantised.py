@@ -4,21 +4,24 @@ A moment is the codes of its numbers, a scale for each block of them and the tab
 are, and not as the numbers they stand for, because quantising those again gives other scales: the table reaches 1 but
 not -1, so a block whose largest number is negative shrinks a little each time.
 
-Of a sharded moment each scale is repeated for all numbers of its block, so that it is gathered and cut as the parameter
-itself is; then one a block is kept.
+Of a sharded moment that is loaded each scale is repeated for all numbers of its block, so that it is cut as the
+parameter itself is; then one a block is kept.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from drivetrain.errors import RunError
 from drivetrain.low_bit import fill_blocks, shard_sizes
+from drivetrain.pieces import Piece, like
 
 KIND = "quantised"  # the key that marks a moment's parts
 MODULES = {"OptimState8bit": "subclass_8bit", "OptimState4bit": "subclass_4bit", "OptimStateFp8": "subclass_fp8"}
@@ -42,21 +45,15 @@ def are_parts(value: Any) -> bool:
 
 
 @torch.no_grad()
-def parts(moment: Tensor, gather: Callable[[Tensor], Tensor | None]) -> dict[str, Any] | None:
-    """The moment's parts, each whole; None where `gather` keeps nothing."""
+def parts(moment: Tensor) -> dict[str, Any]:
+    """The moment's parts; of a sharded one this rank's pieces of them."""
     local: Any = _local(moment)
     names, context = local.__tensor_flatten__()
-    found = {}
+    found: dict[str, Tensor | Piece] = {}
     for name in names:
         part = getattr(local, name)
-        if name == TABLE or not isinstance(moment, DTensor):
-            found[name] = gather(part)
-        else:
-            every = local.numel() // part.numel()
-            whole = gather(_as(_spread(part, every, local), moment))
-            found[name] = None if whole is None else _one_of(whole, every).view(part.dtype)
-    if any(part is None for part in found.values()):
-        return None
+        shared = name == TABLE or not isinstance(moment, DTensor)
+        found[name] = part if shared else _piece(part, cast(DTensor, moment))
     signs = [value for value in context if isinstance(value, bool)]  # beside shape and dtype, which parameters have
     return {KIND: type(local).__name__, **found, "signed": signs}
 
@@ -81,6 +78,17 @@ def joined(saved: dict[str, Any], parameter: Tensor, place: Callable[[Tensor], T
             shard = _local(place(_spread(saved[name], every, whole)))
             shards[name] = _one_of(shard, every).view(saved[name].dtype)
     return _as(_made(cls, shards, saved["signed"], _local(parameter)), parameter)
+
+
+def _piece(part: Tensor, moment: DTensor) -> Piece:
+    """One entry stands for several numbers that lie next to each other, in a shard of whole rows."""
+    within = cast(Piece, like(moment.to_local(), moment))
+    if any(within.offset[1:]) or within.tensor.shape[1:] != moment.shape[1:]:
+        raise RunError(f"a quantised moment of {tuple(moment.shape)} is cut within its rows")
+    every = max(1, within.tensor.numel()) // max(1, part.numel())
+    row = math.prod(moment.shape[1:])
+    whole = moment.shape if every == 1 else torch.Size([moment.numel() // every])
+    return Piece(part.flatten(), whole, (within.offset[0] * row // every,))
 
 
 def _made(cls: Any, tensors: dict[str, Tensor], signed: list[bool], like: Tensor) -> Any:

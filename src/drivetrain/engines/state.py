@@ -14,10 +14,11 @@ from drivetrain import low_bit, low_rank
 from drivetrain.engines import quantised
 from drivetrain.errors import RunError
 from drivetrain.models.adapters import KEPT
+from drivetrain.pieces import piece_of
 
 T = TypeVar("T")
 
-Gather = Callable[[Tensor], Tensor | None]  # a held tensor → the whole one, or None on ranks that keep nothing
+Told = Callable[[Tensor], Any]  # a held tensor → as it is to be told: itself, this rank's piece, the whole
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -59,15 +60,15 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     model.load_state_dict({name: placed_as(weights[name], held[name]) for name in weights}, strict=False)
 
 
-def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, gather: Gather) -> dict[str, Any]:
+def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, told: Told = piece_of) -> dict[str, Any]:
     """optimizer.state_dict() with names for numbers: {"state": {name: ...}, "param_groups": [{"params": [name]}]}.
 
-    Tensors that `gather` answers with None are left out. A quantised moment is its parts (quantised.py).
+    Of sharded tensors this rank's pieces. A quantised moment is its parts (quantised.py).
     """
     names = _names_by_position(model, optimizer)
     saved = optimizer.state_dict()
     groups = [{**group, "params": [names[i] for i in group["params"]]} for group in saved["param_groups"]]
-    state = {names[i]: _gathered_values(values, gather) for i, values in saved["state"].items()}
+    state = {names[i]: _told_values(values, told) for i, values in saved["state"].items()}
     return {"state": state, "param_groups": groups}
 
 
@@ -110,17 +111,16 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 HIDDEN = "__bnb_optimizer_quant_state__"  # where bitsandbytes' state_dict puts codes and scales, away from FSDP1
 
 
-def _gathered_values(values: dict[str, Any], gather: Gather) -> dict[str, Any]:
+def _told_values(values: dict[str, Any], told: Told) -> dict[str, Any]:
     values = {**values, **values.get(HIDDEN, {})}
     values.pop(HIDDEN, None)
-    kept = {key: _gathered_value(value, gather) for key, value in values.items()}
-    return {key: value for key, value in kept.items() if value is not None or values[key] is None}
+    return {key: _told_value(value, told) for key, value in values.items()}
 
 
-def _gathered_value(value: Any, gather: Gather) -> Any:
+def _told_value(value: Any, told: Told) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return quantised.parts(value, gather) if quantised.is_quantised(value) else gather(value)
+    return quantised.parts(value) if quantised.is_quantised(value) else told(value)
 
 
 def _placed_value(value: Any, parameter: Tensor) -> Any:

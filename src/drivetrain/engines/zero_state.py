@@ -1,6 +1,6 @@
 """What ZeRO has cut up, whole again and by name: DeepSpeed's partitions as this project's state.
 
-Every function is called by all ranks alike; a parameter is gathered at a time.
+Functions that give whole tensors are called by all ranks alike; a parameter is gathered at a time.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from deepspeed.runtime.zero import GatheredParameters
 from deepspeed.utils import (
     safe_get_full_fp32_param,
     safe_get_full_grad,
-    safe_get_full_optimizer_state,
+    safe_get_local_fp32_param,
+    safe_get_local_optimizer_state,
     safe_set_full_fp32_param,
     safe_set_full_optimizer_state,
     safe_set_local_fp32_param,
     safe_set_local_optimizer_state,
 )
 from torch import Tensor, nn
+
+from drivetrain.pieces import Piece
 
 
 def is_sharded(parameter: Tensor) -> bool:
@@ -58,6 +61,38 @@ def whole(parameter: Tensor) -> Tensor:
         return parameter.detach().clone()
 
 
+def own(parameter: Tensor, rank: int) -> Tensor | Piece | None:
+    """What this rank has of a weight or buffer; of a trained weight, of the master copy. None if it has nothing."""
+    trained = isinstance(parameter, nn.Parameter) and parameter.requires_grad
+    if trained and hasattr(parameter, "_hp_mapping"):
+        return _fragment(parameter, None)
+    if not is_sharded(parameter):
+        return parameter.detach()
+    master = safe_get_local_fp32_param(parameter) if trained and hasattr(parameter, "_z3_optimizer") else None
+    return _stretch(shard(parameter) if master is None else master, parameter, rank)
+
+
+def own_moment(parameter: Tensor, key: str, rank: int) -> Piece | None:
+    if not is_sharded(parameter):
+        return _fragment(parameter, key)
+    return _stretch(safe_get_local_optimizer_state(parameter, key), parameter, rank)
+
+
+def _fragment(parameter: Any, key: str | None) -> Piece | None:
+    """Stages 1 and 2: the part of it that lies in this rank's partition, if any."""
+    mapping = parameter._hp_mapping
+    if mapping is None:
+        return None
+    return Piece(mapping.get_hp_fragment(key).flatten(), parameter.shape, (mapping.lp_fragment_address.start,))
+
+
+def _stretch(local: Tensor, parameter: Tensor, rank: int) -> Piece:
+    """Stage 3: without the padding. Copied where DeepSpeed's buffer is used again."""
+    shape, size = shape_of(parameter), shard(parameter).numel()
+    first = min(rank * size, shape.numel())
+    return Piece(local.flatten()[: min(size, shape.numel() - first)].clone(), shape, (first,))
+
+
 @torch.no_grad()
 def fill(parameter: Tensor, value: Tensor, rank: int) -> None:
     """The reverse: the weight as it is used, and its master copy."""
@@ -84,12 +119,6 @@ def link_moments(parameters: Sequence[Any], flat: Tensor, state: Mapping[str, An
     for parameter in parameters:
         if getattr(parameter, "_hp_mapping", None) is not None:
             parameter._hp_mapping.set_optim_state_fragment(flat, state)
-
-
-def moment(parameter: Tensor, key: str) -> Tensor:
-    found = safe_get_full_optimizer_state(parameter, key)
-    assert isinstance(found, Tensor)
-    return found
 
 
 def set_moment(parameter: Tensor, key: str, value: Tensor, rank: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
@@ -35,17 +36,22 @@ class EventStream:
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = list(trackers)
+        self._lock = threading.RLock()  # a save tells from a thread of its own
 
     def send(self, event: Event) -> None:
         """A tracker that fails ends the run: silence would be a gap in the record."""
-        for tracker in self._trackers:
-            try:
-                tracker.handle(event)
-            except (RunError, UserError):
-                raise
-            except Exception as error:
-                name = type(tracker).__name__
-                raise RunError(f"the tracker {name} failed on {event.kind}: {type(error).__name__}: {error}") from error
+        with self._lock:
+            for tracker in self._trackers:
+                self._tell(tracker, event)
+
+    def _tell(self, tracker: Tracker, event: Event) -> None:
+        try:
+            tracker.handle(event)
+        except (RunError, UserError):
+            raise
+        except Exception as error:
+            name = type(tracker).__name__
+            raise RunError(f"the tracker {name} failed on {event.kind}: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         for tracker in self._trackers:

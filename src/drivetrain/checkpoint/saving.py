@@ -1,0 +1,201 @@
+"""Writing a checkpoint: aside, by all ranks at once, read back and compared, and only then renamed into place."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from torch import Tensor
+
+from drivetrain.checkpoint.directory import (
+    BLOCK,
+    MANIFEST,
+    FileRecord,
+    Manifest,
+    block_sum,
+    hidden,
+    newest_good,
+    read_part,
+    sync,
+)
+from drivetrain.checkpoint.outline import Outline, Part, Plan, plan_of
+from drivetrain.checkpoint.state import Formless, State
+from drivetrain.checkpoint.tensor_file import create, differing, fill
+from drivetrain.errors import RunError
+from drivetrain.ranks import Ranks
+
+Assets = Callable[[Path, Mapping[str, Tensor]], None]
+
+
+def save(
+    root: Path,
+    step: int,
+    parts: Mapping[str, State],
+    facts: Mapping[str, Any],
+    assets: Assets | None = None,
+    ranks: Ranks | None = None,
+) -> Path:
+    """Write a checkpoint of `parts` ("model": {name: tensor}, others any state) and return its folder.
+
+    Every rank gives what it holds, tensors or pieces of them; no rank ever has more. assets: writes further files into
+    the folder it is given, from the weights read back; the first rank's is called. Raises RunError on all ranks, and
+    leaves the earlier checkpoints as they were, if the disk is full, the folder cannot be written, or a part holds what
+    has no form in a checkpoint.
+    """
+    ranks, target = ranks or Ranks(), root / f"step-{step:08d}"
+    saving = _Saving(root, ranks)
+    try:
+        saving.begin(hidden(target, "partial"), parts)
+        saving.write()
+        saving.first(lambda: saving.add(assets))
+        checksums = saving.checksums()
+        saving.first(lambda: saving.seal(target, step, facts, checksums))
+    except (OSError, SafetensorError, Formless) as error:
+        failure = error
+        raise ranks.on_first(lambda: _save_failed(root, step, saving.needed, failure)) from error
+    finally:
+        if ranks.is_first:
+            shutil.rmtree(saving.aside, ignore_errors=True)  # there only if the save failed or was interrupted
+    return target
+
+
+class _Saving:
+    """One save, in steps that all ranks take together."""
+
+    def __init__(self, root: Path, ranks: Ranks) -> None:
+        self._root, self._ranks = root, ranks
+        self.aside, self.needed = Path(), 0
+
+    def first(self, do: Callable[[], None]) -> None:
+        self._ranks.on_each(lambda: do() if self._ranks.is_first else None)
+
+    def begin(self, aside: Path, parts: Mapping[str, State]) -> None:
+        """The folder, and in it every file at its full size."""
+        self.aside = self._ranks.on_first(lambda: aside)  # the first rank's name
+        told = self._ranks.on_each(lambda: self._outlined(parts))
+        names = list(dict.fromkeys(name for outlines in told for name in outlines))
+        empty = Outline({}, {})
+        self._plans = {name: plan_of([outlines.get(name, empty) for outlines in told]) for name in names}
+        self.needed = sum(plan.layout.size for plan in self._plans.values())
+        self.first(self._prepare)
+
+    def _outlined(self, parts: Mapping[str, State]) -> dict[str, Outline]:
+        self._parts = {name: Part.of(state) for name, state in parts.items()}
+        return {name: part.outline() for name, part in self._parts.items()}
+
+    def _prepare(self) -> None:
+        self._root.mkdir(parents=True, exist_ok=True)
+        if self.needed > shutil.disk_usage(self._root).free:
+            raise OSError("no space left")
+        shutil.rmtree(self.aside, ignore_errors=True)
+        self.aside.mkdir()
+        for name, plan in self._plans.items():
+            create(self._file(name), plan.layout)
+            text = json.dumps(plan.tree)
+            (self.aside / f"{name}.json").write_text(text, encoding="utf-8")
+
+    def _file(self, name: str) -> Path:
+        return self.aside / f"{name}.safetensors"
+
+    def write(self) -> None:
+        """What is this rank's to write, and the proof that it can be read."""
+        self._ranks.on_each(self._fill)
+        self._ranks.on_each(self._prove)
+
+    def _fill(self) -> None:
+        for name, plan, own in self._own():
+            fill(self._file(name), plan.layout, own)
+
+    def _own(self) -> Iterator[tuple[str, Plan, dict[str, Any]]]:
+        for name, plan in self._plans.items():
+            writes = plan.writes[self._ranks.rank]
+            if writes:
+                yield name, plan, {key: self._parts[name].tensors[key] for key in writes}
+
+    def _prove(self) -> None:
+        wrong = [f"{key} of {n}" for n, plan, own in self._own() for key in differing(self._file(n), plan.layout, own)]
+        if self._ranks.is_first:
+            trees = {name: (self.aside / f"{name}.json").read_text(encoding="utf-8") for name in self._plans}
+            wrong += [f"{name}.json" for name, text in trees.items() if text != json.dumps(self._plans[name].tree)]
+        if wrong:
+            raise OSError(f"{', '.join(wrong[:5])} read back different")
+
+    def add(self, assets: Assets | None) -> None:
+        if assets is not None:
+            assets(self.aside, read_part(self.aside, "model"))
+
+    def checksums(self) -> dict[str, FileRecord]:
+        """Of each file, block by block, which the ranks share out. All ranks have them synced."""
+        files = self._ranks.on_each(lambda: _sizes(self.aside) if self._ranks.is_first else {})[0]
+        blocks = [(name, start) for name, size in files.items() for start in range(0, max(size, 1), BLOCK)]
+        rank, world = self._ranks.rank, self._ranks.world
+        found = self._ranks.on_each(lambda: [block_sum(self.aside / n, start) for n, start in blocks[rank::world]])
+        records = {name: FileRecord(bytes=size, sha256=[]) for name, size in files.items()}
+        for number, (name, _) in enumerate(blocks):
+            records[name].sha256.append(found[number % world][number // world])
+        return records
+
+    def seal(self, target: Path, step: int, facts: Mapping[str, Any], files: dict[str, FileRecord]) -> None:
+        """The manifest, last of all; then the new name."""
+        for path in sorted(self.aside.rglob("*")):
+            sync(path)
+        manifest = Manifest(step=step, facts=dict(facts), parts=list(self._plans), files=files)
+        text = manifest.model_dump_json(indent=1)
+        (self.aside / MANIFEST).write_text(text, encoding="utf-8")
+        sync(self.aside / MANIFEST)
+        sync(self.aside)
+        if (self.aside / MANIFEST).read_text(encoding="utf-8") != text:
+            raise OSError(f"{MANIFEST} reads back different")
+        _put_in_place(self.aside, target)
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Of all files, by their names within the folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+
+
+def _put_in_place(aside: Path, target: Path) -> None:
+    if not target.exists():
+        aside.rename(target)
+        sync(target.parent)
+        return
+    old = hidden(target, "replaced")  # a resumed run saves a step again
+    target.rename(old)
+    try:
+        aside.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    sync(target.parent)  # the new one is durable before the old one goes
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _save_failed(root: Path, step: int, needed: int, error: Exception) -> RunError:
+    reason = getattr(error, "strerror", None) or str(error)
+    cure = "take it out of the state"
+    if not isinstance(error, Formless):
+        reason += f" ({needed / 2**20:,.1f} MiB needed, {_free(root)} free)"
+        cure = "make room or make the folder writable"
+    try:
+        newest, _ = newest_good(root)
+    except OSError:  # the folder may not even be listed
+        newest = None
+    kept = f"The last good checkpoint is {newest}" if newest else "No earlier checkpoint can be read there"
+    return RunError(
+        f"the checkpoint of step {step} could not be saved in {root}: {reason}. {kept}; {cure}, then go on with "
+        f"{'--resume' if newest else '--overwrite'}"
+    )
+
+
+def _free(root: Path) -> str:
+    for path in (root, *root.absolute().parents):
+        try:
+            return f"{shutil.disk_usage(path).free / 2**20:,.1f} MiB"
+        except OSError:  # not there yet, or not ours to look at
+            continue
+    return "unknown"
