@@ -13,17 +13,23 @@ from ruamel.yaml import YAML
 
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import problem
+from drivetrain.lock import refuse_if_held
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """run.yaml (resolved), environment.json, events.jsonl, samples.jsonl, report.json, checkpoints/, tensorboard/."""
+    """run.yaml (resolved), environment.json, events.jsonl, samples.jsonl, report.json, checkpoints/, tensorboard/,
+    trouble/."""
 
     path: Path
 
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def trouble(self) -> Path:
+        return self.path / "trouble"
 
     @property
     def run_file(self) -> Path:
@@ -44,6 +50,7 @@ class RunFolder:
             "report.json",
             "checkpoints",
             "tensorboard",
+            "trouble",
         )
         return [self.path / name for name in names]
 
@@ -59,6 +66,11 @@ class RunFolder:
     @property
     def _there(self) -> list[Path]:
         return [path for path in self.results if path.exists()]
+
+    def refuse_if_busy(self) -> None:
+        """UserError if a run is working in it, or has been. For a process that does not hold the folder itself."""
+        refuse_if_held(self.path)
+        self.refuse_if_taken()
 
     def refuse_if_taken(self) -> None:
         """UserError if a run is in it."""

@@ -63,7 +63,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("engine", "processes", "label"),
     [
-        ("{name: accelerate, config: accelerate.yaml}", [], "accelerate-fsdp"),
+        pytest.param("{name: accelerate, config: accelerate.yaml}", [], "accelerate-fsdp", marks=pytest.mark.slow),
         ("{name: accelerate, config: accelerate-deepspeed.yaml}", [], "accelerate-zero2"),
         ("{name: deepspeed, config: ds.json}", ["processes=2"], "zero2"),
     ],

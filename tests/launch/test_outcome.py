@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from drivetrain.errors import RankError, RunError, problem
+from drivetrain.launch.elastic import Died, _result
 from drivetrain.launch.outcome import cause_of, failed, outcomes, raised
 
 
@@ -27,3 +32,37 @@ def test_the_first_failure_is_the_cause_and_what_all_saw_is_the_first_ranks() ->
     assert cause_of(failures).rank == 0
     assert str(raised(cause_of(failures))) == str(one)
     assert cause_of([*failures, earlier]).rank == 1, "the lowest that failed as the first one did"
+
+
+GLOO = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:8094")
+JOINING = RunError("rank 1 could not join")
+JOINING.__cause__ = dist.DistNetworkError("timed out")
+
+
+@pytest.mark.parametrize("error", [GLOO, dist.DistBackendError("NCCL error: remote process exited"), JOINING])
+def test_an_error_of_the_network_between_ranks_means_that_a_peer_was_lost(tmp_path: Path, error: Exception) -> None:
+    failed(0, error, "Traceback").write(tmp_path)
+    with pytest.raises(Died):
+        _result(tmp_path, None)
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), RuntimeError("shapes differ"), RunError("a NaN")])
+def test_a_ranks_own_error_is_no_death(tmp_path: Path, error: Exception) -> None:
+    failed(0, error, "Traceback").write(tmp_path)
+    failed(1, GLOO, "Traceback").write(tmp_path)
+    with pytest.raises(RankError if not isinstance(error, RunError) else RunError) as raised:
+        _result(tmp_path, None)
+    assert not isinstance(raised.value, Died)
+    assert str(error) in str(raised.value)
+
+
+@pytest.mark.parametrize(("seconds_after", "is_death"), [(-5, True), (30, False)])
+def test_what_ended_first_is_told(tmp_path: Path, seconds_after: int, is_death: bool) -> None:
+    """A rank that was killed brings others down; one that hangs is killed after another's error."""
+    failed(0, ValueError("broken"), "Traceback").write(tmp_path)
+    killed = SimpleNamespace(exitcode=-9, timestamp=int(time.time()) + seconds_after)
+    failure: Any = SimpleNamespace(failures={1: killed})
+    with pytest.raises(RankError) as raised:
+        _result(tmp_path, failure)
+    assert isinstance(raised.value, Died) is is_death
+    assert ("rank 1 was ended by SIGKILL" if is_death else "ValueError: broken") in str(raised.value)

@@ -38,7 +38,7 @@ def launched(folder: Path, launcher: list[str], *arguments: str) -> subprocess.C
     [
         (TORCHRUN, ["-m", "drivetrain"]),
         pytest.param(TORCHRUN, ["--no-python", "drivetrain"], marks=pytest.mark.slow),
-        (ACCELERATE, ["-m", "drivetrain"]),
+        pytest.param(ACCELERATE, ["-m", "drivetrain"], marks=pytest.mark.slow),
         pytest.param(ACCELERATE, ["--no_python", "drivetrain"], marks=pytest.mark.slow),
     ],
     ids=["torchrun", "torchrun-script", "accelerate", "accelerate-script"],

@@ -49,6 +49,36 @@ def test_the_script_passes_bash_and_its_command_line_runs_on_every_node(tmp_path
     assert json.loads((tmp_path / "run" / "report.json").read_text())["engaged"]["world_size"] == 2
 
 
+def test_a_job_that_saved_when_its_time_was_up_is_queued_again_and_goes_on(tmp_path: Path, drivetrain: Call) -> None:
+    """The job as Slurm starts it, with a run that only says how it was called, and the exit code it is told to have."""
+    prepared(tmp_path)
+    code, script, _ = drivetrain("launch", "--slurm", str(tmp_path / "run.yaml"), "grace_seconds=90")
+    assert code == 0
+    assert "#SBATCH --signal=TERM@90\n" in script, "the grace that Slurm gives is the one that the ranks get"
+    assert "#SBATCH --requeue\n" in script, "also when a node fails"
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    fake(programs, "scontrol", 'echo "scontrol $@" >> "$CALLS"')
+    fake(programs, "srun", 'exec "$@"')
+    fake(programs, "drivetrain", 'echo "drivetrain $@" >> "$CALLS"; exit $CODE')
+    path = {"PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "n0", "SLURM_JOB_ID": "77"}
+
+    def job(number: int, exit_code: int) -> str:
+        calls = tmp_path / f"calls-{number}-{exit_code}"
+        told = {"CALLS": str(calls), "CODE": str(exit_code), "SLURM_RESTART_COUNT": str(number)}
+        done = subprocess.run(["bash", "-c", script], env={**os.environ, **path, **told}, timeout=60, check=False)
+        assert done.returncode == exit_code
+        return calls.read_text()
+
+    first, second = job(0, 143), job(1, 143)
+    assert "scontrol requeue 77" in first
+    assert "scontrol requeue 77" in second
+    assert "--resume" not in first
+    assert f"drivetrain train {tmp_path / 'run.yaml'} grace_seconds=90 --resume\n" in second
+    for done in (0, 1, 2):
+        assert "requeue" not in job(1, done)
+
+
 def test_gpus_and_cores_are_asked_for(tmp_path: Path, drivetrain: Call) -> None:
     prepared(tmp_path)
     code, script, _ = drivetrain(
@@ -56,7 +86,14 @@ def test_gpus_and_cores_are_asked_for(tmp_path: Path, drivetrain: Call) -> None:
         "--partition", "long", "--cpus", "64",
     )  # fmt: skip
     assert code == 0
-    for line in ("--gpus-per-node=8", "--partition=long", "--cpus-per-task=64", "--nodes=1", "--signal=TERM@300"):
+    for line in (
+        "--gpus-per-node=8",
+        "--partition=long",
+        "--cpus-per-task=64",
+        "--nodes=1",
+        "--signal=TERM@300",
+        "--requeue",
+    ):
         assert f"#SBATCH {line}" in script
     assert "--node-rank" not in script, "one node needs no meeting place"
 

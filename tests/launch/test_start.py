@@ -15,7 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from drivetrain.checkpoint.directory import load, newest_good, same
+from drivetrain.checkpoint.directory import load, newest_good
+from drivetrain.checkpoint.state import same
 from drivetrain.tracking.jsonl import read_events
 
 WORKLOAD = """

@@ -12,7 +12,7 @@ from drivetrain.config.notices import notices
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError
 from drivetrain.launch.outer import OuterLauncher, accelerate_problems
-from drivetrain.launch.start import Node
+from drivetrain.launch.task import Node
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 
+from drivetrain.errors import RunError
+from drivetrain.hardware import interfaces
 from drivetrain.launch.variables import ALONE, variables
 
 
@@ -17,12 +20,31 @@ def join(device: str) -> None:
 
     device: "cpu" or "cuda". Tensors of GPUs travel by NCCL, of CPUs by gloo.
     """
-    if device == "cuda":
-        mine = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(mine)
-        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=mine)
-    else:
-        dist.init_process_group("gloo")
+    try:
+        if device == "cuda":
+            mine = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(mine)
+            dist.init_process_group("cpu:gloo,cuda:nccl", device_id=mine)
+        else:
+            dist.init_process_group("gloo")
+    except (dist.DistError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise RunError(_not_joined(device, error)) from error
+
+
+def _not_joined(device: str, error: Exception) -> str:
+    """With what there is to look at: where the ranks were to meet, and through which interfaces."""
+    names = ("GLOO_SOCKET_IFNAME", *(["NCCL_SOCKET_IFNAME"] if device == "cuda" else []))
+    asked = ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
+    there = ", ".join(f"{name} ({address})" for name, address in interfaces().items())
+    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    first = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
+    return (
+        f"rank {os.environ.get('RANK')} of {os.environ.get('WORLD_SIZE')} on {socket.gethostname()} could not join the "
+        f"others at {where}: {first}. Look whether that name and port can be reached from here, and whether ranks talk "
+        f"through the right interface: this machine has {there}; {asked or f'none was chosen: set {names[-1]}'}"
+    )
 
 
 @contextmanager

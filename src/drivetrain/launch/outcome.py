@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from drivetrain.errors import Problem, RankError, RunError, UserError
 from drivetrain.launch.task import Result
 
 Kind = Literal["done", "user", "run", "crash"]
+# how gloo says that the other end of a connection is gone
+_GLOO = re.compile(r"gloo/transport|Connection (closed|reset) by peer|Broken pipe|Connection refused")
 
 
 class RankOutcome(BaseModel):
@@ -24,6 +27,7 @@ class RankOutcome(BaseModel):
     problems: list[Problem] = []
     message: str = ""
     traceback: str = ""
+    lost: bool = False  # it failed because another rank had ended
 
     def write(self, folder: Path) -> None:
         target = folder / f"rank-{self.rank}.json"
@@ -38,18 +42,35 @@ def outcomes(folder: Path) -> list[RankOutcome]:
     return sorted(found, key=lambda outcome: outcome.rank)
 
 
+def clear(folder: Path) -> None:
+    """Forget what ranks of an earlier attempt left."""
+    for path in folder.glob("rank-*.json"):
+        path.unlink(missing_ok=True)
+
+
 def done(rank: int, result: Result) -> RankOutcome:
     return RankOutcome(rank=rank, kind="done", time=time.time(), result=result)
 
 
 def failed(rank: int, error: BaseException, traceback: str) -> RankOutcome:
-    now = time.time()
+    now, lost = time.time(), _lost_a_peer(error)
     if isinstance(error, UserError):
         return RankOutcome(rank=rank, kind="user", time=now, problems=list(error.problems))
     if isinstance(error, RunError):
-        return RankOutcome(rank=rank, kind="run", time=now, message=str(error))
+        return RankOutcome(rank=rank, kind="run", time=now, message=str(error), lost=lost)
     message = f"{type(error).__name__}: {error}"
-    return RankOutcome(rank=rank, kind="crash", time=now, message=message, traceback=traceback)
+    return RankOutcome(rank=rank, kind="crash", time=now, message=message, traceback=traceback, lost=lost)
+
+
+def _lost_a_peer(error: BaseException | None) -> bool:
+    """Whether it, or what it came of, is an error of the network between ranks."""
+    while error is not None:
+        if type(error).__module__ == "torch.distributed":  # DistBackendError, DistNetworkError, DistStoreError
+            return True
+        if isinstance(error, RuntimeError) and _GLOO.search(str(error)):
+            return True
+        error = error.__cause__
+    return False
 
 
 def cause_of(failures: Sequence[RankOutcome]) -> RankOutcome:

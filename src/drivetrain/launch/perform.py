@@ -6,6 +6,7 @@ import json
 import sys
 from typing import Any
 
+from drivetrain.attempt import Attempt
 from drivetrain.config.engine import traits
 from drivetrain.hardware import detect
 from drivetrain.inference import timing, verbs
@@ -18,17 +19,19 @@ from drivetrain.ranks import is_first_rank
 from drivetrain.run import run
 
 
-def perform(task: Task) -> Result:
-    """Errors of the user's and failed runs are raised."""
+def perform(task: Task, attempt: Attempt | None = None) -> Result:
+    """Errors of the user's and failed runs are raised. attempt: which of several, for a training."""
     hush()
     read = of_the_engine(task.run, detect(task.run.device).device)
     with variables(read), group_of_one(traits(task.run.engine).spreads):
+        if task.verb == "train":
+            return _train(task, attempt or Attempt())
         return _PERFORMERS[task.verb](task)
 
 
-def _train(task: Task) -> Result:
+def _train(task: Task, attempt: Attempt) -> Result:
     machine = detect(task.run.device)
-    report, code = run(task.run, machine, task.notices, task.resume, task.overwrite, task.quiet)
+    report, code = run(task.run, machine, task.notices, task.resume, task.overwrite, task.quiet, attempt)
     return Result(code=code, value=report.model_dump())
 
 
@@ -66,7 +69,6 @@ def _trace(task: Task) -> Result:
 
 
 _PERFORMERS = {
-    "train": _train,
     "evaluate": _evaluate,
     "predict": _predict,
     "time_predictions": _time_predictions,

@@ -1,6 +1,7 @@
 """One rank in a process of its own: `python -m drivetrain.launch.rank FOLDER PARENT`.
 
-The folder holds task.json; what came of it goes beside it, as rank-<number>.json. PARENT is the process to end with.
+The folder holds task.json and attempt.json; what came of it goes beside them, as rank-<number>.json. PARENT is the
+process to end with.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 import traceback
 from pathlib import Path
 
-from drivetrain.launch.outcome import done, failed
+from drivetrain.launch.outcome import clear, done, failed
 from drivetrain.launch.task import Task
 
 TASK = "task.json"
@@ -21,16 +22,20 @@ TASK = "task.json"
 
 def main(folder: Path, parent: int) -> None:
     threading.Thread(target=_end_with, args=(parent, folder), daemon=True).start()
-    rank = int(os.environ["RANK"])
+    rank, world, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     code = 1
     try:
+        from drivetrain.attempt import Attempt
         from drivetrain.hardware import detect
         from drivetrain.launch.group import join
         from drivetrain.launch.perform import perform
 
-        task = Task.model_validate_json((folder / TASK).read_bytes())
-        join(detect(task.run.device).device)
-        result = perform(task)
+        if os.environ["LOCAL_RANK"] == "0":  # of ranks that made room for a node which came late
+            clear(folder)
+        task = _fitted(Task.model_validate_json((folder / TASK).read_bytes()), world, local)
+        if world > 1:
+            join(detect(task.run.device).device)
+        result = perform(task, Attempt.read(folder))
         done(rank, result).write(folder)
         code = result.code
     except BaseException as error:  # also KeyboardInterrupt: the parent tells it once, for all ranks
@@ -38,6 +43,23 @@ def main(folder: Path, parent: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # threads of a broken process group may never end
+
+
+def _fitted(task: Task, world: int, local: int) -> Task:
+    """The task on as many ranks as there are; UserError where fewer than asked for cannot do it."""
+    from drivetrain.config import rules
+    from drivetrain.config.restarts import shrunk
+    from drivetrain.errors import UserError
+    from drivetrain.hardware import detect
+
+    run = shrunk(task.run, world, local)
+    if run is task.run:
+        return task
+    problems = rules.check(run, detect(run.device))
+    if problems:
+        raise UserError(problems)
+    told = f"{world} of {task.run.world_size} ranks are there; the global batch stays {run.global_batch}"
+    return task.model_copy(update={"run": run, "notices": [*task.notices, told]})
 
 
 def _end_with(parent: int, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,10 @@ class Task(BaseModel):
     output: Path | None = None  # where predictions go; None: the screen
     steps: int = 0  # of a trace
 
+    @property
+    def max_restarts(self) -> int:
+        return self.run.max_restarts if self.verb == "train" else 0
+
 
 class Result(BaseModel):
     """code: the exit code. value: JSON-able, what depends on the verb."""
@@ -35,3 +40,11 @@ class Result(BaseModel):
     code: int
     value: Any
     of_first: bool = True  # whether this is the first rank's, which is the one to tell
+
+
+@dataclass(frozen=True)
+class Node:
+    """This machine among those of the run. rendezvous: host:port of the first one."""
+
+    rank: int = 0
+    rendezvous: str | None = None

@@ -1,0 +1,154 @@
+"""One attempt of a run's ranks on this machine: torch elastic starts them, and their failures are told once."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.config.run import RunConfig
+from drivetrain.errors import RankError, RunError
+from drivetrain.launch.meeting import Meeting
+from drivetrain.launch.outcome import RankOutcome, cause_of, clear, outcomes, raised
+from drivetrain.launch.task import Result, Task
+from drivetrain.launch.variables import variables
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+
+class Died(RankError):
+    """A rank ended and nobody's error says why: it may go well another time."""
+
+
+def one_attempt(task: Task, folder: Path, meeting: Meeting, processes: int) -> Result:
+    """The result of this machine's first rank. Died, or the failure that came first."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
+    from torch.distributed.launcher.api import elastic_launch
+
+    failure: ChildFailedError | None = None
+    clear(folder)
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):  # each has a level of its own
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # what happens is told once, by us
+    with variables(_for_ranks(task, processes)):
+        try:
+            command = ("-m", "drivetrain.launch.rank", str(folder), str(os.getpid()))
+            elastic_launch(_launch_config(task.run, folder, meeting, processes), sys.executable)(*command)
+        except ChildFailedError as error:
+            failure = error
+        except RendezvousClosedError:
+            raise Died("the other nodes had parted already") from None
+        except RendezvousError as error:
+            raise RunError(meeting.unreachable(error)) from error
+        except SignalException as stopped:
+            if not any(outcome.kind == "done" for outcome in outcomes(folder)):  # before they could save
+                if stopped.sigval == signal.SIGINT:
+                    raise KeyboardInterrupt from None
+                raise RankError(f"ended by {signal.Signals(stopped.sigval).name} before anything was saved") from None
+    return _result(folder, failure)
+
+
+def devices_left(run: RunConfig) -> int:
+    """Ranks that this machine can still start: a GPU may have gone with the rank that died."""
+    from drivetrain.hardware import detect
+
+    wanted = run.processes or 1
+    if detect(run.device).device != "cuda":
+        return wanted
+    # asked in a process of its own: this one remembers how many there were
+    command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return min(wanted, int(done.stdout)) if done.returncode == 0 else wanted
+
+
+def _launch_config(run: RunConfig, folder: Path, meeting: Meeting, processes: int) -> Any:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed.launcher.api import LaunchConfig
+
+    # the first rank keeps the terminal, the others write into files
+    redirects = {rank: Std.ALL for rank in range(1, processes)}
+    settings: dict[str, Any] = {"shutdown_timeout": run.grace_seconds}  # newer than torch 2.11
+    known = {field.name for field in dataclasses.fields(LaunchConfig)}
+    return LaunchConfig(
+        nproc_per_node=processes,
+        rdzv_backend="c10d",
+        max_restarts=0,  # ours are counted in restarts.py, which tells a death from a mistake
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs"), redirects=redirects),
+        **meeting.settings(),
+        **{name: value for name, value in settings.items() if name in known},
+    )
+
+
+def _for_ranks(task: Task, processes: int) -> dict[str, str]:
+    """What the ranks' environment gets. A run of one process has the machine to itself, as without a launcher."""
+    from drivetrain.hardware import loopback, usable_cores
+
+    wanted = {} if task.run.world_size == 1 else {"OMP_NUM_THREADS": str(max(1, usable_cores() // processes))}
+    interface = loopback() if task.run.nodes == 1 else None
+    if interface is not None:  # gloo looks the host's name up otherwise, which fails on some machines
+        wanted["GLOO_SOCKET_IFNAME"] = interface
+    return wanted
+
+
+def _result(folder: Path, failure: ChildFailedError | None) -> Result:
+    """The result of this node's first rank, or the failure that came first."""
+    ended = outcomes(folder)
+    bad = [outcome for outcome in ended if outcome.kind != "done"]
+    explained = [outcome for outcome in bad if not outcome.lost]
+    silent = _silent(failure, {outcome.rank for outcome in ended}, explained)
+    if silent is not None:
+        rank, code = silent
+        raise Died(f"rank {rank} {_ended(code)}{_last_words(folder, rank, code)}")
+    if explained:
+        raise raised(cause_of(explained))
+    if bad:
+        lost = cause_of(bad)
+        raise Died(str(raised(lost)), lost.traceback)
+    if not ended:
+        raise Died(f"no rank said how it ended: {failure}")
+    first = ended[0]
+    assert first.result is not None, "whoever is not bad is done"
+    return first.result.model_copy(update={"of_first": first.rank == 0})
+
+
+def _silent(
+    failure: ChildFailedError | None, told: set[int], explained: Sequence[RankOutcome]
+) -> tuple[int, int] | None:
+    """The rank that ended first without a word, and its exit code; None if another rank's error came before.
+
+    SIGTERM follows another's failure, and SIGKILL after it for a rank that hangs; gloo aborts where a peer is gone.
+    """
+    if failure is None:
+        return None
+    first_error = min((outcome.time for outcome in explained), default=float("inf"))
+    follows = {0, -signal.SIGTERM} | ({-signal.SIGABRT} if explained else set())
+    found = [
+        (process.timestamp, rank, process.exitcode)
+        for rank, process in failure.failures.items()
+        if rank not in told and process.exitcode not in follows and process.timestamp <= first_error
+    ]
+    _, rank, code = min(found, default=(0, -1, 0))
+    return (rank, code) if found else None
+
+
+def _ended(code: int) -> str:
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code} by itself"
+
+
+def _last_words(folder: Path, rank: int, code: int) -> str:
+    """What else can be said: the end of the rank's log (the first one's went to the screen)."""
+    logs = sorted(folder.glob(f"logs/**/{rank}/stderr.log"), key=lambda log: log.stat().st_mtime)
+    for log in logs[-1:]:
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        if lines:
+            return f": {lines[-1][:200]}"
+    return "; the system does that when memory runs out" if code == -signal.SIGKILL else ""

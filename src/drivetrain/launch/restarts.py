@@ -1,0 +1,58 @@
+"""Starts the ranks, and starts them again from the newest good checkpoint when one dies.
+
+A death is what nobody explained: a signal, an exit without a word, a peer that was lost. What the user gave wrong, a
+run that failed and a rank's own exception would only come again, and end the run.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from drivetrain.attempt import Attempt
+from drivetrain.errors import RankError
+from drivetrain.launch.elastic import Died, devices_left, one_attempt
+from drivetrain.launch.meeting import Meeting
+from drivetrain.launch.rank import TASK
+from drivetrain.launch.task import Node, Result, Task
+
+
+def in_ranks(task: Task, node: Node) -> Result:
+    """The task in processes of their own, as often as its run allows."""
+    folder = Path(tempfile.mkdtemp(prefix="drivetrain-"))
+    try:
+        (folder / TASK).write_text(task.model_dump_json(), encoding="utf-8")
+        return _until_done(task, folder, Meeting(task.run, node))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _until_done(task: Task, folder: Path, meeting: Meeting) -> Result:
+    since, causes, processes = time.time(), list[str](), task.run.processes or 1
+    while True:
+        Attempt(since, task.max_restarts, causes, folder).write()
+        try:
+            return one_attempt(task, folder, meeting, processes)
+        except Died as death:
+            causes.append(str(death))
+            if len(causes) > task.max_restarts:
+                meeting.give_up()
+                raise _for_good(causes, death) from None
+        except BaseException:
+            meeting.give_up()
+            raise
+        meeting.part()
+        processes = devices_left(task.run)
+        if not processes:
+            raise RankError(f"{causes[-1]}; and no device is left on this machine to start again on")
+
+
+def _for_good(causes: Sequence[str], last: Died) -> RankError:
+    if len(causes) == 1:
+        return last
+    earlier = "; ".join(f"{number}. {cause}" for number, cause in enumerate(causes[:-1], start=1))
+    told = f"{last}. It was started {len(causes)} times, as max_restarts={len(causes) - 1} allows; before: {earlier}"
+    return RankError(told, last.traceback)

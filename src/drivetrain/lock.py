@@ -1,0 +1,109 @@
+"""One run a folder: a lock that the kernel takes back when its holder dies, however it dies.
+
+A POSIX record lock and not flock: loader processes that were forked off would keep a flock for their parent, and NFS
+carries record locks from one machine to the other.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from drivetrain.errors import UserError, problem
+
+LOCK = ".lock"
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[str | None]:
+    """Within, the folder is this process's. UserError names who has it already.
+
+    Gives what is to be told where the file system knows no locks: nothing keeps a second run out there.
+    """
+    is_new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor, notice = _locked(folder / LOCK)
+    except OSError as error:
+        fix = "give another folder as output"
+        raise problem("output", f"{folder} cannot be written: {error.strerror}", fix) from None
+    try:
+        yield notice
+    finally:
+        with suppress(OSError):  # the folder may be gone, or its disk
+            if notice is None:
+                (folder / LOCK).unlink()
+            if is_new:
+                folder.rmdir()  # if nothing came into it
+        os.close(descriptor)
+
+
+def refuse_if_held(folder: Path) -> None:
+    """UserError if a run works there. Not for its own process, which would lose its lock by looking at it."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDWR)
+    except OSError:
+        return
+    try:
+        with suppress(OSError):
+            _lock(descriptor, folder / LOCK)
+    finally:
+        os.close(descriptor)
+
+
+def _locked(path: Path) -> tuple[int, str | None]:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            notice = _lock(descriptor, path)
+            if notice is not None or _is(descriptor, path):
+                _sign(descriptor)
+                return descriptor, notice
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # its holder took the file away between our opening and our lock
+
+
+def _lock(descriptor: int, path: Path) -> str | None:
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            raise _taken(path) from None
+        if error.errno not in _NO_LOCKS:
+            raise
+        return f"the file system of {path.parent} has no locks: nothing keeps a second run out of this folder"
+    return None
+
+
+def _is(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _sign(descriptor: int) -> None:
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    text = json.dumps({"host": socket.gethostname(), "process": os.getpid(), "since": since})
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, text.encode(), 0)
+
+
+def _taken(path: Path) -> UserError:
+    try:
+        by = json.loads(path.read_text())
+        who = f"process {by['process']} on {by['host']}, since {by['since']}"
+    except (OSError, ValueError, KeyError, TypeError):  # it has not signed yet
+        who = "another process"
+    fix = "wait for it or end it (SIGTERM saves first), or give another output or name"
+    return problem("output", f"a run is working in {path.parent}: {who}", fix)
