@@ -1,7 +1,8 @@
 """The training loop. It names no engine, no precision and no tracker.
 
 A step is one optimizer update tried: a window of micro-batches forward and backward, then the update. Losses and
-gradient norms stay on the device until the next point of the curve; only then are they read, checked and told.
+gradient norms stay on the device until the next point of the curve; only then are they read and told. An update whose
+gradients are not finite is not made all the same (numerics.py says how).
 """
 
 from __future__ import annotations
@@ -9,20 +10,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from drivetrain.config.run import RunConfig
 from drivetrain.data.loader import Window
-from drivetrain.engines.base import Engine, StepResult
+from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError
 from drivetrain.measure.meters import Meters
+from drivetrain.numerics import Pending, Recent, Trouble, Watch, end_if_stopped
 from drivetrain.optim import lr_factor
 from drivetrain.report import Status
+from drivetrain.rng import rng_mark
 from drivetrain.tracking.events import Evaluated, Event, Generated, StepDone
 from drivetrain.workloads.base import BestMetric
 
@@ -42,6 +43,11 @@ class Progress:
     evaluations_without_gain: int = 0
     last_evaluation: int = 0
     last_save: int = 0
+    recent: Recent = field(default_factory=Recent)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.recent, dict):  # as a checkpoint has it
+            self.recent = Recent(**self.recent)
 
     @property
     def skipped(self) -> int:
@@ -59,16 +65,7 @@ class Surroundings:
     best_metric: BestMetric
     meters: Meters
     generate: Callable[[], list[dict[str, Any]]] | None = None  # prompts answered, after each evaluation
-
-
-@dataclass(frozen=True)
-class Pending:
-    """A step whose numbers have not been read yet."""
-
-    step: int
-    indices: np.ndarray
-    loss: Tensor  # this rank's share
-    result: StepResult
+    troubled: Callable[[Trouble], None] = end_if_stopped  # called by all ranks; raises if the run cannot go on
 
 
 def train(
@@ -82,24 +79,28 @@ def train(
 ) -> Status:
     """Run from progress.step to total_steps. Progress is kept up to date in place."""
     factor = lr_factor(run.schedule, total_steps)
-    curve = Curve(run, engine, progress, steps_per_epoch, around)
+    watch = Watch(run.numerics, run.precision_spec.scaled, progress.recent, engine.summed)
+    curve = Curve(run, engine, progress, steps_per_epoch, around, watch)
     meters, before, start = around.meters, progress.elapsed_seconds, time.perf_counter()
     while progress.step < total_steps:
+        mark, was = rng_mark(), replace(progress)
         with meters.part("data"):
             window = next(windows)
         with meters.step(window.micro_batches):
             loss = engine.forward_backward(window.micro_batches)
             with meters.part("optimizer"):
                 lr_now = factor(progress.updates)
-                result = engine.optimizer_step(lr_now)
+                result = engine.optimizer_step(lr_now, watch.judge(progress.step + 1, loss))
         progress.step += 1
         progress.updates += not result.skipped
         progress.samples += len(window.indices)
-        curve.add(Pending(progress.step, window.indices, loss, result), lr_now)
+        curve.add(Pending(progress.step, window.indices, loss, result, mark, was), lr_now)
         progress.elapsed_seconds = before + time.perf_counter() - start
         due = _due(run, progress, total_steps, steps_per_epoch, around)
         if due.any or progress.step % run.tracking.log_every == 0:
             curve.flush()
+        elif watch.refused(progress.step):
+            curve.read()
         if due.evaluation:
             _evaluate(run, progress, around)
         stopping = due.evaluation and _patience_is_over(run, progress)
@@ -138,11 +139,18 @@ class Curve:
     """Steps waiting to be read; a flush checks all of them and tells the newest."""
 
     def __init__(
-        self, run: RunConfig, engine: Engine, progress: Progress, steps_per_epoch: int, around: Surroundings
+        self,
+        run: RunConfig,
+        engine: Engine,
+        progress: Progress,
+        steps_per_epoch: int,
+        around: Surroundings,
+        watch: Watch,
     ) -> None:
-        self._run, self._engine, self._progress = run, engine, progress
+        self._run, self._engine, self._progress, self._watch = run, engine, progress, watch
         self._steps_per_epoch, self._around = steps_per_epoch, around
         self._pending: list[Pending] = []
+        self._newest: Pending
         self._factor = 0.0
 
     def add(self, pending: Pending, factor: float) -> None:
@@ -155,25 +163,35 @@ class Curve:
                 "not finite for another reason than fp16's range: try precision=fp32, or a lower learning rate"
             )
 
-    def flush(self) -> None:
-        """One exchange and one transfer for all pending numbers.
+    def read(self) -> tuple[float, float] | None:
+        """One exchange and one transfer for all pending numbers; loss and norm of the newest.
 
-        RunError names the first step whose loss or gradient is not finite.
+        RunError names the first step whose loss or gradient is not finite, unless it was skipped.
         """
         if not self._pending:
+            return None
+        pending, self._pending = self._pending, []
+        losses = self._engine.summed(torch.stack([p.loss.float() for p in pending])).tolist()
+        norms = torch.stack([p.result.grad_norm.float() for p in pending]).tolist()
+        for each, loss, norm in zip(pending, losses, norms, strict=True):
+            trouble = self._watch.read(each, loss, norm)
+            if trouble is not None:
+                self._around.troubled(trouble)
+        self._newest = pending[-1]
+        return losses[-1], norms[-1]
+
+    def flush(self) -> None:
+        """Read what is pending and tell the newest step, unless it was left out of the training."""
+        numbers = self.read()
+        if numbers is None or self._watch.refused(self._newest.step):
             return
-        losses = self._engine.summed(torch.stack([p.loss.float() for p in self._pending])).tolist()
-        norms = torch.stack([p.result.grad_norm.float() for p in self._pending]).tolist()
-        for pending, loss, norm in zip(self._pending, losses, norms, strict=True):
-            _refuse_non_finite(pending, loss, norm)
-        newest, progress, around = self._pending[-1], self._progress, self._around
-        self._pending = []
+        newest, progress, around = self._newest, self._progress, self._around
         around.send(
             StepDone(
                 step=newest.step,
                 epoch=newest.step / self._steps_per_epoch,
-                loss=losses[-1],
-                grad_norm=norms[-1],
+                loss=numbers[0],
+                grad_norm=numbers[1],
                 lr=self._run.optimizer.lr * self._factor,
                 scale=newest.result.scale,
                 skipped_steps=progress.skipped,
@@ -182,23 +200,6 @@ class Curve:
                 elapsed_seconds=progress.elapsed_seconds,
             )
         )
-
-
-def _refuse_non_finite(pending: Pending, loss: float, norm: float) -> None:
-    what = None
-    if not math.isfinite(loss):
-        what = f"the loss is {loss}"
-    elif not math.isfinite(norm) and not pending.result.skipped:
-        what = f"the gradient norm is {norm} though the loss ({loss:.4g}) is finite"
-    if what is None:
-        return
-    shown = ", ".join(map(str, pending.indices[:16].tolist()))
-    more = f" and {len(pending.indices) - 16} more" if len(pending.indices) > 16 else ""
-    raise RunError(
-        f"step {pending.step}: {what}. The batch holds training samples {shown}{more}. Nothing was saved after the "
-        "last good checkpoint. Try a lower learning rate, a longer warm-up, loop.max_grad_norm=1, precision=fp32 or "
-        "bf16-mixed, and look at these samples"
-    )
 
 
 def _evaluate(run: RunConfig, progress: Progress, around: Surroundings) -> None:

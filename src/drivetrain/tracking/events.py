@@ -78,6 +78,23 @@ class Warned(Event):
 
 
 @dataclass(frozen=True)
+class Troubled(Event):
+    """A step whose loss or gradient spiked or was not finite."""
+
+    kind: ClassVar[str] = "trouble"
+    step: int
+    trouble: str  # not_finite, spike
+    action: str  # told, skipped, stopped
+    message: str
+    loss: float
+    grad_norm: float
+    usual_loss: float | None  # medians of the steps before
+    usual_grad_norm: float | None
+    samples: list[int]  # indices of the whole batch
+    kept: str | None  # folder with what is needed to replay it
+
+
+@dataclass(frozen=True)
 class RunFinished(Event):
     kind: ClassVar[str] = "run_finished"
     status: str  # completed, stopped_early, interrupted, failed

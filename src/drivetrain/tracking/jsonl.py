@@ -35,7 +35,7 @@ class JsonlTracker(Tracker):
                 _append(self._samples, ({"step": event.step, **sample} for sample in event.samples))
                 return
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
-            _append(self._path, [{"time": now, **_finite(event.as_dict())}])
+            _append(self._path, [{"time": now, **finite(event.as_dict())}])
         except OSError as error:
             raise RunError(
                 f"{self._path} cannot be written: {error.strerror}; make room, then go on with --resume"
@@ -68,11 +68,12 @@ def _cut_after(path: Path, step: int) -> None:
     aside.replace(path)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """With numbers that JSON does not have as strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return repr(value)
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

@@ -18,6 +18,7 @@ from drivetrain.tracking.events import (
     RunStarted,
     StepDone,
     Tracker,
+    Troubled,
     Warned,
 )
 
@@ -52,6 +53,8 @@ class ProgressTracker(Tracker):
         match event:
             case Warned():
                 self._print(f"[yellow]note[/] {escape(event.message)}")
+            case Troubled() if event.action != "stopped":  # else it is the run's error
+                self._print(f"[yellow]{event.trouble.replace('_', ' ')}[/] {escape(event.message)}")
             case RunStarted() if not self._quiet:
                 self._start(event)
             case StepDone() if not self._quiet:

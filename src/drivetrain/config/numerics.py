@@ -1,0 +1,41 @@
+"""What counts as numerical trouble, and what is done about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from drivetrain.config.base import Frozen, doc
+from drivetrain.config.engine import DeepspeedEngine, driving
+from drivetrain.errors import Problem
+
+
+class Numerics(Frozen):
+    spike_factor: float | None = doc(
+        "A loss or gradient norm above so many times its recent median is told as a spike; null: none is", 20.0, gt=1
+    )
+    skip: bool | Literal["spikes"] = doc(
+        "Leave out the update of a step whose loss or gradient is not finite, or (spikes) of one that spikes as well; "
+        "false: the first that is not finite ends the run",
+        False,
+    )
+    most_skips: int = doc("Steps that may be skipped among any hundred; one more ends the run", 10, gt=0, le=100)
+    keep_state: bool = doc(
+        "When such a step ends the run, keep weights and optimizer state as they were before it", True
+    )
+
+    @property
+    def skips_spikes(self) -> bool:
+        return self.skip == "spikes"
+
+
+def numerics_problems(numerics: Numerics, engine: Any) -> Iterator[Problem]:
+    own = driving(engine)
+    if numerics.skips_spikes and numerics.spike_factor is None:
+        why = "spikes was given, but numerics.spike_factor=null says that there are none"
+        yield Problem("numerics.skip", why, "give a factor, or numerics.skip=true")
+    if numerics.skips_spikes and isinstance(own, DeepspeedEngine) and own.stage > 0:
+        why = (
+            "DeepSpeed measures the norm and updates in one call: it leaves out what is not finite, and nobody else can"
+        )
+        yield Problem("numerics.skip", why, "give numerics.skip=true, or take engine=fsdp or ddp")

@@ -1,0 +1,245 @@
+"""`drivetrain replay`: one step of a run once more, on one process, looked at from within.
+
+The run is rebuilt from its folder, takes up the newest state it kept before the step, and goes forward to it as it
+did the first time: samples, schedule and generators are functions of the run file and that state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drivetrain.assemble import assemble
+from drivetrain.checkpoint.directory import steps, verify
+from drivetrain.checkpointing import RunCheckpoints
+from drivetrain.config.engine import DeepspeedEngine, FsdpEngine, SingleEngine, traits
+from drivetrain.config.load import load
+from drivetrain.config.machine import Machine
+from drivetrain.config.run import RunConfig
+from drivetrain.data.loader import MicroBatch, Window, training_windows
+from drivetrain.errors import UserError, problem
+from drivetrain.folder import RunFolder
+from drivetrain.hardware import detect
+from drivetrain.inspection import Inspection, inspected
+from drivetrain.launch.group import group_of_one
+from drivetrain.launch.variables import of_the_engine, variables
+from drivetrain.loop import Progress, Surroundings, train
+from drivetrain.low_bit import hush
+from drivetrain.measure.meters import Meters
+from drivetrain.measure.throughput import Stopwatch
+from drivetrain.optim import lr_factor
+from drivetrain.precision import arithmetic
+from drivetrain.ranks import Ranks
+from drivetrain.rng import restore_rng_state, rng_state
+from drivetrain.run import order_of, total_steps_of, window_slice
+from drivetrain.tracking.events import Event, Warned
+from drivetrain.tracking.jsonl import read_events
+from drivetrain.trouble import folder_of, read_trouble
+from drivetrain.workload_rules import best_metric
+
+MOST_ALONE = 256  # samples of a micro-batch that are tried one by one
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a step did. recorded: loss and norm of the first time, where they were written down."""
+
+    step: int
+    epoch: int
+    start: str  # the state that it began from
+    same_layout: bool
+    loss: float
+    grad_norm: float
+    recorded: tuple[float, float] | None
+    samples: list[int]
+    micro_batches: list[list[int]]
+    guilty: list[int] | None  # samples that give no finite loss each by itself; None: not tried
+    inspection: Inspection
+    shown: dict[int, str]  # samples for the eye
+
+    @property
+    def repeated(self) -> bool | None:
+        """Whether loss and norm are those of the first time, to the bit."""
+        return None if self.recorded is None else all(map(_same, self.recorded, (self.loss, self.grad_norm)))
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+def replay(path: Path, step: int, say: Say) -> Replay:
+    """UserError if the folder holds no run, or no such step."""
+    hush()
+    folder = RunFolder(path)
+    first, machine = _run_of(folder)
+    run = on_one_process(first).model_copy(update={"output": path})
+    with (
+        variables(of_the_engine(run, machine.device)),
+        group_of_one(traits(run.engine).spreads),
+        arithmetic(run.precision_spec, machine),
+    ):
+        return _Replayer(first, run, machine, folder, say).replayed(step)
+
+
+def on_one_process(run: RunConfig) -> RunConfig:
+    """The same training in one process: the same batches, cut as before as far as one process can."""
+    single: Any = SingleEngine()
+    if run.precision in traits(single).lacks:  # it keeps a second copy of the weights
+        single = DeepspeedEngine(stage=1) if run.precision == "fp16-master" else FsdpEngine()
+    if isinstance(run.engine, SingleEngine):
+        single = run.engine
+    batch = {"batch_size": run.global_batch, "batch_size_per_device": None}
+    share = math.ceil(run.global_batch / run.data_parallel_size)
+    cut = {"micro_batch_size": min(run.micro_batch, share)}
+    alone = {"engine": single, "processes": None if isinstance(single, SingleEngine) else 1, "nodes": 1}
+    plain = {"compile": False, "loader": run.loader.model_copy(update={"workers": 0})}
+    return run.model_copy(update={**batch, **cut, **alone, **plain})
+
+
+def _run_of(folder: RunFolder) -> tuple[RunConfig, Machine]:
+    if not folder.run_file.is_file():
+        raise problem("RUN", f"{folder.path} holds no run.yaml", "give the folder of a run, e.g. runs/digits")
+    run, problems = load(folder.run_file)
+    if run is None or problems:
+        raise UserError(problems)
+    return run, detect(run.device)
+
+
+class _Replayer:
+    def __init__(self, first: RunConfig, run: RunConfig, machine: Machine, folder: RunFolder, say: Say) -> None:
+        """first: the run as it was; run: as it is computed here."""
+        self._first, self._run, self._machine, self._folder, self._say = first, run, machine, folder, say
+
+    def replayed(self, step: int) -> Replay:
+        run, ranks, stopwatch = self._run, Ranks(), Stopwatch(torch.device(self._machine.device))
+        self._workload, self._engine = assemble(run, self._machine, ranks, training=True)
+        self._order = order_of(run, self._workload)
+        total = total_steps_of(run, self._order)
+        if not 1 <= step <= total:
+            raise problem("--step", f"{step} was given, and the run has {total} steps", f"give 1 to {total}")
+        try:
+            progress, start = self._started(step, ranks)
+            if progress.step < step - 1:
+                self._say(f"going forward from step {progress.step} to {step - 1}")
+                meters = Meters(self._machine, run.precision_spec, self._engine, False, stopwatch)
+                self._go(progress, step - 1, total, meters)
+            return self._looked_at(progress, step, total, start)
+        finally:
+            self._engine.close()
+
+    # --- to the step -------------------------------------------------------------------------------------------------
+
+    def _started(self, step: int, ranks: Ranks) -> tuple[Progress, str]:
+        """The newest state before the step: one that trouble kept, a checkpoint, or the beginning."""
+        metric, number = best_metric(self._run, self._workload), len(self._workload.train)
+        checkpoints = RunCheckpoints(
+            self._folder.checkpoints, self._run, self._engine, ranks, metric, number, self._tell
+        )
+        kept = steps(self._folder.checkpoints) + steps(folder_of(self._folder.trouble, step))
+        for path in sorted((path for path in kept if _step_of(path) < step), key=_step_of, reverse=True):
+            wrong = verify(path)
+            if not wrong:
+                self._say(f"starting from {path}")
+                return checkpoints.restore_from(path), str(path)
+            self._say(f"{path} is passed over: {'; '.join(wrong)}")
+        self._say("no checkpoint is from before it: starting from the beginning")
+        return Progress(), "the beginning"
+
+    def _tell(self, event: Event) -> None:
+        if isinstance(event, Warned):
+            self._say(event.message)
+
+    def _go(self, progress: Progress, until: int, total: int, meters: Meters) -> None:
+        """The run's own loop, without evaluations and saves, stopped after a step."""
+        around = Surroundings(
+            evaluate=None,
+            save=lambda _: None,
+            send=lambda _: None,
+            stop=lambda: progress.step >= until,
+            best_metric=best_metric(self._run, self._workload),
+            meters=meters,
+        )
+        windows = self._windows(range(progress.step, until))
+        with meters:
+            train(self._engine, windows, self._run, total, self._order.steps_per_epoch, progress, around)
+
+    def _windows(self, numbers: range) -> Iterator[Window]:
+        mine = window_slice(self._run, self._machine, self._workload, self._engine)
+        samples, collate = self._workload.train, self._workload.collate
+        return training_windows(samples, collate, self._order, numbers, mine, self._run.loader)
+
+    # --- the step ----------------------------------------------------------------------------------------------------
+
+    def _looked_at(self, progress: Progress, step: int, total: int, start: str) -> Replay:
+        [window] = self._windows(range(step - 1, step))
+        inspection, share = inspected(self._engine, self._workload, window.micro_batches)
+        loss = float(self._engine.summed(share))
+        factor = lr_factor(self._run.schedule, total)(progress.updates)
+        norm = float(self._engine.optimizer_step(factor, lambda _: True).grad_norm)
+        mine = window_slice(self._run, self._machine, self._workload, self._engine)
+        pieces = [piece.tolist() for piece in mine.pieces(window.indices)]
+        guilty = self._guilty(inspection, window, pieces)
+        return Replay(
+            step=step,
+            epoch=window.epoch,
+            start=start,
+            same_layout=self._run.engine == self._first.engine and not self._first.compile,
+            loss=loss,
+            grad_norm=norm,
+            recorded=recorded(self._folder, step),
+            samples=window.indices.tolist(),
+            micro_batches=pieces,
+            guilty=guilty,
+            inspection=inspection,
+            shown=self._shown(guilty or window.indices.tolist()[:3], window.epoch),
+        )
+
+    def _guilty(self, inspection: Inspection, window: Window, pieces: list[list[int]]) -> list[int] | None:
+        """The samples of the bad micro-batch whose loss is not finite by themselves, evaluated one by one."""
+        if inspection.micro_batch is None or inspection.micro_batch >= len(pieces):
+            return None
+        found = []
+        for index in pieces[inspection.micro_batch][:MOST_ALONE]:
+            sample = self._workload.train.load(index, window.epoch)
+            with _undisturbed():
+                alone = self._engine.evaluate([MicroBatch(self._workload.collate([sample]))], {})
+            if not math.isfinite(alone["loss"]):
+                found.append(index)
+        return found
+
+    def _shown(self, indices: list[int], epoch: int) -> dict[int, str]:
+        return {index: self._workload.shown(self._workload.train.load(index, epoch)) for index in indices[:3]}
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    state = rng_state()
+    yield
+    restore_rng_state(state)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.rpartition("step-")[2].split(".")[0])
+
+
+def recorded(folder: RunFolder, step: int) -> tuple[float, float] | None:
+    """Loss and norm that the run wrote down of a step, as trouble or as a point of the curve."""
+    noted = read_trouble(folder.trouble, step)
+    if noted is not None:
+        return float(noted["loss"]), float(noted["grad_norm"])
+    file = folder.path / "events.jsonl"
+    for event in read_events(file) if file.is_file() else ():
+        if event["event"] == "step" and event["step"] == step:
+            return float(event["loss"]), float(event["grad_norm"])
+    return None
+
+
+def _same(one: float, other: float) -> bool:
+    return one == other or (math.isnan(one) and math.isnan(other))
