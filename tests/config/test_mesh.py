@@ -50,6 +50,20 @@ def test_only_the_product_itself_is_a_world(pp: int, dp: int, cp: int, tp: int) 
     assert right == [pp * dp * cp * tp]
 
 
+def test_adapters_that_a_mesh_cannot_spread_are_told_with_the_degree() -> None:
+    def fields(engine: dict[str, Any], adapter: Any, **others: Any) -> list[str]:
+        found = problems(engine, adapter=adapter, **others)
+        return [problem.field for problem in found if problem.field != "adapter"]
+
+    assert fields({"tp": 2}, {"dora": True}) == ["adapter.dora"]
+    assert fields({"pp": 2}, "prefix") == ["adapter.method"]
+    assert fields({"tp": 2, "sequence_parallel": True}, {"dropout": 0.1}) == ["adapter.dropout"]
+    for adapter in ("lora", {"rslora": True}, {"pissa": True}, {"dropout": 0.1}, "ia3"):
+        assert not fields({"tp": 2}, adapter)
+    assert not fields({"pp": 2}, {"dora": True}, compile=True)
+    assert fields({"tp": 2}, "lora", compile=True) == ["compile"]
+
+
 def test_dp_left_out_is_what_the_others_leave() -> None:
     left = resolved(run({"tp": 2}, processes=8), CPU)
     assert left.data_parallel_size == 4

@@ -66,6 +66,11 @@ REFUSED = {
     "a GPU that is not there": ({"device": "cuda"}, "device", "no GPU"),
     "more ranks than samples": ({"engine": "ddp", "processes": 9}, "batch_size", "(8) < the devices that share it (9)"),
     "recompute under dp": ({"engine": "dp", "recompute": True}, "recompute", "engine=dp cannot have it"),
+    "offloading under dp": (
+        {"engine": "dp", "offload_activations": True},
+        "offload_activations",
+        "engine=dp cannot have it",
+    ),
     "compile under dp": ({"engine": "dp", "compile": True}, "compile", "engine=dp cannot have it"),
     "dp on two nodes": ({"engine": "dp", "nodes": 2}, "nodes", "engine=dp runs in one process"),
     "uneven shards": (
@@ -225,3 +230,12 @@ def test_a_hub_id_is_told_from_a_path_that_is_not_there(path: str, hub: bool) ->
 def test_rules_are_free_of_torch() -> None:
     program = "import sys, drivetrain.config.rules, drivetrain.config.load; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"offload_activations": True}, {"engine": {"name": "fsdp", "offload": True}, "processes": 2}]
+)
+def test_what_a_cpu_run_offloads_is_said_to_save_nothing(changes: dict[str, Any]) -> None:
+    (said,) = notices(config(**changes), CPU)
+    assert said.startswith("offloading saves nothing here")
+    assert not any("offloading" in notice for notice in notices(config(**changes), H100))

@@ -63,6 +63,7 @@ def train(folder: Path, name: str, *settings: str, data_limit: int | None = None
     return json.loads(report.read_text()) if done.returncode == 0 else " ".join((done.stdout + done.stderr).split())
 
 
+@pytest.mark.slow
 def test_a_pipeline_reports_its_bubble_and_what_it_sends(folder: Path) -> None:
     report = train(folder, "pp", "engine={name: mesh, pp: 2}", "micro_batch_size=4")
     assert report["engine"] == "mesh-pp2"

@@ -206,3 +206,10 @@ def test_defaults_are_told_as_the_run_file_has_them(tmp_path: Path) -> None:
     assert raw["recompute"] is True
     assert told["disable_gradient_checkpointing"] == "recompute: true; not given: the source's default"
     assert "#   recompute: true\n" in found.output.read_text()
+
+
+def test_unsloths_recompute_keeps_its_inputs_in_cpu_memory(tmp_path: Path) -> None:
+    raw = run_of(tmp_path, FIRST + "use_unsloth_gc: true\n")
+    assert (raw["recompute"], raw["offload_activations"]) == (True, True)
+    without = run_of(tmp_path, FIRST + "use_unsloth_gc: true\ndisable_gradient_checkpointing: true\n")
+    assert "offload_activations" not in without

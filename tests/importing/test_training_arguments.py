@@ -122,6 +122,10 @@ def test_recomputing_that_is_on_in_one_place_is_on(tmp_path: Path) -> None:
     assert of(tmp_path, **given)["recompute"] is True
 
 
+def test_activations_that_trl_moves_to_cpu_memory_are_moved(tmp_path: Path) -> None:
+    assert of(tmp_path, activation_offloading=True)["offload_activations"] is True
+
+
 def test_evaluating_by_steps_without_eval_steps_takes_the_logging_steps(tmp_path: Path) -> None:
     assert of(tmp_path, eval_strategy="steps", logging_steps=50)["evaluation"] == {"every_steps": 50}
     assert of(tmp_path, eval_strategy="steps")["evaluation"] == {"every_steps": 500}

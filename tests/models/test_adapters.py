@@ -234,6 +234,23 @@ def test_a_broken_note_of_the_base_is_as_none(content: str, base: Path, tmp_path
         adapters(base, {"path": saved})
 
 
+def test_linear_layers_whose_names_end_other_modules_names_are_told_apart(tmp_path: Path) -> None:
+    """Of Sequentials in each other: 0 is a layer, 1.0 none, 1.0.0 is one again."""
+
+    def build() -> Any:
+        torch.manual_seed(2)
+        inner = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.GELU()), nn.Linear(8, 8))
+        return nn.Sequential(nn.Linear(8, 8), inner)
+
+    ours = adapters(None, {"rank": 2})
+    model = moved(ours.fit(build()))
+    assert {name.partition(".lora_")[0] for name in trained(model)} == {"0", "1.0.0", "1.1"}
+    ours.write(model, trained(model), tmp_path)
+    theirs = peft.PeftModel.from_pretrained(build(), str(tmp_path)).eval()
+    x = torch.randn(5, 8)
+    torch.testing.assert_close(model(x), theirs(x))
+
+
 def test_a_target_that_does_not_exist_is_answered_with_the_nearest(base: Path) -> None:
     with pytest.raises(UserError) as told:
         adapters(base, {"targets": ["q_porj", "gate", "v_proj"]}).fit(plain(base))

@@ -26,6 +26,7 @@ from drivetrain.models.quantised_base import QuantisedLinear, quantise
 from tests.ranks import RankPool
 
 pytest.importorskip("bitsandbytes")
+pytest.importorskip("torchao")
 
 # Dettmers et al. 2023, appendix E
 NF4 = (
@@ -36,7 +37,9 @@ NF4 = (
 )
 SINGLE, DOUBLE = QuantisedBase(format="nf4", double=False), QuantisedBase(format="nf4")
 INT8 = QuantisedBase(format="int8")
-FORMATS = {"nf4": SINGLE, "nf4 double": DOUBLE, "int8": INT8}
+INT4, TORCHAO = QuantisedBase(format="int4", group_size=32), QuantisedBase(format="int8-torchao")
+FORMATS = {"nf4": SINGLE, "nf4 double": DOUBLE, "int8": INT8, "int4": INT4, "int8-torchao": TORCHAO}
+SLOW = ("int4", "int8-torchao")  # to compile
 Pools = Callable[[int], RankPool]
 each_format = pytest.mark.parametrize("config", FORMATS.values(), ids=FORMATS)
 
@@ -51,7 +54,7 @@ class Block(nn.Module):
 
 
 class Network(nn.Module):
-    def __init__(self, width: int = 48) -> None:
+    def __init__(self, width: int = 96) -> None:
         super().__init__()
         self.embedding = nn.Embedding(20, width)
         self.blocks = nn.ModuleList([Block(width), Block(width)])
@@ -153,6 +156,7 @@ def test_int8_codes_are_those_of_bitsandbytes_own_layer() -> None:
 def test_bytes_are_those_of_the_closed_forms() -> None:
     weights = 1024 * 768
     per_weight = {"nf4": 1 / 2 + 4 / 64, "nf4 double": 1 / 2 + 1 / 64 + 4 / (64 * 256), "int8": 1 + 4 / 768}
+    per_weight |= {"int4": 1 / 2 + 5 / 32, "int8-torchao": 1 + 4 / 768}
     for name, expected in per_weight.items():
         assert bytes_of(quantised(linear(768, 1024), FORMATS[name])) == pytest.approx(expected * weights, rel=1e-4)
 
@@ -258,7 +262,7 @@ def test_a_layer_without_numbers_is_laid_out_as_one_with_them(
 ) -> None:
     import bitsandbytes.functional
 
-    for inputs in (96, 51):
+    for inputs in (96, 64 if config.format == "int4" else 51):
         layer = quantised(linear(inputs, 33), config)
         with torch.device("meta"), monkeypatch.context() as patched:
             for name in ("quantize_4bit", "int8_vectorwise_quant"):  # whose tables would be made without numbers
@@ -271,7 +275,10 @@ def test_a_layer_without_numbers_is_laid_out_as_one_with_them(
 
 # 2026-11, torch 2.13: its compiler, of any autograd.Function
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@each_format
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param(config, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, config in FORMATS.items()],
+)
 def test_compile_leaves_outputs_and_gradients(config: QuantisedBase) -> None:
     layer = quantised(linear(), config)
     compiled = torch.compile(layer, fullgraph=True)
@@ -306,11 +313,11 @@ def test_a_name_skips_no_other_that_begins_alike() -> None:
 def test_tied_weights_and_the_layers_of_attention_stay_as_they_are() -> None:
     model = network()
     model.head.weight = model.embedding.weight
-    attention = nn.MultiheadAttention(48, 4)
+    attention = nn.MultiheadAttention(96, 4)
     model.add_module("attention", attention)
     assert "head" not in quantise(model, DOUBLE)
     assert model.head.weight is model.embedding.weight
-    attention(*[torch.randn(2, 48)] * 3)
+    attention(*[torch.randn(2, 96)] * 3)
 
 
 def test_a_layer_in_two_places_stays_one() -> None:

@@ -203,9 +203,9 @@ def engine_of(case: Case, work: TinyWorkload) -> Engine:
     )
 
 
-def run_case(case: Case) -> Curve:
-    """This rank's part; the weights on the first rank only."""
-    work = workload(case.model)
+def run_case(case: Case, work: TinyWorkload | None = None) -> Curve:
+    """This rank's part; the weights on the first rank only. work: in place of the one that the case names."""
+    work = work or workload(case.model)
     with fp32_products(case.precision != "fp32"):
         engine = engine_of(case, work)
         micro = -(-BATCH // case.processes // case.accumulation)
@@ -226,11 +226,13 @@ def run_cases(cases: Sequence[Case]) -> list[Curve]:
     return [run_case(case) for case in cases]
 
 
-def plain(case: Case) -> Curve:
-    """One process, whole batches, torch's own autocast and clipping: what every case must come to."""
-    work = workload(case.model)
-    model, optimizer = work.build_model(), case.updates
-    matrices, vectors = [p for p in model.parameters() if p.ndim > 1], [p for p in model.parameters() if p.ndim == 1]
+def plain(case: Case, work: TinyWorkload | None = None, given: nn.Module | None = None) -> Curve:
+    """One process, whole batches, torch's own autocast and clipping: what every case must come to. given: a model in
+    place of the workload's."""
+    work = work or workload(case.model)
+    model, optimizer = given or work.build_model(), case.updates
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices, vectors = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim == 1]
     groups = [{"params": matrices, "weight_decay": optimizer.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     updates: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=optimizer.lr)
     if optimizer.name == "sgd":

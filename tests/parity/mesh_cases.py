@@ -73,6 +73,7 @@ ADAPTERS: dict[str, tuple[dict[str, Any], Callable[[], PeftConfig]]] = {  # ours
     ),
 }
 QUANTISED = {"qlora": QuantisedBase(format="nf4"), "int8lora": QuantisedBase(format="int8")}
+WIDE = {"hidden_size": 128, "intermediate_size": 256}  # of which two ranks have whole blocks of NF4's codes
 PHI: dict[str, Any] = {"model_type": "phi", "resid_pdrop": 0.0, "embd_pdrop": 0.0, "qk_layernorm": True}
 VARIANTS: dict[str, dict[str, Any]] = {
     "grouped": {"num_key_value_heads": 2},
@@ -276,14 +277,14 @@ def _workload(case: MeshCase) -> Workload:
     if case.model == "vit":
         return TinyWorkload(pictures, Rows(62), Rows(37, seed=9))
     if case.model.startswith("sft"):
-        return chats("padded" not in case.model, "fused" in case.model)
+        return chats("padded" not in case.model, "fused" in case.model, WIDE if "wide" in case.model else {})
     config = {**LLAMA, **VARIANTS.get(case.model, {})}
     block = {"type": "language_model", "model": {"config": config}}
     data = {"train": str(text()), "length": LENGTH, "evaluation_fraction": 0.1}
     return Seeded(LanguageModel.model_validate({**block, "data": data}), seed=0)
 
 
-def chats(packing: bool, fused: bool) -> Seeded:
+def chats(packing: bool, fused: bool, sizes: Mapping[str, Any]) -> Seeded:
     """Conversations of one to three replies of uneven lengths, of which the replies are targets."""
     path = Path(tempfile.gettempdir()) / f"mesh-parity-{os.getpid()}.jsonl"
     generator = torch.Generator().manual_seed(12)
@@ -295,7 +296,7 @@ def chats(packing: bool, fused: bool) -> Seeded:
     turns = torch.randint(1, 4, (62,), generator=generator).tolist()
     rows = [[{"role": r, "content": words(5)} for _ in range(n) for r in ("user", "assistant")] for n in turns]
     path.write_text("\n".join(json.dumps({"messages": row}) for row in rows))
-    model = {"config": {**LLAMA, "vocab_size": 260}, "fused_loss": fused}
+    model = {"config": {**LLAMA, "vocab_size": 260, **sizes}, "fused_loss": fused}
     data = {"train": str(path), "template": "plain", "length": 60, "packing": packing, "evaluation_fraction": 0.1}
     block = {"type": "language_model", "stage": "sft", "model": model, "data": data}
     return Seeded(LanguageModel.model_validate(block), seed=0)
@@ -352,7 +353,8 @@ def logits_and_targets(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[T
 
 def plain(case: MeshCase) -> Curve:
     """One process, whole batches, each sample a padded row, torch's own autocast and clipping."""
-    work = workload(replace(case, model="sft-padded") if case.model.startswith("sft") else case)
+    padded = "sft-padded-wide" if "wide" in case.model else "sft-padded"
+    work = workload(replace(case, model=padded) if case.model.startswith("sft") else case)
     model, optimizer = work.build_model(), OPTIMIZERS[case.optimizer]
     if case.adapter in QUANTISED:
         round_weights(model, QUANTISED[case.adapter].format)

@@ -18,12 +18,17 @@ ENGINES = [
     {"name": "fsdp"},
     *({"name": "deepspeed", "stage": stage} for stage in (2, 3)),
 ]
+PARTS = {"sequence_parallel": True, "loss_parallel": True}
 CASES = [
     *(MeshCase({"name": "single"}, model=f"sft-{method}") for method in (*METHODS, "qlora", "int8lora")),
     *(MeshCase(engine, model="sft-lora") for engine in ENGINES),
     *(MeshCase(engine, model="sft-qlora") for engine in (ENGINES[1], ENGINES[-1])),
     MeshCase({"name": "fsdp"}, model="sft-pissa"),
     MeshCase({"name": "fsdp"}, "bf16-mixed", model="sft-qlora"),
+    MeshCase({"tp": 2}, model="sft-lora"),
+    MeshCase({"tp": 2}, model="sft-wide-qlora"),
+    MeshCase({"tp": 2}, model="sft-ia3"),
+    MeshCase({"pp": 2}, model="sft-lora"),
 ]
 REST = [
     *(MeshCase(engine, model="sft-qlora") for engine in (ENGINES[0], ENGINES[2])),
@@ -37,6 +42,18 @@ REST = [
     MeshCase({"name": "fsdp"}, "bf16-mixed", model="sft-lora"),
     MeshCase({"name": "fsdp"}, model="sft-lora", optimizer="adamw", recompute=True),
     MeshCase({"name": "accelerate", "driver": "fsdp"}, model="sft-lora"),
+    *(MeshCase({"tp": 2}, model=f"sft-{method}") for method in ("pissa", "int8lora")),
+    *(MeshCase({"tp": 2, **PARTS}, model=model) for model in ("sft-padded-lora", "sft-padded-ia3")),
+    MeshCase({"tp": 2, **PARTS}, model="sft-padded-wide-qlora"),
+    MeshCase({"tp": 2}, "bf16-mixed", model="sft-wide-qlora"),
+    MeshCase({"tp": 2}, model="sft-lora", optimizer="adamw", recompute=True),
+    MeshCase({"pp": 2}, model="sft-wide-qlora"),
+    MeshCase({"pp": 2, "schedule": "zero_bubble"}, model="sft-wide-qlora"),
+    MeshCase({"pp": 2}, model="sft-dora"),
+    MeshCase({"cp": 2}, model="sft-padded-lora"),
+    MeshCase({"dp": 2, "shard": True}, model="sft-wide-qlora"),
+    *(MeshCase({"dp": 2, "tp": 2, **shard}, model="sft-wide-qlora") for shard in ({}, {"shard": True})),
+    MeshCase({"pp": 2, "tp": 2}, model="sft-lora"),
 ]
 
 

@@ -82,6 +82,10 @@ def _precision(driver: str, given: str, into: Translation) -> None:
         into.set("mixed_precision", "precision", known[given])
     elif given == "fp16":
         into.set("mixed_precision", "precision", "fp16-mixed", "autocast over fp32 parameters")
+    elif given == "fp8" and driver != "deepspeed":
+        into.set("mixed_precision", "precision", "fp8-mixed", "the first linear layer too; there it stays in 16 bits")
+    elif given == "fp8":
+        into.note("mixed_precision", "refused", "DeepSpeed has no fp8 here; take DDP or FSDP, or bf16")
     else:
         into.note("mixed_precision", "later", f"{given} is not built yet")
 
@@ -146,7 +150,7 @@ FSDP: dict[str, Handler] = {
     "fsdp_min_num_params": field_of("engine.wrap_min_parameters"),
     "fsdp_offload_params": field_of("engine.offload"),
     "fsdp_activation_checkpointing": field_of("recompute"),
-    "fsdp_activation_checkpointing_offload": if_on(fated("later", "activations kept in CPU memory")),
+    "fsdp_activation_checkpointing_offload": if_on(field_of("offload_activations")),
     "fsdp_backward_prefetch": _BY_ITSELF,
     "fsdp_backward_prefetch_policy": _BY_ITSELF,
     "fsdp_forward_prefetch": _BY_ITSELF,
@@ -237,6 +241,33 @@ DYNAMO: dict[str, Handler] = {
 }
 
 
+def _fp8_backend(key: str, value: Any, into: Translation) -> None:
+    if str(value).upper() == "AO":
+        into.note(key, "unneeded", "fp8-mixed is torchao's")
+    else:
+        into.note(key, "changed", f"torchao's scales, taken anew from each tensor, in place of {value}'s")
+
+
+_ANEW = fated("unneeded", "scales are taken anew from each tensor")
+
+FP8: dict[str, Handler] = {
+    "backend": _fp8_backend,
+    "enable_fsdp_float8_all_gather": if_on(
+        fated("unneeded", "weights are gathered as they are kept: the same numbers")
+    ),
+    "pad_inner_dim": if_on(fated("unneeded", "products are padded where they need it")),
+    "fp8_format": fated("unneeded", "weights and inputs are e4m3, gradients e5m2"),
+    **dict.fromkeys(("margin", "interval", "amax_history_length", "amax_compute_algorithm"), _ANEW),
+    "use_autocast_during_eval": fated("unneeded", "it evaluates as it trains"),
+    "override_linear_precision": fated("unneeded", "all three products of a layer are in fp8"),
+    "optimization_level": fated("unneeded", "it is MS-AMP's"),
+}
+
+
+def _fp8(key: str, value: Any, into: Translation) -> None:
+    translated(value, FP8, into, f"{key}.")
+
+
 def _mesh(key: str, value: Any, into: Translation) -> None:
     """parallelism_config of FSDP2: how many replicate and how many shard."""
     given = {name.removeprefix("parallelism_config_"): size for name, size in (value or {}).items()}
@@ -272,7 +303,7 @@ KEYS: dict[str, Handler] = {
     "dynamo_config": _compiled,
     "dynamo_backend": _backend,
     "parallelism_config": if_on(_mesh),
-    "fp8_config": if_on(fated("later", "fp8")),
+    "fp8_config": if_on(_fp8),
     "megatron_lm_config": if_on(fated("refused", "Megatron-LM is no engine here")),
     "mpirun_config": if_on(fated("unneeded", "ranks are started by torch elastic")),
     "ipex_config": if_on(fated("unneeded", "PyTorch has taken it in")),

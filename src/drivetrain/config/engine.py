@@ -153,6 +153,7 @@ _NO_MASTER = dict.fromkeys(
     ("bf16-master", "fp16-master"), "it keeps no second copy of the weights; fsdp and deepspeed do"
 )
 _ONLY_MASTER = "DeepSpeed keeps master weights in fp32"
+_NO_FP8 = {"fp8-mixed": "torchao's layers for it were tried on single, ddp and fsdp alone"}
 
 
 ENGINES: dict[str, Traits] = {
@@ -163,8 +164,9 @@ ENGINES: dict[str, Traits] = {
         refuses={
             "compile": "nn.DataParallel copies the model for every step, and each copy would be compiled again",
             "recompute": "the recomputed forward would run on the original's weights instead of the replica's",
+            "offload_activations": "the forward would run on the original's weights instead of the replica's",
         },
-        lacks=_NO_MASTER,
+        lacks=_NO_MASTER | _NO_FP8,
     ),
     "ddp": Traits("DistributedDataParallel", spreads=True, lacks=_NO_MASTER),
     "fsdp": Traits(
@@ -173,10 +175,15 @@ ENGINES: dict[str, Traits] = {
     "deepspeed": Traits(
         "DeepSpeed ZeRO",
         spreads=True,
-        lacks={"fp16": f"{_ONLY_MASTER}: fp16-master", "bf16": f"{_ONLY_MASTER}: bf16-master"},
+        lacks={"fp16": f"{_ONLY_MASTER}: fp16-master", "bf16": f"{_ONLY_MASTER}: bf16-master"} | _NO_FP8,
     ),
     "accelerate": Traits("Hugging Face Accelerate", spreads=True),
-    "mesh": Traits("pipeline, data, context and tensor parallel on one mesh", spreads=True, lacks=_NO_MASTER),
+    "mesh": Traits(
+        "pipeline, data, context and tensor parallel on one mesh",
+        spreads=True,
+        refuses={"quantisation_aware": "tensor parallelism cuts rows, and with them the groups that share a scale"},
+        lacks=_NO_MASTER | _NO_FP8,
+    ),
 }
 
 # what a run file or an override may say for a whole block

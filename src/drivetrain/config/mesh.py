@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+from drivetrain.config.adapter import PROMPTS, Adapter
 from drivetrain.config.base import Frozen, doc
 from drivetrain.errors import Problem
 
@@ -124,6 +125,26 @@ def model_problems(engine: MeshEngine, config: dict[str, Any], where: str) -> It
         layers = config.get(name)
         if isinstance(layers, int) and layers < engine.pp:
             yield Problem(f"{where}.pp", f"{name} ({layers}) < pp ({engine.pp})", f"give at most {layers} stages")
+
+
+DROPS_APART = "with sequence_parallel each rank draws for itself, and adapters' copies on ranks would drop other inputs"
+NO_PROMPTS = "cuts models and sequences, and virtual tokens are put before those by a wrapper of PEFT's"
+
+
+def adapter_problems(engine: MeshEngine, adapters: Sequence[Adapter], compiles: bool) -> Iterator[Problem]:
+    """What of adapters cannot be spread. Those at a path are seen when the model is built."""
+    prompts = sorted({adapter.method for adapter in adapters if adapter.path is None and adapter.method in PROMPTS})
+    if prompts:
+        why = f"engine=mesh {NO_PROMPTS} ({', '.join(prompts)})"
+        yield Problem("adapter.method", why, "take engine=ddp, fsdp or deepspeed, or give lora")
+    if engine.tp > 1 and compiles:
+        why = f"PyTorch's compiler fails on adapters of layers that tp ({engine.tp}) ranks share"
+        yield Problem("compile", why, "leave it or engine.tp out")
+    if engine.sequence_parallel and any(adapter.dropout for adapter in adapters):
+        yield Problem("adapter.dropout", DROPS_APART, "leave it or engine.sequence_parallel out")
+    if engine.tp > 1 and any(adapter.dora for adapter in adapters):
+        why = f"DoRA measures whole rows of weights, of which each of tp ({engine.tp}) ranks has a part"
+        yield Problem("adapter.dora", why, "leave it or engine.tp out")
 
 
 def tied_stages(engine: MeshEngine, config: dict[str, Any], from_scratch: bool, where: str) -> Iterator[Problem]:

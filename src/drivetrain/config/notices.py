@@ -62,7 +62,7 @@ def _spread(run: RunConfig, machine: Machine) -> Iterator[str]:
         yield f"engine={name} has one device to spread over: give processes"
     if traits(run.engine).spreads and machine.device == "cpu" and run.world_size > machine.cpu_cores * run.nodes:
         yield f"{run.processes} processes share {machine.cpu_cores} cores: they wait for one another"
-    if machine.device == "cpu" and _offloads(engine):
+    if machine.device == "cpu" and (run.offload_activations or _offloads(engine)):
         yield "offloading saves nothing here: on a CPU run everything is in CPU memory already"
     if isinstance(run.workload, LanguageModel) and run.workload.stage == "sft" and needs_rows(run):
         yield f"batches are padded, not packed: engine={name} needs each sample in a row of its own; same result"

@@ -2,8 +2,9 @@
 
 Names follow the field: `bf16-mixed` and `fp16-mixed` are autocast over fp32 parameters; `bf16` and `fp16` keep and
 compute everything in that type; `bf16-master` and `fp16-master` compute with copies of fp32 weights in that type
-(Micikevicius et al. 2018; what FSDP's MixedPrecisionPolicy and DeepSpeed's bf16 and fp16 do). An engine translates the
-table; it never asks for a precision by name.
+(Micikevicius et al. 2018; what FSDP's MixedPrecisionPolicy and DeepSpeed's bf16 and fp16 do); `fp8-mixed` is
+`bf16-mixed` with the products of linear layers in 8 bits (models/fp8.py). An engine translates the table; it never asks
+for a precision by name.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-PrecisionName = Literal["fp32", "tf32", "fp16", "bf16", "fp16-mixed", "bf16-mixed", "fp16-master", "bf16-master"]
+PrecisionName = Literal[
+    "fp32", "tf32", "fp16", "bf16", "fp16-mixed", "bf16-mixed", "fp8-mixed", "fp16-master", "bf16-master"
+]
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class Precision:
     scaled: bool  # the loss is scaled, and a step that overflows is skipped
     cast: bool = False  # parameters are copied to `compute` for use; updates are made in their own dtype
     tf32: bool = False  # fp32 products may be rounded to tf32 on the way in
+    fp8: bool = False  # products of linear layers take 8-bit floats
 
 
 PRECISIONS: dict[str, Precision] = {
@@ -36,6 +40,7 @@ PRECISIONS: dict[str, Precision] = {
         Precision("bf16", "bfloat16", "bfloat16", autocast=False, scaled=False),
         Precision("fp16-mixed", "float32", "float16", autocast=True, scaled=True),
         Precision("bf16-mixed", "float32", "bfloat16", autocast=True, scaled=False),
+        Precision("fp8-mixed", "float32", "bfloat16", autocast=True, scaled=False, fp8=True),
         Precision("fp16-master", "float32", "float16", autocast=False, scaled=True, cast=True),
         Precision("bf16-master", "float32", "bfloat16", autocast=False, scaled=False, cast=True),
     )

@@ -10,14 +10,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from drivetrain.config import mesh
 from drivetrain.config.adapter import adapter_problems
 from drivetrain.config.engine import traits
 from drivetrain.config.engine_rules import engine_problems, engine_problems_here
 from drivetrain.config.language import LanguageData, LanguageModel
 from drivetrain.config.machine import Machine
 from drivetrain.config.mesh import MeshEngine
+from drivetrain.config.numerics import numerics_problems
+from drivetrain.config.optimizer_rules import FP8_FROM
+from drivetrain.config.quantisation_aware import quantisation_aware_problems
 from drivetrain.config.quantised import quantised_base_problems
 from drivetrain.config.resolve import resolved
+from drivetrain.config.restarts import restart_problems
 from drivetrain.config.run import RunConfig
 from drivetrain.config.workload import ImageClassification, TextClassification, UserModule
 from drivetrain.errors import Problem
@@ -25,7 +30,7 @@ from drivetrain.errors import Problem
 
 def check(run: RunConfig, machine: Machine) -> list[Problem]:
     """Every reason why this run cannot work on this machine."""
-    of_the_run = (_batch, engine_problems, _length, _model, _adapter, _paths)
+    of_the_run = (_batch, engine_problems, restart_problems, _length, _model, _adapter, _quantisation, _paths)
     of_the_machine = (_device, _precision, _processes, engine_problems_here)
     found = [problem for rule in of_the_run for problem in rule(run)]
     return found + [problem for rule in of_the_machine for problem in rule(run, machine)]
@@ -56,6 +61,7 @@ PRECISION_NEEDS: dict[str, Need] = {
     "bf16": Need(("cpu", "cuda"), (8, 0)),
     "fp16-mixed": Need(("cpu", "cuda"), (5, 3)),
     "bf16-mixed": Need(("cpu", "cuda"), (8, 0)),
+    "fp8-mixed": Need(("cuda",), FP8_FROM),
     "fp16-master": Need(("cuda",), (5, 3)),
     "bf16-master": Need(("cpu", "cuda"), (8, 0)),
 }
@@ -104,6 +110,7 @@ def _processes(run: RunConfig, machine: Machine) -> Iterator[Problem]:
 
 
 def _length(run: RunConfig) -> Iterator[Problem]:
+    yield from numerics_problems(run.numerics, run.engine)
     if (run.loop.epochs is None) == (run.loop.steps is None):
         neither = run.loop.epochs is None
         given = "neither was given" if neither else "both were given"
@@ -155,7 +162,7 @@ def _adapter(run: RunConfig) -> Iterator[Problem]:
     if run.recompute and any(adapter.method == "prefix" for adapter in run.adapter):
         yield Problem("recompute", "a block that is computed twice would see the prefix twice", "leave it out")
     if isinstance(run.engine, MeshEngine):
-        yield Problem("engine", "mesh does not know adapters yet", "give ddp, fsdp or deepspeed")
+        yield from mesh.adapter_problems(run.engine, run.adapter, run.compile)
     if isinstance(run.workload, LanguageModel):
         model = run.workload.model
         if model.train_last_blocks is not None:
@@ -163,6 +170,15 @@ def _adapter(run: RunConfig) -> Iterator[Problem]:
         if model.resize_vocabulary:
             why = "the new rows of the embedding would be of no base that the adapter could be loaded on"
             yield Problem("workload.model.resize_vocabulary", why, "resize and save the base first")
+
+
+def _quantisation(run: RunConfig) -> Iterator[Problem]:
+    if run.quantised_base is not None and run.precision_spec.fp8:
+        why = "quantised_base keeps codes, of which weights are made in 16 bits: no product would take 8-bit floats"
+        yield Problem("precision", why, "give bf16-mixed, or leave quantised_base out")
+    if run.quantisation_aware is not None:
+        has_codes = run.quantised_base is not None
+        yield from quantisation_aware_problems(run.quantisation_aware, run.precision_spec, run.adapter or (), has_codes)
 
 
 def model_tokenizer(run: RunConfig) -> str | None:

@@ -13,7 +13,9 @@ from drivetrain.config.adapter import Adapters
 from drivetrain.config.base import Frozen, doc
 from drivetrain.config.engine import DpEngine, EngineConfig, SingleEngine, traits
 from drivetrain.config.mesh import MeshEngine
+from drivetrain.config.numerics import Numerics
 from drivetrain.config.precision import PRECISIONS, Precision, PrecisionName
+from drivetrain.config.quantisation_aware import QuantisationAwareBlock
 from drivetrain.config.quantised import QuantisedBaseBlock
 from drivetrain.config.workload import Workload
 
@@ -30,11 +32,15 @@ class RunConfig(Frozen):
     workload: Annotated[Workload, Field(discriminator="type")] = doc("What is trained: model, data and task")
     adapter: Adapters | None = doc("Train adapters beside the frozen model: one block, or a list of them", None)
     quantised_base: QuantisedBaseBlock | None = doc("Keep the frozen model under adapters in 4 or 8 bits", None)
+    quantisation_aware: QuantisationAwareBlock | None = doc("Train linear layers to be quantised in the end", None)
     precision: PrecisionName = doc(", ".join(PRECISIONS), "fp32")
     scaler: training.Scaler = doc("Loss scaling (fp16-mixed, fp16-master)", training.Scaler())
     engine: EngineConfig = doc("How the run is spread over devices", SingleEngine())
     processes: int | None = doc("Ranks a node, one a device; left out, as many as it has GPUs", None, gt=0)
     nodes: int = doc("Machines the run is spread over", 1, gt=0)
+    min_nodes: int | None = doc("Machines that are enough to start, and to go on when others are lost", None, gt=0)
+    max_restarts: int = doc("Restarts from the newest good checkpoint after a process or a machine died", 0, ge=0)
+    grace_seconds: int = doc("Time to save in after SIGTERM or Ctrl-C; then ranks are ended", 300, gt=0)
     device: Literal["auto", "cpu", "cuda"] = doc("auto takes a GPU if there is one", "auto")
 
     batch_size: int | None = doc("Samples of one step over all devices: the global batch", None, gt=0)
@@ -45,6 +51,7 @@ class RunConfig(Frozen):
     loop: training.Loop = doc("Length of the run")
     optimizer: training.Optimizer = doc("Optimizer", training.Optimizer())
     schedule: training.Schedule = doc("Learning rate over the run", training.Schedule())
+    numerics: Numerics = doc("What is done about spikes and numbers that are not finite", Numerics())
     evaluation: training.Evaluation = doc("When and how to evaluate", training.Evaluation())
     checkpoints: training.Checkpoints = doc("When to save and what to keep", training.Checkpoints())
     tracking: training.Tracking = doc("Who listens to the run", training.Tracking())
@@ -52,6 +59,9 @@ class RunConfig(Frozen):
 
     recompute: bool | Literal["selective"] = doc(
         "Recompute activations in the backward pass: less memory, more time; selective keeps matrix products", False
+    )
+    offload_activations: bool = doc(
+        "Keep what the backward pass needs of the model's blocks in CPU memory: less GPU memory, more time", False
     )
     compile: bool = doc("Compile the model with torch.compile", False)
     allocator: Literal["keep", "system"] = doc(

@@ -138,7 +138,6 @@ class AccelerateDeepspeed(DeepspeedEngine):
         self._linear = nn.functional.linear
         plugin = DeepSpeedPlugin(hf_ds_config=self._json(model))
         made = accelerator(self._device, self._ranks.world, told_gpus=True, deepspeed_plugin=plugin)
-        if optimizer is None:
-            return made.prepare(model)
-        engine, _ = made.prepare(model, optimizer)
+        engine = made.prepare(model) if optimizer is None else made.prepare(model, optimizer)[0]
+        plugin.dschf = None  # as long as it lives Transformers builds models in pieces, those of a later engine too
         return engine

@@ -6,8 +6,8 @@ so that neither micro-batches nor ranks change the result.
 
 The wrap order, the same for every engine:
 
-    build → adapters → cut stage → tensor parallel → to device and dtype → recompute → compile → shard or replicate
-          → optimizer
+    build → adapters → cut stage → tensor parallel → to device and dtype → recompute → compile → offload
+          → shard or replicate → optimizer
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from drivetrain.workloads.base import Workload
 
 State = dict[str, Any]
 Part = Callable[[str], AbstractContextManager[Any]]  # times what runs within, under a name
+# the gradient norm → whether the update is refused: known, or a scalar on the device that nobody should wait for
+Judge = Callable[[Tensor], bool | Tensor]
 
 
 def untimed(_: str) -> AbstractContextManager[None]:
@@ -51,6 +53,7 @@ class EngineOptions:
     recompute: bool | Literal["selective"]
     compile: bool
     part: Part = untimed
+    offload_activations: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ class StepResult:
 
     grad_norm: Tensor  # scalar: the global norm before clipping, unscaled
     scale: float | None  # loss scale this step used
-    skipped: bool  # the step overflowed; weights and schedule stay
+    skipped: bool  # the step overflowed or was refused; weights and schedule stay
+    held: bool = False  # the judge's answer is on the device, and where it is true nothing was updated
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ class Engaged:
     trained_parameters: int
     parameter_dtype: str
     emulated: bool = False  # a CPU stand-in computed it
+    linear_layers: str | Literal[False] = False  # what was put in place of how many of them
 
 
 class Engine(ABC):
@@ -111,8 +116,11 @@ class Engine(ABC):
         """Shares that forward_backward returned (any shape), summed over the ranks. All ranks call it together."""
 
     @abstractmethod
-    def optimizer_step(self, lr_factor: float) -> StepResult:
-        """Unscale, clip, update at lr_factor times the peak rate, clear gradients."""
+    def optimizer_step(self, lr_factor: float, judge: Judge | None = None) -> StepResult:
+        """Unscale, clip, update at lr_factor times the peak rate, clear gradients.
+
+        judge: asked once on every rank, before the update where the engine makes it itself.
+        """
 
     @abstractmethod
     def evaluate(self, batches: Iterable[MicroBatch], metrics: Mapping[str, Metric]) -> dict[str, float]:
@@ -129,13 +137,13 @@ class Engine(ABC):
     def state_dict(self) -> State:
         """{"model", "optimizer", "engine"}, by global parameter names: what going on exactly needs.
 
-        Whole tensors, gathered one after the other; on the first rank only (elsewhere the parts are empty). All ranks
-        must call it.
+        This rank's: tensors that it has whole, and pieces of those that are spread. Nothing is gathered or copied. All
+        ranks must call it; together they have everything.
         """
 
     @abstractmethod
     def load_state_dict(self, state: State) -> None:
-        """Takes the whole state on every rank."""
+        """Takes the whole state on every rank, tensors in files that are read where they are looked at."""
 
     @abstractmethod
     def shapes(self) -> dict[str, torch.Size]:
@@ -143,7 +151,7 @@ class Engine(ABC):
 
     @abstractmethod
     def weights(self) -> dict[str, Tensor]:
-        """The model's part of the state."""
+        """The model's part of the state: whole tensors, gathered one after the other, on the first rank alone."""
 
     @abstractmethod
     def gradients(self) -> dict[str, Tensor]:

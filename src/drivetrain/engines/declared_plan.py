@@ -13,6 +13,7 @@ from torch import nn
 from drivetrain.engines.tensor_plan import SAME, SPLIT, SUMMED, matches
 from drivetrain.errors import Problem, UserError
 from drivetrain.memory.recompute import repeated_blocks
+from drivetrain.models.adapted_layers import layers_of
 
 FIELD = "workload.path (tensor_parallel)"
 MOST_SHOWN = 8
@@ -55,10 +56,11 @@ def _of_name(model: nn.Module, pattern: str, found: Sequence[str]) -> Iterator[P
 def _of_kind(model: nn.Module, pattern: str, style: str, found: Sequence[str]) -> list[Problem]:
     """A style on a layer that it does not split."""
     kind = nn.Linear if style in LINEAR else nn.Embedding if style in EMBEDDING else nn.Module
-    others = [name for name in found if not isinstance(model.get_submodule(name), kind)]
+    bare = layers_of(model)
+    others = [name for name in found if not isinstance(bare.get(name) or model.get_submodule(name), kind)]
     if not others:
         return []
-    module = model.get_submodule(others[0])
+    module = bare.get(others[0]) or model.get_submodule(others[0])
     why = f"{others[0]} is of type {type(module).__name__}; {style} splits {kind.__name__}"
     inside = [name for name in _layers(model) if matches(f"{pattern}.*", name)]
     fix = f"name its layers: {_shown(inside)}" if inside else "leave it out of the plan"
@@ -90,7 +92,7 @@ def _half_pairs(model: nn.Module, plan: Mapping[str, str]) -> Iterator[Problem]:
 
 def _half_pair(model: nn.Module, pattern: str, style: str, plan: Mapping[str, str]) -> Problem:
     first = style == "colwise"
-    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    linear = {name: layer for name, layer in layers_of(model).items() if isinstance(layer, nn.Linear)}
     lone = next(module for name, module in linear.items() if matches(pattern, name))
     near = [
         _general(name)
@@ -108,8 +110,7 @@ def _half_pair(model: nn.Module, pattern: str, style: str, plan: Mapping[str, st
 
 def _layers(model: nn.Module) -> list[str]:
     """Names of what can be split, the numbers of repeated parts as *."""
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding)]
-    return list(dict.fromkeys(map(_general, names)))
+    return list(dict.fromkeys(map(_general, layers_of(model))))
 
 
 def _general(name: str) -> str:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import copy
 import logging
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,17 +22,18 @@ from torch import Tensor, nn
 from drivetrain.config import engine as config
 from drivetrain.data.loader import MicroBatch
 from drivetrain.engines import zero_state
-from drivetrain.engines.base import Engaged, StepResult
+from drivetrain.engines.base import Engaged, Judge, StepResult
 from drivetrain.engines.eager import EagerEngine
-from drivetrain.engines.native import deepspeed_ready
+from drivetrain.engines.native import deepspeed_ready, swap_folder
 from drivetrain.engines.state import chosen, kept
 from drivetrain.engines.zero_config import zero_json
 from drivetrain.errors import RunError, problem
 from drivetrain.models.quantised_base import weights_of_codes
 from drivetrain.optim import OptimizerFactory, plainly
+from drivetrain.pieces import Piece
 from drivetrain.precision import autocast
-from drivetrain.ranks import Ranks
 
+T = TypeVar("T")
 LOG = logging.getLogger(__name__)
 
 
@@ -192,16 +192,19 @@ class DeepspeedEngine(EagerEngine):
         scaled = loss if self._scaled_by_zero else self._scaler.scale(loss)
         self._zero.backward(scaled, scale_wrt_gas=False)
 
-    def optimizer_step(self, lr_factor: float) -> StepResult:
+    def optimizer_step(self, lr_factor: float, judge: Judge | None = None) -> StepResult:
+        """DeepSpeed makes no update whose norm is not finite; the judge comes too late to refuse another."""
         if self._config.stage == 0:  # whole gradients, which DeepSpeed has averaged
-            return super().optimizer_step(lr_factor)
+            return super().optimizer_step(lr_factor, judge)
         self._at_rate(lr_factor)
         scale = self._scaler.get_scale() if self._scaler.is_enabled() else None
         self._zero.step()
         norm = torch.as_tensor(self._zero.get_global_grad_norm(), dtype=torch.float32, device=self._device)
-        skipped = scale is not None and bool(self._zero.optimizer.overflow)
+        skipped = bool(self._zero.optimizer.overflow)
         if scale is not None:
             self._rescale(skipped)
+        if judge is not None:
+            judge(norm)
         return StepResult(norm, scale, skipped)
 
     def _rescale(self, overflowed: bool) -> None:
@@ -233,6 +236,9 @@ class DeepspeedEngine(EagerEngine):
                 found[name] = whole.to("cpu", copy=True) if zero_state.is_sharded(held) else whole
         return found
 
+    def _own_weights(self) -> dict[str, Tensor | Piece]:
+        return _there({name: zero_state.own(held, self._ranks.rank) for name, held in self._held().items()})
+
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         held = self._held()
         for name, value in weights.items():
@@ -251,9 +257,8 @@ class DeepspeedEngine(EagerEngine):
         parameters = self._linked(optimizer)
         state = {}
         for name in [name for names in self._groups for name in names] if flat is not None else []:
-            whole = {key: zero_state.moment(parameters[name], key).cpu() for key in moments}
-            if self._ranks.is_first:
-                state[name] = {**whole, **copy.deepcopy(counters)}
+            own = {key: zero_state.own_moment(parameters[name], key, self._ranks.rank) for key in moments}
+            state[name] = {**_there(own), **copy.deepcopy(counters)}
         groups = [
             {**{key: value for key, value in group.items() if key != "params"}, "params": names}
             for group, names in zip(optimizer.param_groups, self._groups, strict=True)
@@ -319,18 +324,6 @@ class DeepspeedEngine(EagerEngine):
             shutil.rmtree(self._swap, ignore_errors=True)
 
 
-def swap_folder(parent: Path | None, ranks: Ranks) -> Path:
-    """A folder of this run alone: DeepSpeed's own file names are the same in every run."""
-    assert parent is not None, "a rule asks for it"
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        folder = ranks.on_first(lambda: Path(tempfile.mkdtemp(prefix="drivetrain-", dir=parent)))
-        folder.mkdir(exist_ok=True)  # on the disks of other machines
-    except OSError as error:
-        raise problem("engine.nvme_path", f"cannot be written: {error}", "give a folder on that disk") from None
-    return folder
-
-
 def _without_fused_sgd(
     cls: type[torch.optim.Optimizer], groups: list[dict[str, Any]], arguments: dict[str, Any]
 ) -> torch.optim.Optimizer:
@@ -338,6 +331,11 @@ def _without_fused_sgd(
     if cls is torch.optim.SGD:
         arguments = {key: value for key, value in arguments.items() if key != "fused"}
     return plainly(cls, groups, arguments)
+
+
+def _there(held: Mapping[str, T | None]) -> dict[str, T]:
+    """What this rank has; the rest lies in others' partitions."""
+    return {name: value for name, value in held.items() if value is not None}
 
 
 def _kinds(flat: Any, state: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from drivetrain.data.loader import MicroBatch
-from drivetrain.engines.base import Engaged, Engine, EngineOptions, State, StepResult
+from drivetrain.engines.base import Engaged, Engine, EngineOptions, Judge, State, StepResult
+from drivetrain.engines.products import computing_in, replaced
+from drivetrain.engines.refusal import update
 from drivetrain.engines.state import (
     gathered,
     kept,
@@ -28,9 +30,11 @@ from drivetrain.engines.state import (
     optimizer_state,
     optimizer_tensors,
 )
+from drivetrain.memory.offload import Offload, offload_activations
 from drivetrain.memory.recompute import apply_recompute, repeated_blocks
 from drivetrain.models.quantised_base import weights_of_codes
 from drivetrain.optim import OptimizerFactory
+from drivetrain.pieces import Piece, piece_of
 from drivetrain.precision import autocast, dtype
 from drivetrain.ranks import Ranks
 from drivetrain.rng import restore_rng_state, rng_state
@@ -41,6 +45,7 @@ class EagerEngine(Engine):
     """An engine of this kind says how the model is wrapped, and the little that follows from it."""
 
     _scaler_type: type[torch.amp.GradScaler] = torch.amp.GradScaler
+    _offload: Offload | None = None
 
     def __init__(self, config: Any, options: EngineOptions, ranks: Ranks) -> None:
         self._config, self._options, self._ranks = config, options, ranks
@@ -82,7 +87,9 @@ class EagerEngine(Engine):
         return build(self._model)
 
     def _compile(self) -> None:
-        self._model.compile()  # in place: parameter names stay
+        """In place: parameter names stay. By block where activations leave them, which compiled code cannot do."""
+        for module in self._blocks() if self._options.offload_activations else [self._model]:
+            module.compile()
 
     @property
     def _inference(self) -> nn.Module:
@@ -93,11 +100,13 @@ class EagerEngine(Engine):
 
     def setup(self, workload: Workload, build_optimizer: OptimizerFactory | None) -> None:
         self._workload, self._trains = workload, build_optimizer is not None
-        self._model = self._built(workload)
+        self._model = computing_in(self._built(workload), self._options.precision)
         if self._options.recompute:
             apply_recompute(self._model, self._options.recompute == "selective", self._blocks())
         if self._options.compile:
             self._compile()
+        if self._options.offload_activations:
+            self._offload = offload_activations(self._model, self._blocks())
         self._forward = self._wrap(self._model)
         if build_optimizer is not None:
             self._optimizer = self._build_optimizer(build_optimizer)
@@ -133,10 +142,12 @@ class EagerEngine(Engine):
             global_parameters=sum(p.numel() * stands.get(id(p), 1) for p in parameters),
             trained_parameters=sum(p.numel() for p in parameters if p.requires_grad),
             parameter_dtype=", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
+            linear_layers=replaced(self._model, self._options.precision, self._workload),
         )
 
     def measured(self) -> dict[str, Any]:
-        return {"held_bytes": self._held_bytes()} if self._optimizer is not None else {}
+        held = {"held_bytes": self._held_bytes()} if self._optimizer is not None else {}
+        return held if self._offload is None else {**held, "offloaded_bytes": self._offload.moved_bytes}
 
     def _held_bytes(self) -> dict[str, int]:
         """On this rank, between steps, but for gradients: those are there at the end of a window."""
@@ -192,16 +203,16 @@ class EagerEngine(Engine):
         summed = self._ranks.sum_soon(torch.tensor(count, device=self._device))
         return lambda: summed().clamp(min=1)
 
-    def optimizer_step(self, lr_factor: float) -> StepResult:
+    def optimizer_step(self, lr_factor: float, judge: Judge | None = None) -> StepResult:
         optimizer = self._at_rate(lr_factor)
         self._scaler.unscale_(optimizer)  # before the norm, so that clipping sees true gradients
         grad_norm = self._clip()
         scale = self._scaler.get_scale() if self._scaler.is_enabled() else None
-        self._scaler.step(optimizer)
+        refused, held = update(self._scaler, optimizer, grad_norm, judge)
         self._scaler.update()
         optimizer.zero_grad(set_to_none=True)
-        skipped = scale is not None and self._scaler.get_scale() < scale
-        return StepResult(grad_norm, scale, skipped)
+        skipped = refused or (scale is not None and self._scaler.get_scale() < scale)
+        return StepResult(grad_norm, scale, skipped, held)
 
     def _at_rate(self, lr_factor: float) -> torch.optim.Optimizer:
         assert self._optimizer is not None, "set up for evaluation only"
@@ -280,13 +291,16 @@ class EagerEngine(Engine):
     def state_dict(self) -> State:
         assert self._optimizer is not None, "set up for evaluation only"
         return {
-            "model": self.weights(),
+            "model": self._own_weights(),
             "optimizer": self._optimizer_state(self._optimizer),
             "engine": {"scaler": self._scaler.state_dict()},
         }
 
+    def _own_weights(self) -> dict[str, Tensor | Piece]:
+        return {name: piece_of(held) for name, held in kept(self._model, self._model.state_dict()).items()}
+
     def _optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        return optimizer_state(self._model, optimizer, self._gather)
+        return optimizer_state(self._model, optimizer)
 
     def load_state_dict(self, state: State) -> None:
         assert self._optimizer is not None, "set up for evaluation only"
@@ -327,8 +341,7 @@ class EagerEngine(Engine):
 
     def save_assets(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
         self._workload.save_assets(self._model, folder)
-        if self._workload.adapters is not None:
-            self._workload.adapters.write(self._model, weights, folder)
+        self._workload.write_parts(self._model, weights, folder)
 
     def check_base(self, folder: Path) -> list[str]:
         return [] if self._workload.adapters is None else self._workload.adapters.check(folder)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -22,27 +23,29 @@ from torchmetrics import Metric
 
 from drivetrain.config.mesh import MeshEngine as Config
 from drivetrain.data.loader import MicroBatch
-from drivetrain.engines.base import Engaged, EngineOptions, State, StepResult
+from drivetrain.engines.base import Engaged, EngineOptions, Judge, State, StepResult
 from drivetrain.engines.context_parallel import part_of
 from drivetrain.engines.eager import EagerEngine
 from drivetrain.engines.fsdp import SameParameters, ready_to_shard, shard_outermost
 from drivetrain.engines.gradient_sum import GradientSum, sum_gradients
 from drivetrain.engines.mesh_state import (
     Held,
+    check_stages,
     groups_of,
     joined_groups,
     load_own_state,
-    optimizer_items,
+    own_state,
     shards,
     stages_items,
 )
 from drivetrain.engines.pipeline import Pipeline
 from drivetrain.engines.places import MeshScaler, Place
 from drivetrain.engines.spread import spread
-from drivetrain.engines.state import gathered, load_weights, local_part
+from drivetrain.engines.state import gathered, kept, load_weights
 from drivetrain.engines.trial import Trial, exact
 from drivetrain.errors import RunError
 from drivetrain.optim import OptimizerFactory
+from drivetrain.pieces import Piece
 from drivetrain.precision import arithmetic, autocast, dtype
 from drivetrain.ranks import Ranks
 from drivetrain.workloads.base import Batch, Workload
@@ -108,7 +111,7 @@ class MeshEngine(EagerEngine):
         return build(self._held, made)
 
     def _check_engaged(self) -> None:
-        self._check_pieces()
+        self._part.check_pieces(self._held, self._copies, self._ranks, self._device)
         summed = self._tried()
         self._partial = [p for name, p in self._model.named_parameters() if name in summed]
         self._held.clear_gradients()
@@ -142,20 +145,12 @@ class MeshEngine(EagerEngine):
         if not self._tries:
             super()._ready_to_train()
 
-    def _check_pieces(self) -> None:
-        pieces = sum(local_part(p).numel() / self._copies(p) for p in self._model.parameters())
-        held = torch.tensor(pieces, dtype=torch.float64, device=self._device)
-        total = sum(self._part.whole[name].numel() for name in self._part.trains)
-        found = int(self._ranks.sum(held).round())
-        if found != total:
-            raise RunError(f"engine=mesh: the ranks hold {found:,} different parameters together, not {total:,}")
-
     def engaged(self) -> Engaged:
-        sizes = {name: self._part.whole[name].numel() for name in self._part.trains}
+        sizes = self._part.sizes
         return Engaged(
             wrapper=f"{type(self._forward).__name__} on {self._place}",
             world_size=self._ranks.world,
-            local_parameters=sum(p.numel() for p in self._held.parameters()),
+            local_parameters=sum(self._part.held(self._held).values()),
             global_parameters=sum(sizes.values()),
             trained_parameters=sum(sizes[name] for name, trains in self._part.trains.items() if trains),
             parameter_dtype=", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in self._held.parameters()})),
@@ -234,8 +229,8 @@ class MeshEngine(EagerEngine):
         summed = self._ranks.sum_soon(torch.tensor(own, device=self._device))
         return lambda: summed().clamp(min=1)
 
-    def optimizer_step(self, lr_factor: float) -> StepResult:
-        result = super().optimizer_step(lr_factor)
+    def optimizer_step(self, lr_factor: float, judge: Judge | None = None) -> StepResult:
+        result = super().optimizer_step(lr_factor, judge)
         self._held.clear_gradients()
         return result
 
@@ -303,34 +298,41 @@ class MeshEngine(EagerEngine):
     # --- state -------------------------------------------------------------------------------------------------------
 
     def shapes(self) -> dict[str, torch.Size]:
-        return dict(self._part.whole)
+        return kept(self._model, self._part.whole)
 
     def _of_all_stages(self, own: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         return stages_items(self._ranks, self._config.pp, self._place.leads, own)
 
     def weights(self) -> dict[str, Tensor]:
-        state = self._model.state_dict()
+        state, names = kept(self._model, self._model.state_dict()), self.shapes().keys()
         own = ((name, gathered(held)) for name, held in state.items() if name in self._part.speaks_for)
         found = self._of_all_stages((name, whole.cpu()) for name, whole in own)
-        if self._ranks.is_first and found.keys() != self._part.whole.keys():
-            raise RunError(f"no stage has {', '.join(self._part.whole.keys() - found.keys())}")
-        return {name: found[name] for name in self._part.whole if name in found}
+        if self._ranks.is_first and found.keys() != names:
+            raise RunError(f"no stage has {', '.join(names - found.keys())}")
+        return {name: found[name] for name in names if name in found}
 
     def state_dict(self) -> State:
         if self._same is not None:
             self._same.check()
         return super().state_dict()
 
+    def _own_weights(self) -> dict[str, Tensor | Piece]:
+        own = {name: held for name, held in super()._own_weights().items() if name in self._part.speaks_for}
+        check_stages(self._ranks.all_gather(list(own) if self._place.leads else []), self.shapes())
+        return own
+
     def _optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        state = self._of_all_stages(optimizer_items(self._held, optimizer))
-        of_stages = self._ranks.gather(groups_of(optimizer, self._held) if self._place.leads else [])
-        if of_stages is None:
-            return {"state": {}, "param_groups": []}
-        order = [name for name in self._part.whole if name in state]
-        return {"state": {n: state[n] for n in order}, "param_groups": joined_groups(of_stages, self._part.whole)}
+        of_stages = self._ranks.all_gather(groups_of(optimizer, self._held) if self._place.leads else [])
+        groups = joined_groups(of_stages, self._part.whole)
+        return {"state": own_state(self._held, optimizer), "param_groups": groups}
 
     def _load_optimizer_state(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
         load_own_state(self._held, optimizer, saved)
+
+    def save_assets(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
+        self._workload.save_assets(self._model, folder)
+        if self._workload.adapters is not None:
+            self._workload.adapters.write(self._part.outline or self._model, weights, folder)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         own = self._model.state_dict()

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from drivetrain.config.mesh import MeshEngine
+from drivetrain.config.mesh import NO_PROMPTS, MeshEngine
 from drivetrain.engines import tensor_parallel, tensor_plan
 from drivetrain.engines.anatomy import Anatomy, balanced
 from drivetrain.engines.base import EngineOptions
 from drivetrain.engines.context_parallel import Ulysses, use_ulysses
 from drivetrain.engines.cut import Link, cut
 from drivetrain.engines.declared_plan import check_declared
+from drivetrain.engines.mesh_state import Held
 from drivetrain.engines.pipeline import Pipeline
 from drivetrain.engines.places import Place
 from drivetrain.engines.trial import Trial
-from drivetrain.errors import problem
+from drivetrain.errors import RunError, problem
 from drivetrain.memory.recompute import repeated_blocks
+from drivetrain.models.quantised_base import weights_of_codes
 from drivetrain.precision import dtype
+from drivetrain.ranks import Ranks
 from drivetrain.workloads.base import Workload
 
 
@@ -32,8 +37,27 @@ class Part:
     whole: dict[str, torch.Size]  # of all weights, those of other ranks too
     trains: dict[str, bool]  # of all parameters
     speaks_for: set[str]  # of the state that it has, what no other stage saves
+    stands: dict[str, int]  # of codes: weights that each of their numbers stands for, none where they are scales
     pipeline: Pipeline | None = None
     attention: Ulysses | None = None
+    outline: nn.Module | None = None  # the whole model without numbers, where this is a stage that writes adapters
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Numbers in each whole parameter; in codes, weights."""
+        return {name: self.whole[name].numel() * self.stands.get(name, 1) for name in self.trains}
+
+    def held(self, own: nn.Module) -> dict[str, int]:
+        """The same of what a rank holds."""
+        return {name: p.numel() * self.stands.get(name, 1) for name, p in own.named_parameters()}
+
+    def check_pieces(self, held: Held, copies: Callable[[Tensor], float], ranks: Ranks, device: torch.device) -> None:
+        """RunError unless the ranks hold all of each parameter together. copies: ranks that hold the same piece."""
+        pieces = sum(count / copies(held.whole(name)) for name, count in self.held(held).items())
+        found = int(ranks.sum(torch.tensor(pieces, dtype=torch.float64, device=device)).round())
+        total = sum(self.sizes.values())
+        if found != total:
+            raise RunError(f"engine=mesh: the ranks hold {found:,} different parameters together, not {total:,}")
 
 
 def spread(
@@ -42,8 +66,11 @@ def spread(
     """In place. model: on the CPU, in its dtype. UserError for what cannot be cut or split so."""
     whole = {name: tensor.shape for name, tensor in model.state_dict().items()}
     trains = {name: p.requires_grad for name, p in model.named_parameters()}
+    codes = weights_of_codes(model)
+    stands = {name: codes[id(p)] for name, p in model.named_parameters() if id(p) in codes}
     _check_layers_stay(model, config, place)
-    blocks, pipeline, attention = repeated_blocks(model), None, None
+    _check_no_prompts(workload)
+    blocks, pipeline, attention, outline = repeated_blocks(model), None, None, None
     speaks_for = set(whole)
     plan = _plan(model, workload, config, options) if config.tp > 1 else {}
     if config.pp > 1:
@@ -54,6 +81,8 @@ def spread(
         own = balanced(anatomy.costs, config.pp)[place.at["pp"]]
         mine = {anatomy.blocks[number] for number in own}
         blocks = [block for name, block in model.named_modules() if name in mine]
+        if workload.adapters is not None and place.leads and place.at["pp"] == 0:
+            outline = _outline(model)
         link = Link()
         speaks_for = cut(model, anatomy, own, link)
         pipeline = _pipeline(model, link, anatomy, config, place, options)
@@ -65,7 +94,20 @@ def spread(
     if plan:
         parallel = {"sequence_parallel": config.sequence_parallel, "loss_parallel": config.loss_parallel}
         tensor_parallel.split(model, place.required("tp"), plan, **parallel)
-    return Part(blocks, whole, trains, speaks_for, pipeline, attention)
+    return Part(blocks, whole, trains, speaks_for, stands, pipeline, attention, outline)
+
+
+def _outline(model: nn.Module) -> nn.Module:
+    """A copy whose tensors are on the meta device."""
+    empty: dict[int, Any] = {id(buffer): buffer.to("meta") for buffer in model.buffers()}
+    for p in model.parameters():
+        empty[id(p)] = nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad)
+    return copy.deepcopy(model, empty)
+
+
+def _check_no_prompts(workload: Workload) -> None:
+    if workload.adapters is not None and workload.adapters.positions:
+        raise problem("adapter", f"a mesh {NO_PROMPTS}", "take engine=ddp, fsdp or deepspeed")
 
 
 def _check_layers_stay(model: nn.Module, config: MeshEngine, place: Place) -> None:

@@ -25,8 +25,10 @@ from torch.distributed.tensor.parallel import (
 )
 
 from drivetrain.engines.masks import own_masks
+from drivetrain.engines.tensor_adapters import fitted
 from drivetrain.engines.tensor_plan import SUMMED, head_of, joints_of
 from drivetrain.errors import problem
+from drivetrain.models.adapted_layers import layers_of
 
 
 def split(
@@ -42,12 +44,9 @@ def split(
 
     plan: may name modules that are not there, such as those of another pipeline stage.
     """
-    modules = dict(model.named_modules())
-    here = {
-        name: style
-        for name, style in plan.items()
-        if isinstance(modules.get(name), nn.Linear | nn.Embedding) or (style == SUMMED and name in modules)
-    }
+    modules, layers = dict(model.named_modules()), layers_of(model)
+    here = {n: style for n, style in plan.items() if n in layers or (style == SUMMED and n in modules)}
+    trains = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     head, joints, tied = head_of(model), joints_of(model, here), _tied(model)
     styles = {name: _style(style) for name, style in here.items() if style != SUMMED}
     if sequence_parallel:
@@ -57,13 +56,15 @@ def split(
     if loss_parallel and head in styles:
         inputs = Shard(1) if sequence_parallel else Replicate()
         styles[head] = ColwiseParallel(input_layouts=inputs, output_layouts=Shard(-1), use_local_output=False)
-    parallelize_module(model, mesh, styles)
+    parallelize_module(model, mesh, fitted(styles, modules))
     _tie(tied)
+    for name, parameter in model.named_parameters():  # SequenceParallel lets all require gradients
+        parameter.requires_grad_(trains[name])
     if not sequence_parallel:  # under which ranks draw from streams of their own throughout
         own_masks(model, here, mesh.get_local_rank())
-    for name in styles:
-        if isinstance(modules[name], nn.Embedding):
-            modules[name].register_forward_hook(_arrived)
+    for name in styles.keys() & layers.keys():
+        if isinstance(layers[name], nn.Embedding):
+            layers[name].register_forward_hook(_arrived)
     if loss_parallel and head in styles:
         modules[head].register_forward_hook(_whole_logits)
 

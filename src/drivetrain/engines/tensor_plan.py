@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-import torch
 from torch import nn
 
-from drivetrain.config.mesh import HEADS
+from drivetrain.config.mesh import DROPS_APART, HEADS
+from drivetrain.engines.masks import drops
 from drivetrain.errors import Problem, UserError, problem
+from drivetrain.models.adapted_layers import adapted_layers, layers_of, variants
+from drivetrain.models.quantised_linear import QuantisedLinear
 
 # as Transformers names them
 SPLIT = ("colwise", "rowwise", "colwise_gather_output", "rowwise_split_input", "embedding_rowwise")
@@ -31,7 +33,7 @@ def plan_of(model: nn.Module, declared: Mapping[str, str] | None) -> dict[str, s
         return _derived(model)
     patterns = declared or getattr(model, "_tp_plan", None) or {}
     modules = dict(model.named_modules())
-    split = [name for name, module in modules.items() if isinstance(module, nn.Linear | nn.Embedding)]
+    split = list(layers_of(model))
     whole = [name for name, module in modules.items() if next(module.parameters(recurse=False), None) is not None]
     found: dict[str, str] = {}
     for pattern, given in patterns.items():
@@ -59,8 +61,7 @@ def is_derived(model: nn.Module, declared: Mapping[str, str] | None) -> bool:
 def _derived(model: nn.Module) -> dict[str, str]:
     """From the layers' names; a feed-forward or attention part counts only if it has both kinds."""
     found: dict[str, str] = {}
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    for name in linear:
+    for name in (name for name, layer in layers_of(model).items() if isinstance(layer, nn.Linear)):
         within = re.search(r"\.\d+\.(.+)$", name)  # of a repeated block
         if within is None:
             continue
@@ -82,7 +83,13 @@ def check_fits(
 ) -> None:
     """UserError with all heads and features that cannot be split evenly, and options that the model is not made for."""
     problems = list(
-        dict.fromkeys([*_uneven(model, plan, ranks), *_options(model, plan, sequence_parallel, loss_parallel)])
+        dict.fromkeys(
+            [
+                *_uneven(model, plan, ranks),
+                *_options(model, plan, sequence_parallel, loss_parallel),
+                *_adapters(model, plan, sequence_parallel),
+            ]
+        )
     )
     if problems:
         raise UserError(problems)
@@ -96,14 +103,17 @@ def _uneven(model: nn.Module, plan: Mapping[str, str], ranks: int) -> Iterator[P
                 yield Problem(
                     "engine.tp", f"{field} ({heads}) is no multiple of tp ({ranks})", f"give a divisor of {heads}"
                 )
+    layers = layers_of(model)
     for name, style in plan.items():
         if style == SUMMED:
             continue
-        weight = model.get_submodule(name).weight
-        assert isinstance(weight, torch.Tensor)
-        size = weight.shape[0 if style in ("colwise", "colwise_gather_output", "embedding_rowwise") else 1]
-        if size % ranks:
-            yield _indivisible(model, name, size, ranks)
+        layer, dim = layers[name], 0 if style in ("colwise", "colwise_gather_output", "embedding_rowwise") else 1
+        sizes = (layer.out_features, layer.in_features) if isinstance(layer, nn.Linear) else layer.weight.shape
+        if sizes[dim] % ranks:
+            yield _indivisible(model, name, sizes[dim], ranks)
+        elif isinstance(layer, QuantisedLinear) and (why := layer.whole_because(dim, ranks)):
+            fix = "give quantised_base.format=int8, or a smaller tp"
+            yield Problem("engine.tp", f"{name} cannot be split over tp ({ranks}): {why} on a rank", fix)
 
 
 def _indivisible(model: nn.Module, name: str, size: int, ranks: int) -> Problem:
@@ -151,6 +161,20 @@ def _options(
         yield Problem("engine.sequence_parallel", why, "leave it out")
 
 
+def _adapters(model: nn.Module, plan: Mapping[str, str], sequence_parallel: bool) -> Iterator[Problem]:
+    adapted = {name: layer for name, layer in adapted_layers(model).items() if name in plan}
+    others = sorted({variant for layer in adapted.values() for variant in variants(layer)})
+    if others:
+        why = f"{', '.join(others)} computes with whole weights, of which each rank has a part"
+        yield Problem("engine.tp", why, "leave tp out, or train plain LoRA")
+    embeddings = [name for name, layer in adapted.items() if isinstance(layer.get_base_layer(), nn.Embedding)]
+    if sequence_parallel and embeddings:
+        why = f"{', '.join(embeddings)} has an adapter, which gives whole sequences"
+        yield Problem("engine.sequence_parallel", why, "leave it out, or the embedding out of adapter.targets")
+    if sequence_parallel and any(drops(part) for layer in adapted.values() for part in layer.modules()):
+        yield Problem("engine.sequence_parallel", DROPS_APART, "leave it or adapter.dropout out")
+
+
 def joints_of(model: nn.Module, plan: Mapping[str, str]) -> list[str]:
     """The parts that hold both layers of a pair (attention, feed-forward) and no weights but the plan's: in these only
     its layers read the hidden states."""
@@ -160,7 +184,8 @@ def joints_of(model: nn.Module, plan: Mapping[str, str]) -> list[str]:
     found: list[str] = []
     for joint, styles in parents.items():
         if joint and {"colwise", "rowwise"} <= styles:
+            planned = tuple(f"{name}." for name in plan if name.startswith(f"{joint}."))
             weights = [name for name, _ in model.get_submodule(joint).named_parameters()]
-            if all(f"{joint}.{name}".rpartition(".")[0] in plan for name in weights):
+            if all(f"{joint}.{name}".startswith(planned) for name in weights):
                 found.append(joint)
     return found

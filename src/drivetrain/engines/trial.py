@@ -118,7 +118,7 @@ class Trial:
     @torch.no_grad()
     def _fill(self, model: nn.Module) -> None:
         for name, parameter in model.named_parameters():
-            if not parameter.any():
+            if parameter.is_floating_point() and not parameter.any():
                 generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))  # the same on all ranks
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
                 self._filled.append(name)

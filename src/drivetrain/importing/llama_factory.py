@@ -16,6 +16,7 @@ from drivetrain.importing.training_keys import KEYS as TRAINING_KEYS
 
 GENERATING = "generating text after training"
 EXPORT = "exporting a model"
+FP8 = ("fp8_backend", "fp8_enable_fsdp_float8_all_gather")
 UNREADABLE = llama_language.Unwritten("stage", "refused", "a value that decides it cannot be read")
 
 
@@ -40,6 +41,9 @@ def translate(source: Source, driver: str | None) -> Found:
 
 def _precision(given: Given, driver: str | None) -> None:
     """pure_bf16: everything is kept and computed in bf16."""
+    if _fp8(given, driver):
+        given.off("bf16", "fp16", "tf32", "pure_bf16", why="fp8 says it")
+        return
     if not given.switch("pure_bf16"):
         given.off("pure_bf16")
         frozen = "what is frozen and not quantised is in fp32, there in 16 bits" if is_lora(given) else ""
@@ -54,8 +58,25 @@ def _precision(given: Given, driver: str | None) -> None:
     given.off("bf16", "fp16", "tf32", why="pure_bf16 says it")
 
 
+def _fp8(given: Given, driver: str | None) -> bool:
+    """Products of linear layers; all else is as under bf16. Whether it can be had."""
+    can = given.switch("fp8") and driver != "deepspeed"
+    if can:
+        given.set("fp8", "precision", "fp8-mixed", "the first linear layer too; there it stays in 16 bits")
+        torchao = given.word("fp8_backend", "auto") in ("auto", "torchao")
+        told = "fp8-mixed is torchao's" if torchao else "torchao's scales, taken anew from each tensor"
+        given.note("fp8_backend", "unneeded" if torchao else "changed", told)
+        given.off("fp8_enable_fsdp_float8_all_gather", why="weights are gathered as they are kept: the same numbers")
+    elif given.switch("fp8"):
+        given.note("fp8", "refused", "DeepSpeed has no fp8 here; take FSDP, or bf16")
+    else:
+        given.off("fp8")
+    given.off(*(key for key in FP8 if not can))
+    return can
+
+
 def _recompute(given: Given) -> None:
-    """It recomputes unless it is told not to."""
+    """It recomputes unless it is told not to; with Unsloth's way of it, from inputs that are kept in CPU memory."""
     if any(given.raw.get(key) is not None for key in ("gradient_checkpointing", "activation_checkpointing")):
         given.off("disable_gradient_checkpointing", why="gradient_checkpointing says it")
     elif given.has("disable_gradient_checkpointing"):
@@ -63,6 +84,10 @@ def _recompute(given: Given) -> None:
     else:
         given.off("disable_gradient_checkpointing")
         given.found.defaults["recompute"] = Default("disable_gradient_checkpointing", True)
+    if given.switch("use_unsloth_gc") and not given.switch("disable_gradient_checkpointing"):
+        given.set("use_unsloth_gc", "offload_activations", True)
+    else:
+        given.off("use_unsloth_gc")
 
 
 def _unwritten(found: llama_language.Unwritten) -> dict[str, Handler]:
@@ -101,7 +126,7 @@ _KTRANSFORMERS = if_on(fated("refused", "KTransformers is not used here"))
 KEYS: dict[str, Handler] = {
     # model
     **_all("shift_attn mixture_of_depths", if_on(fated("refused", "attention is the model's own"))),
-    **_all("use_unsloth use_unsloth_gc", _UNSLOTH),
+    "use_unsloth": _UNSLOTH,
     "use_reentrant_gc": fated("unneeded", "the non-reentrant way is taken, which does the same"),
     "print_param_status": _TOLD,
     **_all("hf_hub_token ms_hub_token om_hub_token", fated("unneeded", "the hub's own login says it")),
@@ -129,7 +154,6 @@ KEYS: dict[str, Handler] = {
     **_all("use_mca use_megatron_bridge megatron_bridge_args", if_on(fated("refused", "Megatron is no engine here"))),
     **_all("use_hyper_parallel hyper_parallel_args", if_on(fated("refused", "HyperParallel is no engine here"))),
     "hyper_parallel_cp_size": if_on(fated("later", "tensor, context and pipeline axes")),
-    **_all("fp8 fp8_backend fp8_enable_fsdp_float8_all_gather", if_on(_later("fp8"))),
     **_all("use_kt kt_cpu_activation kt_weight_path kt_non_expert_weight_path", _KTRANSFORMERS),
     # telling
     **_all("plot_loss include_effective_tokens_per_second compute_accuracy", _TOLD),
@@ -156,7 +180,8 @@ KEYS: dict[str, Handler] = {
     **_all("length_penalty skip_special_tokens eval_num_beams", _later(GENERATING)),
 }
 TOGETHER = (
-    *("pure_bf16", "disable_gradient_checkpointing", "early_stopping_steps"),
+    *("pure_bf16", "disable_gradient_checkpointing", "use_unsloth_gc", "early_stopping_steps"),
+    *("fp8", *FP8),
     *llama_adapter.TOGETHER,
     *llama_optimizer.TOGETHER,
     *(key for key in (*llama_model.KEYS, *llama_model.TOGETHER) if key not in llama_model.OF_TRAINING),

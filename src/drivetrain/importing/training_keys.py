@@ -117,6 +117,7 @@ KEYS: dict[str, Handler] = {
         ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"),
         fated("unneeded", "the non-reentrant way is taken, which does the same"),
     ),
+    "activation_offloading": _switched("offload_activations"),  # TRL's
     **dict.fromkeys(("torch_compile", "torchdynamo"), _switched("compile")),
     "torch_compile_backend": _compile_backend,
     "torch_compile_mode": _one_of((None, "default"), "it is the default", "compile=true takes the default mode"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from drivetrain.config.adapter import Adapter
 from drivetrain.errors import Problem, UserError, problem
+from drivetrain.models.language_options import output_layer
 
 
 def configured(block: Adapter, model: Any, whole: Sequence[str], base: str | None) -> Any:
@@ -55,15 +57,6 @@ def _task(model: Any) -> str | None:
 # --- which modules ----------------------------------------------------------------------------------------------------
 
 
-def output_layer(model: Any) -> nn.Module | None:
-    """That of a language model gives logits of tokens."""
-    try:
-        found: nn.Module | None = getattr(model, "get_output_embeddings", lambda: None)()
-    except NotImplementedError:
-        return None
-    return found
-
-
 def output_layer_names(model: nn.Module) -> list[str]:
     head = output_layer(model)
     return [name for name, module in model.named_modules() if module is head and name]
@@ -96,7 +89,7 @@ def ending_with(model: nn.Module, endings: Iterable[str], field: str) -> list[st
     return found
 
 
-def _targets(block: Adapter, model: nn.Module, whole: Sequence[str]) -> list[str]:
+def _targets(block: Adapter, model: nn.Module, whole: Sequence[str]) -> list[str] | str:
     if block.targets is not None and block.targets != "all-linear":
         given = list(block.targets)
         _refuse_whole(ending_with(model, given, "adapter.targets"), whole)
@@ -162,8 +155,16 @@ def _within(name: str, other: str) -> bool:
     return name == other or name.startswith(f"{other}.")
 
 
-def _shortened(chosen: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The last parts of names, where they mean no other module too: so is an adapter's file read by people."""
+def _shortened(chosen: Sequence[str], names: Sequence[str]) -> list[str] | str:
+    """The last parts of names, where they mean no other module too: so is an adapter's file read by people.
+
+    PEFT takes what ends in a name for what was named (1.0 for 0, of a Sequential in a Sequential), but a pattern whole.
+    """
     last = {name.rpartition(".")[2] for name in chosen}
     meant = [name for name in names if name.rpartition(".")[2] in last]
-    return sorted(last) if len(meant) == len(chosen) else list(chosen)
+    if len(meant) == len(chosen):
+        return sorted(last)
+    ends = tuple(f".{name}" for name in chosen)
+    if any(name.endswith(ends) for name in set(names) - set(chosen)):
+        return "|".join(map(re.escape, chosen))
+    return list(chosen)

@@ -15,6 +15,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from drivetrain.errors import problem
 from drivetrain.models import adapter_files
 from drivetrain.models.adapter_configs import configured, ending_with, head_modules, output_layer_names
 from drivetrain.models.adapter_origin import Origin
+from drivetrain.models.normalisation import is_batch_norm, keep_statistics
 from drivetrain.models.quantised_base import check_installed, quantise
 
 KEPT = "checkpointed"  # a model's attribute: the names of its state that checkpoints hold, where those are not all
@@ -42,7 +44,7 @@ class AdapterSet:
         if find_spec("peft") is None:
             raise problem("adapter", "it needs PEFT, which is not installed", "pip install 'drivetrain[adapters]'")
         if quantised_base is not None:
-            check_installed()
+            check_installed(quantised_base)
         self._blocks, self._quantised = blocks, quantised_base
         self._base = str(Path(base).expanduser().resolve()) if base and Path(base).expanduser().is_dir() else base
         self._saved = {block.name: adapter_files.read(block.path) for block in blocks if block.path is not None}
@@ -61,14 +63,13 @@ class AdapterSet:
         for saved in self._saved.values():
             saved.check_base(self._fingerprint)
         model.requires_grad_(False)
-        of_trained = [block for block in self._blocks if block.trained]
-        whole = {name for block in of_trained for name in self._whole_of(model, block)}
+        of_each = {block.name: self._whole_of(model, block) for block in self._blocks}
+        whole = {name for block in self._blocks if block.trained for name in of_each[block.name]}
         self._whole = sorted(name for name in whole if not any(name.startswith(f"{other}.") for other in whole))
         self._refuse_tied(model)
         statistics = _keep_still(model, self._whole)
         if self._quantised is not None:
-            kept = {name for block in self._blocks for name in self._whole_of(model, block)}
-            quantise(model, self._quantised, [*kept, *output_layer_names(model)])
+            quantise(model, self._quantised, [*chain(*of_each.values()), *output_layer_names(model)])
         for block in self._blocks:
             model = self._put(model, block)
         self._choose(model)
@@ -132,7 +133,7 @@ class AdapterSet:
         if saved is not None and not is_meta:
             saved.load_into(model, block.name)
         if block.pissa:
-            self._starts |= _copies(model, block)
+            self._starts |= _pissa_starts(model, block)
         return model
 
     def _choose(self, model: nn.Module) -> None:
@@ -162,7 +163,8 @@ class AdapterSet:
             else:
                 adapter_files.write(model, weights, block.name, into, self._whole, self._starts)
                 self._origin.write(into)
-        self._origin.write(folder)
+        if len(self._blocks) > 1:
+            self._origin.write(folder)
         config = folder / "config.json"
         if config.is_file():  # beside it Transformers would take the trained weights for a whole model's
             config.rename(folder / "base_config.json")
@@ -170,7 +172,7 @@ class AdapterSet:
     @property
     def _origin(self) -> Origin:
         functions = {block.name: block.function for block in self._blocks}
-        quantised = None if self._quantised is None else self._quantised.model_dump()
+        quantised = None if self._quantised is None else self._quantised.numbers
         return Origin(self._fingerprint, self._base, functions, quantised)
 
     def check(self, folder: Path) -> list[str]:
@@ -203,20 +205,15 @@ def _keep_still(model: nn.Module, whole: Sequence[str]) -> set[str]:
     the buffers of what is trained whole, which move."""
     for name, module in model.named_modules():
         is_trained = any(name == each or name.startswith(f"{each}.") for each in whole)
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not is_trained:
-            module.eval()
-            module.train = _staying(module)  # type: ignore[method-assign]
+        if is_batch_norm(module) and not is_trained:
+            keep_statistics(module)
     buffers = {name for name, _ in model.named_buffers()} & model.state_dict().keys()
     return {name for name in buffers if any(name.startswith(f"{each}.") for each in whole)}
 
 
-def _staying(module: nn.Module) -> Any:
-    return lambda mode=True: module  # noqa: ARG005  the signature of Module.train
-
-
 @torch.no_grad()
-def _copies(model: nn.Module, block: Adapter) -> dict[str, Tensor]:
-    """UserError where PiSSA cannot start so."""
+def _pissa_starts(model: nn.Module, block: Adapter) -> dict[str, Tensor]:
+    """The first A and B, by which the base was lowered. UserError where PiSSA cannot start so."""
     found = {name: p for name, p in model.named_parameters() if "lora_" in name and block.name in name.split(".")}
     if any("lora_embedding" in name for name in found):
         raise problem("adapter.pissa", "it starts from linear layers, and embeddings are targets", "leave one out")

@@ -9,7 +9,7 @@ gives the summed loss itself (fused_loss.py), where the model hands on what the 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from drivetrain.models.fused_loss import IGNORED, linear_argmax_and_losses, linear_cross_entropy_sum
-from drivetrain.models.language_options import evaluating
+from drivetrain.models.language_options import evaluating, output_layer
 
 Wanted = Literal["logits", "loss", "predictions"]
 
@@ -61,7 +61,7 @@ class TargetHead:
         self._before = before
         self.fallback: str | None = None
         self.call: _Call | None = None
-        head = _head(model)
+        head = output_layer(model)
         if head is None:
             self.fallback = f"{type(model).__name__} names no layer that gives its logits: all of them are computed"
             return
@@ -158,19 +158,12 @@ class _LossHead(nn.Linear):
 # --- whether the loss may take the place of the logits ----------------------------------------------------------------
 
 
-def _head(model: nn.Module) -> nn.Module | None:
-    asked: Callable[[], nn.Module | None] = getattr(model, "get_output_embeddings", lambda: None)
-    try:
-        return asked()
-    except NotImplementedError:
-        return None
-
-
 def _why_not_fused(model: nn.Module, head: nn.Module) -> str | None:
     """None if the model hands on exactly what its head gave, which a forward pass without numbers shows."""
     name = type(model).__name__
     if type(head) is not nn.Linear:
-        return f"the head of {name} is a {type(head).__name__}, no plain linear layer"
+        what = "has an adapter" if hasattr(head, "base_layer") else f"is a {type(head).__name__}, no plain linear layer"
+        return f"the head of {name} {what}: its logits are computed"
     try:
         untouched = _hands_on(model, head)
     except Exception as error:  # whatever a model does that cannot be done without numbers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -38,6 +38,15 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+def output_layer(model: Any) -> nn.Module | None:
+    """The layer that gives logits of tokens; None where a model names none, or has none."""
+    asked: Callable[[], nn.Module | None] = getattr(model, "get_output_embeddings", lambda: None)
+    try:
+        return asked()
+    except NotImplementedError:
+        return None
 
 
 def freeze_all_but_last(model: nn.Module, blocks: int) -> int:

@@ -12,7 +12,17 @@ MOST_GROUPS = 32
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    return any(map(is_batch_norm, model.modules()))
+
+
+def keep_statistics(module: nn.Module) -> None:
+    """A BatchNorm normalises with the statistics it has, in training too."""
+    module.eval()
+    module.train = lambda mode=True: module  # type: ignore[method-assign]  # noqa: ARG005  the signature of Module.train
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._BatchNorm)
 
 
 def batch_norm_to_group_norm(model: nn.Module) -> int:

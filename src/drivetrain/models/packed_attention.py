@@ -166,13 +166,14 @@ def _one_by_one(
     window, rows = how.get("sliding_window"), []
     for row, lengths in enumerate(bounds[:, 0, 0].diff(dim=1).tolist()):
         pieces = [length for length in lengths if length]
-        parts = (tensor[row : row + 1].split(pieces, dim=2) for tensor in (query, key, value))
+        own = (tensor if len(tensor) == 1 else tensor[row : row + 1] for tensor in (query, key, value))
+        parts = (tensor.split(pieces, dim=2) for tensor in own)
         found = [
             sdpa_attention_forward(module, *each, band(size, window), **how)[0]
             for size, *each in zip(pieces, *parts, strict=True)
         ]
         rows.append(torch.cat(found, dim=1))
-    return torch.cat(rows)
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def _band(bounds: Tensor, length: int, window: int | None) -> Tensor | None:

@@ -1,0 +1,127 @@
+"""A linear layer whose weights are codes: what its formats have in common.
+
+Codes and scales are plain frozen parameters of bytes, which every engine shards, gathers and moves like others, and
+which no change of dtype touches. Weights are made anew for each product, forward and backward, in its dtype, and are
+never kept.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+
+
+class QuantisedLinear(nn.Linear, ABC):
+    """x W^T + b. weight: codes; scales: what they are multiplied by, as bytes."""
+
+    weights_a_code = 1  # that each number of the codes stands for
+    adds_bias = True  # but where several ranks have parts of the inputs, and someone sums the products
+    scales: nn.Parameter
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
+        self.bias = linear.bias
+        if linear.weight.is_meta:  # another rank has the numbers; bitsandbytes would keep tables without any, for good
+            codes, scales = self._layout()
+        else:
+            codes, scales = self._packed(linear.weight.detach().contiguous())
+        self.weight = nn.Parameter(codes, requires_grad=False)
+        self.scales = nn.Parameter(scales, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) → (..., out), in autocast's dtype where there is one, else in that of x."""
+        kind = x.device.type
+        computes_in = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        bias = None if self.bias is None or not self.adds_bias else _own(self.bias).to(computes_in)
+        codes, scales = _own(self.weight), _own(self.scales)
+        product: Tensor = _Product.apply(x.to(computes_in), bias, codes, scales, self.unpacked)
+        return product
+
+    def keep_share(self, dim: int, rank: int, ranks: int) -> None:
+        """Keep, in place, one rank's part of the outputs (dim 0) or inputs (1): the same codes of the same weights.
+
+        To be asked before: whole_because. The bias stays whole.
+        """
+        codes, scales = self._share(dim, rank, ranks)
+        self.weight = nn.Parameter(codes, requires_grad=False)
+        self.scales = nn.Parameter(scales, requires_grad=False)
+        self.adds_bias = dim == 0
+        if dim == 0:
+            self.out_features //= ranks
+        else:
+            self.in_features //= ranks
+
+    def whole_because(self, dim: int, ranks: int) -> str | None:
+        """Why its outputs (dim 0) or inputs (1), a multiple of ranks, cannot be shared out. None where they can."""
+        del dim, ranks
+        return None
+
+    def dequantize(self) -> Tensor:
+        """The weights, (out, in) fp32. By this name PEFT's DoRA finds them, where there is a W_q."""
+        return self.unpacked(self.weight, self.scales, torch.float32)
+
+    @property
+    def W_q(self) -> Tensor:
+        return self.weight
+
+    @abstractmethod
+    def _packed(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes and scales of (out, in) weights."""
+
+    @abstractmethod
+    def _layout(self) -> tuple[Tensor, Tensor]:
+        """The same without numbers, on the meta device."""
+
+    @abstractmethod
+    def _share(self, dim: int, rank: int, ranks: int) -> tuple[Tensor, Tensor]:
+        """Codes and scales of one rank's part, of which `unpacked` makes its weights."""
+
+    @abstractmethod
+    def unpacked(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+        """The reverse of _packed: (out, in)."""
+
+
+class _Product(torch.autograd.Function):
+    """F.linear, whose weight is unpacked for each of its two products; the codes alone are kept between them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, codes: Tensor, scales: Tensor, unpacked: Any) -> Tensor:
+        ctx.save_for_backward(codes, scales)
+        ctx.unpacked = unpacked
+        return F.linear(x, unpacked(codes, scales, x.dtype), bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        to_x = to_bias = None
+        if ctx.needs_input_grad[0]:
+            to_x = gradient @ ctx.unpacked(*ctx.saved_tensors, gradient.dtype)
+        if ctx.needs_input_grad[1]:
+            to_bias = gradient.flatten(0, -2).sum(0)
+        return to_x, to_bias, None, None, None
+
+
+def as_floats(scales: Tensor) -> Tensor:
+    """Copied first: an engine may hand over a piece of its own buffer that starts where no number could."""
+    return scales.clone().view(torch.float32)
+
+
+def share_of(numbers: Tensor, rows: int, rank: int, ranks: int) -> Tensor:
+    """Of numbers that lie row by row a part of each row, flat: (rows, ranks, n)[:, rank]."""
+    return numbers.reshape(rows, ranks, -1)[:, rank].flatten()
+
+
+def share_of_rows(codes: Tensor, scales: Tensor, dim: int, rank: int, ranks: int) -> tuple[Tensor, Tensor]:
+    """Of (out, in) codes with an fp32 for each row."""
+    own = scales.clone() if dim else as_floats(scales).chunk(ranks)[rank].view(torch.uint8)
+    return codes.chunk(ranks, dim)[rank].contiguous(), own
+
+
+def _own(parameter: Tensor) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
