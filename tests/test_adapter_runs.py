@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from drivetrain.checkpoint.directory import load, same
+from drivetrain.checkpoint.directory import load
+from drivetrain.checkpoint.state import same
 from tests.tiny_language import LLAMA, ROWS, write_lines
 
 Command = Callable[..., tuple[int, str, str]]
@@ -152,7 +153,8 @@ def test_evaluation_and_prediction_use_the_adapter(folder: Path, drivetrain: Com
         (["adapter={method: prompt, train_also: [lm_head]}"], "trains virtual tokens and a classifier's head"),
         (["adapter={targets: ['']}"], "should have at least 1 character"),
         (["adapter=prefix", "recompute=true"], "would see the prefix twice"),
-        (["engine={name: mesh, tp: 2}", "processes=2"], "mesh does not know adapters"),
+        (["engine={name: mesh, tp: 2}", "adapter={dora: true}"], "adapter.dora: DoRA measures whole rows of weights"),
+        (["engine={name: mesh, pp: 2}", "adapter=prompt"], "virtual tokens are put before those"),
         (
             ["data.length=120", "adapter={method: prompt}"],
             "(120 + 20 virtual tokens) > the model's context (128",

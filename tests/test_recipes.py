@@ -16,6 +16,7 @@ from drivetrain.cli import main
 from drivetrain.data.language.vocabularies import byte_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
+SLOW = {"cifar10-resnet50-fsdp.yaml", "hotel-bert-fsdp.yaml"}  # their ddp kin run always
 RECIPES = sorted(path.name for path in (ROOT / "recipes").glob("*.yaml"))
 SMALL_BERT = ["config.num_hidden_layers=2", "config.hidden_size=32", "config.intermediate_size=32", "loop.epochs=1"]
 SMALL_RESNET = [
@@ -108,7 +109,9 @@ def test_no_recipe_is_left_out() -> None:
 
 
 @pytest.mark.usefixtures("checkout")
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in RECIPES]
+)
 def test_a_recipe_trains(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["train", f"recipes/{recipe}", *SMALLER[recipe], "--quiet"])

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.checkpoint.directory import load, newest_good, same
+from drivetrain.checkpoint.directory import load, newest_good
+from drivetrain.checkpoint.state import same
 from drivetrain.cli import main
 
 RUN = """

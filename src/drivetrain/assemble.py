@@ -11,6 +11,7 @@ from drivetrain.engines import build_engine
 from drivetrain.engines.base import Engine, EngineOptions, Part, untimed
 from drivetrain.hardware import torch_device
 from drivetrain.memory.allocator import keep_freed_blocks
+from drivetrain.models import fp8
 from drivetrain.optim import OptimizerFactory, optimizer_factory
 from drivetrain.ranks import Ranks
 from drivetrain.rng import seed_everything, seed_rank
@@ -28,8 +29,10 @@ def assemble(
     """
     # its problems come before reading data
     build_optimizer = _optimizer(run) if training else None
+    if run.precision_spec.fp8:
+        fp8.check_installed()
     seed_everything(run.seed)
-    workload = build_workload(run.workload, run.seed, run.adapter, run.quantised_base)
+    workload = build_workload(run.workload, run.seed, run.adapter, run.quantised_base, run.quantisation_aware)
     if training:
         check_workload(run, workload)
     return workload, _engine(workload, run, machine, ranks, build_optimizer, part)
@@ -66,6 +69,7 @@ def _engine(
         recompute=run.recompute if build_optimizer is not None else False,
         compile=run.compile,
         part=part,
+        offload_activations=run.offload_activations and build_optimizer is not None,
     )
     engine = build_engine(run.engine, options, ranks)
     seed_everything(run.seed)  # the model's start does not depend on what reading the data drew

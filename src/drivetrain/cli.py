@@ -16,18 +16,16 @@ from rich.markup import escape
 
 from drivetrain import __version__
 from drivetrain.errors import RankError, RunError, UserError
+from drivetrain.show_replay import replay
 
 if TYPE_CHECKING:
     from drivetrain.launch.checked import Checked
-    from drivetrain.launch.start import Node
-    from drivetrain.launch.task import Result
+    from drivetrain.launch.task import Node, Result
 
-EXIT_CODES = (
-    "Exit codes: 0 done, 1 failed while running, 2 refused before any work, 130 / 143 saved after Ctrl-C / SIGTERM."
-)
+CODES = "Exit codes: 0 done, 1 failed while running, 2 refused before any work, 130 / 143 saved after Ctrl-C / SIGTERM."
 
 app = typer.Typer(
-    help=f"Train a PyTorch model under any precision and engine from one run file.\n\n{EXIT_CODES}",
+    help=f"Train a PyTorch model under any precision and engine from one run file.\n\n{CODES}",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -67,14 +65,14 @@ def train(
     if resume and overwrite:
         raise typer.BadParameter("--resume keeps the run, --overwrite replaces it: give one of them")
     from drivetrain.launch.checked import checked
-    from drivetrain.launch.start import Node
+    from drivetrain.launch.task import Node
 
     node = Node(node_rank, rendezvous)
     ready = checked(run_file, overrides or [], nodes, node)
     if ready.run.nodes == 1 and not (resume or overwrite):  # told before any rank is started
         from drivetrain.folder import RunFolder
 
-        RunFolder(ready.run.folder).refuse_if_taken()
+        RunFolder(ready.run.folder).refuse_if_busy()
     result = _start(ready, node, verb="train", resume=resume, overwrite=overwrite, quiet=quiet)
     if result.of_first:
         from drivetrain.report import RunReport
@@ -284,16 +282,16 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     from drivetrain.doctor import examine, render
 
     findings = examine()
-    if as_json:
-        typer.echo(json.dumps(findings, indent=2))
-    else:
-        output.print(render(findings))
+    typer.echo(json.dumps(findings, indent=2)) if as_json else output.print(render(findings))
 
 
 @app.command()
 def version() -> None:
     """Version of drivetrain."""
     typer.echo(__version__)
+
+
+app.command()(replay)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -332,8 +330,8 @@ def _print_problems(error: UserError) -> None:
 
 
 def _start(checked: Checked, node: Node | None = None, **job: Any) -> Result:
-    from drivetrain.launch.start import Node, start
-    from drivetrain.launch.task import Task
+    from drivetrain.launch.start import start
+    from drivetrain.launch.task import Node, Task
 
     if job["verb"] != "train" and checked.is_first:
         _say(checked.notices)  # a training tells them itself, and keeps them

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import socket
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +32,14 @@ def torch_device(machine: Machine) -> torch.device:
 def usable_cores() -> int:
     """Cores this process may run on (its affinity; a container's CPU quota is not seen)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def interfaces() -> dict[str, str]:
+    """Network interfaces of this machine, each with its IPv4 address."""
+    found = {
+        name: [a.address for a in all_ if a.family == socket.AF_INET] for name, all_ in psutil.net_if_addrs().items()
+    }
+    return {name: addresses[0] for name, addresses in found.items() if addresses}
 
 
 def loopback() -> str | None:

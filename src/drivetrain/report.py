@@ -43,6 +43,10 @@ class RunReport(BaseModel):
     matmul_flops_per_second: float | None  # what the devices reach on large matrices in the compute dtype
     ranks: list[dict[str, Any]] = []  # of each: peak_memory, utilisation, local_parameters, ...
 
+    restarts: list[str] = []  # why, in this launch
+    effective_share: float | None = None  # of the time since the launch: in steps, evaluations and saves that count
+    network: dict[str, float] = {}  # between the ranks, before the first step
+
     data: dict[str, Any]
     checkpoint: str | None  # newest
     best_checkpoint: str | None

@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import signal
 import socket
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from drivetrain import environment
+from drivetrain import environment, preflight
 from drivetrain.assemble import assemble
+from drivetrain.attempt import Attempt
 from drivetrain.checkpointing import RunCheckpoints
 from drivetrain.config.engine import label
 from drivetrain.config.machine import Machine
@@ -34,6 +36,7 @@ from drivetrain.report import RunReport, Status
 from drivetrain.signals import StopRequest, stop_on_signals
 from drivetrain.tracking.build import EventStream, build_trackers
 from drivetrain.tracking.events import RunFinished, RunStarted, Warned
+from drivetrain.trouble import Troubles
 from drivetrain.workload_rules import best_metric
 from drivetrain.workloads.base import Generates, Workload
 
@@ -56,6 +59,7 @@ class Parts:
     folder: RunFolder
     events: EventStream
     stop: StopRequest
+    attempt: Attempt
 
 
 def run(
@@ -65,22 +69,33 @@ def run(
     resume: bool = False,
     overwrite: bool = False,
     quiet: bool = False,
+    attempt: Attempt | None = None,
 ) -> tuple[RunReport, int]:
     """Train. Returns the report and the exit code: 0, or 130 / 143 if a signal ended the run after a save.
 
-    Called by every rank of the run; the first one writes and tells.
+    Called by every rank of the run; the first one writes and tells. attempt: which of those that its launch makes.
     """
+    attempt = attempt or Attempt()
     with arithmetic(config.precision_spec, machine), stop_on_signals() as stop:
         ranks, stopwatch = Ranks(), Stopwatch(torch_device(machine))
+        preflight.agree(config, ranks)
         workload, engine = assemble(config, machine, ranks, training=True, part=stopwatch.part)
+        preflight.same_data(workload, ranks)
         folder = RunFolder(config.folder)
+        # a rank on a machine that came late does not know that the run had begun
+        resume = any(ranks.all_gather(resume or attempt.goes_on))
+        size, is_replaced = preflight.checkpoint_bytes(config, engine), overwrite and not resume
+        lacking = ranks.on_first(lambda: preflight.disk(config, size, folder.checkpoints, is_replaced))
         ranks.on_first(lambda: prepare(folder, config, machine, resume, overwrite))
+        attempt.prepared()
         events = EventStream(build_trackers(config.tracking.trackers, folder.path, quiet) if ranks.is_first else [])
         try:
-            for message in (*warnings, *workload.warnings):
+            for message in (*attempt.notices, *warnings, *workload.warnings, *lacking):
                 events.send(Warned(message=message))
             meters = Meters(machine, config.precision_spec, engine, not config.compile, stopwatch)
-            report = _train(Parts(config, machine, ranks, workload, engine, meters, folder, events, stop), resume)
+            report = _train(
+                Parts(config, machine, ranks, workload, engine, meters, folder, events, stop, attempt), resume
+            )
         except BaseException as error:
             events.send(RunFinished(status="failed", step=-1, message=f"{type(error).__name__}: {error}"))
             raise
@@ -110,6 +125,8 @@ def _train(parts: Parts, resume: bool) -> RunReport:
         parts.folder.checkpoints, config, engine, ranks, metric, len(workload.train), events.send
     )
     progress = checkpoints.restore() if resume else Progress()
+    before = parts.attempt.elapsed_before(progress.elapsed_seconds)
+    network = preflight.timed_all_reduce(ranks, torch_device(parts.machine))
     events.send(_started(parts, total_steps, progress))
     windows = training_windows(
         workload.train,
@@ -128,10 +145,13 @@ def _train(parts: Parts, resume: bool) -> RunReport:
         best_metric=metric,
         meters=parts.meters,
         generate=_generation(workload, engine, ranks),
+        troubled=Troubles(parts.folder.trouble, config, engine, workload, ranks, order, mine, events.send),
     )
-    with parts.meters:
+    with parts.meters, checkpoints:
         status = train(engine, windows, config, total_steps, order.steps_per_epoch, progress, around)
-    report = _report(parts, checkpoints, progress, status, order.steps_per_epoch)
+    report = _report(parts, checkpoints, progress, status, order.steps_per_epoch).model_copy(
+        update={"network": network, **_effective(parts, progress.elapsed_seconds, before)}
+    )
     ranks.on_first(lambda: report.write(parts.folder.report))
     events.send(RunFinished(status=status, step=progress.step, message=_closing(status, progress, checkpoints)))
     return report
@@ -236,6 +256,13 @@ def _report(
         versions=environment.versions(),
         **measured(parts.meters, parts.engine, parts.ranks),
     )
+
+
+def _effective(parts: Parts, elapsed_seconds: float, before: float) -> dict[str, Any]:
+    """What became of the time since the launch began; all ranks must ask. A machine that came late knows less."""
+    since, before = map(min, zip(*parts.ranks.all_gather((parts.attempt.since, before)), strict=True))
+    share = (elapsed_seconds - before) / max(1e-9, time.time() - since)
+    return {"restarts": list(parts.attempt.restarts), "effective_share": min(1.0, share)}
 
 
 def measured(meters: Meters, engine: Engine, ranks: Ranks) -> dict[str, Any]:

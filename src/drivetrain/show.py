@@ -36,6 +36,7 @@ def report_table(report: RunReport) -> Table:
         "skipped steps": str(report.skipped_steps),
         "time": seconds(report.seconds),
         "of which": ", ".join(f"{name} {seconds(value)}" for name, value in report.seconds_by_part.items()),
+        "restarts": _restarts(report),
         "samples/s": "" if report.samples_per_second is None else f"{report.samples_per_second:,.1f}",
         "peak memory": _memory(report),
         "held": _held(report),
@@ -54,6 +55,13 @@ def report_table(report: RunReport) -> Table:
         if value:
             table.add_row(name, value)
     return table
+
+
+def _restarts(report: RunReport) -> str:
+    """Only where there were some: without, the share is that of starting up."""
+    if not report.restarts or report.effective_share is None:
+        return ""
+    return f"{len(report.restarts)}; {report.effective_share:.0%} of the time since the launch counts"
 
 
 def _parameters(engaged: dict[str, Any]) -> str:

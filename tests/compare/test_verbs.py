@@ -158,7 +158,7 @@ def test_predicting_is_compared_too(drivetrain: Call) -> None:
     assert kept["rows"][0]["runs"][0]["report"]["samples"] >= 160
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_an_interrupted_comparison_keeps_finished_cells_and_runs_half_ones_anew(
     number: signal.Signals, here: Path, drivetrain: Call
 ) -> None:

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from drivetrain.checkpoint.directory import load, same
+from drivetrain.checkpoint.directory import load
+from drivetrain.checkpoint.state import same
 from drivetrain.workloads.base import Batch
 from drivetrain.workloads.language_model import LanguageModelWorkload
 from tests.tiny_language import (

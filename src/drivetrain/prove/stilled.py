@@ -19,6 +19,8 @@ from torchmetrics import Metric
 
 from drivetrain.data.order import Part
 from drivetrain.models.adapters import AdapterSet
+from drivetrain.models.fake_quantised import FakeQuantiser
+from drivetrain.models.normalisation import is_batch_norm, keep_statistics
 from drivetrain.workloads.base import Batch, BestMetric, Layout, NamedSamples, Outputs, Samples, Workload
 
 DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout)
@@ -28,11 +30,13 @@ class Stilled(Workload):
     """Another workload with its model stilled; says how much there was to still."""
 
     adapters: AdapterSet | None = None  # the inner workload's
+    fake_quantiser: FakeQuantiser | None = None
 
     def __init__(self, inner: Workload, train: Samples, evaluation: Samples | None) -> None:
         """train, evaluation: in place of the inner workload's."""
         self._inner = inner
         self.train, self.evaluation, self.adapters = train, evaluation, inner.adapters
+        self.fake_quantiser = inner.fake_quantiser
         self.dropouts = self.batch_norms = 0
 
     def build_model(self) -> nn.Module:
@@ -42,10 +46,9 @@ class Stilled(Workload):
             if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
                 module.p = 0.0
                 self.dropouts += 1
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            if is_batch_norm(module):
                 self.batch_norms += 1
-                module.eval()
-                module.train = _stay(module)  # type: ignore[method-assign]
+                keep_statistics(module)
         return model
 
     def collate(self, samples: Sequence[Any]) -> Batch:
@@ -113,6 +116,9 @@ class Stilled(Workload):
     def warnings(self) -> Sequence[str]:
         return self._inner.warnings
 
+    def shown(self, sample: Any) -> str:
+        return self._inner.shown(sample)
+
     def prediction_samples(self, path: str | None) -> NamedSamples:
         return self._inner.prediction_samples(path)
 
@@ -139,7 +145,3 @@ class _NoDropout(TorchFunctionMode):
 def without_dropout() -> Iterator[None]:
     with _NoDropout():
         yield
-
-
-def _stay(module: nn.Module) -> Any:
-    return lambda mode=True: module  # noqa: ARG005  the signature of Module.train

@@ -87,7 +87,7 @@ class _Tracer:
     def __init__(self, run: RunConfig, machine: Machine, steps: int) -> None:
         self._run, self._machine, self._steps = run, machine, steps
         self._ranks = Ranks()
-        inner = build_workload(run.workload, run.seed, run.adapter, run.quantised_base)
+        inner = build_workload(run.workload, run.seed, run.adapter, run.quantised_base, run.quantisation_aware)
         self._samples = _Recorded(inner.train)
         evaluation = None
         if inner.evaluation is not None:

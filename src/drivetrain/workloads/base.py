@@ -17,6 +17,8 @@ from torchmetrics import Metric
 
 from drivetrain.data.order import Part
 from drivetrain.models.adapters import AdapterSet
+from drivetrain.models.fake_quantised import FakeQuantiser
+from drivetrain.workloads.shown import in_words
 
 Batch = dict[str, Tensor]
 
@@ -69,13 +71,23 @@ class Workload(ABC):
     train: Samples
     evaluation: Samples | None
     adapters: AdapterSet | None = None  # put into each model that is built
+    fake_quantiser: FakeQuantiser | None = None  # prepares each of them before that
 
     @abstractmethod
     def build_model(self) -> nn.Module:
         """A new model in fp32 on the CPU, with its adapters. Its random start follows torch's global generator."""
 
     def _adapted(self, model: nn.Module) -> nn.Module:
+        if self.fake_quantiser is not None:
+            self.fake_quantiser.prepare(model)
         return model if self.adapters is None else self.adapters.fit(model)
+
+    def write_parts(self, model: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:
+        """What was put into the model, beside a checkpoint's weights."""
+        if self.adapters is not None:
+            self.adapters.write(model, weights, folder)
+        if self.fake_quantiser is not None:
+            self.fake_quantiser.write(model, folder)
 
     @abstractmethod
     def collate(self, samples: Sequence[Any]) -> Batch:
@@ -160,6 +172,10 @@ class Workload(ABC):
     @abstractmethod
     def warnings(self) -> Sequence[str]:
         """What the user should hear before training (rows dropped, BatchNorm whose statistics depend on the cut)."""
+
+    def shown(self, sample: Any) -> str:
+        """A training sample, as `train.load` gives it, for the eye."""
+        return in_words(sample)
 
     @abstractmethod
     def prediction_samples(self, path: str | None) -> NamedSamples:

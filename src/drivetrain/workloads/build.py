@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from drivetrain.config.adapter import Adapter
+from drivetrain.config.quantisation_aware import QuantisationAware
 from drivetrain.config.quantised import QuantisedBase
 from drivetrain.config.workload import UserModule
 from drivetrain.config.workload import Workload as WorkloadConfig
 from drivetrain.models.adapters import AdapterSet
+from drivetrain.models.fake_quantised import FakeQuantiser
 from drivetrain.workloads.base import Workload
 
 WORKLOADS = {
@@ -25,12 +27,14 @@ def build_workload(
     seed: int,
     adapters: Sequence[Adapter] | None = None,
     quantised_base: QuantisedBase | None = None,
+    quantisation_aware: QuantisationAware | None = None,
 ) -> Workload:
     """Read and check the data. UserError with all that is wrong with them."""
     base = None if isinstance(config, UserModule) else config.model.path
     chosen = AdapterSet(adapters, base, quantised_base) if adapters else None
+    fake_quantiser = None if quantisation_aware is None else FakeQuantiser(quantisation_aware)
     module, _, cls = WORKLOADS[config.type].partition(":")
     workload = getattr(import_module(module), cls)(config, seed)
     assert isinstance(workload, Workload)
-    workload.adapters = chosen
+    workload.adapters, workload.fake_quantiser = chosen, fake_quantiser
     return workload

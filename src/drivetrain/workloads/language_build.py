@@ -13,6 +13,7 @@ from torch import nn
 from drivetrain.config.language import LanguageModel
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.models.adapters import AdapterSet
+from drivetrain.models.fake_quantised import FakeQuantiser
 from drivetrain.models.language_head import TargetHead
 from drivetrain.models.language_options import (
     add_embedding_noise,
@@ -46,7 +47,11 @@ class Built:
 
 
 def build_language_model(
-    config: LanguageModel, reader: LanguageReader, packs: bool, adapters: AdapterSet | None = None
+    config: LanguageModel,
+    reader: LanguageReader,
+    packs: bool,
+    adapters: AdapterSet | None = None,
+    fake_quantiser: FakeQuantiser | None = None,
 ) -> Built:
     """In fp32, on the CPU. UserError with all that does not fit the tokenizer or the length."""
     options = config.model
@@ -71,6 +76,8 @@ def build_language_model(
         notes.append("virtual tokens stand before each sample: samples are padded, not packed")
     packed = _attend(model, options.attention, packs and takes_positions and not virtual, notes)
     accepted = inspect.signature(model.forward).parameters.keys()
+    if fake_quantiser is not None:
+        fake_quantiser.prepare(model)
     if adapters is not None:
         model = adapters.fit(model)
     head = TargetHead(model, options.fused_loss, 0 if adapters is None else adapters.in_hidden_states)

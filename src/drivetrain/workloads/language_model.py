@@ -14,6 +14,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from drivetrain.config.language import Generation, LanguageModel
+from drivetrain.data.language.chat import show
 from drivetrain.data.language.samples import JoinedSamples, Sample, TokenSamples
 from drivetrain.data.order import Part
 from drivetrain.models.language_options import context_length, generation_config
@@ -39,7 +40,8 @@ class LanguageModelWorkload(Workload, Generates):
         self._packs = config.stage == "sft" and config.data.packing  # until a model is built that cannot
 
     def build_model(self) -> nn.Module:
-        built = build_language_model(self._config, self._reader, self._packs, self.adapters)
+        parts = self.adapters, self.fake_quantiser
+        built = build_language_model(self._config, self._reader, self._packs, *parts)
         self._head, self._packs = built.head, built.packed is not None
         self._continuation.places = context_length(built.model.config)
         for note in built.notes:
@@ -71,6 +73,11 @@ class LanguageModelWorkload(Workload, Generates):
     def by_position(self) -> Mapping[str, int | None]:
         """Positions that began again would be another sequence, to Transformers too."""
         return {"input_ids": 0, "position_ids": None, "targets": IGNORED}
+
+    def shown(self, sample: Sample) -> str:
+        """Its text, what is trained between brackets."""
+        pieces = show(*sample, self._reader.tokenizer)
+        return "".join(f"⟦{text}⟧" if trained else text for text, trained in pieces)
 
     def count(self, batch: Batch) -> int:
         return int((batch["targets"] != IGNORED).sum())
