@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -216,10 +217,10 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(
     assert "the loss is" in err
     assert "training samples" in err
     assert "5" in err.split("training samples")[1].split(". ")[0]
+    named = re.search(r"step (\d+): the loss is", err)
+    assert named is not None
     for checkpoint in Path("runs/nan/checkpoints").iterdir():
-        assert json.loads((checkpoint / "manifest.json").read_text())["step"] < int(
-            err.split("step ")[-1].split(":")[0]
-        )
+        assert json.loads((checkpoint / "manifest.json").read_text())["step"] < int(named[1])
 
 
 def test_help_never_imports_torch() -> None:
