@@ -64,7 +64,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("engine", "processes", "label"),
     [
         pytest.param("{name: accelerate, config: accelerate.yaml}", [], "accelerate-fsdp", marks=pytest.mark.slow),
-        ("{name: accelerate, config: accelerate-deepspeed.yaml}", [], "accelerate-zero2"),
+        pytest.param(
+            "{name: accelerate, config: accelerate-deepspeed.yaml}", [], "accelerate-zero2", marks=pytest.mark.slow
+        ),
         ("{name: deepspeed, config: ds.json}", ["processes=2"], "zero2"),
     ],
 )

@@ -49,6 +49,7 @@ def test_a_run_whose_ranks_are_killed_at_random_ends_with_the_same_bits(slowly: 
     assert started[-1] > 0
 
 
+@pytest.mark.slow
 def test_a_run_of_one_process_is_killed_more_often_than_it_may_and_ends_with_the_history(slowly: Path) -> None:
     ended = killed(slowly, (*LONG, "max_restarts=1"), Path("alone"), kills=2, dice=random.Random(1))
     assert ended.code == 1

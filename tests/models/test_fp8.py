@@ -154,7 +154,7 @@ def check(found: Curve, world: int) -> None:
     assert losses == pytest.approx(expected, rel=1e-5)
     assert norms == pytest.approx(their_norms, rel=1e-5)
     for name, weight in their_weights.items():
-        torch.testing.assert_close(weights[name], weight, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(weights[name], weight, rtol=1e-5, atol=1e-4)  # a sum's last bit rounds to fp8
     assert says == "4 of 6 in fp8; 2 have sides that are no multiples of 16"
 
 

@@ -125,6 +125,9 @@ class Stilled(Workload):
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         self._inner.save_assets(model, folder)
 
+    def write_parts(self, model: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:
+        self._inner.write_parts(model, weights, folder)
+
 
 class _NoDropout(TorchFunctionMode):
     """Dropout that a model calls as a function (attention's, above all)."""
