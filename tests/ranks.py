@@ -80,7 +80,6 @@ class RankPool:
 
 
 def _rank(rank: int, world: int, folder: str, end: Connection) -> None:
-    os.setpgid(0, 0)  # a test that signals its whole group means others
     counts = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "OMP_NUM_THREADS": 1}
     os.environ.update({name: str(value) for name, value in counts.items()}, DS_ACCELERATOR="cpu")
     torch.set_num_threads(1)
