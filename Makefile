@@ -6,13 +6,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
-.PHONY: help demo test test-all parity lint bench clean
+.PHONY: help demo test test-all parity chaos lint bench clean
 
 help:
 	@echo "make demo      install, train the digits recipe at four precisions and on eight engines, and compare"
 	@echo "make test      install and run the tests"
 	@echo "make test-all  the slow tests too"
 	@echo "make parity    every engine against plain PyTorch, all cases; writes docs/parity.md"
+	@echo "make chaos     runs of four engines killed a hundred times (half an hour)"
 	@echo "make lint      ruff and mypy"
 	@echo "make bench     the benchmarks of bench/ (tens of minutes; wants a quiet machine)"
 	@echo "make clean     remove .venv, runs and caches"
@@ -29,7 +30,10 @@ test-all: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest
 
 parity: $(VENV)/.installed-dev
-	PARITY_TABLE=docs/parity.md $(BIN)/python -m pytest tests/parity
+	PARITY_TABLE=docs/parity.md CROSSING_TABLE=docs/checkpoints.md $(BIN)/python -m pytest tests/parity
+
+chaos: $(VENV)/.installed-dev
+	$(BIN)/python -m bench.chaos
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -42,6 +46,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python bench/comparing.py
 	$(BIN)/python bench/engines.py
 	$(BIN)/python bench/mesh.py
+	$(BIN)/python bench/checkpoint.py
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from drivetrain import __version__
 from drivetrain.errors import RankError, RunError, UserError
+from drivetrain.show_checkpoint import checkpoint
 from drivetrain.show_replay import replay
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def train(
 
     node = Node(node_rank, rendezvous)
     ready = checked(run_file, overrides or [], nodes, node)
-    if ready.run.nodes == 1 and not (resume or overwrite):  # told before any rank is started
+    if ready.is_first and ready.run.nodes == 1 and not (resume or overwrite):  # told before any rank is started
         from drivetrain.folder import RunFolder
 
         RunFolder(ready.run.folder).refuse_if_busy()
@@ -292,6 +293,7 @@ def version() -> None:
 
 
 app.command()(replay)
+app.add_typer(checkpoint, name="checkpoint")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -15,6 +15,8 @@ from tests.launch.test_start import finished, losses, prepared, report
 SCRIPTS = Path(sys.executable).parent
 TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node", "2"]
 # on a machine without GPUs too: its ranks are torchrun's, and take whatever device there is
+# the second rank comes when the first one has long begun
+LATE = ["--no-python", "bash", "-c", '[ "$RANK" = 1 ] && sleep 4; exec drivetrain "$@"', "late"]
 ACCELERATE = ["accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
 
 
@@ -36,12 +38,13 @@ def launched(folder: Path, launcher: list[str], *arguments: str) -> subprocess.C
 @pytest.mark.parametrize(
     ("launcher", "how"),
     [
-        (TORCHRUN, ["-m", "drivetrain"]),
+        (TORCHRUN, LATE),
+        pytest.param(TORCHRUN, ["-m", "drivetrain"], marks=pytest.mark.slow),
         pytest.param(TORCHRUN, ["--no-python", "drivetrain"], marks=pytest.mark.slow),
         pytest.param(ACCELERATE, ["-m", "drivetrain"], marks=pytest.mark.slow),
         pytest.param(ACCELERATE, ["--no_python", "drivetrain"], marks=pytest.mark.slow),
     ],
-    ids=["torchrun", "torchrun-script", "accelerate", "accelerate-script"],
+    ids=["torchrun-late", "torchrun", "torchrun-script", "accelerate", "accelerate-script"],
 )
 def test_the_ranks_of_an_outer_launcher_are_joined(
     place: Path, launcher: list[str], how: list[str], request: pytest.FixtureRequest

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -28,6 +30,8 @@ from drivetrain.checkpoint.tensor_file import create, differing, fill
 from drivetrain.errors import RunError
 from drivetrain.ranks import Ranks
 
+T = TypeVar("T")
+U = TypeVar("U")
 Assets = Callable[[Path, Mapping[str, Tensor]], None]
 
 
@@ -117,7 +121,9 @@ class _Saving:
                 yield name, plan, {key: self._parts[name].tensors[key] for key in writes}
 
     def _prove(self) -> None:
-        wrong = [f"{key} of {n}" for n, plan, own in self._own() for key in differing(self._file(n), plan.layout, own)]
+        pieces = [(name, plan, key, tensor) for name, plan, own in self._own() for key, tensor in own.items()]
+        found = _at_once(lambda each: differing(self._file(each[0]), each[1].layout, {each[2]: each[3]}), pieces)
+        wrong = [f"{key} of {each[0]}" for each, keys in zip(pieces, found, strict=True) for key in keys]
         if self._ranks.is_first:
             trees = {name: (self.aside / f"{name}.json").read_text(encoding="utf-8") for name in self._plans}
             wrong += [f"{name}.json" for name, text in trees.items() if text != json.dumps(self._plans[name].tree)]
@@ -133,7 +139,7 @@ class _Saving:
         files = self._ranks.on_each(lambda: _sizes(self.aside) if self._ranks.is_first else {})[0]
         blocks = [(name, start) for name, size in files.items() for start in range(0, max(size, 1), BLOCK)]
         rank, world = self._ranks.rank, self._ranks.world
-        found = self._ranks.on_each(lambda: [block_sum(self.aside / n, start) for n, start in blocks[rank::world]])
+        found = self._ranks.on_each(lambda: _at_once(lambda b: block_sum(self.aside / b[0], b[1]), blocks[rank::world]))
         records = {name: FileRecord(bytes=size, sha256=[]) for name, size in files.items()}
         for number, (name, _) in enumerate(blocks):
             records[name].sha256.append(found[number % world][number // world])
@@ -151,6 +157,12 @@ class _Saving:
         if (self.aside / MANIFEST).read_text(encoding="utf-8") != text:
             raise OSError(f"{MANIFEST} reads back different")
         _put_in_place(self.aside, target)
+
+
+def _at_once(do: Callable[[T], U], items: Sequence[T]) -> list[U]:
+    """On as many threads as this rank computes with: reading, comparing and summing leave the interpreter's lock."""
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        return list(threads.map(do, items))
 
 
 def _sizes(folder: Path) -> dict[str, int]:
