@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 _FILE = "attempt.json"
 _PREPARED = "prepared"
@@ -23,6 +24,7 @@ class Attempt:
     most: int = 0
     restarts: Sequence[str] = ()
     folder: Path | None = None
+    reduction: dict[str, Any] | None = None  # of the micro-batches, since memory ran out
 
     @classmethod
     def read(cls, folder: Path) -> Attempt:

@@ -37,6 +37,14 @@ class RunError(RuntimeError):
     """The run itself failed (a NaN loss, a full disk). The CLI prints it and exits with code 1."""
 
 
+class OutOfMemory(RunError):
+    """A device's memory ran out: in a micro-batch of `samples` samples, or in what no cut makes smaller (0)."""
+
+    def __init__(self, message: str, samples: int = 0) -> None:
+        super().__init__(message)
+        self.samples = samples
+
+
 class RankError(RuntimeError):
     """A rank of several failed in a way that is nobody's known mistake; `traceback` is that rank's."""
 

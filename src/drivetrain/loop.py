@@ -7,6 +7,7 @@ gradients are not finite is not made all the same (numerics.py says how).
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -14,16 +15,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from drivetrain.config.run import RunConfig
 from drivetrain.data.loader import Window
-from drivetrain.engines.base import Engine
-from drivetrain.errors import RunError
+from drivetrain.engines.base import Engine, Judge, StepResult
+from drivetrain.errors import OutOfMemory, RunError
 from drivetrain.measure.meters import Meters
+from drivetrain.memory.shortage import LESS, room_for
 from drivetrain.numerics import Pending, Recent, Trouble, Watch, end_if_stopped
 from drivetrain.optim import lr_factor
 from drivetrain.report import Status
-from drivetrain.rng import rng_mark
+from drivetrain.rng import restore_mark, rng_mark
 from drivetrain.tracking.events import Evaluated, Event, Generated, StepDone
 from drivetrain.workloads.base import BestMetric
 
@@ -44,6 +47,7 @@ class Progress:
     last_evaluation: int = 0
     last_save: int = 0
     recent: Recent = field(default_factory=Recent)
+    reduction: dict[str, Any] | None = None  # of the micro-batches, since memory ran out
 
     def __post_init__(self) -> None:
         if isinstance(self.recent, dict):  # as a checkpoint has it
@@ -52,6 +56,10 @@ class Progress:
     @property
     def skipped(self) -> int:
         return self.step - self.updates
+
+
+def uncut(progress: Progress, samples: int) -> Iterator[Window]:
+    raise OutOfMemory(f"step {progress.step + 1}: out of memory with {samples} sample(s) at once: try {LESS}")
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,8 @@ class Surroundings:
     meters: Meters
     generate: Callable[[], list[dict[str, Any]]] | None = None  # prompts answered, after each evaluation
     troubled: Callable[[Trouble], None] = end_if_stopped  # called by all ranks; raises if the run cannot go on
+    # the windows that follow in smaller micro-batches, since one of so many samples does not fit; raises if none would
+    cut_smaller: Callable[[Progress, int], Iterator[Window]] = uncut
 
 
 def train(
@@ -84,13 +94,16 @@ def train(
     meters, before, start = around.meters, progress.elapsed_seconds, time.perf_counter()
     while progress.step < total_steps:
         mark, was = rng_mark(), replace(progress)
+        meters.begin(progress.step + 1)
         with meters.part("data"):
             window = next(windows)
-        with meters.step(window.micro_batches):
-            loss = engine.forward_backward(window.micro_batches)
-            with meters.part("optimizer"):
-                lr_now = factor(progress.updates)
-                result = engine.optimizer_step(lr_now, watch.judge(progress.step + 1, loss))
+        meters.batch(window.indices)
+        lr_now = factor(progress.updates)
+        made = _made(engine, window, meters, lr_now, functools.partial(watch.judge, progress.step + 1), mark)
+        if made is None:
+            windows = around.cut_smaller(progress, window.largest)
+            continue
+        loss, result = made
         progress.step += 1
         progress.updates += not result.skipped
         progress.samples += len(window.indices)
@@ -113,6 +126,28 @@ def train(
         if stopping:
             return "stopped_early"
     return "completed"
+
+
+def _made(
+    engine: Engine, window: Window, meters: Meters, lr_factor: float, judge: Callable[[Tensor], Judge | None], mark: Any
+) -> tuple[Tensor, StepResult] | None:
+    """The window's loss and update; None if memory ran out before the update, and all is as it was at `mark`.
+
+    OutOfMemory where an engine cannot take it back.
+    """
+    undo = engine.savepoint()
+    try:
+        with meters.step(window.micro_batches):
+            with room_for(f"micro-batches of {window.largest} sample(s)", window.largest):
+                loss = engine.forward_backward(window.micro_batches)
+            with meters.part("optimizer"), room_for("the optimizer's step"):
+                return loss, engine.optimizer_step(lr_factor, judge(loss))
+    except OutOfMemory as shortage:
+        if undo is None or not shortage.samples:
+            raise
+    undo()
+    restore_mark(mark)
+    return None
 
 
 @dataclass(frozen=True)
@@ -205,7 +240,8 @@ class Curve:
 def _evaluate(run: RunConfig, progress: Progress, around: Surroundings) -> None:
     assert around.evaluate is not None
     start = time.perf_counter()
-    with around.meters.part("evaluation"):
+    less = "give a smaller evaluation.batch_size"
+    with around.meters.part("evaluation"), room_for("the evaluation", fix=less):
         progress.metrics = around.evaluate()
     progress.last_evaluation = progress.step
     metric = around.best_metric

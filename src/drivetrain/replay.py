@@ -22,6 +22,7 @@ from drivetrain.config.engine import DeepspeedEngine, FsdpEngine, SingleEngine, 
 from drivetrain.config.load import load
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
+from drivetrain.cutting import order_of, total_steps_of, window_slice
 from drivetrain.data.loader import MicroBatch, Window, training_windows
 from drivetrain.errors import UserError, problem
 from drivetrain.folder import RunFolder
@@ -37,7 +38,6 @@ from drivetrain.optim import lr_factor
 from drivetrain.precision import arithmetic
 from drivetrain.ranks import Ranks
 from drivetrain.rng import restore_rng_state, rng_state
-from drivetrain.run import order_of, total_steps_of, window_slice
 from drivetrain.tracking.events import Event, Warned
 from drivetrain.tracking.jsonl import read_events
 from drivetrain.trouble import folder_of, read_trouble

@@ -26,6 +26,12 @@ def rng_mark() -> tuple[Any, Any]:
     return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
 
+def restore_mark(mark: tuple[Any, Any]) -> None:
+    torch.set_rng_state(mark[0])
+    if mark[1]:
+        torch.cuda.set_rng_state_all(mark[1])
+
+
 def rng_state(mark: tuple[Any, Any] | None = None) -> dict[str, Any]:
     """JSON-able but for the tensors. mark: torch's generators as they were then."""
     version, words, gauss = random.getstate()
@@ -50,9 +56,7 @@ def restore_rng_state(state: dict[str, Any]) -> None:
     random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
     keys = numpy["keys"].numpy().astype(np.uint32)
     np.random.set_state((numpy["name"], keys, numpy["position"], numpy["has_gauss"], numpy["cached"]))
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    restore_mark((state["torch"], state["cuda"] if torch.cuda.is_available() else []))
 
 
 def only_torch_drew(before: dict[str, Any], after: dict[str, Any]) -> bool:

@@ -10,23 +10,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from drivetrain import environment, preflight
 from drivetrain.assemble import assemble
 from drivetrain.attempt import Attempt
 from drivetrain.checkpointing import RunCheckpoints
 from drivetrain.config.engine import label
 from drivetrain.config.machine import Machine
+from drivetrain.config.reduced import again
 from drivetrain.config.run import RunConfig
-from drivetrain.data.loader import evaluation_batches, training_windows
-from drivetrain.data.micro_batches import Lengths, Slice
-from drivetrain.data.order import GlobalOrder
+from drivetrain.cutting import Cutting, check_shares, order_of, total_steps_of
+from drivetrain.data.loader import evaluation_batches
 from drivetrain.engines.base import Engine
-from drivetrain.errors import RunError
 from drivetrain.folder import RunFolder
 from drivetrain.generation import generate
 from drivetrain.hardware import torch_device
+from drivetrain.heartbeat import Heart
 from drivetrain.loop import Progress, Surroundings, train
 from drivetrain.measure.meters import Meters
 from drivetrain.measure.throughput import Stopwatch
@@ -40,9 +38,6 @@ from drivetrain.trouble import Troubles
 from drivetrain.workload_rules import best_metric
 from drivetrain.workloads.base import Generates, Workload
 
-# What a micro-batch costs beside its tokens, in tokens. On a CPU measured: a 4 x 256 BERT takes 20 ms for one of 8
-# tokens and 0.24 ms for each further one; 40 to 320 differ little. A GPU takes as long for a few thousand as for none.
-MICRO_BATCH_TOKENS = {"cpu": 120, "cuda": 4096}
 INTERRUPTED_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
@@ -60,6 +55,7 @@ class Parts:
     events: EventStream
     stop: StopRequest
     attempt: Attempt
+    given: RunConfig  # before micro-batches were made smaller for want of memory
 
 
 def run(
@@ -70,14 +66,17 @@ def run(
     overwrite: bool = False,
     quiet: bool = False,
     attempt: Attempt | None = None,
+    heart: Heart | None = None,
 ) -> tuple[RunReport, int]:
     """Train. Returns the report and the exit code: 0, or 130 / 143 if a signal ended the run after a save.
 
     Called by every rank of the run; the first one writes and tells. attempt: which of those that its launch makes.
+    heart: this process's, which is to know the step and part that it is in.
     """
     attempt = attempt or Attempt()
     with arithmetic(config.precision_spec, machine), stop_on_signals() as stop:
-        ranks, stopwatch = Ranks(), Stopwatch(torch_device(machine))
+        ranks, stopwatch = Ranks(), Stopwatch(torch_device(machine), heart)
+        given, config = config, _cut_as_fits(config, attempt, ranks)
         preflight.agree(config, ranks)
         workload, engine = assemble(config, machine, ranks, training=True, part=stopwatch.part)
         preflight.same_data(workload, ranks)
@@ -94,7 +93,7 @@ def run(
                 events.send(Warned(message=message))
             meters = Meters(machine, config.precision_spec, engine, not config.compile, stopwatch)
             report = _train(
-                Parts(config, machine, ranks, workload, engine, meters, folder, events, stop, attempt), resume
+                Parts(config, machine, ranks, workload, engine, meters, folder, events, stop, attempt, given), resume
             )
         except BaseException as error:
             events.send(RunFinished(status="failed", step=-1, message=f"{type(error).__name__}: {error}"))
@@ -108,6 +107,12 @@ def run(
     return report, INTERRUPTED_CODES[signal.Signals(number)] if report.status == "interrupted" else 0
 
 
+def _cut_as_fits(config: RunConfig, attempt: Attempt, ranks: Ranks) -> RunConfig:
+    """With the smaller micro-batches that an earlier attempt came to, which one of the machines may know alone."""
+    known = [again(config, each) for each in ranks.all_gather(attempt.reduction)]
+    return min(known, key=lambda run: run.micro_batch)
+
+
 def prepare(folder: RunFolder, config: RunConfig, machine: Machine, resume: bool, overwrite: bool) -> None:
     """The folder made ready and described; the first rank does it."""
     folder.prepare(resume, overwrite)
@@ -117,9 +122,9 @@ def prepare(folder: RunFolder, config: RunConfig, machine: Machine, resume: bool
 def _train(parts: Parts, resume: bool) -> RunReport:
     config, workload, engine, ranks, events = parts.config, parts.workload, parts.engine, parts.ranks, parts.events
     order = order_of(config, workload)
-    mine = window_slice(config, parts.machine, workload, engine)
-    _check_shares(order, mine, engine, ranks)
     total_steps = total_steps_of(config, order)
+    cutting = Cutting(config, parts.machine, workload, engine, order, total_steps, events.send, parts.given)
+    check_shares(order, cutting.slice, engine, ranks)
     metric = best_metric(config, workload)
     checkpoints = RunCheckpoints(
         parts.folder.checkpoints, config, engine, ranks, metric, len(workload.train), events.send
@@ -128,15 +133,6 @@ def _train(parts: Parts, resume: bool) -> RunReport:
     before = parts.attempt.elapsed_before(progress.elapsed_seconds)
     network = preflight.timed_all_reduce(ranks, torch_device(parts.machine))
     events.send(_started(parts, total_steps, progress))
-    windows = training_windows(
-        workload.train,
-        workload.collate,
-        order,
-        range(progress.step, total_steps),
-        mine,
-        config.loader,
-        pin_memory=parts.machine.device == "cuda",
-    )
     around = Surroundings(
         evaluate=functools.partial(evaluate, config, workload, engine) if workload.evaluation is not None else None,
         save=checkpoints.save,
@@ -145,8 +141,10 @@ def _train(parts: Parts, resume: bool) -> RunReport:
         best_metric=metric,
         meters=parts.meters,
         generate=_generation(workload, engine, ranks),
-        troubled=Troubles(parts.folder.trouble, config, engine, workload, ranks, order, mine, events.send),
+        troubled=Troubles(parts.folder.trouble, config, engine, workload, ranks, order, cutting, events.send),
+        cut_smaller=cutting.cut_smaller,
     )
+    windows = cutting.windows(progress)
     with parts.meters, checkpoints:
         status = train(engine, windows, config, total_steps, order.steps_per_epoch, progress, around)
     report = _report(parts, checkpoints, progress, status, order.steps_per_epoch).model_copy(
@@ -155,36 +153,6 @@ def _train(parts: Parts, resume: bool) -> RunReport:
     ranks.on_first(lambda: report.write(parts.folder.report))
     events.send(RunFinished(status=status, step=progress.step, message=_closing(status, progress, checkpoints)))
     return report
-
-
-def order_of(config: RunConfig, workload: Workload) -> GlobalOrder:
-    return GlobalOrder(len(workload.train), config.global_batch, config.seed, workload.mixture, workload.shuffle_buffer)
-
-
-def total_steps_of(config: RunConfig, order: GlobalOrder) -> int:
-    if config.loop.steps is not None:
-        return config.loop.steps
-    assert config.loop.epochs is not None, "rules.check lets no run without a length pass"
-    return order.steps_per_epoch * config.loop.epochs
-
-
-def window_slice(config: RunConfig, machine: Machine, workload: Workload, engine: Engine) -> Slice:
-    """How this rank cuts its part out of each global batch."""
-    lengths = None
-    if workload.lengths is not None and workload.splits_batches:
-        lengths = Lengths(
-            np.asarray(workload.lengths), MICRO_BATCH_TOKENS[machine.device], workload.packs, config.micro_batch_tokens
-        )
-    return Slice(engine.data_rank, engine.data_world, config.micro_batch, lengths)
-
-
-def _check_shares(order: GlobalOrder, mine: Slice, engine: Engine, ranks: Ranks) -> None:
-    """RunError unless the ranks' samples of the first step are disjoint and together the global batch."""
-    _, indices = order.batch(0)
-    own = [int(index) for piece in mine.pieces(indices) for index in piece] if engine.counts_samples else []
-    taken = [index for share in ranks.all_gather(own) for index in share]
-    if sorted(taken) != sorted(indices.tolist()):
-        raise RunError(f"the ranks take {len(taken)} samples of a global batch of {len(indices)}, some of them twice")
 
 
 def evaluate(config: RunConfig, workload: Workload, engine: Engine) -> dict[str, float]:

@@ -18,8 +18,8 @@ from typing import Any
 
 from drivetrain.checkpointing import RunCheckpoints
 from drivetrain.config.run import RunConfig
+from drivetrain.cutting import Cutting
 from drivetrain.data.loader import training_windows
-from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
 from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError, UserError
@@ -47,11 +47,11 @@ class Troubles:
         workload: Workload,
         ranks: Ranks,
         order: GlobalOrder,
-        mine: Slice,
+        cutting: Cutting,
         send: Callable[[Event], None],
     ) -> None:
         self._root, self._run, self._engine, self._workload = root, run, engine, workload
-        self._ranks, self._order, self._mine, self._send = ranks, order, mine, send
+        self._ranks, self._order, self._cutting, self._send = ranks, order, cutting, send
         self._generators = rng_state()
 
     def __call__(self, trouble: Trouble) -> None:
@@ -82,7 +82,7 @@ class Troubles:
         if not folder.exists() and self._root.is_dir() and sum(1 for _ in self._root.iterdir()) >= MOST_KEPT:
             return False
         numbers, (epoch, _) = trouble.numbers, self._order.batch(trouble.step - 1)
-        ranks = [replace(self._mine, data_rank=rank) for rank in range(self._mine.data_world)]
+        ranks = [replace(self._cutting.slice, data_rank=rank) for rank in range(self._cutting.slice.data_world)]
         told = {
             "step": trouble.step,
             "epoch": epoch,
@@ -133,7 +133,7 @@ class Troubles:
         loader = self._run.loader.model_copy(update={"workers": 0})
         samples, collate = self._workload.train, self._workload.collate
         try:
-            [window] = training_windows(samples, collate, self._order, steps, self._mine, loader)
+            [window] = training_windows(samples, collate, self._order, steps, self._cutting.slice, loader)
             found, _ = inspected(self._engine, self._workload, window.micro_batches)
         except Exception:  # the run ends with the trouble that it met first, whatever a second look meets
             return ""

@@ -34,10 +34,11 @@ def _batch(run: RunConfig, workload: Workload) -> Iterator[Problem]:
         yield Problem(
             "batch_size", f"the batch ({batch}) > the training data ({samples} samples)", f"give at most {samples}"
         )
-    if not workload.splits_batches and run.micro_batch_size is not None and run.micro_batch_size < batch:
+    if not workload.splits_batches and (run.micro_batch_size == "auto" or (run.micro_batch_limit or batch) < batch):
+        given = "auto may be" if run.micro_batch_size == "auto" else f"{run.micro_batch_size}"
         yield Problem(
             "micro_batch_size",
-            f"{run.micro_batch_size} < the batch ({batch}), but this loss does not decompose over samples",
+            f"{given} < the batch ({batch}), but this loss does not decompose over samples",
             "leave micro_batch_size out",
         )
     if run.micro_batch_tokens is not None and workload.lengths is None:

@@ -45,8 +45,8 @@ def ranks_of(launcher: int) -> list[psutil.Process]:
 
 
 def killed(folder: Path, arguments: Sequence[str], output: Path, kills: int, dice: random.Random) -> Ended:
-    """`drivetrain train` in `folder`, until it ends by itself: `kills` times one of its ranks gets SIGKILL, FEWEST to
-    twice as many steps after it has started (again)."""
+    """`drivetrain train` in `folder`, until it ends by itself: `kills` times SIGKILL, in turns for one of its ranks and
+    for all, FEWEST to twice as many steps after it has started (again)."""
     process = subprocess.Popen(
         command("train", *arguments, f"output={output}"),
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -59,8 +59,9 @@ def killed(folder: Path, arguments: Sequence[str], output: Path, kills: int, dic
             step, first, begun = _seen(folder / output)
             ranks = ranks_of(process.pid)
             if begun > starts and step >= first + wait and ranks:
+                for victim in ranks if len(moments) % 2 else [dice.choice(ranks)]:
+                    os.kill(victim.pid, signal.SIGKILL)
                 moments.append(step)
-                os.kill(dice.choice(ranks).pid, signal.SIGKILL)
                 starts, wait = begun, dice.randint(FEWEST, 2 * FEWEST)
             time.sleep(0.02)
         said, _ = process.communicate(timeout=MOST_SECONDS)

@@ -21,8 +21,15 @@ from drivetrain.launch.start import start
 from drivetrain.launch.task import Node, Result, Task
 from drivetrain.tracking.jsonl import read_events
 from tests.launch.chaos import killed, ranks_of, same_end
+from tests.launch.history import VARIABLE, check_each_once, surviving
 from tests.launch.test_start import command, finished, free_port, losses, prepared, report, wait_for_step
 
+ROOT = Path(__file__).resolve().parents[2]
+RECORDING = f"""
+if "{VARIABLE}" in os.environ:
+    from tests.launch.history import record_if_asked
+    record_if_asked()
+"""
 LONG = ("run.yaml", "loop.steps=60", "evaluation.every_steps=30", "checkpoints.every_steps=4")
 
 
@@ -30,16 +37,23 @@ LONG = ("run.yaml", "loop.steps=60", "evaluation.every_steps=30", "checkpoints.e
 def slowly(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of sixty steps that takes some seconds; undisturbed it is in the folder `whole`."""
     folder = prepared(tmp_path_factory.mktemp("slowly"), "time.sleep(0.05)")
+    with (folder / "workload.py").open("a") as file:
+        file.write(RECORDING)
     finished(folder, "train", *LONG, "engine=ddp", "processes=2", "output=whole")
     return folder
 
 
-def test_a_run_whose_ranks_are_killed_at_random_ends_with_the_same_bits(slowly: Path) -> None:
+def test_a_run_whose_ranks_are_killed_at_random_ends_with_the_same_bits_and_samples(
+    slowly: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
+    monkeypatch.setenv(VARIABLE, str(slowly / "samples"))
     spread = (*LONG, "engine=ddp", "processes=2")
     ended = killed(slowly, (*spread, "max_restarts=2"), Path("killed"), kills=2, dice=random.Random(0))
     assert ended.code == 0, ended.said
     assert len(ended.moments) == 2
     same_end(slowly / "whole", slowly / "killed")
+    check_each_once(surviving(slowly / "samples"), 60, 44)
     told = report(slowly / "killed")
     assert len(told["restarts"]) == 2
     assert all("SIGKILL" in cause for cause in told["restarts"]), told["restarts"]

@@ -125,9 +125,9 @@ def _of_a_mesh(run: RunConfig, engine: MeshEngine, where: str) -> Iterator[Probl
     if run.processes is not None:  # else they are as many as it asks for
         yield from mesh.arithmetic(engine, run.world_size, where)
     yield from mesh.options_without_degree(engine, run.world_size, where)
-    if run.micro_batch_size is not None and (run.batch_size is not None or run.batch_size_per_device is not None):
+    if run.micro_batch_limit is not None and (run.batch_size is not None or run.batch_size_per_device is not None):
         share = -(-run.global_batch // run.data_parallel_size)
-        yield from mesh.idle_stages(engine, share, run.micro_batch_size, "micro_batch_size")
+        yield from mesh.idle_stages(engine, share, run.micro_batch_limit, "micro_batch_size")
     if engine.schedule == "zero_bubble" and run.compile:
         why = "it takes backward passes apart, which PyTorch cannot do with compiled blocks"
         yield Problem(f"{where}.schedule", why, "leave compile out, or take 1f1b")
@@ -192,7 +192,7 @@ def _actual(run: RunConfig, field: str) -> Any:
     if field == "batch_size_per_device":
         return run.global_batch / run.data_parallel_size
     if field == "micro_batch_size":
-        return run.micro_batch_size or run.global_batch / run.data_parallel_size
+        return run.micro_batch_limit or run.global_batch / run.data_parallel_size
     root: Any = run
     for part in field.split("."):
         root = driving(root) if part != "name" and isinstance(root, AccelerateEngine) else root

@@ -55,8 +55,8 @@ def validate(raw: dict[str, Any], problems: list[Problem]) -> tuple[RunConfig | 
         except ValidationError as error:
             found = [(detail["type"], _path_in(detail["loc"], raw), _problem(detail, raw)) for detail in error.errors()]
         moved += [place for kind, path, _ in found if kind == UNKNOWN and (place := _moved(path, raw))]
-        problems += [told for kind, path, told in found if path not in moved or kind not in (UNKNOWN, MISSING)]
-        if not all([_remove(raw, path) for kind, path, _ in found if path not in moved or kind != MISSING]):
+        problems += _once([told for kind, path, told in found if path not in moved or kind not in (UNKNOWN, MISSING)])
+        if not all([_remove(raw, path) for kind, path, _ in reversed(found) if path not in moved or kind != MISSING]):
             break
     return None, problems
 
@@ -141,6 +141,17 @@ def _problem(detail: ErrorDetails, raw: dict[str, Any]) -> Problem:
     return Problem(field, f"{_shown(detail['input'])} was given; {message}", documentation or "correct the value")
 
 
+def _once(problems: Sequence[Problem]) -> list[Problem]:
+    """One problem for a value that is none of the kinds a field takes."""
+    whys: dict[tuple[str, str], list[str]] = {}
+    for each in problems:
+        whys.setdefault((each.field, each.fix), []).append(each.why)
+    return [
+        Problem(field, ", or ".join([found[0], *(why.partition(" given; ")[2] for why in found[1:])]), fix)
+        for (field, fix), found in whys.items()
+    ]
+
+
 def _siblings(path: Sequence[Any]) -> list[str]:
     """Names of the fields that may stand in the place of this path's last key."""
     return [str(each[-1]) for each, _ in field_paths() if each[:-1] == [str(part) for part in path[:-1]]]
@@ -199,5 +210,6 @@ def _remove(raw: Any, path: list[Any]) -> bool:
         raw = raw[part]
     if not path or (isinstance(raw, dict) and path[-1] not in raw):
         return False
-    del raw[path[-1]]
+    if isinstance(raw, dict) or path[-1] < len(raw):  # places of a list come last first
+        del raw[path[-1]]
     return True

@@ -51,7 +51,7 @@ def _has_evaluation_data(run: RunConfig) -> bool:
 
 def _whole_batch(run: RunConfig) -> bool:
     batch = run.batch_size or run.batch_size_per_device
-    return run.micro_batch_size is not None and batch is not None and run.micro_batch_size >= batch
+    return run.micro_batch_limit is not None and batch is not None and run.micro_batch_limit >= batch
 
 
 def _spread(run: RunConfig, machine: Machine) -> Iterator[str]:

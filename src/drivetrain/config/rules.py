@@ -30,10 +30,14 @@ from drivetrain.errors import Problem
 
 def check(run: RunConfig, machine: Machine) -> list[Problem]:
     """Every reason why this run cannot work on this machine."""
-    of_the_run = (_batch, engine_problems, restart_problems, _length, _model, _adapter, _quantisation, _paths)
     of_the_machine = (_device, _precision, _processes, engine_problems_here)
-    found = [problem for rule in of_the_run for problem in rule(run)]
-    return found + [problem for rule in of_the_machine for problem in rule(run, machine)]
+    return check_anywhere(run) + [problem for rule in of_the_machine for problem in rule(run, machine)]
+
+
+def check_anywhere(run: RunConfig) -> list[Problem]:
+    """Those of them that hold on every machine."""
+    of_the_run = (_batch, engine_problems, restart_problems, _length, _model, _adapter, _quantisation, _paths)
+    return [problem for rule in of_the_run for problem in rule(run)]
 
 
 def judged(run: RunConfig, found: Sequence[Problem], machine: Machine) -> tuple[RunConfig, list[Problem]]:
@@ -101,6 +105,8 @@ def _batch(run: RunConfig) -> Iterator[Problem]:
             f"the batch ({run.global_batch}) < the devices that share it ({run.data_parallel_size})",
             "give at least one sample for each device",
         )
+    if run.micro_batch_size == "auto" and run.micro_batch_tokens is not None:
+        yield Problem("micro_batch_size", "auto looks for what micro_batch_tokens gives", "give one of the two")
 
 
 def _processes(run: RunConfig, machine: Machine) -> Iterator[Problem]:

@@ -41,11 +41,15 @@ class RunConfig(Frozen):
     min_nodes: int | None = doc("Machines that are enough to start, and to go on when others are lost", None, gt=0)
     max_restarts: int = doc("Restarts from the newest good checkpoint after a process or a machine died", 0, ge=0)
     grace_seconds: int = doc("Time to save in after SIGTERM or Ctrl-C; then ranks are ended", 300, gt=0)
+    hang_seconds: int | None = doc("End the run, and say who waits where, after so long a standstill", 300, gt=0)
     device: Literal["auto", "cpu", "cuda"] = doc("auto takes a GPU if there is one", "auto")
+    memory_limit: float | None = doc("GiB that a process may take of its device; left out, all there is", None, gt=0)
 
     batch_size: int | None = doc("Samples of one step over all devices: the global batch", None, gt=0)
     batch_size_per_device: int | None = doc("The same given a device; give one of the two", None, gt=0)
-    micro_batch_size: int | None = doc("Samples one device runs at once; more are accumulated", None, gt=0)
+    micro_batch_size: Annotated[int, Field(gt=0)] | Literal["auto"] | None = doc(
+        "Samples one device runs at once; more are accumulated. auto tries what fits", None
+    )
     micro_batch_tokens: int | None = doc("Tokens one device runs at once; more are accumulated", None, gt=0)
 
     loop: training.Loop = doc("Length of the run")
@@ -106,11 +110,20 @@ class RunConfig(Frozen):
         return self.batch_size_per_device * self.data_parallel_size
 
     @property
+    def memory_limit_bytes(self) -> int | None:
+        return None if self.memory_limit is None else int(self.memory_limit * 2**30)
+
+    @property
+    def micro_batch_limit(self) -> int | None:
+        """micro_batch_size where it is a number. What auto means is found out before a training starts."""
+        return None if self.micro_batch_size == "auto" else self.micro_batch_size
+
+    @property
     def micro_batch(self) -> int:
         """Samples one process runs forward at once, in training: of dp, over all its replicas."""
         replicas = self.devices // self.world_size
-        if self.micro_batch_size is not None:
-            return self.micro_batch_size * replicas
+        if self.micro_batch_limit is not None:
+            return self.micro_batch_limit * replicas
         return math.ceil(self.global_batch / self._pieces)
 
     @property

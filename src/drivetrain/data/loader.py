@@ -47,6 +47,7 @@ class Window:
     epoch: int
     indices: np.ndarray  # of the whole global batch
     micro_batches: list[MicroBatch]
+    largest: int = 0  # samples of the largest of them
 
 
 def training_windows(
@@ -79,7 +80,7 @@ def training_windows(
         epoch, indices, pieces = planned.popleft()
         tensors = [first, *(next(batches) for _ in pieces[1:])]
         window = [MicroBatch(batch, counts=len(piece) > 0) for batch, piece in zip(tensors, pieces, strict=True)]
-        yield Window(step, epoch, indices, window)
+        yield Window(step, epoch, indices, window, max(map(len, pieces)))
 
 
 def evaluation_batches(

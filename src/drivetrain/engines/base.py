@@ -111,6 +111,10 @@ class Engine(ABC):
         Times its parts "forward" and "backward", or "forward_backward" where the two overlap.
         """
 
+    def savepoint(self) -> Callable[[], None] | None:
+        """Asked before a window: what takes it back if memory runs out in it. None where only a new start can."""
+        return None
+
     @abstractmethod
     def summed(self, losses: Tensor) -> Tensor:
         """Shares that forward_backward returned (any shape), summed over the ranks. All ranks call it together."""

@@ -10,8 +10,8 @@ from torch import nn
 
 from drivetrain.config import engine as config
 from drivetrain.engines.base import Engaged
-from drivetrain.engines.eager import EagerEngine
 from drivetrain.engines.replicas import GpuReplicas, ThreadReplicas
+from drivetrain.engines.single import AloneEngine
 from drivetrain.errors import RunError
 
 
@@ -22,7 +22,7 @@ def wrap_dp(model: nn.Module, device: torch.device, replicas: int) -> ThreadRepl
     return GpuReplicas(model, device_ids=list(range(device.index, device.index + replicas)))
 
 
-class DpEngine(EagerEngine):
+class DpEngine(AloneEngine):
     _config: config.DpEngine
 
     def _wrap(self, model: nn.Module) -> nn.Module:

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import nn
 
 from drivetrain.engines.eager import EagerEngine
+from drivetrain.memory.shortage import Undo
 
 
-class SingleEngine(EagerEngine):
+class AloneEngine(EagerEngine):
+    """One process: a window that does not fit is nobody else's business, and can be taken back."""
+
+    _undo: Undo | None = None
+
+    def savepoint(self) -> Callable[[], None]:
+        if self._undo is None:
+            assert self._optimizer is not None, "set up for evaluation only"
+            self._undo = Undo(self._model, self._optimizer)
+        self._undo.mark()
+        return self._undo
+
+
+class SingleEngine(AloneEngine):
     def _wrap(self, model: nn.Module) -> nn.Module:
         return model

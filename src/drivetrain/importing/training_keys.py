@@ -68,7 +68,7 @@ def _sampling(key: str, value: Any, into: Translation) -> None:
 
 
 ORDER = "the order of data is random, a function of seed and step; workload.data.group_by_length spares padding"
-UNFITTING = "the run file says what a step is; find the largest micro_batch_size with drivetrain compare"
+HALVED = "a micro-batch that does not fit comes in halves, and the batch of a step stays"
 _COMMAND = fated("unneeded", "it is a verb of the command line: train, evaluate, predict")
 _LAUNCHER = fated("unneeded", "the launcher says it")
 _SCREEN = fated("unneeded", "--quiet says what is on the screen")
@@ -90,7 +90,7 @@ KEYS: dict[str, Handler] = {
     "restore_callback_states_from_checkpoint": fated("unneeded", "a resumed run knows its early stopping"),
     "enable_jit_checkpoint": fated("unneeded", "a run saves when it is told to end"),
     # batch and data
-    "auto_find_batch_size": if_on(fated("refused", UNFITTING)),
+    "auto_find_batch_size": fated("unneeded", HALVED),
     "dataloader_num_workers": field_of("loader.workers"),
     "dataloader_prefetch_factor": if_on(field_of("loader.prefetch")),
     **dict.fromkeys(("dataloader_pin_memory", "dataloader_persistent_workers"), _PINNED),

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import RankError, RunError
+from drivetrain.launch.asked import forget, pulses
 from drivetrain.launch.meeting import Meeting
 from drivetrain.launch.outcome import RankOutcome, cause_of, clear, outcomes, raised
 from drivetrain.launch.task import Result, Task
-from drivetrain.launch.variables import variables
+from drivetrain.launch.variables import RECORDER, variables
+from drivetrain.launch.watch import Watch, left_quietly, seen
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -36,10 +38,11 @@ def one_attempt(task: Task, folder: Path, meeting: Meeting, processes: int) -> R
 
     failure: ChildFailedError | None = None
     clear(folder)
+    forget(folder)
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):  # each has a level of its own
             logging.getLogger(name).setLevel(logging.CRITICAL)  # what happens is told once, by us
-    with variables(_for_ranks(task, processes)):
+    with variables(_for_ranks(task, processes)), Watch(folder, task.run, meeting) as watch:
         try:
             command = ("-m", "drivetrain.launch.rank", str(folder), str(os.getpid()))
             elastic_launch(_launch_config(task.run, folder, meeting, processes), sys.executable)(*command)
@@ -54,6 +57,8 @@ def one_attempt(task: Task, folder: Path, meeting: Meeting, processes: int) -> R
                 if stopped.sigval == signal.SIGINT:
                     raise KeyboardInterrupt from None
                 raise RankError(f"ended by {signal.Signals(stopped.sigval).name} before anything was saved") from None
+    if watch.hang is not None:
+        raise Died(watch.hang)
     return _result(folder, failure)
 
 
@@ -93,6 +98,7 @@ def _for_ranks(task: Task, processes: int) -> dict[str, str]:
     from drivetrain.hardware import loopback, usable_cores
 
     wanted = {} if task.run.world_size == 1 else {"OMP_NUM_THREADS": str(max(1, usable_cores() // processes))}
+    wanted |= RECORDER
     interface = loopback() if task.run.nodes == 1 else None
     if interface is not None:  # gloo looks the host's name up otherwise, which fails on some machines
         wanted["GLOO_SOCKET_IFNAME"] = interface
@@ -107,10 +113,14 @@ def _result(folder: Path, failure: ChildFailedError | None) -> Result:
     silent = _silent(failure, {outcome.rank for outcome in ended}, explained)
     if silent is not None:
         rank, code = silent
-        raise Died(f"rank {rank} {_ended(code)}{_last_words(folder, rank, code)}")
+        where = next((seen(pulse) for pulse in pulses(folder).values() if pulse.rank == rank), "")
+        raise Died(f"rank {rank} {_ended(code)}{where}{_last_words(folder, rank, code)}")
     if explained:
         raise raised(cause_of(explained))
     if bad:
+        quietly = left_quietly(folder, {outcome.rank: outcome.time for outcome in ended})
+        if quietly is not None:
+            raise Died(quietly)
         lost = cause_of(bad)
         raise Died(str(raised(lost)), lost.traceback)
     if not ended:

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -15,22 +16,27 @@ from drivetrain.hardware import interfaces
 from drivetrain.launch.variables import ALONE, variables
 
 
-def join(device: str) -> None:
+def join(device: str, hang_seconds: int | None = None) -> None:
     """Join the group that the environment names (RANK, WORLD_SIZE, MASTER_ADDR, ...), on this rank's device.
 
-    device: "cpu" or "cuda". Tensors of GPUs travel by NCCL, of CPUs by gloo.
+    device: "cpu" or "cuda". Tensors of GPUs travel by NCCL, of CPUs by gloo. hang_seconds: after which the launcher
+    ends ranks that hang, so that the group itself has to wait longer.
     """
     try:
         if device == "cuda":
             mine = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(mine)
-            dist.init_process_group("cpu:gloo,cuda:nccl", device_id=mine)
+            dist.init_process_group("cpu:gloo,cuda:nccl", device_id=mine, timeout=_patience(hang_seconds))
         else:
-            dist.init_process_group("gloo")
+            dist.init_process_group("gloo", timeout=_patience(hang_seconds))
     except (dist.DistError, RuntimeError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         raise RunError(_not_joined(device, error)) from error
+
+
+def _patience(hang_seconds: int | None) -> timedelta | None:
+    return None if hang_seconds is None else max(timedelta(minutes=30), timedelta(seconds=2 * hang_seconds))
 
 
 def _not_joined(device: str, error: Exception) -> str:

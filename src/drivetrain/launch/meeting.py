@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from drivetrain.launch.task import Node
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
-NUMBER, OVER = "drivetrain/attempt", "drivetrain/over"
+NUMBER, OVER, SMALLER = "drivetrain/attempt", "drivetrain/over", "drivetrain/smaller-after-"
 JOIN_SECONDS = 600  # a machine may come so much later than the first one
 LAST_CALL_SECONDS = (60, 10)  # with min_nodes there, those that are still missing are waited for: at first, and again
 SETTLING_SECONDS = 3  # in which a node that lost its ranks to a mistake says that the run is over
@@ -66,6 +66,44 @@ class Meeting:
                 raise RankError("another node ended the run: what it printed says why")
             # whoever comes first counts it up; the others hear of it
             self._number = int(self._store.compare_set(NUMBER, str(self._number), str(self._number + 1)))
+
+    def try_smaller(self) -> None:
+        """Tell the other nodes that their ranks were ended for smaller micro-batches."""
+        if self._store is not None:
+            with self._told():
+                self._store.set(f"{SMALLER}{self._number}", "1")
+
+    def tries_smaller(self) -> bool:
+        """Whether another node ended this attempt for that; asked where ranks died."""
+        if self._store is None:
+            return False
+        time.sleep(SETTLING_SECONDS)
+        with self._told():
+            return bool(self._store.check([f"{SMALLER}{self._number}"]))
+
+    @property
+    def is_first(self) -> bool:
+        return self._node.rank == 0
+
+    def tell(self, what: str, value: str) -> None:
+        """The other nodes, in this attempt."""
+        if self._store is not None:
+            with suppress(RuntimeError):  # the first node is gone, which the ranks notice
+                self._store.set(self._key(what, self._node.rank), value)
+
+    def heard(self, what: str) -> dict[int, str]:
+        """What the other nodes told in this attempt, by node."""
+        found: dict[int, str] = {}
+        if self._store is None:
+            return found
+        with suppress(RuntimeError):
+            for node in range(self._run.nodes):
+                if node != self._node.rank and self._store.check([self._key(what, node)]):
+                    found[node] = self._store.get(self._key(what, node)).decode()
+        return found
+
+    def _key(self, what: str, node: int) -> str:
+        return f"drivetrain/{what}-{self._number}-{node}"
 
     def give_up(self) -> None:
         """The others need not try again."""

@@ -11,10 +11,10 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from drivetrain.errors import Problem, RankError, RunError, UserError
+from drivetrain.errors import OutOfMemory, Problem, RankError, RunError, UserError
 from drivetrain.launch.task import Result
 
-Kind = Literal["done", "user", "run", "crash"]
+Kind = Literal["done", "user", "memory", "run", "crash"]
 # how gloo says that the other end of a connection is gone
 _GLOO = re.compile(r"gloo/transport|Connection (closed|reset) by peer|Broken pipe|Connection refused")
 
@@ -27,6 +27,7 @@ class RankOutcome(BaseModel):
     problems: list[Problem] = []
     message: str = ""
     traceback: str = ""
+    samples: int = 0  # of the micro-batch that memory ran out in
     lost: bool = False  # it failed because another rank had ended
 
     def write(self, folder: Path) -> None:
@@ -56,6 +57,8 @@ def failed(rank: int, error: BaseException, traceback: str) -> RankOutcome:
     now, lost = time.time(), _lost_a_peer(error)
     if isinstance(error, UserError):
         return RankOutcome(rank=rank, kind="user", time=now, problems=list(error.problems))
+    if isinstance(error, OutOfMemory):
+        return RankOutcome(rank=rank, kind="memory", time=now, message=str(error), samples=error.samples)
     if isinstance(error, RunError):
         return RankOutcome(rank=rank, kind="run", time=now, message=str(error), lost=lost)
     message = f"{type(error).__name__}: {error}"
@@ -89,6 +92,8 @@ def raised(outcome: RankOutcome) -> Exception:
     if outcome.kind == "user":
         where = f" (on rank {outcome.rank})" if outcome.rank else ""  # the first one sees what all see
         return UserError([Problem(p.field, p.why + where, p.fix) for p in outcome.problems])
+    if outcome.kind == "memory":
+        return OutOfMemory(f"rank {outcome.rank}: {outcome.message}", outcome.samples)
     if outcome.kind == "run":
         return RunError(f"rank {outcome.rank}: {outcome.message}")
     return RankError(f"rank {outcome.rank}: {outcome.message}", outcome.traceback)

@@ -40,6 +40,9 @@ class OuterLauncher:
         elif run.processes not in (None, self.processes):
             why = f"{run.processes} were given, but the launcher started {self.processes} on this node"
             problems.append(Problem("processes", why, "leave it out under another launcher"))
+        if run.micro_batch_size == "auto" and self.world_size > 1:
+            why = "auto starts processes again and again, and these were started by another launcher"
+            problems.append(Problem("micro_batch_size", why, "give a number"))
         return run.model_copy(update={"processes": self.processes, "nodes": nodes}), problems
 
 

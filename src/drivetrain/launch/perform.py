@@ -4,35 +4,46 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from typing import Any
 
 from drivetrain.attempt import Attempt
 from drivetrain.config.engine import traits
+from drivetrain.fitting import find
 from drivetrain.hardware import detect
+from drivetrain.heartbeat import Heart
 from drivetrain.inference import timing, verbs
 from drivetrain.launch.group import group_of_one
 from drivetrain.launch.task import Result, Task
 from drivetrain.launch.variables import of_the_engine, variables
 from drivetrain.low_bit import hush
+from drivetrain.memory.limit import limited
 from drivetrain.prove.trace import trace
 from drivetrain.ranks import is_first_rank
 from drivetrain.run import run
 
 
-def perform(task: Task, attempt: Attempt | None = None) -> Result:
+def perform(task: Task, attempt: Attempt | None = None, heart: Heart | None = None) -> Result:
     """Errors of the user's and failed runs are raised. attempt: which of several, for a training."""
     hush()
-    read = of_the_engine(task.run, detect(task.run.device).device)
-    with variables(read), group_of_one(traits(task.run.engine).spreads):
-        if task.verb == "train":
-            return _train(task, attempt or Attempt())
-        return _PERFORMERS[task.verb](task)
+    device = detect(task.run.device).device
+    with variables(of_the_engine(task.run, device)), group_of_one(traits(task.run.engine).spreads):
+        if task.verb == "fit":
+            return _fit(task, attempt)
+        with limited(task.run.memory_limit_bytes, device):
+            return _train(task, attempt or Attempt(), heart) if task.verb == "train" else _PERFORMERS[task.verb](task)
 
 
-def _train(task: Task, attempt: Attempt) -> Result:
+def _train(task: Task, attempt: Attempt, heart: Heart | None) -> Result:
     machine = detect(task.run.device)
-    report, code = run(task.run, machine, task.notices, task.resume, task.overwrite, task.quiet, attempt)
+    report, code = run(task.run, machine, task.notices, task.resume, task.overwrite, task.quiet, attempt, heart)
     return Result(code=code, value=report.model_dump())
+
+
+def _fit(task: Task, attempt: Attempt | None) -> Result:
+    folder = None if attempt is None else attempt.folder
+    assert folder is not None, "sizes are tried in processes of their own"
+    return Result(code=0, value=asdict(find(task.run, detect(task.run.device), folder, task.quiet)))
 
 
 def _evaluate(task: Task) -> Result:

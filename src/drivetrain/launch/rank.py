@@ -14,7 +14,10 @@ import time
 import traceback
 from pathlib import Path
 
+from drivetrain.heartbeat import Heart
+from drivetrain.launch.asked import Answers, pulse_file
 from drivetrain.launch.outcome import clear, done, failed
+from drivetrain.launch.standing import waits_on_gpu
 from drivetrain.launch.task import Task
 
 TASK = "task.json"
@@ -23,19 +26,20 @@ TASK = "task.json"
 def main(folder: Path, parent: int) -> None:
     threading.Thread(target=_end_with, args=(parent, folder), daemon=True).start()
     rank, world, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    code = 1
+    number, code = int(os.environ["LOCAL_RANK"]), 1
     try:
+        heart = Heart(pulse_file(folder, number), rank, Answers(folder, number), waits_on_gpu).start()
         from drivetrain.attempt import Attempt
         from drivetrain.hardware import detect
         from drivetrain.launch.group import join
         from drivetrain.launch.perform import perform
 
-        if os.environ["LOCAL_RANK"] == "0":  # of ranks that made room for a node which came late
+        if number == 0:  # of ranks that made room for a node which came late
             clear(folder)
         task = _fitted(Task.model_validate_json((folder / TASK).read_bytes()), world, local)
         if world > 1:
-            join(detect(task.run.device).device)
-        result = perform(task, Attempt.read(folder))
+            join(detect(task.run.device).device, task.run.hang_seconds)
+        result = perform(task, Attempt.read(folder), heart)
         done(rank, result).write(folder)
         code = result.code
     except BaseException as error:  # also KeyboardInterrupt: the parent tells it once, for all ranks

@@ -1,7 +1,8 @@
 """Starts the ranks, and starts them again from the newest good checkpoint when one dies.
 
 A death is what nobody explained: a signal, an exit without a word, a peer that was lost. What the user gave wrong, a
-run that failed and a rank's own exception would only come again, and end the run.
+run that failed and a rank's own exception would only come again, and end the run. A micro-batch that did not fit comes
+in halves then, and counts as no death.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from drivetrain.attempt import Attempt
-from drivetrain.errors import RankError
+from drivetrain.config.reduced import AUTO, reduced, reduction
+from drivetrain.errors import OutOfMemory, RankError
 from drivetrain.launch.elastic import Died, devices_left, one_attempt
+from drivetrain.launch.fitting import fitted
 from drivetrain.launch.meeting import Meeting
 from drivetrain.launch.rank import TASK
 from drivetrain.launch.task import Node, Result, Task
@@ -22,22 +26,48 @@ from drivetrain.launch.task import Node, Result, Task
 
 def in_ranks(task: Task, node: Node) -> Result:
     """The task in processes of their own, as often as its run allows."""
+    with _launch(task, node) as (folder, meeting):
+        if task.run.micro_batch_size == AUTO:
+            task = fitted(task, folder, meeting)
+        return _until_done(task, folder, meeting)
+
+
+def cut_to_fit(task: Task, node: Node) -> Task:
+    """The task with a number in place of `micro_batch_size: auto`."""
+    if task.run.micro_batch_size != AUTO:
+        return task
+    with _launch(task, node) as (folder, meeting):
+        return fitted(task, folder, meeting)
+
+
+@contextmanager
+def _launch(task: Task, node: Node) -> Iterator[tuple[Path, Meeting]]:
     folder = Path(tempfile.mkdtemp(prefix="drivetrain-"))
     try:
-        (folder / TASK).write_text(task.model_dump_json(), encoding="utf-8")
-        return _until_done(task, folder, Meeting(task.run, node))
+        yield folder, Meeting(task.run, node)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _until_done(task: Task, folder: Path, meeting: Meeting) -> Result:
-    since, causes, processes = time.time(), list[str](), task.run.processes or 1
+    since, causes, processes, run = time.time(), list[str](), task.run.processes or 1, task.run
     while True:
-        Attempt(since, task.max_restarts, causes, folder).write()
+        (folder / TASK).write_text(task.model_dump_json(), encoding="utf-8")
+        Attempt(since, task.max_restarts, causes, folder, reduction(task.run, run)).write()
         try:
             return one_attempt(task, folder, meeting, processes)
+        except OutOfMemory as shortage:
+            smaller = reduced(run, shortage.samples) if task.verb == "train" else None
+            if smaller is None:
+                meeting.give_up()
+                raise
+            run = smaller
+            meeting.try_smaller()
+            told = f"{shortage}. Going on with micro-batches of at most {run.micro_batch}"
+            task = task.model_copy(update={"notices": [*task.notices, told]})
         except Died as death:
-            causes.append(str(death))
+            if not meeting.tries_smaller():
+                causes.append(str(death))
             if len(causes) > task.max_restarts:
                 meeting.give_up()
                 raise _for_good(causes, death) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from drivetrain.heartbeat import Heart
 from drivetrain.launch.outer import OuterLauncher
 from drivetrain.launch.task import Node, Result, Task
 from drivetrain.lock import held
@@ -18,13 +19,16 @@ def start(task: Task, node: Node | None = None) -> Result:
             return _joining(ready)
     node = node or Node()
     with _own_folder(task, node.rank == 0) as ready:
-        if task.run.world_size == 1 and not task.max_restarts:
-            from drivetrain.launch.perform import perform
+        from drivetrain.launch.restarts import cut_to_fit, in_ranks
 
-            return perform(ready)
-        from drivetrain.launch.restarts import in_ranks
+        if task.run.world_size > 1 or task.max_restarts:
+            return in_ranks(ready, node)
+        from drivetrain.launch.asked import Alone
+        from drivetrain.launch.perform import perform
 
-        return in_ranks(ready, node)
+        ready = cut_to_fit(ready, node)
+        with Heart(listener=Alone(task.run.hang_seconds)) as heart:
+            return perform(ready, heart=heart)
 
 
 @contextmanager
@@ -41,11 +45,14 @@ def _joining(task: Task) -> Result:
     import torch.distributed as dist
 
     from drivetrain.hardware import detect
+    from drivetrain.launch.asked import Alone
     from drivetrain.launch.group import join
     from drivetrain.launch.perform import perform
+    from drivetrain.launch.standing import waits_on_gpu
 
     join(detect(task.run.device).device)
-    result = perform(task)
+    with Heart(None, dist.get_rank(), Alone(task.run.hang_seconds), waits_on_gpu) as heart:
+        result = perform(task, heart=heart)
     of_first = dist.get_rank() == 0
     dist.destroy_process_group()
     return result.model_copy(update={"of_first": of_first})

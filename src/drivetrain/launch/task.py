@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from drivetrain.config.run import RunConfig
 
-Verb = Literal["train", "evaluate", "predict", "time_predictions", "trace"]
+Verb = Literal["train", "evaluate", "predict", "time_predictions", "trace", "fit"]
 
 
 class Task(BaseModel):

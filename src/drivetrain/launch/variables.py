@@ -12,6 +12,9 @@ from drivetrain.hardware import usable_cores
 
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
+# torch's flight recorder remembers so many collectives: its default by now, and none in some backends
+RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000"}
+
 
 def of_the_engine(run: RunConfig, device: str) -> dict[str, str]:
     """What DeepSpeed and Accelerate read from the environment alone. device: "cpu" or "cuda"."""

@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from drivetrain.config.machine import Machine
 from drivetrain.config.precision import Precision
 from drivetrain.data.loader import MicroBatch
+from drivetrain.heartbeat import SHOWN
 from drivetrain.measure.flops import FlopCount
 from drivetrain.measure.matmul import matmul_rate
 from drivetrain.measure.memory import TensorPeak, peaks, reset_peaks
@@ -61,6 +63,14 @@ class Meters:
     def __exit__(self, *error: Any) -> None:
         self._sampler.__exit__(*error)
 
+    def begin(self, step: int) -> None:
+        """step: the one to be made, from 1."""
+        self._stopwatch.heart.begin(step)
+
+    def batch(self, indices: np.ndarray) -> None:
+        """The step's samples, once they are known."""
+        self._stopwatch.heart.batch(len(indices), indices[:SHOWN].tolist())
+
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
@@ -73,7 +83,6 @@ class Meters:
     def step(self, micro_batches: list[MicroBatch]) -> Iterator[None]:
         """Around forward, backward and update."""
         elements = sum(next(iter(batch.tensors.values())).numel() for batch in micro_batches)
-        self._elements += elements
         if self._instrument and self._steps == INSTRUMENTED_STEP:
             with TensorPeak() as memory, FlopCount() as flops, Traffic() as traffic:
                 memory.track([*self._holder.tensors(), *(t for b in micro_batches for t in b.tensors.values())])
@@ -83,6 +92,7 @@ class Meters:
             self._sent = traffic.sent
         else:
             yield
+        self._elements += elements
 
     def step_done(self, samples: int) -> None:
         """After all that belongs to a step. Evaluation and saving are not counted into the rate."""

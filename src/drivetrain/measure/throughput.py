@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
+from drivetrain.heartbeat import Heart
+
 MOST_PENDING = 500  # parts whose end the device has not been asked for yet
 
 
@@ -18,13 +20,16 @@ class Stopwatch:
     end, waiting included, as CUDA's events tell.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, heart: Heart | None = None) -> None:
+        """heart: what is to know the part that the program is in."""
+        self.heart = heart or Heart()
         self._on_gpu = device.type == "cuda"
         self._seconds: dict[str, float] = {}
         self._pending: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
+        before = self.heart.enter(name)
         if self._on_gpu:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
@@ -33,6 +38,7 @@ class Stopwatch:
             finally:
                 end.record()
                 self._pending.append((name, begin, end))
+                self.heart.enter(before)
             if len(self._pending) >= MOST_PENDING:
                 self._collect(wait=False)
             return
@@ -41,6 +47,7 @@ class Stopwatch:
             yield
         finally:
             self._add(name, time.perf_counter() - start)
+            self.heart.enter(before)
 
     @property
     def seconds(self) -> dict[str, float]:

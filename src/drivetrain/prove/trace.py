@@ -17,6 +17,7 @@ from drivetrain.checkpoint.state import same
 from drivetrain.checkpointing import RunCheckpoints
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
+from drivetrain.cutting import order_of, total_steps_of, window_slice
 from drivetrain.data.loader import training_windows
 from drivetrain.engines.base import Engine
 from drivetrain.loop import Progress
@@ -24,7 +25,7 @@ from drivetrain.optim import lr_factor
 from drivetrain.precision import arithmetic
 from drivetrain.prove.stilled import Stilled, without_dropout
 from drivetrain.ranks import Ranks
-from drivetrain.run import evaluate, order_of, total_steps_of, window_slice
+from drivetrain.run import evaluate
 from drivetrain.tracking.events import Event
 from drivetrain.workload_rules import best_metric
 from drivetrain.workloads.base import Samples

@@ -1,0 +1,139 @@
+"""`micro_batch_size: auto`: sizes tried on the longest samples, in processes that end with it and train nothing.
+
+What a training holds is there when a size is tried: gradients (but where one micro-batch is the whole share), and the
+optimizer's state, which comes to be in the first step. So a size that passes is one that the training can begin with.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from drivetrain.assemble import assemble
+from drivetrain.config.machine import Machine
+from drivetrain.config.mesh import MeshEngine
+from drivetrain.config.run import RunConfig
+from drivetrain.data.loader import MicroBatch
+from drivetrain.engines.base import Engine
+from drivetrain.memory.limit import limited, trial_limit
+from drivetrain.memory.shortage import LESS, give_back, room_for
+from drivetrain.precision import arithmetic
+from drivetrain.ranks import Ranks
+from drivetrain.workloads.base import Workload
+
+_FILE = "sizes.json"
+
+
+@dataclass
+class Tried:
+    """Sizes that fit, the smallest that does not, and the one under way, which outlives the processes that try it."""
+
+    fit: list[int] = field(default_factory=list)
+    fails: int | None = None
+    trying: int | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> Tried:
+        path = folder / _FILE
+        return cls(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else cls()
+
+    def write(self, folder: Path) -> None:
+        aside = folder / f"{_FILE}.partial-{os.getpid()}"
+        aside.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        aside.replace(folder / _FILE)
+
+    @property
+    def largest(self) -> int:
+        return max(self.fit, default=0)
+
+    def next(self, sizes: Sequence[int]) -> int | None:
+        """Of the ascending sizes: twice the largest so far until one fails, then the middle of what is left."""
+        open_ = [size for size in sizes if self.largest < size and (self.fails is None or size < self.fails)]
+        if not open_:
+            return None
+        if self.fails is not None:
+            return open_[len(open_) // 2]
+        return max((size for size in open_ if size <= 2 * self.largest), default=open_[0])
+
+
+def sizes(config: RunConfig) -> list[int]:
+    """Samples a device that cut its share of a global batch into pieces of near-equal size, ascending.
+
+    A pipeline's stages need a piece each.
+    """
+    pieces = config.engine.pp if isinstance(config.engine, MeshEngine) else 1
+    share = math.ceil(config.global_batch / config.data_parallel_size)
+    return sorted({math.ceil(share / count) for count in range(min(pieces, share), share + 1)})
+
+
+def find(config: RunConfig, machine: Machine, folder: Path, quiet: bool) -> Tried:
+    """Tries sizes until none is left; OutOfMemory at the first that does not fit. Called by every rank.
+
+    The folder is this machine's, and keeps what was tried for whoever starts the next processes.
+    """
+    ranks, replicas = Ranks(), config.devices // config.world_size
+    tried, possible = Tried.read(folder), sizes(config)
+    tried.fit, tried.fails = min(ranks.all_gather((tried.fit, tried.fails)), key=lambda each: max(each[0], default=0))
+    most = trial_limit(config.memory_limit_bytes, machine.device, config.processes or 1)
+    with arithmetic(config.precision_spec, machine), limited(most, machine.device):
+        with room_for("building the model"):
+            workload, engine = assemble(config, machine, ranks, training=True)
+        trial = _Trial(config, workload, engine, possible[-1])
+        while (size := tried.next(possible)) is not None:
+            tried.trying = size
+            _keep(tried, folder)
+            with room_for(f"micro-batches of {size} sample(s)", size, f"try {LESS}"):
+                trial(size, replicas)
+            ranks.all_gather(None)  # it fits when it fits on all
+            tried.fit, tried.trying = [*tried.fit, size], None
+            _keep(tried, folder)
+            if ranks.is_first and not quiet:
+                sys.stderr.write(f"micro_batch_size: {size} fits\n")
+        engine.close()
+    return tried
+
+
+def longest(workload: Workload, count: int) -> list[Any]:
+    """So many of the training's samples, the longest first where lengths are known."""
+    indices = np.arange(min(count, len(workload.train)))
+    if workload.lengths is not None:
+        indices = np.argsort(-np.asarray(workload.lengths), kind="stable")[:count]
+    return [workload.train.load(int(index), 0) for index in indices]
+
+
+class _Trial:
+    def __init__(self, config: RunConfig, workload: Workload, engine: Engine, largest: int) -> None:
+        self._config, self._workload, self._engine, self._largest = config, workload, engine, largest
+        self._samples: list[Any] = []
+        self._has_state = False
+
+    def __call__(self, size: int, replicas: int) -> None:
+        """A window of such micro-batches and its update; twice at first, with the optimizer's state from then on."""
+        wanted = size * replicas
+        if len(self._samples) < wanted:
+            self._samples = longest(self._workload, wanted)
+        for _ in range(1 if self._has_state else 2):
+            self._engine.forward_backward([self._piece(wanted) for _ in range(self._count(size))])
+            self._engine.optimizer_step(0.0)
+        self._has_state = True
+        give_back()
+
+    def _piece(self, wanted: int) -> MicroBatch:
+        return MicroBatch(self._workload.collate(self._samples[:wanted]))
+
+    def _count(self, size: int) -> int:
+        stages = self._config.engine.pp if isinstance(self._config.engine, MeshEngine) else 1
+        return max(stages, 1 if size == self._largest else 2)
+
+
+def _keep(tried: Tried, folder: Path) -> None:
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        tried.write(folder)

@@ -1,0 +1,70 @@
+"""`micro_batch_size: auto` gets its number before a training starts, from processes that are started to run out of
+memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from drivetrain.attempt import Attempt
+from drivetrain.config.load import load
+from drivetrain.errors import OutOfMemory
+from drivetrain.fitting import Tried, sizes
+from drivetrain.folder import RunFolder
+from drivetrain.launch.elastic import Died, one_attempt
+from drivetrain.launch.meeting import Meeting
+from drivetrain.launch.rank import TASK
+from drivetrain.launch.task import Task
+
+# what decides on the memory that a sample takes, and how many there are
+DECIDING = (
+    *("workload", "adapter", "quantised_base", "quantisation_aware", "precision", "engine", "processes", "nodes"),
+    *("device", "memory_limit", "batch_size", "batch_size_per_device", "optimizer", "recompute"),
+    *("offload_activations", "compile", "allocator"),
+)
+
+
+def fitted(task: Task, folder: Path, meeting: Meeting) -> Task:
+    """The task with the largest size that fits. OutOfMemory if not even one sample does."""
+    known = number_of_before(task)
+    if known is not None:
+        return _with(task, known)
+    search = task.model_copy(update={"verb": "fit"})
+    (folder / TASK).write_text(search.model_dump_json(), encoding="utf-8")
+    Attempt(folder=folder).write()
+    possible = sizes(task.run)
+    while Tried.read(folder).next(possible) is not None:
+        try:
+            one_attempt(search, folder, meeting, task.run.processes or 1)
+        except (OutOfMemory, Died):
+            tried = Tried.read(folder)
+            if tried.trying is None or tried.trying == possible[0]:  # it came before, or nothing smaller is left
+                meeting.give_up()
+                raise
+            tried.fails, tried.trying = tried.trying, None
+            tried.write(folder)
+        except BaseException:
+            meeting.give_up()
+            raise
+        meeting.part()
+    tried = Tried.read(folder)
+    fit = f"{', '.join(map(str, tried.fit))} fit{'s' if len(tried.fit) == 1 else ''}"
+    but = "" if tried.fails is None else f", {tried.fails} does not"
+    told = f"micro_batch_size is {tried.largest}: of the longest samples {fit}{but}"
+    return _with(task, tried.largest).model_copy(update={"notices": [*task.notices, told]})
+
+
+def number_of_before(task: Task) -> int | None:
+    """What a run that is in the folder had, where nothing changed that decides on it."""
+    file = RunFolder(task.run.folder).run_file
+    if (task.verb == "train" and not task.resume) or not file.is_file():
+        return None
+    before, problems = load(file)
+    if before is None or problems:
+        return None
+    deciding = DECIDING if task.verb == "train" else ()
+    same = all(getattr(before, name) == getattr(task.run, name) for name in deciding)
+    return before.micro_batch_limit if same else None
+
+
+def _with(task: Task, size: int | None) -> Task:
+    return task.model_copy(update={"run": task.run.model_copy(update={"micro_batch_size": size})})

@@ -1,0 +1,169 @@
+"""Where this process stands: the Python stack of each thread, the collective it waits in, its loader's processes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import sys
+import sysconfig
+import threading
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import psutil
+
+from drivetrain.heartbeat import WORKING
+
+# torch's own record of what each group was asked for last; its older name knows NCCL alone
+RECORDERS = ("_dump_fr_trace", "_dump_nccl_trace")
+_THEIRS = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_RANKS = os.path.join(_OWN, "ranks.py")
+_DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
+_BACKWARD = f"{os.sep}torch{os.sep}autograd{os.sep}"
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A collective that was begun and has not come to its end. group: as torch numbers them, the same on all ranks."""
+
+    group: str
+    number: int
+    what: str
+    on_gpu: bool = False  # the program may be far ahead of it
+
+    def __str__(self) -> str:
+        return f"{self.what}, number {self.number} of group {self.group}"
+
+
+@dataclass(frozen=True)
+class Standing:
+    inner: str = ""  # the innermost frame of the thread that trains
+    own: str = ""  # its innermost frame in the user's code, or in ours
+    call: str = ""  # the call of torch.distributed it is in, or "backward"
+    stacks: str = ""
+    pending: list[Pending] = field(default_factory=list)
+    begun: dict[str, int] = field(default_factory=dict)  # group → number of the newest collective it was asked for
+    children: list[str] = field(default_factory=list)  # loader processes that do not run
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of(cls, found: dict[str, Any]) -> Standing:
+        return cls(**{**found, "pending": [Pending(**each) for each in found["pending"]]})
+
+    @property
+    def waits_for(self) -> Pending | None:
+        """What was begun last, where the thread that trains waits for one, or its GPU does."""
+        newest = self.pending[-1] if self.pending else None
+        return newest if newest is not None and (self.call or newest.on_gpu) else None
+
+    @property
+    def waits_in(self) -> str:
+        return str(self.waits_for or self.call)
+
+    @property
+    def place(self) -> str:
+        """Equal on ranks that wait for one another."""
+        newest = self.waits_for
+        return self.own if newest is None else f"{newest.group} {newest.number}"
+
+
+def standing(main: int, is_recorded: bool = True) -> Standing:
+    """main: the thread that trains. is_recorded: ask torch's recorder too."""
+    frames = sys._current_frames()
+    stack = traceback.extract_stack(frames[main]) if main in frames else []
+    stacks = "".join(_stack(thread, main, frames) for thread in threading.enumerate())
+    pending, begun = _recorded() if is_recorded else ([], {})
+    return replace(_of_stack(stack, stacks), pending=pending, begun=begun, children=_stuck_children())
+
+
+def read_stacks(text: str) -> Standing:
+    """What faulthandler wrote: threads with the main one last, frames from within outwards."""
+    main = re.split(r"^(?=Current thread|Thread )", text, flags=re.M)[-1]
+    frames = re.findall(r'^ +File "(.*)", line (\d+) in (.*)$', main, flags=re.M)
+    return _of_stack([traceback.FrameSummary(file, int(line), name) for file, line, name in reversed(frames)], main)
+
+
+def _of_stack(stack: Sequence[traceback.FrameSummary], stacks: str) -> Standing:
+    own = [each for each in stack if not each.filename.startswith(("<", *_THEIRS)) or each.filename.startswith(_OWN)]
+    users = [each for each in own if not each.filename.startswith(_OWN)]
+    return Standing(
+        inner=_told(stack[-1]) if stack else "",
+        own=_told((users or own)[-1]) if own else "",
+        call=_call(stack),
+        stacks=stacks,
+    )
+
+
+def _call(stack: Sequence[traceback.FrameSummary]) -> str:
+    """The innermost function of torch.distributed or ranks.py, or the backward pass, in which engines reduce."""
+    theirs = (each for each in stack if _DISTRIBUTED in each.filename or each.filename == _RANKS)
+    names = [each.name for each in theirs if each.name != "wrapper"]
+    if names:
+        return names[-1]
+    return "backward" if any(_BACKWARD in each.filename and each.name == "backward" for each in stack) else ""
+
+
+def _told(frame: traceback.FrameSummary) -> str:
+    return f"{os.path.basename(frame.filename)}:{frame.lineno} {frame.name}"
+
+
+def _stack(thread: threading.Thread, main: int, frames: dict[int, Any]) -> str:
+    """Of threads that work for the run; the others' are noise."""
+    if thread.ident not in frames or not (thread.ident == main or thread.name.startswith(WORKING)):
+        return ""
+    lines = "".join(traceback.format_stack(frames[thread.ident]))
+    return f"thread {thread.name}:\n{lines}"
+
+
+def _recorded() -> tuple[list[Pending], dict[str, int]]:
+    """What torch's flight recorder knows of this process's groups, the oldest first; nothing where it has none."""
+    if "torch.distributed" not in sys.modules:  # it is still being imported
+        return [], {}
+    import torch
+
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return [], {}
+    module = torch._C._distributed_c10d
+    dump = next((getattr(module, name) for name in RECORDERS if name in dir(module)), None)
+    if dump is None:
+        return [], {}
+    pending, begun = [], dict[str, int]()
+    for entry in pickle.loads(dump(True, False, False)).get("entries", ()):
+        group, number = str(entry["process_group"][0]), int(entry["collective_seq_id"])
+        if entry["is_p2p"]:
+            continue
+        begun[group] = max(number, begun.get(group, 0))
+        if not entry["retired"] and entry["state"] != "completed":
+            on_gpu = entry["profiling_name"].startswith("nccl")
+            pending.append(Pending(group, number, _collective(entry), on_gpu))
+    return pending, begun
+
+
+def waits_on_gpu() -> bool:
+    """Whether a collective is under way on this process's GPU: the program then uses a processor to wait for it."""
+    cuda = sys.modules.get("torch.cuda")
+    return cuda is not None and cuda.is_initialized() and any(each.on_gpu for each in _recorded()[0])
+
+
+def _collective(entry: dict[str, Any]) -> str:
+    sizes = " and ".join("x".join(map(str, size)) or "scalar" for size in entry["input_sizes"][:2])
+    kinds = ", ".join(dict.fromkeys(entry["input_dtypes"]))
+    return f"{entry['profiling_name'].rpartition(':')[2]} of {sizes} {kinds}".rstrip()
+
+
+def _stuck_children() -> list[str]:
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        try:
+            status = child.status()
+        except psutil.Error:
+            continue
+        if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_DISK_SLEEP):
+            found.append(f"its process {child.pid} is in state {status}")
+    return found

@@ -1,0 +1,210 @@
+"""Beside the ranks of this machine: sees when none of them goes on, says which one waits where, and ends them.
+
+A rank goes on when its heart counts (heartbeat.py): it enters another part of a step or another line of Python, or it
+computes. As long as one does, those that wait for it wait for good reason: for the first rank to tokenise, say, or to
+save. With several machines each tells the others how far its ranks have counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Hashable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from drivetrain.config.run import RunConfig
+from drivetrain.folder import RunFolder
+from drivetrain.heartbeat import Pulse
+from drivetrain.launch.asked import ask, pulses
+from drivetrain.launch.hang import Row, State, blame, in_full, table
+from drivetrain.launch.meeting import Meeting
+from drivetrain.launch.outcome import outcomes
+from drivetrain.launch.standing import Standing
+
+POLL_SECONDS = 1.0
+NOTICE_SECONDS = 45  # what looks like a hang is told so early, and does not end the run yet
+GONE_SECONDS = 10  # a rank that ended without a word leaves others an error of the network, most times
+SILENT_SECONDS = 5  # without a beat
+NODES_SECONDS = 10  # in which the others say where their ranks stand
+_STATES: dict[str, State] = {
+    psutil.STATUS_STOPPED: "stopped",
+    psutil.STATUS_TRACING_STOP: "traced",
+    psutil.STATUS_DISK_SLEEP: "disk",
+    psutil.STATUS_ZOMBIE: "gone",
+    psutil.STATUS_DEAD: "gone",
+}
+
+
+class Stillness:
+    """Seconds since values changed. Those in which nobody looked do not count: this process was stopped as well."""
+
+    MOST_UNSEEN = 10.0
+
+    def __init__(self, now: float) -> None:
+        self._looked = self._since = now
+        self._values: dict[Hashable, tuple[object, float]] = {}
+
+    def look(self, now: float, values: Mapping[Any, object]) -> float:
+        """Since the last change of any."""
+        if now - self._looked > self.MOST_UNSEEN:
+            self._since = now
+            self._values = {key: (value, now) for key, (value, _) in self._values.items()}
+        for key, value in values.items():
+            if key not in self._values or self._values[key][0] != value:
+                self._values[key] = value, now
+                self._since = now
+        self._looked = now
+        return now - self._since
+
+    def of(self, key: Hashable, now: float) -> float:
+        return now - self._values[key][1] if key in self._values else 0.0
+
+
+class Watch:
+    """Within, the ranks are watched; afterwards `hang` says what they were ended for, if they were."""
+
+    hang: str | None = None
+
+    def __init__(self, folder: Path, run: RunConfig, meeting: Meeting) -> None:
+        self._folder, self._run, self._meeting = folder, run, meeting
+        self._moves, self._beats = Stillness(time.monotonic()), Stillness(time.monotonic())
+        self._gone, self._noticed = Stillness(time.monotonic()), False
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(timeout=60)  # another machine may keep it waiting
+
+    def _watch(self) -> None:
+        while self.hang is None and not self._over.wait(POLL_SECONDS):
+            self._look(time.monotonic())
+
+    def _look(self, now: float) -> None:
+        ended = {outcome.rank: outcome.kind for outcome in outcomes(self._folder)}
+        running = {local: pulse for local, pulse in pulses(self._folder).items() if pulse.rank not in ended}
+        if not running or any(kind != "done" for kind in ended.values()):  # the launcher ends the others
+            return
+        own: dict[Hashable, object] = {pulse.process: pulse.moves for pulse in running.values()}
+        self._meeting.tell("moves", str(sum(pulse.moves for pulse in running.values())))
+        others = {f"node {node}": told for node, told in self._meeting.heard("moves").items()}
+        still = self._moves.look(now, own | others)
+        self._beats.look(now, {pulse.process: pulse.beats for pulse in running.values()})
+        gone = tuple(pulse.process for pulse in running.values() if _state(pulse, 0.0) == "gone")
+        for_long = self._gone.look(now, {"gone": gone}) >= GONE_SECONDS
+        limit = self._run.hang_seconds
+        if gone and len(gone) < len(running) and for_long:
+            self._end(running, "")
+        elif limit is not None and still >= limit:
+            self._end(running, f" (nothing has gone on for {still:.0f} s)")
+        elif still < NOTICE_SECONDS:
+            self._noticed = False
+        elif not self._noticed:
+            self._noticed = True
+            self._notice(running, still)
+
+    def _notice(self, running: Mapping[int, Pulse], still: float) -> None:
+        limit = self._run.hang_seconds
+        then = "" if limit is None else f". The run ends when it lasts for {limit} s (hang_seconds)"
+        _say(f"Nothing has gone on for {still:.0f} s: {blame(self._rows(running, False))}{then}")
+
+    def _end(self, running: Mapping[int, Pulse], since: str) -> None:
+        """Say who waits where, and end the ranks. Their launcher sees that, and asks why."""
+        own = self._rows(running, True)
+        rows = sorted([*own, *self._others(own)], key=lambda row: row.rank)
+        if self._over.is_set() or self._goes_on(rows, running):  # since they were asked
+            return
+        kept = self._keep(in_full(rows))
+        _say(f"{table(rows)}{f'With stacks in {kept}' if kept else ''}")
+        self.hang = f"hang: {blame(rows)}{since}"
+        for pulse in running.values():
+            with suppress(psutil.Error):
+                if psutil.Process(pulse.process).ppid() == os.getpid():
+                    os.kill(pulse.process, signal.SIGKILL)  # a stopped process hears nothing else
+
+    def _goes_on(self, rows: list[Row], running: Mapping[int, Pulse]) -> bool:
+        """A signal ends some calls that would not have come back. What was stopped is so still."""
+        if any(row.state in ("stopped", "gone") for row in rows):
+            return False
+        now = pulses(self._folder)
+        return any(local in now and now[local].moves != pulse.moves for local, pulse in running.items())
+
+    def _rows(self, running: Mapping[int, Pulse], is_end: bool) -> list[Row]:
+        now, host = time.monotonic(), socket.gethostname()
+        states = {local: _state(pulse, self._beats.of(pulse.process, now)) for local, pulse in running.items()}
+        able = {local: pulse for local, pulse in running.items() if states[local] in ("waits", "silent", "disk")}
+        stopped = {local: pulse for local, pulse in running.items() if is_end and states[local] == "stopped"}
+        found = ask(self._folder, able, stopped)
+        return [
+            Row(pulse, host, states[local], self._moves.of(pulse.process, now), found.get(local, Standing()))
+            for local, pulse in running.items()
+        ]
+
+    def _others(self, own: list[Row]) -> list[Row]:
+        """Rows of the other machines, which find the hang at about the same time."""
+        self._meeting.tell("rows", json.dumps([row.as_dict() for row in own]))
+        until = time.monotonic() + NODES_SECONDS
+        found = self._meeting.heard("rows")
+        while len(found) < len(self._meeting.heard("moves")) and time.monotonic() < until:
+            time.sleep(0.5)
+            found = self._meeting.heard("rows")
+        return [Row.of(row) for told in found.values() for row in json.loads(told)]
+
+    def _keep(self, text: str) -> Path | None:
+        """In the run's folder, once the run has one."""
+        folder = RunFolder(self._run.folder)
+        if not folder.run_file.exists() or not self._meeting.is_first:
+            return None
+        path = folder.hangs / time.strftime("%Y-%m-%dT%H-%M-%S.txt")
+        with suppress(OSError):  # a full disk, or one that does not answer
+            folder.hangs.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            return path
+        return None
+
+
+def _state(pulse: Pulse, unbeaten: float) -> State:
+    """unbeaten: seconds since its last beat."""
+    try:
+        status = psutil.Process(pulse.process).status()
+    except psutil.NoSuchProcess:
+        return "gone"
+    if status in _STATES and (status != psutil.STATUS_DISK_SLEEP or unbeaten > SILENT_SECONDS):
+        return _STATES[status]
+    return "silent" if unbeaten > SILENT_SECONDS else "waits"
+
+
+def left_quietly(folder: Path, told: Mapping[int, Any]) -> str | None:
+    """Of ranks of which some lost a peer: the one that ended before, without a word and with exit code 0.
+
+    told: when each rank that said how it ended did, in seconds since 1970.
+    """
+    for pulse in pulses(folder).values():
+        if pulse.rank not in told and pulse.time < min(told.values()) and _state(pulse, 0.0) == "gone":
+            return f"rank {pulse.rank} ended without a word, by an exit of its own{seen(pulse)}"
+    return None
+
+
+def seen(pulse: Pulse | None) -> str:
+    """Where a process was last."""
+    if pulse is None or not pulse.step:
+        return ""
+    return f" in step {pulse.step}" + (f" ({pulse.part})" if pulse.part else "")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"\n{text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,88 @@
+"""How much of its device's memory a process may take: a run's memory_limit, and what is free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import torch
+
+from drivetrain.errors import problem
+
+LEAST_LEFT = 64 * 2**20  # bytes to the limit, or nothing can be begun
+SAFE_SHARE = 0.9  # of what is free on a CPU: beyond it the kernel may end any process of the machine
+TRIED_SHARE = 0.95  # of a limit, or of a GPU: a training takes some more than its steps do (meters, fragments)
+
+
+@contextmanager
+def limited(most: int | None, device: str) -> Iterator[None]:
+    """Within, allocations beyond `most` bytes fail. UserError if the process takes as much already.
+
+    On a CPU they are what the kernel counts as data (RLIMIT_DATA: heap, private maps, stacks of threads; not files
+    and libraries); on a GPU what PyTorch's allocator holds.
+    """
+    if most is None:
+        yield
+    elif device == "cuda":
+        gpu = torch.cuda.current_device()
+        whole = torch.cuda.get_device_properties(gpu).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, most / whole), gpu)
+        try:
+            yield
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, gpu)
+    else:
+        import resource
+
+        taken = data_bytes()
+        if taken + LEAST_LEFT > most:
+            why = f"{most / 2**30:.2f} GiB were given, and this process takes {taken / 2**30:.2f} GiB before it begins"
+            raise problem("memory_limit", why, "give more")
+        before = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def data_bytes() -> int:
+    """What RLIMIT_DATA counts of this process; 0 where the system does not tell."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return 0
+    line = next((line for line in status.splitlines() if line.startswith("VmData:")), "VmData: 0 kB")
+    return int(line.split()[1]) * 1024
+
+
+def trial_limit(limit: int | None, device: str, processes: int) -> int:
+    """Bytes that each process may take that tries what fits. processes: on this machine, which share it."""
+    if limit is not None:
+        return int(limit * TRIED_SHARE)
+    if device == "cuda":
+        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory * TRIED_SHARE)
+    return safe_limit(processes)
+
+
+def safe_limit(processes: int) -> int:
+    """Bytes that each of the CPU processes about to work may take without the machine running out."""
+    free = min(psutil.virtual_memory().available, *_cgroup_left())
+    return data_bytes() + int(free * SAFE_SHARE) // processes
+
+
+def _cgroup_left() -> list[int]:
+    """Of a container's memory, where it has a limit (cgroup v2, v1)."""
+    for folder, most, used in (
+        ("/sys/fs/cgroup", "memory.max", "memory.current"),
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        try:
+            limit, taken = (Path(folder, name).read_text().strip() for name in (most, used))
+        except OSError:
+            continue
+        if limit.isdigit():
+            return [int(limit) - int(taken)]
+    return []

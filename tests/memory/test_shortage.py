@@ -1,0 +1,101 @@
+"""Memory that runs out is recognised whoever says so, and an unfinished window leaves nothing behind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from drivetrain.errors import OutOfMemory, RunError, UserError
+from drivetrain.memory.limit import data_bytes, limited, safe_limit
+from drivetrain.memory.shortage import Undo, is_shortage, room_for
+
+TOO_MUCH = 2**46  # bytes; no machine grants them
+
+
+def test_torch_numpy_and_python_are_understood_when_they_say_that_memory_is_out() -> None:
+    with pytest.raises((RuntimeError, MemoryError)) as by_torch:
+        torch.empty(TOO_MUCH, dtype=torch.uint8)
+    with pytest.raises(MemoryError) as by_numpy:
+        np.empty(TOO_MUCH * 8, np.uint8)
+    with pytest.raises(MemoryError) as by_python:
+        bytearray(TOO_MUCH * 8)
+    assert all(is_shortage(raised.value) for raised in (by_torch, by_numpy, by_python))
+    assert is_shortage(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), OSError(28, "no space")])
+def test_another_error_is_not_taken_for_it(error: Exception) -> None:
+    with pytest.raises(type(error)) as raised, room_for("a step", 4):
+        raise error
+    assert raised.value is error
+
+
+def test_what_ran_out_is_told_with_what_to_try() -> None:
+    told = r"out of memory in micro-batches of 4 \(.*\): try recompute"
+    with pytest.raises(OutOfMemory, match=told) as raised, room_for("micro-batches of 4", 4):
+        torch.empty(TOO_MUCH, dtype=torch.uint8)
+    assert raised.value.samples == 4
+
+
+def test_a_limit_on_a_cpu_makes_larger_allocations_fail_and_ends_with_its_block() -> None:
+    with limited(data_bytes() + 256 * 2**20, "cpu"):
+        held = torch.ones(2**20)
+        with pytest.raises((RuntimeError, MemoryError)) as raised:
+            torch.empty(2**29, dtype=torch.uint8)
+    assert is_shortage(raised.value)
+    assert held.sum() == 2**20
+    assert torch.empty(2**29, dtype=torch.uint8).numel() == 2**29
+
+
+def test_a_limit_below_what_the_process_has_already_is_refused() -> None:
+    told = r"memory_limit: 0\.01 GiB were given, and this process takes"
+    with pytest.raises(UserError, match=told), limited(2**30 // 100, "cpu"):
+        pass
+
+
+def test_processes_share_what_is_free() -> None:
+    one, four = safe_limit(1) - data_bytes(), safe_limit(4) - data_bytes()
+    assert one > 2**27
+    assert four == pytest.approx(one / 4, rel=0.1)
+
+
+def normed() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+
+
+def test_gradients_and_batch_statistics_are_as_before_the_window() -> None:
+    model = normed()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(torch.randn(6, 4))  # statistics are no longer those of the start
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    undo = Undo(model, optimizer)
+    for _ in range(2):
+        undo.mark()
+        model(torch.randn(6, 4)).sum().backward()
+        assert not torch.equal(model[1].running_mean, before["1.running_mean"])
+        undo()
+        assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+        assert all(p.grad is None for p in model.parameters())
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 2)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+def test_a_buffer_of_another_kind_that_forward_changes_is_named_and_nothing_is_tried_again() -> None:
+    model = Counting()
+    undo = Undo(model, torch.optim.SGD(model.parameters(), 0.1))
+    undo.mark()
+    model(torch.randn(6, 4))
+    with pytest.raises(RunError, match="forward changes calls"):
+        undo()
