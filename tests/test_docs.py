@@ -82,7 +82,12 @@ def test_commands_name_verbs_options_and_keys_that_exist(page: Path) -> None:
     verbs = get_command(app).commands  # type: ignore[attr-defined]
     for verb, *arguments in commands(page):
         assert verb in verbs, f"drivetrain {verb}"
-        options = {name for parameter in verbs[verb].params for name in parameter.opts}
+        found = verbs[verb]
+        if subverbs := getattr(found, "commands", None):
+            assert arguments, f"drivetrain {verb}"
+            assert arguments[0] in subverbs, f"drivetrain {verb} {arguments[0]}"
+            found = subverbs[arguments.pop(0)]
+        options = {name for parameter in found.params for name in parameter.opts}
         for argument in arguments:
             if argument.startswith("-"):
                 assert argument.split("=")[0] in options, f"drivetrain {verb} {argument}"

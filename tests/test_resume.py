@@ -10,12 +10,14 @@ import signal
 import time
 from multiprocessing.context import ForkServerProcess as Child
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from drivetrain.checkpoint.directory import load, newest_good
+from drivetrain.checkpoint.directory import load, newest_good, steps, verify
 from drivetrain.checkpoint.state import same
-from drivetrain.cli import main
+from drivetrain.tracking.jsonl import read_events
+from tests.launch.history import check_each_once, recorded_main, surviving
 
 RUN = """
 workload:
@@ -45,9 +47,13 @@ CHILDREN.set_forkserver_preload(["drivetrain.run", "drivetrain.workloads.image_c
 
 def start(run_file: Path, output: Path, *options: str) -> Child:
     arguments = ["train", str(run_file), f"output={output}", "--quiet", *options]
-    process = CHILDREN.Process(target=main, args=(arguments,))
+    process = CHILDREN.Process(target=recorded_main, args=(arguments, samples_of(output)))
     process.start()
     return process
+
+
+def samples_of(output: Path) -> Path:
+    return output.with_name(f"{output.name}-samples")
 
 
 def finish(process: Child) -> None:
@@ -91,15 +97,19 @@ def wait_for_kill_moment(process: Child, output: Path, dice: random.Random, whil
 
 def test_killed_ten_times_also_while_saving_ends_with_the_same_bits(run_file: Path, uninterrupted: Path) -> None:
     output, dice = run_file.parent / "killed", random.Random(0)
-    kills, moments = 0, []
+    kills, moments, starts = 0, [], []
     process = start(run_file, output)
     while kills < KILLS:
         wait_for_kill_moment(process, output, dice, while_saving=kills % 2 == 1)
         assert process.is_alive(), f"the run ended after {kills} kills: make it longer"
+        before = saved_steps(output)
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         kills += 1
+        assert [verify(path) for path in steps(output / "checkpoints")] == [[]] * len(saved_steps(output))
+        assert not before or saved_step(output) >= before[-1], "the newest one is lost"
         moments.append(saved_step(output))
+        starts.append(len(started(output)))
         process = start(run_file, output, "--resume")
     finish(process)
     assert len(set(moments)) > 3, f"the kills hit too few different moments: {moments}"
@@ -114,6 +124,22 @@ def test_killed_ten_times_also_while_saving_ends_with_the_same_bits(run_file: Pa
     assert same(theirs_state["training"]["generators"], ours_state["training"]["generators"])
     assert theirs_state["training"]["engine"] == ours_state["training"]["engine"]
     assert curve(uninterrupted) == curve(output)
+    for start_number, moment in zip(starts, moments, strict=True):
+        assert started(output)[start_number]["first_step"] == moment, "it goes on from the newest one"
+    taken = surviving(samples_of(output))
+    assert taken == surviving(samples_of(uninterrupted))
+    check_each_once(taken, 300, started(output)[0]["samples_per_epoch"])
+
+
+def saved_steps(output: Path) -> list[int]:
+    """Of whole checkpoints."""
+    return [int(path.name.split("-")[1].split(".")[0]) for path in steps(output / "checkpoints")]
+
+
+def started(output: Path) -> list[dict[str, Any]]:
+    """What each start told."""
+    events = output / "events.jsonl"
+    return [event for event in read_events(events) if event["event"] == "run_started"] if events.exists() else []
 
 
 def curve(output: Path) -> list[tuple[int, float, float]]:

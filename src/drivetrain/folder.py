@@ -19,7 +19,7 @@ from drivetrain.lock import refuse_if_held
 @dataclass(frozen=True)
 class RunFolder:
     """run.yaml (resolved), environment.json, events.jsonl, samples.jsonl, report.json, checkpoints/, tensorboard/,
-    trouble/."""
+    trouble/, hangs/."""
 
     path: Path
 
@@ -30,6 +30,10 @@ class RunFolder:
     @property
     def trouble(self) -> Path:
         return self.path / "trouble"
+
+    @property
+    def hangs(self) -> Path:
+        return self.path / "hangs"
 
     @property
     def run_file(self) -> Path:
@@ -51,6 +55,7 @@ class RunFolder:
             "checkpoints",
             "tensorboard",
             "trouble",
+            "hangs",
         )
         return [self.path / name for name in names]
 

@@ -1,0 +1,41 @@
+"""Others' checkpoints into the folder of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from drivetrain.config.load import load
+from drivetrain.config.resolve import resolved
+from drivetrain.config.rules import check_anywhere
+from drivetrain.converting.formats import reader_of
+from drivetrain.converting.onto_run import put, refuse
+from drivetrain.converting.theirs import Note
+from drivetrain.errors import UserError
+from drivetrain.hardware import detect
+
+
+def convert_from(
+    folder: Path,
+    format_: str | None,
+    run_file: Path,
+    overrides: Sequence[str],
+    step: int | None = None,
+    weights_only: bool = False,
+) -> tuple[str, Path, list[Note]]:
+    """Another software's checkpoint → its format, the new checkpoint in the run's folder, and the notes."""
+    run, problems = load(run_file, overrides)
+    if run is None or problems:
+        raise UserError(problems)
+    machine = detect("cpu")
+    run = resolved(run, machine)
+    if problems := check_anywhere(run):  # what it asks of a machine is asked where it is trained
+        raise UserError(problems)
+    refuse(run)
+    found, read = reader_of(folder, format_)
+    theirs = read(folder)
+    if weights_only:
+        theirs.moments = None
+        theirs.notes.append(Note("optimizer's states", carried=False, what="--weights-only was given"))
+    checkpoint, notes = put(theirs, run, machine, step, folder)
+    return found, checkpoint, notes

@@ -1,0 +1,51 @@
+"""A checkpoint of this project in others' formats."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import torch
+
+from drivetrain.converting.formats import WRITERS
+from drivetrain.converting.ours import find, is_adapter, ours
+from drivetrain.converting.theirs import Note
+from drivetrain.errors import problem
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def convert_to(path: Path, format_: str, output: Path, dtype: str | None) -> tuple[Path, list[Note]]:
+    """path: a checkpoint, or a run: its newest good one. output: a folder that is not there yet, or empty.
+
+    It is whole or not there: written aside and renamed. Returns the checkpoint that was taken, and the notes.
+    """
+    if format_ not in WRITERS:
+        raise problem("--to", f"{format_} was given", f"known: {', '.join(WRITERS)}")
+    if dtype is not None and (format_ != "transformers" or dtype not in DTYPES):
+        why = f"{dtype} was given with --to {format_}"
+        raise problem("--dtype", why, f"give {', '.join(DTYPES)} with --to transformers; others keep every bit")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise problem("--output", f"{output} is there already", "give a folder that is new or empty")
+    source = find(path)
+    saved = ours(source)
+    aside = output.with_name(f".{output.name}.partial-{os.getpid()}")
+    try:
+        aside.mkdir(parents=True)
+        notes = WRITERS[format_](saved, aside, DTYPES.get(dtype or ""))
+        if output.exists():
+            output.rmdir()
+        aside.rename(output)
+    except OSError as error:
+        fix = "make room, or give another folder"
+        raise problem("--output", f"{output} cannot be written: {error.strerror}", fix) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)  # there only if something failed
+    return source, [*notes, *saved.notes, *_without(source)]
+
+
+def _without(source: Path) -> list[Note]:
+    """What the checkpoint itself does not hold."""
+    what = "the checkpoint holds adapters alone: the frozen base is where adapter_config.json names it"
+    return [Note("base", carried=False, what=what)] if is_adapter(source) else []
