@@ -101,7 +101,7 @@ class Heart:
             place, work, now = self._place(), self._work(), time.monotonic()
             used = [after - before for after, before in zip(work, worked, strict=True)]
             least = OWN_WORK * BEAT_SECONDS, CHILDRENS_WORK * BEAT_SECONDS
-            if used[1] >= least[1] or (used[0] >= least[0] and not self._spins()):
+            if place != stood or used[1] >= least[1] or (used[0] >= least[0] and not self._spins()):
                 self._moved()
             if self._moves != moves:
                 since = now

@@ -85,9 +85,8 @@ def _fill(theirs: Theirs, run: RunConfig, engine: Engine, source: Path) -> list[
     elif theirs.scaler:
         notes.append(Note("loss scale", carried=False, what=f"{run.precision} begins with its own, if it scales"))
     if theirs.clipping != run.loop.max_grad_norm and theirs.clipping is not None:
-        what = (
-            f"at {theirs.clipping:g} there, loop.max_grad_norm is {run.loop.max_grad_norm} here: the run file's holds"
-        )
+        here = "not set" if run.loop.max_grad_norm is None else f"{run.loop.max_grad_norm:g}"
+        what = f"at {theirs.clipping:g} there, loop.max_grad_norm is {here} here: the run file's holds"
         notes.append(Note("gradient clipping", carried=False, what=what))
     return notes + _arguments(theirs.arguments, own["optimizer"]["param_groups"])
 

@@ -29,6 +29,10 @@ class Died(RankError):
     """A rank ended and nobody's error says why: it may go well another time."""
 
 
+class Hung(Died):
+    """Ranks that did not go on were ended."""
+
+
 def one_attempt(task: Task, folder: Path, meeting: Meeting, processes: int) -> Result:
     """The result of this machine's first rank. Died, or the failure that came first."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -58,7 +62,7 @@ def one_attempt(task: Task, folder: Path, meeting: Meeting, processes: int) -> R
                     raise KeyboardInterrupt from None
                 raise RankError(f"ended by {signal.Signals(stopped.sigval).name} before anything was saved") from None
     if watch.hang is not None:
-        raise Died(watch.hang)
+        raise Hung(watch.hang)
     return _result(folder, failure)
 
 

@@ -10,7 +10,7 @@ from drivetrain.config.load import load
 from drivetrain.errors import OutOfMemory
 from drivetrain.fitting import Tried, sizes
 from drivetrain.folder import RunFolder
-from drivetrain.launch.elastic import Died, one_attempt
+from drivetrain.launch.elastic import Died, Hung, one_attempt
 from drivetrain.launch.meeting import Meeting
 from drivetrain.launch.rank import TASK
 from drivetrain.launch.task import Task
@@ -35,9 +35,10 @@ def fitted(task: Task, folder: Path, meeting: Meeting) -> Task:
     while Tried.read(folder).next(possible) is not None:
         try:
             one_attempt(search, folder, meeting, task.run.processes or 1)
-        except (OutOfMemory, Died):
+        except (OutOfMemory, Died) as error:
             tried = Tried.read(folder)
-            if tried.trying is None or tried.trying == possible[0]:  # it came before, or nothing smaller is left
+            # it came before, says nothing of memory, or nothing smaller is left
+            if tried.trying is None or isinstance(error, Hung) or tried.trying == possible[0]:
                 meeting.give_up()
                 raise
             tried.fails, tried.trying = tried.trying, None
