@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from drivetrain.checkpoint.directory import load
+from drivetrain.converting import pickles
 from drivetrain.converting.fitting import named, with_tied
 from drivetrain.converting.positions import by_name
 from drivetrain.converting.theirs import Positions
@@ -35,6 +37,10 @@ class Evil:
 
     def __reduce__(self) -> Any:
         return os.mkdir, (self._file,)
+
+
+class Colour(Enum):
+    RED = 1
 
 
 @pytest.fixture
@@ -124,6 +130,13 @@ def test_metadata_of_dcp_name_nothing_but_torchs_own_classes(refused: Callable[.
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_what_stands_for_getattr_in_a_pickle_gives_members_of_enums_alone() -> None:
+    assert pickles.member(Colour, "RED") is Colour.RED
+    for kind, name in ((Colour, "__class__"), (Colour, "mro"), (torch, "load"), ("text", "upper")):
+        with pytest.raises(pickle.UnpicklingError, match="no member of an enum"):
+            pickles.member(kind, name)
+
+
 def test_values_of_dcp_are_numbers_and_not_objects(refused: Callable[..., str], tmp_path: Path) -> None:
     state = {"model": fresh().state_dict(), "step": Evil(tmp_path / "owned")}
     dcp.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)

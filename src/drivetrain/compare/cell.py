@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from drivetrain.compare.outcome import Outcome, Status
 from drivetrain.config.run import RunConfig
-from drivetrain.errors import RankError, RunError, UserError
+from drivetrain.errors import OutOfMemory, RankError, RunError, UserError
 
 REQUEST = "request.json"
 
@@ -43,6 +43,8 @@ def _judged(request: Request) -> tuple[Status, str]:
         _run(request)
     except UserError as error:
         return "refused", "; ".join(f"{found.field}: {found.why}" for found in error.problems)
+    except OutOfMemory as error:
+        return "out of memory", str(error)
     except RunError as error:
         return "failed", str(error)
     except Exception as error:

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 
+from drivetrain.converting import pickles
 from drivetrain.converting.ours import Ours
 from drivetrain.converting.theirs import Moments, Note, Theirs
 from drivetrain.errors import problem
@@ -133,6 +134,8 @@ class _Reader(distributed.FileSystemReader):
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype | torch.layout)
+        if f"{module}.{name}" == pickles.GETATTR:
+            return pickles.member
         if (module, name) in KNOWN or is_dtype:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it names {module}.{name}, which is none of torch's metadata and could run code")
