@@ -129,7 +129,6 @@ def test_metadata_of_dcp_name_nothing_but_torchs_own_classes(refused: Callable[.
     assert not (tmp_path / "owned").exists()
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_what_stands_for_getattr_in_a_pickle_gives_members_of_enums_alone() -> None:
     assert pickles.member(Colour, "RED") is Colour.RED
     for kind, name in ((Colour, "__class__"), (Colour, "mro"), (torch, "load"), ("text", "upper")):
@@ -137,6 +136,7 @@ def test_what_stands_for_getattr_in_a_pickle_gives_members_of_enums_alone() -> N
             pickles.member(kind, name)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_values_of_dcp_are_numbers_and_not_objects(refused: Callable[..., str], tmp_path: Path) -> None:
     state = {"model": fresh().state_dict(), "step": Evil(tmp_path / "owned")}
     dcp.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)

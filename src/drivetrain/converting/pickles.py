@@ -12,7 +12,6 @@ import torch
 
 from drivetrain.errors import UserError, problem
 
-
 GETATTR = "builtins.getattr"
 
 
