@@ -109,6 +109,12 @@ def without_them(run: RunConfig, rows: Rough) -> tuple[dict[str, Tensor], list[i
 class Timeless:
     """Meters that measure nothing."""
 
+    def begin(self, _: int) -> None:
+        """Nobody asks which step it is."""
+
+    def batch(self, _: object) -> None:
+        """Nor of which samples."""
+
     def part(self, _: str) -> Any:
         return nullcontext()
 
