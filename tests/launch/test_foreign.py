@@ -98,6 +98,7 @@ def test_the_deepspeed_launcher_is_joined(place: Path) -> None:
     assert report(place / "joined")["engaged"]["world_size"] == 2
 
 
+@pytest.mark.slow
 def test_a_resumed_run_of_zero3_ends_with_the_same_curve(place: Path) -> None:
     settings = ("engine=zero3", "processes=2", "checkpoints.every_steps=6")
     finished(place, "train", "run.yaml", *settings, "output=whole")
