@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from drivetrain.config.machine import Machine
 from drivetrain.config.precision import Precision
@@ -29,6 +28,7 @@ from drivetrain.config.training import Scaler
 from drivetrain.data.loader import MicroBatch
 from drivetrain.optim import OptimizerFactory
 from drivetrain.workloads.base import Workload
+from drivetrain.workloads.metrics import Metric
 
 State = dict[str, Any]
 Part = Callable[[str], AbstractContextManager[Any]]  # times what runs within, under a name

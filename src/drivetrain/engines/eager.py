@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric
 
 from drivetrain.data.loader import MicroBatch
 from drivetrain.engines.base import Engaged, Engine, EngineOptions, Judge, State, StepResult
@@ -39,6 +38,7 @@ from drivetrain.precision import autocast, dtype
 from drivetrain.ranks import Ranks
 from drivetrain.rng import restore_rng_state, rng_state
 from drivetrain.workloads.base import Batch, Workload, few
+from drivetrain.workloads.metrics import Metric
 
 
 class EagerEngine(Engine):
@@ -259,7 +259,7 @@ class EagerEngine(Engine):
                 for metric in metrics.values():
                     metric.update(outputs.predictions, outputs.targets)
         loss_sum, count = self._ranks.sum(sums).tolist()
-        values = {name: float(metric.compute()) for name, metric in metrics.items()}  # torchmetrics joins the ranks
+        values = {name: float(metric.compute()) for name, metric in metrics.items()}  # joins the ranks
         return {"loss": loss_sum / max(1, count), **values}
 
     @torch.no_grad()

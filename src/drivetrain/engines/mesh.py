@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
-from torchmetrics import Metric
 
 from drivetrain.config.mesh import MeshEngine as Config
 from drivetrain.data.loader import MicroBatch
@@ -49,6 +48,7 @@ from drivetrain.pieces import Piece
 from drivetrain.precision import arithmetic, autocast, dtype
 from drivetrain.ranks import Ranks
 from drivetrain.workloads.base import Batch, Workload
+from drivetrain.workloads.metrics import Metric
 
 
 class MeshEngine(EagerEngine):

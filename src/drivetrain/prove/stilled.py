@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torchmetrics import Metric
 
 from drivetrain.data.order import Part
 from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.fake_quantised import FakeQuantiser
 from drivetrain.models.normalisation import is_batch_norm, keep_statistics
 from drivetrain.workloads.base import Batch, BestMetric, Layout, NamedSamples, Outputs, Samples, Workload
+from drivetrain.workloads.metrics import Metric
 
 DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout)
 

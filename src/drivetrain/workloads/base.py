@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
-from torchmetrics import Metric
 
 from drivetrain.data.order import Part
 from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.fake_quantised import FakeQuantiser
+from drivetrain.workloads.metrics import Metric
 from drivetrain.workloads.shown import in_words
 
 Batch = dict[str, Tensor]
@@ -111,7 +111,7 @@ class Workload(ABC):
 
     @abstractmethod
     def metrics(self) -> Mapping[str, Metric]:
-        """Fresh torchmetrics, each taking (predictions, targets). `loss` is added by the loop."""
+        """Fresh metrics, each taking (predictions, targets). `loss` is added by the loop."""
 
     def derived(self, values: Mapping[str, float]) -> dict[str, float]:
         """Further metrics that follow from the loss and the metrics of a whole evaluation."""

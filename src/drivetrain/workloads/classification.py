@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from drivetrain.workloads.base import BestMetric, Outputs
+from drivetrain.workloads.metrics import Accuracy, MacroF1, Metric
 
 BEST = BestMetric("accuracy", higher_is_better=True)
 
@@ -26,10 +25,7 @@ def classification_outputs(logits: Tensor, labels: Tensor) -> Outputs:
 
 def classification_metrics(num_classes: int) -> Mapping[str, Metric]:
     """accuracy: share of samples that are right. macro_f1: mean of the classes' F1, each class counting the same."""
-    return {
-        "accuracy": MulticlassAccuracy(num_classes, average="micro", validate_args=False),
-        "macro_f1": MulticlassF1Score(num_classes, average="macro", validate_args=False),
-    }
+    return {"accuracy": Accuracy(), "macro_f1": MacroF1(num_classes)}
 
 
 def classification_rows(logits: Tensor, class_names: Sequence[str]) -> list[dict[str, Any]]:

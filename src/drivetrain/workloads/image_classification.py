@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric
 
 from drivetrain.config.workload import ImageClassification
 from drivetrain.data.augment import Augmentation
@@ -30,6 +29,7 @@ from drivetrain.workloads.classification import (
     classification_rows,
     cross_entropy_sum,
 )
+from drivetrain.workloads.metrics import Metric
 
 HEAD = "AutoModelForImageClassification"
 BATCH_NORM = (

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric
-from torchmetrics.classification import MulticlassAccuracy
 
 from drivetrain.config.language import Generation, LanguageModel
 from drivetrain.data.language.chat import show
@@ -23,6 +21,7 @@ from drivetrain.workloads.language_build import build_language_model
 from drivetrain.workloads.language_data import LanguageReader
 from drivetrain.workloads.language_prompts import Continuation, prompts_of, prompts_of_samples
 from drivetrain.workloads.language_report import data_report
+from drivetrain.workloads.metrics import Accuracy, Metric
 
 IGNORED = -100
 
@@ -122,8 +121,7 @@ class LanguageModelWorkload(Workload, Generates):
 
     def metrics(self) -> Mapping[str, Metric]:
         """token_accuracy: share of targets that are the likeliest token."""
-        size = len(self._reader.tokenizer)
-        return {"token_accuracy": MulticlassAccuracy(size, average="micro", ignore_index=IGNORED, validate_args=False)}
+        return {"token_accuracy": Accuracy(IGNORED)}
 
     def derived(self, values: Mapping[str, float]) -> dict[str, float]:
         """perplexity: exp of the loss per target."""

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric
 
 from drivetrain.config.workload import TextClassification, TextData
 from drivetrain.data.split import evenly, stratified_split
@@ -26,6 +25,7 @@ from drivetrain.workloads.classification import (
     classification_rows,
     cross_entropy_sum,
 )
+from drivetrain.workloads.metrics import Metric
 
 
 class TextSamples:

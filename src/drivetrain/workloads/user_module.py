@@ -8,7 +8,7 @@ and, if wanted:
 
     evaluation_data                 as train_data
     collate(samples)                → a dict of tensors; the model gets all but "target"
-    metrics                         a dict of torchmetrics over (output, target), or a function that makes one
+    metrics                         a dict of metrics (torchmetrics' say) over (output, target), or what makes one
     predict(output)                 → one row a sample
     loss_sum(model, batch), count(batch)    in place of loss: the sum over the batch's targets, and their number
     splits_batches = False          if the loss does not decompose over samples (contrastive losses)
@@ -31,12 +31,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
-from torchmetrics import Metric
 
 from drivetrain.config.workload import UserModule
 from drivetrain.errors import problem
 from drivetrain.rng import restore_rng_state, rng_state, seed_everything
 from drivetrain.workloads.base import Batch, BestMetric, Layout, NamedSamples, Outputs, Workload
+from drivetrain.workloads.metrics import Metric
 from drivetrain.workloads.user_file import FIELD, UserFile
 from drivetrain.workloads.user_loss import SummedLoss
 from drivetrain.workloads.user_samples import UserSamples, user_samples

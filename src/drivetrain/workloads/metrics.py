@@ -1,0 +1,143 @@
+"""Metrics of an evaluation: sums that add up over batches and ranks, so that a ragged batch counts by its samples.
+
+These few are ours because torchmetrics takes longer to import than PyTorch (2 to 4 s, by SciPy, Matplotlib and
+Transformers), on each rank, at each start and restart. Metrics of torchmetrics are as good to an engine; a user's own
+may be.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Metric(Protocol):
+    """What an engine asks of a metric."""
+
+    higher_is_better: bool | None
+    process_group: Any
+    distributed_available_fn: Callable[[], bool]
+
+    def reset(self) -> None: ...
+
+    def to(self, device: torch.device, /) -> Any: ...
+
+    def update(self, predictions: Tensor, targets: Tensor, /) -> None:
+        """Of one batch on one rank."""
+
+    def compute(self) -> Any:
+        """The value over all batches of the ranks in `process_group` (None: all there are)."""
+
+
+class Summed(ABC):
+    """A metric that follows from sums over samples."""
+
+    higher_is_better: bool | None = True
+
+    def __init__(self, sums: int) -> None:
+        self._sums = torch.zeros(sums, dtype=torch.float64)
+        self.process_group: Any = None
+        self.distributed_available_fn: Callable[[], bool] = dist.is_initialized
+
+    def reset(self) -> None:
+        self._sums.zero_()
+
+    def to(self, device: torch.device) -> Summed:
+        self._sums = self._sums.to(device)
+        return self
+
+    def update(self, predictions: Tensor, targets: Tensor) -> None:
+        self._sums += self._summed(predictions, targets)
+
+    def compute(self) -> Tensor:
+        sums = self._sums.clone()
+        if self.distributed_available_fn():
+            dist.all_reduce(sums, group=self.process_group)
+        return self._value(sums)
+
+    @abstractmethod
+    def _summed(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        """(sums,) of one batch, float64."""
+
+    @abstractmethod
+    def _value(self, sums: Tensor) -> Tensor: ...
+
+
+class Accuracy(Summed):
+    """Share of numbers of classes that are right, but for targets that are `ignored`."""
+
+    def __init__(self, ignored: int | None = None) -> None:
+        super().__init__(2)
+        self._ignored = ignored
+
+    def _summed(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        right = predictions == targets
+        if self._ignored is None:
+            return torch.stack([right.sum(), right.new_tensor(right.numel(), dtype=torch.int64)]).double()
+        counted = targets != self._ignored
+        return torch.stack([(right & counted).sum(), counted.sum()]).double()
+
+    def _value(self, sums: Tensor) -> Tensor:
+        return sums[0] / sums[1].clamp(min=1)
+
+
+class MacroF1(Summed):
+    """Mean of the classes' F1, each class counting the same; a class that is neither asked nor told does not."""
+
+    def __init__(self, num_classes: int, ignored: int | None = None) -> None:
+        super().__init__(3 * num_classes)
+        self._num_classes, self._ignored = num_classes, ignored
+
+    def _summed(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        predictions, targets = predictions.flatten(), targets.flatten()
+        if self._ignored is not None:
+            counted = targets != self._ignored
+            predictions, targets = predictions[counted], targets[counted]
+        kinds = (targets[predictions == targets], predictions, targets)
+        return torch.cat([torch.bincount(kind, minlength=self._num_classes) for kind in kinds]).double()
+
+    def _value(self, sums: Tensor) -> Tensor:
+        right, predicted, there = sums.view(3, self._num_classes)
+        both = predicted + there  # F1 = 2 right / (predicted + there)
+        return (2 * right / both.clamp(min=1)).sum() / (both > 0).sum().clamp(min=1)
+
+
+class MeanError(Summed):
+    """Mean of |prediction - target| to a power: 1, the absolute error; 2, the squared."""
+
+    higher_is_better = False
+
+    def __init__(self, power: int) -> None:
+        super().__init__(2)
+        self._power = power
+
+    def _summed(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        error = (predictions.double() - targets.double()).abs().pow(self._power)
+        return torch.stack([error.sum(), error.new_tensor(error.numel())])
+
+    def _value(self, sums: Tensor) -> Tensor:
+        return sums[0] / sums[1].clamp(min=1)
+
+
+class R2(Summed):
+    """1 - squared error / variance of the targets; 0 where the targets are all the same but not told right."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+
+    def _summed(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        predictions, targets = predictions.double(), targets.double()
+        error = (predictions - targets).square().sum()
+        return torch.stack([error, targets.square().sum(), targets.sum(), error.new_tensor(targets.numel())])
+
+    def _value(self, sums: Tensor) -> Tensor:
+        error, squares, total, count = sums
+        spread = squares - total.square() / count.clamp(min=1)
+        if spread > 1e-12 * squares:  # more than rounding
+            return 1 - error / spread
+        return (error == 0).double()
