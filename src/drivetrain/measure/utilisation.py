@@ -31,11 +31,12 @@ class UtilisationSampler:
         self._source: Source = _Gpu.open(device) or _Cpu() if device.type == "cuda" else _Cpu()
         self._series: list[tuple[float, float]] = []  # seconds since the start, share
         self._stride = self._seen = 0
-        self._sum = self._peak = 0.0
+        self._busy = self._peak = 0.0  # seconds of the device; share
+        self._start = self._last = time.perf_counter()
         self._stop = threading.Event()
 
     def __enter__(self) -> UtilisationSampler:
-        self._start = time.perf_counter()
+        self._start = self._last = time.perf_counter()
         self._source.read()
         self._thread = threading.Thread(target=self._sample, name="utilisation", daemon=True)
         self._thread.start()
@@ -44,12 +45,12 @@ class UtilisationSampler:
     def __exit__(self, *_: Any) -> None:
         self._stop.set()
         self._thread.join()
-        if not self._seen:
-            self._take()  # a run shorter than one interval
+        if not self._seen or time.perf_counter() - self._last > self._every / 2:
+            self._take()  # a run shorter than one interval; an interval begun
 
     def summary(self) -> dict[str, Any]:
         """{"mean", "peak": 0 to 1, "samples", "series": [[seconds, share]], and of a GPU its own}."""
-        mean = self._sum / self._seen if self._seen else 0.0
+        mean = self._busy / max(1e-9, self._last - self._start)
         series = [[round(at, 2), round(share, 4)] for at, share in self._series]
         return {"mean": mean, "peak": self._peak, "samples": self._seen, "series": series, **self._source.extra()}
 
@@ -58,14 +59,15 @@ class UtilisationSampler:
             self._take()
 
     def _take(self) -> None:
-        share = self._source.read()
+        share, now = self._source.read(), time.perf_counter()
         self._seen += 1
-        self._sum += share
+        self._busy += share * (now - self._last)  # a machine with much to do takes samples late
+        self._last = now
         self._peak = max(self._peak, share)
         self._stride += 1
         if self._stride >= self._keep_every:
             self._stride = 0
-            self._series.append((time.perf_counter() - self._start, share))
+            self._series.append((now - self._start, share))
             if len(self._series) > MOST_POINTS:
                 self._series = self._series[::2]
 
