@@ -59,7 +59,7 @@ class UtilisationSampler:
             self._take()
 
     def _take(self) -> None:
-        share, now = self._source.read(), time.perf_counter()
+        now, share = time.perf_counter(), self._source.read()
         self._seen += 1
         self._busy += share * (now - self._last)  # a machine with much to do takes samples late
         self._last = now
@@ -100,10 +100,10 @@ class _Cpu:
 
     def __init__(self) -> None:
         self._cores = usable_cores()
-        self._used, self._at = self._processor_seconds(), time.perf_counter()
+        self._at, self._used = time.perf_counter(), self._processor_seconds()
 
     def read(self) -> float:
-        used, now = self._processor_seconds(), time.perf_counter()
+        now, used = time.perf_counter(), self._processor_seconds()  # of many workers, reading takes a while
         share = max(0.0, used - self._used) / max(1e-9, now - self._at) / self._cores
         self._at, self._used = now, used
         return min(1.0, share)
