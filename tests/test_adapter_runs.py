@@ -186,6 +186,7 @@ def test_the_same_weights_are_not_used_for_something_else(folder: Path, drivetra
     assert "was trained over a whole base, and works over a base in nf4 here" in events
 
 
+@pytest.mark.slow
 def test_a_proof_counts_the_weights_of_a_quantised_base(folder: Path, drivetrain: Command) -> None:
     code, out, _ = drivetrain("prove", f"{folder}/run.yaml", "engine=fsdp", "processes=2", "quantised_base=nf4")
     assert code == 0, out

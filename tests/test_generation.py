@@ -81,7 +81,8 @@ def test_training_goes_on_as_without_samples_and_draws_repeat(
     assert trained(drivetrain, "d", "generate.temperature=0")[1] != first[1]
 
 
-@pytest.mark.parametrize("engine", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
 def test_ranks_answer_as_one_process_and_train_as_without(
     engine: str, drivetrain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

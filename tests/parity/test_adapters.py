@@ -23,14 +23,14 @@ CASES = [
     *(MeshCase({"name": "single"}, model=f"sft-{method}") for method in (*METHODS, "qlora", "int8lora")),
     *(MeshCase(engine, model="sft-lora") for engine in ENGINES),
     *(MeshCase(engine, model="sft-qlora") for engine in (ENGINES[1], ENGINES[-1])),
-    MeshCase({"name": "fsdp"}, model="sft-pissa"),
     MeshCase({"name": "fsdp"}, "bf16-mixed", model="sft-qlora"),
     MeshCase({"tp": 2}, model="sft-lora"),
     MeshCase({"tp": 2}, model="sft-wide-qlora"),
-    MeshCase({"tp": 2}, model="sft-ia3"),
     MeshCase({"pp": 2}, model="sft-lora"),
 ]
 REST = [
+    MeshCase({"name": "fsdp"}, model="sft-pissa"),
+    MeshCase({"tp": 2}, model="sft-ia3"),
     *(MeshCase(engine, model="sft-qlora") for engine in (ENGINES[0], ENGINES[2])),
     *(MeshCase(engine, model="sft-int8lora") for engine in ENGINES[:2]),
     *(MeshCase(engine, model="sft-dora") for engine in ENGINES[1:]),

@@ -140,8 +140,8 @@ OF_COPIES = {"copies not told apart", "losses told by all"}
     ("degrees", "seen"),
     [
         pytest.param({"pp": 2}, EVERYWHERE, id="pp2"),
-        pytest.param({"tp": 2}, EVERYWHERE | OF_COPIES, id="tp2"),
-        pytest.param({"dp": 2, "shard": True}, EVERYWHERE, id="dp2-shard"),
+        pytest.param({"tp": 2}, EVERYWHERE | OF_COPIES, id="tp2", marks=pytest.mark.slow),
+        pytest.param({"dp": 2, "shard": True}, EVERYWHERE, id="dp2-shard", marks=pytest.mark.slow),
         pytest.param(
             {"dp": 2, "tp": 2},
             EVERYWHERE | OF_COPIES | {"samples counted by all"},
