@@ -35,6 +35,12 @@ def test_whatever_fits_the_largest_possible_size_is_found_in_few_trials(batch: i
     assert tried.fit == sorted(tried.fit), "smaller ones are tried first"
 
 
+def test_sizes_that_are_too_few_for_the_model_are_left_out() -> None:
+    tried = Tried(least=2)
+    assert tried.next([1, 2, 3, 6]) == 2
+    assert tried.possible([1, 2, 3, 6]) == [2, 3, 6]
+
+
 def test_the_sizes_are_those_that_cut_a_share_evenly() -> None:
     assert sizes(run(batch_size=12)) == [1, 2, 3, 4, 6, 12]
     assert sizes(run(batch_size=7)) == [1, 2, 3, 4, 7]

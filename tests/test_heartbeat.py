@@ -112,7 +112,7 @@ def test_a_thread_that_waits_beats_and_does_not_move(monkeypatch: pytest.MonkeyP
 
 
 def test_a_thread_that_goes_from_line_to_line_moves_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat.Heart, "_work", lambda _: (0.0, 0.0))
+    monkeypatch.setattr(heartbeat.Heart, "_work", lambda _: (0.0, 0.0, 0.0))
     assert moves_of(monkeypatch, computes, 20) >= ENOUGH
 
 
@@ -133,7 +133,12 @@ def test_a_thread_that_waits_for_a_process_which_computes_moves(monkeypatch: pyt
     assert counts[1] > counts[0] + 2, "both start, which takes a moment"
 
 
+def test_a_pool_that_computes_is_work_whatever_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat.Heart, "_place", lambda _: 0)
+    assert moves_of(monkeypatch, waits_for_a_thread("of a user"), 20, every=0.1) >= ENOUGH
+
+
 def test_a_pool_that_saves_counts_as_work_and_another_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat.Heart, "_work", lambda _: (0.0, 0.0))
+    monkeypatch.setattr(heartbeat.Heart, "_work", lambda _: (0.0, 0.0, 0.0))
     assert moves_of(monkeypatch, waits_for_a_thread("saving_0"), 20) >= ENOUGH
     assert moves_of(monkeypatch, waits_for_a_thread("progress"), 0.5) < ENOUGH

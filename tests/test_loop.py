@@ -19,7 +19,7 @@ from drivetrain.config.training import Loader
 from drivetrain.data.loader import training_windows
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
-from drivetrain.errors import RunError
+from drivetrain.errors import OutOfMemory, RunError
 from drivetrain.loop import Progress, Surroundings, train
 from drivetrain.measure.meters import Meters
 from drivetrain.measure.throughput import Stopwatch
@@ -52,6 +52,7 @@ class Ride:
     run: RunConfig
     workload: TinyWorkload
     scores: list[float] | None = None  # what successive evaluations give; None: there are no evaluation data
+    evaluation: Callable[[], dict[str, float]] | None = None  # in place of scores
     on_event: Callable[[Event, StopRequest], None] = lambda *_: None
     precision: str = "fp32"
     events: list[Event] = field(default_factory=list)
@@ -80,7 +81,7 @@ class Ride:
             self.on_event(event, stop)
 
         around = Surroundings(
-            evaluate=None if self.scores is None else lambda: {"accuracy": next(scores), "loss": 1.0},
+            evaluate=self.evaluation if self.scores is None else lambda: {"accuracy": next(scores), "loss": 1.0},
             save=lambda progress: self.saves.append(progress.step),
             send=send,
             stop=lambda: stop.signal_number is not None,
@@ -143,6 +144,18 @@ def test_evaluation_and_saving_follow_their_cadences_and_the_end() -> None:
     assert [event.best for event in ride.evaluations()] == [True, True, False]
     assert ride.saves == [3, 6, 9, 10]
     assert ride.progress.best == {"step": 8, "metric": "accuracy", "value": 0.3}
+
+
+def test_an_evaluation_that_does_not_fit_leaves_what_was_trained() -> None:
+    run = config(loop={"steps": 10}, evaluation={"every_steps": 4})
+    ride = Ride(run, TinyWorkload(perceptron), evaluation=starved)
+    with pytest.raises(OutOfMemory, match=r"in the evaluation .* smaller evaluation.batch_size"):
+        ride.go()
+    assert ride.saves == [4]
+
+
+def starved() -> dict[str, float]:
+    raise MemoryError
 
 
 def test_epochs_end_with_an_evaluation_and_a_save() -> None:

@@ -30,6 +30,7 @@ from drivetrain.ranks import Ranks
 from drivetrain.workloads.base import Workload
 
 _FILE = "sizes.json"
+TOO_FEW = "Expected more than 1 value per channel"  # BatchNorm says so of one sample
 
 
 @dataclass
@@ -39,6 +40,7 @@ class Tried:
     fit: list[int] = field(default_factory=list)
     fails: int | None = None
     trying: int | None = None
+    least: int = 1  # fewer are too few for the model
 
     @classmethod
     def read(cls, folder: Path) -> Tried:
@@ -56,12 +58,15 @@ class Tried:
 
     def next(self, sizes: Sequence[int]) -> int | None:
         """Of the ascending sizes: twice the largest so far until one fails, then the middle of what is left."""
-        open_ = [size for size in sizes if self.largest < size and (self.fails is None or size < self.fails)]
+        open_ = [size for size in self.possible(sizes) if self.largest < size < (self.fails or math.inf)]
         if not open_:
             return None
         if self.fails is not None:
             return open_[len(open_) // 2]
         return max((size for size in open_ if size <= 2 * self.largest), default=open_[0])
+
+    def possible(self, sizes: Sequence[int]) -> list[int]:
+        return [size for size in sizes if size >= self.least]
 
 
 def sizes(config: RunConfig) -> list[int]:
@@ -91,7 +96,13 @@ def find(config: RunConfig, machine: Machine, folder: Path, quiet: bool) -> Trie
             tried.trying = size
             _keep(tried, folder)
             with room_for(f"micro-batches of {size} sample(s)", size, f"try {LESS}"):
-                trial(size, replicas)
+                try:
+                    trial(size, replicas)
+                except ValueError as error:
+                    if TOO_FEW not in str(error) or size == possible[-1]:
+                        raise
+                    tried.least = size + 1
+                    continue
             ranks.all_gather(None)  # it fits when it fits on all
             tried.fit, tried.trying = [*tried.fit, size], None
             _keep(tried, folder)

@@ -5,8 +5,8 @@ which costs no call to the system, and a thread says once a second that the proc
 stopped or killed stays as it was.
 
 The thread also looks whether the training goes on: whether its Python frames change from second to second, or its
-thread, or processes that it started, use a processor. So one that reads, compiles or tokenises is told from one that
-waits, without a word of its own.
+thread, other threads of this process, or processes that it started, use a processor. So one that reads, compiles or
+tokenises is told from one that waits, without a word of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _AT_PART = _AT_STEP + _STEP.size
 _AT_BATCH = _AT_PART + _PART.size
 _SIZE = _AT_BATCH + _BATCH.size
 WORKING = "saving"  # threads of this name work for the run as the main one does
-OWN_WORK, CHILDRENS_WORK = 0.005, 0.05  # least share of a processor; loader processes that wait look around
+# least shares of a processor: of the training's thread; of all threads, which look around as they wait, as loader
+# processes do
+OWN_WORK, THREADS_WORK, CHILDRENS_WORK = 0.005, 0.3, 0.05
 
 
 class Heart:
@@ -100,8 +102,9 @@ class Heart:
         while not self._ended.wait(BEAT_SECONDS):
             place, work, now = self._place(), self._work(), time.monotonic()
             used = [after - before for after, before in zip(work, worked, strict=True)]
-            least = OWN_WORK * BEAT_SECONDS, CHILDRENS_WORK * BEAT_SECONDS
-            if place != stood or used[1] >= least[1] or (used[0] >= least[0] and not self._spins()):
+            own, threads, children = (each / BEAT_SECONDS for each in used)
+            computes = (own >= OWN_WORK or threads >= THREADS_WORK) and not self._spins()
+            if place != stood or children >= CHILDRENS_WORK or computes:
                 self._moved()
             if self._moves != moves:
                 since = now
@@ -117,10 +120,10 @@ class Heart:
         threads = [t.ident for t in threading.enumerate() if t.ident == self.main or t.name.startswith(WORKING)]
         return hash(tuple(_steps(frames[ident]) for ident in threads if ident in frames))
 
-    def _work(self) -> tuple[float, float]:
-        """Seconds of a processor that the training's thread has used, and processes that it started."""
+    def _work(self) -> tuple[float, float, float]:
+        """Seconds of a processor that the training's thread has used, all threads here, and processes it started."""
         own = 0.0 if self._clock is None else time.clock_gettime(self._clock)
-        return own, _childrens_work(self._native)
+        return own, time.process_time(), _childrens_work(self._native)
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ def train(
         elif watch.refused(progress.step):
             curve.read()
         if due.evaluation:
-            _evaluate(run, progress, around)
+            _evaluate_or_save(engine, run, progress, around)
         stopping = due.evaluation and _patience_is_over(run, progress)
         if due.save or stopping:
             _save(progress, around)
@@ -237,6 +237,16 @@ class Curve:
         )
 
 
+def _evaluate_or_save(engine: Engine, run: RunConfig, progress: Progress, around: Surroundings) -> None:
+    """What was trained outlives an evaluation that does not fit, where no other rank may be elsewhere."""
+    try:
+        _evaluate(run, progress, around)
+    except OutOfMemory:
+        if engine.savepoint() is not None:
+            _save(progress, around)
+        raise
+
+
 def _evaluate(run: RunConfig, progress: Progress, around: Surroundings) -> None:
     assert around.evaluate is not None
     start = time.perf_counter()
@@ -269,6 +279,6 @@ def _patience_is_over(run: RunConfig, progress: Progress) -> bool:
 
 
 def _save(progress: Progress, around: Surroundings) -> None:
-    with around.meters.part("save"):
+    with around.meters.part("save"), room_for("a save"):
         around.save(progress)
     progress.last_save = progress.step

@@ -85,7 +85,7 @@ def run(
         resume = any(ranks.all_gather(resume or attempt.goes_on))
         size, is_replaced = preflight.checkpoint_bytes(config, engine), overwrite and not resume
         lacking = ranks.on_first(lambda: preflight.disk(config, size, folder.checkpoints, is_replaced))
-        ranks.on_first(lambda: prepare(folder, config, machine, resume, overwrite))
+        ranks.on_first(lambda: folder.prepare(resume, overwrite))
         attempt.prepared()
         events = EventStream(build_trackers(config.tracking.trackers, folder.path, quiet) if ranks.is_first else [])
         try:
@@ -113,12 +113,6 @@ def _cut_as_fits(config: RunConfig, attempt: Attempt, ranks: Ranks) -> RunConfig
     return min(known, key=lambda run: run.micro_batch)
 
 
-def prepare(folder: RunFolder, config: RunConfig, machine: Machine, resume: bool, overwrite: bool) -> None:
-    """The folder made ready and described; the first rank does it."""
-    folder.prepare(resume, overwrite)
-    folder.describe(config, environment.describe(machine))
-
-
 def _train(parts: Parts, resume: bool) -> RunReport:
     config, workload, engine, ranks, events = parts.config, parts.workload, parts.engine, parts.ranks, parts.events
     order = order_of(config, workload)
@@ -130,6 +124,7 @@ def _train(parts: Parts, resume: bool) -> RunReport:
         parts.folder.checkpoints, config, engine, ranks, metric, len(workload.train), events.send
     )
     progress = checkpoints.restore() if resume else Progress()
+    ranks.on_first(lambda: parts.folder.describe(config, environment.describe(parts.machine)))  # it is not refused
     before = parts.attempt.elapsed_before(progress.elapsed_seconds)
     network = preflight.timed_all_reduce(ranks, torch_device(parts.machine))
     events.send(_started(parts, total_steps, progress))
@@ -144,9 +139,8 @@ def _train(parts: Parts, resume: bool) -> RunReport:
         troubled=Troubles(parts.folder.trouble, config, engine, workload, ranks, order, cutting, events.send),
         cut_smaller=cutting.cut_smaller,
     )
-    windows = cutting.windows(progress)
     with parts.meters, checkpoints:
-        status = train(engine, windows, config, total_steps, order.steps_per_epoch, progress, around)
+        status = train(engine, cutting.windows(progress), config, total_steps, order.steps_per_epoch, progress, around)
     report = _report(parts, checkpoints, progress, status, order.steps_per_epoch).model_copy(
         update={"network": network, **_effective(parts, progress.elapsed_seconds, before)}
     )

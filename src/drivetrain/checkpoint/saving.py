@@ -28,6 +28,7 @@ from drivetrain.checkpoint.outline import Outline, Part, Plan, plan_of
 from drivetrain.checkpoint.state import Formless, State
 from drivetrain.checkpoint.tensor_file import create, differing, fill
 from drivetrain.errors import RunError
+from drivetrain.heartbeat import WORKING
 from drivetrain.ranks import Ranks
 
 T = TypeVar("T")
@@ -161,7 +162,7 @@ class _Saving:
 
 def _at_once(do: Callable[[T], U], items: Sequence[T]) -> list[U]:
     """On as many threads as this rank computes with: reading, comparing and summing leave the interpreter's lock."""
-    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+    with ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix=WORKING) as threads:
         return list(threads.map(do, items))
 
 

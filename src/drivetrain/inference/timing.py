@@ -23,7 +23,7 @@ from drivetrain.measure.throughput import Stopwatch
 from drivetrain.precision import arithmetic, is_emulated
 from drivetrain.ranks import Ranks
 from drivetrain.report import RunReport
-from drivetrain.run import evaluate, measured, prepare
+from drivetrain.run import evaluate, measured
 from drivetrain.workloads.base import Workload
 
 LEAST_STEPS = 20  # the evaluation data are repeated until so many batches are predicted
@@ -42,7 +42,8 @@ def time_predictions(run: RunConfig, machine: Machine, checkpoint: str | None) -
         if checkpoint is not None:
             load_into(engine, Path(checkpoint))
         folder = RunFolder(run.folder)
-        ranks.on_first(lambda: prepare(folder, run, machine, resume=False, overwrite=True))
+        ranks.on_first(lambda: folder.prepare(resume=False, overwrite=True))
+        ranks.on_first(lambda: folder.describe(run, environment.describe(machine)))
         meters = Meters(machine, run.precision_spec, engine, not run.compile, stopwatch)
         with meters:
             batches = _predict(run, workload, engine, meters)

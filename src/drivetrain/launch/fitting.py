@@ -26,7 +26,7 @@ DECIDING = (
 def fitted(task: Task, folder: Path, meeting: Meeting) -> Task:
     """The task with the largest size that fits. OutOfMemory if not even one sample does."""
     known = number_of_before(task)
-    if known is not None:
+    if known is not None or task.verb not in ("train", "trace"):
         return _with(task, known)
     search = task.model_copy(update={"verb": "fit"})
     (folder / TASK).write_text(search.model_dump_json(), encoding="utf-8")
@@ -38,7 +38,7 @@ def fitted(task: Task, folder: Path, meeting: Meeting) -> Task:
         except (OutOfMemory, Died) as error:
             tried = Tried.read(folder)
             # it came before, says nothing of memory, or nothing smaller is left
-            if tried.trying is None or isinstance(error, Hung) or tried.trying == possible[0]:
+            if tried.trying is None or isinstance(error, Hung) or tried.trying == tried.possible(possible)[0]:
                 meeting.give_up()
                 raise
             tried.fails, tried.trying = tried.trying, None
