@@ -24,7 +24,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-IGNORED = -100
+from drivetrain.models.cross_entropy import IGNORED
+
 SLAB_BYTES = 8 * 2**20  # of a slab's logits in fp32: with 64 MiB, which no cache holds, a CPU took a tenth longer
 LARGER_ON_GPU = 16  # where small products leave most of it idle
 LEAST_COLUMNS = 512  # narrower ones waste any processor; with very many rows a slab then takes more

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
-from drivetrain.models.fused_loss import IGNORED, linear_argmax_and_losses, linear_cross_entropy_sum
+from drivetrain.models.cross_entropy import IGNORED, cross_entropy_sum
+from drivetrain.models.fused_loss import linear_argmax_and_losses, linear_cross_entropy_sum
 from drivetrain.models.language_options import evaluating, output_layer
 
 Wanted = Literal["logits", "loss", "predictions"]
@@ -81,7 +82,7 @@ class TargetHead:
         if call.fused:
             return given.sum()
         rows = call.targets if call.selected else targets.flatten()
-        return F.cross_entropy(given.float().flatten(0, 1), rows, ignore_index=IGNORED, reduction="sum")
+        return cross_entropy_sum(given.flatten(0, 1), rows)
 
     def logits_at_targets(self, model: nn.Module, inputs: Mapping[str, Any], targets: Tensor) -> Tensor:
         """(N, vocabulary), in the order of targets[targets != -100]."""

@@ -1,0 +1,98 @@
+"""The loss of wide logits is torch's, with fewer tensors of their size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from drivetrain.measure.memory import TensorPeak
+from drivetrain.models import cross_entropy
+from drivetrain.models.cross_entropy import cross_entropy_sum
+
+ROWS, TOKENS = 23, 500
+
+
+@pytest.fixture(autouse=True)
+def _several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cross_entropy, "BYTES_AT_ONCE", 5 * 4 * TOKENS)  # five rows, the last part with three
+
+
+def plain(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.float(), targets, ignore_index=-100, reduction="sum")
+
+
+def rows(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    logits = (torch.randn(ROWS, TOKENS) * 4).to(dtype)
+    logits[1, 3] = 300.0  # its row's other probabilities are 0 in fp32
+    targets = torch.randint(TOKENS, (ROWS,))
+    targets[[0, 7]] = -100
+    return logits.requires_grad_(), targets
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_value_and_gradient_are_torchs(dtype: torch.dtype) -> None:
+    logits, targets = rows(dtype)
+    upstream = torch.tensor(65536 / 7)  # as a scaled loss over a count
+    ours, theirs = cross_entropy_sum(logits, targets), plain(logits, targets)
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
+    own, other = (torch.autograd.grad(loss, logits, upstream)[0] for loss in (ours, theirs))
+    assert own.dtype == dtype
+    assert int((other != 0).sum()) == int((own != 0).sum()), "nothing vanishes before it is scaled"
+    torch.testing.assert_close(own.float(), other.float(), rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-3)
+    assert float((own.float() - other.float()).norm() / other.float().norm()) < 1e-3
+
+
+def test_rows_without_a_target_alone_give_a_loss_of_zero_and_no_gradient() -> None:
+    logits, targets = rows()
+    loss = cross_entropy_sum(logits, torch.full_like(targets, -100))
+    assert float(loss.detach()) == 0
+    assert not torch.autograd.grad(loss, logits)[0].any()
+
+
+def test_a_target_that_is_no_token_is_an_error() -> None:
+    logits, targets = rows()
+    targets[20] = TOKENS
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        cross_entropy_sum(logits, targets)
+
+
+def test_a_loss_that_is_not_finite_is_seen() -> None:
+    logits, targets = rows()
+    with torch.no_grad():
+        logits[4, 9] = torch.nan
+    loss = cross_entropy_sum(logits, targets)
+    assert loss.isnan()
+    assert torch.autograd.grad(loss, logits)[0][4].isnan().all()
+
+
+def test_backward_may_run_twice_as_zero_bubble_schedules_do() -> None:
+    logits, targets = rows()
+    loss = cross_entropy_sum(logits, targets)
+    once = torch.autograd.grad(loss, logits, retain_graph=True)[0]
+    again = torch.autograd.grad(loss, logits, torch.tensor(2.0))[0]
+    torch.testing.assert_close(again, 2 * once)
+
+
+def test_small_logits_and_those_without_gradients_are_torchs_to_the_bit() -> None:
+    torch.manual_seed(0)
+    logits, targets = torch.randn(5, TOKENS, requires_grad=True), torch.tensor([1, 2, -100, 3, 4])
+    assert torch.equal(cross_entropy_sum(logits, targets), plain(logits, targets))
+    logits, targets = rows()
+    assert torch.equal(cross_entropy_sum(logits.detach(), targets), plain(logits.detach(), targets))
+
+
+def test_a_step_holds_fewer_tensors_of_the_logits_size_than_torchs() -> None:
+    hidden, weight, targets = torch.randn(ROWS, 8), torch.randn(TOKENS, 8, requires_grad=True), rows()[1]
+
+    def peak(loss: Callable[[Tensor, Tensor], Tensor]) -> float:
+        with TensorPeak() as memory:
+            torch.autograd.grad(loss(F.linear(hidden, weight), targets), weight)
+        return memory.peak_bytes / (ROWS * TOKENS * 4)
+
+    assert peak(cross_entropy_sum) < 2.6 < 3.1 < peak(plain)
