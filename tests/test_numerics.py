@@ -205,6 +205,36 @@ def test_all_ranks_leave_out_the_same_steps_on_every_engine(
         assert found[1:] == second[name, kind][1:]
 
 
+def normalised() -> nn.Module:
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(FEATURES, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Linear(16, CLASSES))
+
+
+def statistics_of(name: str, devices: int) -> bool:
+    """Whether BatchNorm counts the micro-batches of the good steps alone, and has finite numbers."""
+    run, work, progress = run_of("not finite"), TinyWorkload(normalised, Rough(math.nan)), Progress()
+    engine = engine_for(name, run, work, devices)
+    assert trained(engine, run, work, progress, 12)
+    order, mine = GlobalOrder(len(work.train), BATCH, run.seed), Slice(engine.data_rank, engine.data_world, 4)
+    assert isinstance(work.train, Rough)
+    good = [step for step in range(12) if not work.train.is_rough(order, step)]
+    pieces = sum(len(list(mine.pieces(order.batch(step)[1]))) for step in good)
+    held = {name: buffer for tensor in [engine.state_dict()["model"]] for name, buffer in tensor.items()}
+    engine.close()
+    finite = all(bool(held[f"1.{name}"].isfinite().all()) for name in ("running_mean", "running_var"))
+    return finite and int(held["1.num_batches_tracked"]) == pieces
+
+
+def statistics_on(names: list[str]) -> list[bool]:
+    return [statistics_of(name, 2) for name in names]
+
+
+def test_batch_norm_does_not_see_a_step_that_is_left_out(ranks: Callable[[int], RankPool]) -> None:
+    assert statistics_of("single", 1)
+    names = ["ddp", "fsdp", "zero2"]
+    assert ranks(2).run(statistics_on, names) == [[True] * 3] * 2
+
+
 def test_more_bad_steps_than_allowed_end_the_run() -> None:
     run = run_of("not finite", numerics={"skip": True, "most_skips": 2})
     ride = Ride(run, TinyWorkload(plain, Rough(math.nan)))

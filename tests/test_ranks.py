@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from drivetrain.errors import RunError, UserError, problem
+from drivetrain.errors import PeerError, RunError, UserError, problem
 from drivetrain.ranks import Ranks
 from tests.ranks import RankPool
 
@@ -45,6 +45,21 @@ def failing(kind: str) -> str:
     return "nothing"
 
 
+def unforeseen(call: str) -> str:
+    """One rank meets an error that nobody foresaw."""
+    ranks = Ranks()
+
+    def fail() -> None:
+        if ranks.rank == (0 if call == "on_first" else 1):
+            raise MemoryError("of this rank")
+
+    try:
+        getattr(ranks, call)(fail)
+    except (MemoryError, PeerError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
 def test_one_process_alone() -> None:
     assert not dist.is_initialized()
     assert everything() == {
@@ -69,3 +84,9 @@ def test_two_ranks_together(ranks: Callable[[int], RankPool]) -> None:
 @pytest.mark.parametrize(("kind", "told"), [("user", "UserError: x: is wrong"), ("run", "RunError: the disk is full")])
 def test_what_the_first_rank_may_not_do_all_ranks_hear(kind: str, told: str, ranks: Callable[[int], RankPool]) -> None:
     assert all(said.startswith(told) for said in ranks(2).run(failing, kind))
+
+
+def test_no_rank_waits_for_one_that_met_what_nobody_foresaw(ranks: Callable[[int], RankPool]) -> None:
+    own = "MemoryError: of this rank"
+    assert ranks(2).run(unforeseen, "on_first") == [own, "PeerError: rank 0 failed: " + own]
+    assert ranks(2).run(unforeseen, "on_each") == ["PeerError: rank 1 failed: " + own, own]

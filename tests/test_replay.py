@@ -163,6 +163,20 @@ def test_a_stopped_run_goes_on_without_its_bad_steps(run: Path, failed: Path, dr
     assert f"step {STEP}: the loss is nan; its update was left out" in err
     report = json.loads((run / "report.json").read_text())
     assert (report["steps"], report["skipped_steps"]) == (10, 1)
+    assert f"of steps that are made again: {run / 'trouble'} keeps former-step-{STEP:08d}" in " ".join(err.split())
+    names = sorted(path.name for path in (run / "trouble").iterdir())
+    assert names == [f"former-step-{STEP:08d}", f"step-{STEP:08d}"]
+
+
+def test_a_step_is_replayed_as_it_was_cut_when_memory_had_run_out(tmp_path: Path, drivetrain: Call) -> None:
+    short = "        if len(x) > 4: raise torch.OutOfMemoryError('CUDA out of memory')\n        return self.last"
+    (tmp_path / "net.py").write_text(MODULE.format(bad=BAD).replace("        return self.last", short))
+    (tmp_path / "run.yaml").write_text(RUN.format(module=tmp_path / "net.py"))
+    assert drivetrain("train", str(tmp_path / "run.yaml"), f"output={tmp_path / 'out'}")[0] == 1
+    for step in (5, STEP):
+        found = replay(tmp_path / "out", step, hush)
+        assert [len(piece) for piece in found.micro_batches] == [4] * 5
+        assert found.repeated
 
 
 def test_a_run_of_many_processes_is_replayed_in_one_with_the_same_batches() -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from drivetrain import __version__
-from drivetrain.errors import RankError, RunError, UserError
+from drivetrain.errors import Interrupted, RankError, RunError, UserError
 from drivetrain.show_checkpoint import checkpoint
 from drivetrain.show_replay import replay
 
@@ -316,8 +316,8 @@ def _told(command: Callable[[], Any]) -> int:
     except RankError as error:
         errors.print(f"{escape(error.traceback)}[bold red]The run failed.[/] {escape(str(error))}", soft_wrap=True)
         return 1
-    except KeyboardInterrupt:
-        errors.print("[bold red]Interrupted[/] before anything was saved.")
+    except Interrupted as error:
+        errors.print(f"[bold red]{escape(str(error))}.[/]", soft_wrap=True)
         return 130
     return 0
 

@@ -91,7 +91,10 @@ class Cutting:
             return uncut(progress, samples)
         self._take(smaller, progress)
         why = f"step {progress.step + 1}: out of memory with {samples} samples at once"
-        self._send(Warned(message=f"{why}; it is made again, and the run goes on, with {self._now}"))
+        told = f"{why}; it is made again, and the run goes on, with {self._now}"
+        if self._engine.statistics:
+            told += ". BatchNorm's statistics are those of a micro-batch: from here on the curve is another"
+        self._send(Warned(message=told))
         return self._windows(progress)
 
     def _take(self, config: RunConfig, progress: Progress) -> None:

@@ -45,6 +45,14 @@ class OutOfMemory(RunError):
         self.samples = samples
 
 
+class Interrupted(Exception):
+    """By Ctrl-C, before the run could save. The CLI says what is left and exits with code 130."""
+
+
+class PeerError(RunError):
+    """Another rank failed, and tells how."""
+
+
 class RankError(RuntimeError):
     """A rank of several failed in a way that is nobody's known mistake; `traceback` is that rank's."""
 

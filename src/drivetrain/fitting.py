@@ -88,7 +88,8 @@ def find(config: RunConfig, machine: Machine, folder: Path, quiet: bool) -> Trie
     tried, possible = Tried.read(folder), sizes(config)
     tried.fit, tried.fails = min(ranks.all_gather((tried.fit, tried.fails)), key=lambda each: max(each[0], default=0))
     most = trial_limit(config.memory_limit_bytes, machine.device, config.processes or 1)
-    with arithmetic(config.precision_spec, machine), limited(most, machine.device):
+    field = "micro_batch_size" if config.memory_limit is None else "memory_limit"
+    with arithmetic(config.precision_spec, machine), limited(most, machine.device, field):
         with room_for("building the model"):
             workload, engine = assemble(config, machine, ranks, training=True)
         trial = _Trial(config, workload, engine, possible[-1])

@@ -23,6 +23,7 @@ from drivetrain.engines.base import Engine, Judge, StepResult
 from drivetrain.errors import OutOfMemory, RunError
 from drivetrain.measure.meters import Meters
 from drivetrain.memory.shortage import LESS, room_for
+from drivetrain.memory.statistics import Statistics
 from drivetrain.numerics import Pending, Recent, Trouble, Watch, end_if_stopped
 from drivetrain.optim import lr_factor
 from drivetrain.report import Status
@@ -30,6 +31,7 @@ from drivetrain.rng import restore_mark, rng_mark
 from drivetrain.tracking.events import Evaluated, Event, Generated, StepDone
 from drivetrain.workloads.base import BestMetric
 
+LESS_READ = "give fewer or no loader.workers, a smaller loader.prefetch or shorter samples"
 SMALLEST_SCALE = 2.0**-24  # below it the loss scale says that gradients are not finite for another reason
 
 
@@ -95,7 +97,7 @@ def train(
     while progress.step < total_steps:
         mark, was = rng_mark(), replace(progress)
         meters.begin(progress.step + 1)
-        with meters.part("data"):
+        with meters.part("data"), room_for("reading the samples", fix=LESS_READ):
             window = next(windows)
         meters.batch(window.indices)
         lr_now = factor(progress.updates)
@@ -129,25 +131,37 @@ def train(
 
 
 def _made(
-    engine: Engine, window: Window, meters: Meters, lr_factor: float, judge: Callable[[Tensor], Judge | None], mark: Any
+    engine: Engine, window: Window, meters: Meters, lr_factor: float, judge: Callable[[Tensor], Judge], mark: Any
 ) -> tuple[Tensor, StepResult] | None:
     """The window's loss and update; None if memory ran out before the update, and all is as it was at `mark`.
 
     OutOfMemory where an engine cannot take it back.
     """
     undo = engine.savepoint()
+    engine.statistics.keep()
     try:
         with meters.step(window.micro_batches):
             with room_for(f"micro-batches of {window.largest} sample(s)", window.largest):
                 loss = engine.forward_backward(window.micro_batches)
             with meters.part("optimizer"), room_for("the optimizer's step"):
-                return loss, engine.optimizer_step(lr_factor, judge(loss))
+                return loss, engine.optimizer_step(lr_factor, _putting_back(engine.statistics, judge(loss)))
     except OutOfMemory as shortage:
         if undo is None or not shortage.samples:
             raise
     undo()
     restore_mark(mark)
     return None
+
+
+def _putting_back(statistics: Statistics, judge: Judge) -> Judge:
+    """The judge, by whom BatchNorm's statistics too are as they were where the update is refused."""
+
+    def judged(norm: Tensor) -> bool | Tensor:
+        refused = judge(norm)
+        statistics.put_back(refused)
+        return refused
+
+    return judged
 
 
 @dataclass(frozen=True)

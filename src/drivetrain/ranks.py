@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from drivetrain.errors import RunError, UserError
+from drivetrain.errors import PeerError, RunError, UserError
 
 T = TypeVar("T")
 PATIENCE = timedelta(days=7)  # the others wait while the first rank tokenises or saves
@@ -97,36 +97,47 @@ class Ranks:
         return box[0]
 
     def on_first(self, do: Callable[[], T]) -> T:
-        """The first rank does it; all get the (picklable) result, or the same UserError or RunError."""
+        """The first rank does it; all get the (picklable) result, or the same UserError or RunError. An error of other
+        kinds is the first rank's alone, and the others get a PeerError."""
         if self._control is None:
             return do()
-        box: list[T | Exception | None] = [None]
+        box: list[Any] = [None, None]
+        own: Exception | None = None
         if self.is_first:
             try:
                 box[0] = do()
-            except (UserError, RunError) as error:
-                box[0] = error
-            except OSError as error:  # a full disk
-                box[0] = RunError(str(error))
+            except Exception as error:  # or the others would wait for ever
+                own, box[1] = error, self._told(error, UserError, RunError)
+                if isinstance(error, OSError):  # a full disk
+                    box[1] = RunError(str(error))
         dist.broadcast_object_list(box, src=0, group=self._control)
-        result = box[0]
-        if isinstance(result, UserError | RunError):
-            raise result
+        result, failure = box
+        if failure is not None:
+            raise own if own is not None and isinstance(failure, PeerError) else failure
         return cast(T, result)
 
+    def _told(self, error: Exception, *known: type[Exception]) -> Exception:
+        """What the other ranks get, to whom it has to be pickled."""
+        if isinstance(error, known):
+            return error
+        return PeerError(f"rank {self.rank} failed: {type(error).__name__}: {error}")
+
     def on_each(self, do: Callable[[], T]) -> list[T]:
-        """Every rank does it; all get the (picklable) results in order, or the error of the first rank that met one."""
+        """Every rank does it; all get the (picklable) results in order, or the error of the first rank that met one,
+        as a PeerError if nobody foresaw it."""
         if self._control is None:
             return [do()]
         outcome: tuple[T | None, Exception | None]
+        own: Exception | None = None
         try:
             outcome = do(), None
-        except (OSError, TypeError, ValueError, UserError, RunError) as error:
-            outcome = None, error
+        except Exception as error:  # or the others would wait for ever
+            own = error
+            outcome = None, self._told(error, OSError, TypeError, ValueError, UserError, RunError)
         outcomes = self.all_gather(outcome)
-        for _, failure in outcomes:
+        for rank, (_, failure) in enumerate(outcomes):
             if failure is not None:
-                raise failure
+                raise own if own is not None and rank == self.rank else failure
         return [cast(T, result) for result, _ in outcomes]
 
     def any_asked(self, flag: bool) -> bool:

@@ -21,6 +21,7 @@ from drivetrain.checkpointing import RunCheckpoints
 from drivetrain.config.engine import DeepspeedEngine, FsdpEngine, SingleEngine, traits
 from drivetrain.config.load import load
 from drivetrain.config.machine import Machine
+from drivetrain.config.reduced import again
 from drivetrain.config.run import RunConfig
 from drivetrain.cutting import order_of, total_steps_of, window_slice
 from drivetrain.data.loader import MicroBatch, Window, training_windows
@@ -126,6 +127,9 @@ class _Replayer:
             raise problem("--step", f"{step} was given, and the run has {total} steps", f"give 1 to {total}")
         try:
             progress, start = self._started(step, ranks)
+            noted = read_trouble(self._folder.trouble, step) or {}
+            cut = on_one_process(again(self._first, noted.get("reduction") or progress.reduction))
+            self._run = self._run.model_copy(update={"micro_batch_size": cut.micro_batch_size})
             if progress.step < step - 1:
                 self._say(f"going forward from step {progress.step} to {step - 1}")
                 meters = Meters(self._machine, run.precision_spec, self._engine, False, stopwatch)

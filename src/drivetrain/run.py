@@ -28,13 +28,14 @@ from drivetrain.heartbeat import Heart
 from drivetrain.loop import Progress, Surroundings, train
 from drivetrain.measure.meters import Meters
 from drivetrain.measure.throughput import Stopwatch
+from drivetrain.memory.shortage import room_for
 from drivetrain.precision import arithmetic, is_emulated
 from drivetrain.ranks import Ranks
 from drivetrain.report import RunReport, Status
 from drivetrain.signals import StopRequest, stop_on_signals
 from drivetrain.tracking.build import EventStream, build_trackers
 from drivetrain.tracking.events import RunFinished, RunStarted, Warned
-from drivetrain.trouble import Troubles
+from drivetrain.trouble import Troubles, set_aside
 from drivetrain.workload_rules import best_metric
 from drivetrain.workloads.base import Generates, Workload
 
@@ -78,7 +79,8 @@ def run(
         ranks, stopwatch = Ranks(), Stopwatch(torch_device(machine), heart)
         given, config = config, _cut_as_fits(config, attempt, ranks)
         preflight.agree(config, ranks)
-        workload, engine = assemble(config, machine, ranks, training=True, part=stopwatch.part)
+        with room_for("building the model"):
+            workload, engine = assemble(config, machine, ranks, training=True, part=stopwatch.part)
         preflight.same_data(workload, ranks)
         folder = RunFolder(config.folder)
         # a rank on a machine that came late does not know that the run had begun
@@ -124,7 +126,9 @@ def _train(parts: Parts, resume: bool) -> RunReport:
         parts.folder.checkpoints, config, engine, ranks, metric, len(workload.train), events.send
     )
     progress = checkpoints.restore() if resume else Progress()
-    ranks.on_first(lambda: parts.folder.describe(config, environment.describe(parts.machine)))  # it is not refused
+    former = ranks.on_first(lambda: _begun(parts, progress.step))
+    if former:
+        events.send(Warned(message=f"of steps that are made again: {parts.folder.trouble} keeps {', '.join(former)}"))
     before = parts.attempt.elapsed_before(progress.elapsed_seconds)
     network = preflight.timed_all_reduce(ranks, torch_device(parts.machine))
     events.send(_started(parts, total_steps, progress))
@@ -147,6 +151,12 @@ def _train(parts: Parts, resume: bool) -> RunReport:
     ranks.on_first(lambda: report.write(parts.folder.report))
     events.send(RunFinished(status=status, step=progress.step, message=_closing(status, progress, checkpoints)))
     return report
+
+
+def _begun(parts: Parts, step: int) -> list[str]:
+    """The folder says what trains in it from here on, for nothing refuses it; names of what is no longer its."""
+    parts.folder.describe(parts.config, environment.describe(parts.machine))
+    return set_aside(parts.folder.trouble, step)
 
 
 def evaluate(config: RunConfig, workload: Workload, engine: Engine) -> dict[str, float]:

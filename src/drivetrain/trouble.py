@@ -5,11 +5,13 @@ Below the run's folder:
     trouble/step-00000123/
         trouble.json        step, numbers, what is usual, the samples of each rank's micro-batches
         step-00000122/      only of a step that ended the run: a checkpoint as the step found it
+    trouble/former-step-00000123/   noted before the run went on from an earlier step
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -95,6 +97,7 @@ class Troubles:
             "usual_grad_norm": numbers.usual_norm,
             "update_made": trouble.update_made,
             "samples": trouble.indices.tolist(),
+            "reduction": trouble.before.reduction,
             "micro_batches": [[piece.tolist() for piece in rank.pieces(trouble.indices)] for rank in ranks],
         }
         with suppress(OSError):
@@ -143,6 +146,18 @@ class Troubles:
 
 def folder_of(root: Path, step: int) -> Path:
     return root / f"step-{step:08d}"
+
+
+def set_aside(root: Path, step: int) -> list[str]:
+    """What was noted of later steps belongs to a curve that is made again; its folders' new names."""
+    later = [path for path in root.glob("step-*") if int(path.name.removeprefix("step-")) > step]
+    return [_renamed(path, root / f"former-{path.name}") for path in sorted(later)]
+
+
+def _renamed(path: Path, to: Path) -> str:
+    if to.exists():
+        shutil.rmtree(to)
+    return path.rename(to).name
 
 
 def read_trouble(root: Path, step: int) -> dict[str, Any] | None:

@@ -57,6 +57,18 @@ def test_where_one_sample_does_not_fit_the_run_ends_with_what_to_try(
     assert "out of memory in micro-batches of 1 sample(s)" in said
 
 
+def test_a_model_that_does_not_fit_is_a_shortage_and_no_mistake_in_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drivetrain: Cli
+) -> None:
+    monkeypatch.chdir(prepared(tmp_path))
+    text = Path("workload.py").read_text()
+    Path("workload.py").write_text(text.replace("    return Model(", "    torch.empty(2**46)\n    return Model("))
+    code, _, said = drivetrain("train", "run.yaml", "output=none")
+    assert code == 1
+    assert "out of memory in building the model" in said
+    assert "try recompute" in said
+
+
 def test_a_loss_that_does_not_decompose_is_not_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drivetrain: Cli
 ) -> None:

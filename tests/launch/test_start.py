@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,23 @@ def test_a_signal_saves_on_all_ranks_and_the_run_goes_on_with_the_same_bits(
     assert same(whole["model"], half["model"])
     assert same(whole["optimizer"], half["optimizer"])
     assert losses(folder / "half") == losses(folder / "whole")
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [(3, "Interrupted before anything was saved."), (8, "step-00000006 is lost, from which --resume goes on.")],
+)
+def test_who_does_not_wait_for_the_save_hears_what_is_lost(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    drivetrain: Callable[..., tuple[int, str, str]],
+    step: int,
+    told: str,
+) -> None:
+    monkeypatch.chdir(prepared(tmp_path, f"if Model.steps == {step}: raise KeyboardInterrupt"))
+    code, _, said = drivetrain("train", "run.yaml", "output=run")
+    assert code == 130
+    assert told in said
 
 
 def test_a_killed_parent_leaves_no_rank(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,44 @@ def test_a_line_cut_off_by_a_kill_is_left_out(tmp_path: Path) -> None:
     assert len(list(read_events(file))) == 2
     JsonlTracker(tmp_path).handle(started(first_step=1))
     assert [event["event"] for event in read_events(file)] == ["run_started", "step", "run_started"]
+
+
+def test_a_broken_line_within_a_file_costs_that_line_alone(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path)
+    tracker.handle(started())
+    file = tmp_path / FILE_NAME
+    file.write_text(file.read_text() + '{"event": "step", "st\n')
+    tracker.handle(step(2))
+    assert [event["event"] for event in read_events(file)] == ["run_started", "step"]
+
+
+def test_what_a_kill_cut_off_does_not_spoil_what_is_said_next(tmp_path: Path) -> None:
+    JsonlTracker(tmp_path).handle(started())
+    file = tmp_path / FILE_NAME
+    file.write_text(file.read_text() + '{"event": "step", "st')
+    JsonlTracker(tmp_path).handle(Warned("before the run starts again"))
+    assert [event["event"] for event in read_events(file)] == ["run_started", "warning"]
+
+
+def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path)
+    tracker.handle(started())
+    whole = (tmp_path / FILE_NAME).read_bytes()
+    script = FILLED.format(most=len(whole) + 40, folder=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "events.jsonl cannot be written: " in done.stderr
+    assert (tmp_path / FILE_NAME).read_bytes() == whole
+
+
+FILLED = """
+import resource, signal
+from pathlib import Path
+from drivetrain.tracking.events import Warned
+from drivetrain.tracking.jsonl import JsonlTracker
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most}))
+JsonlTracker(Path({folder!r})).handle(Warned("x" * 200))
+"""
 
 
 def test_numbers_that_json_lacks_are_written_as_words(tmp_path: Path) -> None:

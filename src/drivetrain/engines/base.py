@@ -26,6 +26,7 @@ from drivetrain.config.machine import Machine
 from drivetrain.config.precision import Precision
 from drivetrain.config.training import Scaler
 from drivetrain.data.loader import MicroBatch
+from drivetrain.memory.statistics import Statistics
 from drivetrain.optim import OptimizerFactory
 from drivetrain.workloads.base import Workload
 from drivetrain.workloads.metrics import Metric
@@ -86,6 +87,7 @@ class Engine(ABC):
     data_rank: int  # which slice of the global batch is this rank's
     data_world: int
     random_stream: int  # ranks of one number draw the same dropout
+    statistics: Statistics  # BatchNorm's, kept before a window and put back where its update is refused
     counts_samples = True  # False on a rank whose samples another one has as well
 
     @abstractmethod

@@ -20,6 +20,7 @@ from drivetrain.data.loader import MicroBatch
 from drivetrain.engines.base import Engaged, Engine, EngineOptions, Judge, State, StepResult
 from drivetrain.engines.products import computing_in, replaced
 from drivetrain.engines.refusal import update
+from drivetrain.engines.rehearsal import rehearse
 from drivetrain.engines.state import (
     gathered,
     kept,
@@ -31,12 +32,12 @@ from drivetrain.engines.state import (
 )
 from drivetrain.memory.offload import Offload, offload_activations
 from drivetrain.memory.recompute import apply_recompute, repeated_blocks
+from drivetrain.memory.statistics import Statistics
 from drivetrain.models.quantised_base import weights_of_codes
 from drivetrain.optim import OptimizerFactory
 from drivetrain.pieces import Piece, piece_of
 from drivetrain.precision import autocast, dtype
 from drivetrain.ranks import Ranks
-from drivetrain.rng import restore_rng_state, rng_state
 from drivetrain.workloads.base import Batch, Workload, few
 from drivetrain.workloads.metrics import Metric
 
@@ -113,6 +114,7 @@ class EagerEngine(Engine):
             for group in self._optimizer.param_groups:
                 group["peak_lr"] = copy.deepcopy(group["lr"])  # torchao's is a tensor
         self._check_engaged()
+        self.statistics = Statistics(self._model)
         if self._trains:
             self._warm_up()
 
@@ -120,18 +122,14 @@ class EagerEngine(Engine):
         """What must have happened once before the first step, for a resumed run to do the same as this one."""
 
     def _rehearse(self, backward: Callable[[Tensor], None], times: int = 1) -> None:
-        """Forward and backward of a few samples, with a loss of 0; generators and buffers end as they were."""
-        state = rng_state()
-        buffers = [buffer.clone() for buffer in self._model.buffers()]
+        """With a few samples."""
         batch = self._to_device(few(self._workload))
-        self._model.train()
-        for _ in range(times):
+
+        def loss() -> Tensor:
             with autocast(self._options.precision, self._device):
-                loss = self._workload.loss_sum(self._forward, batch)
-            backward(loss * 0)
-        for buffer, before in zip(self._model.buffers(), buffers, strict=True):
-            buffer.copy_(before)
-        restore_rng_state(state)
+                return self._workload.loss_sum(self._forward, batch)
+
+        rehearse(self._model, loss, backward, times)
 
     def engaged(self) -> Engaged:
         parameters, stands = list(self._model.parameters()), weights_of_codes(self._model)

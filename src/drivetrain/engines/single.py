@@ -18,7 +18,7 @@ class AloneEngine(EagerEngine):
     def savepoint(self) -> Callable[[], None]:
         if self._undo is None:
             assert self._optimizer is not None, "set up for evaluation only"
-            self._undo = Undo(self._model, self._optimizer)
+            self._undo = Undo(self._model, self._optimizer, self.statistics)
         self._undo.mark()
         return self._undo
 

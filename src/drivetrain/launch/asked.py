@@ -60,8 +60,9 @@ class Answers:
         if asked and asked != self._answered:
             self._answered = asked
             # torch's recorder asks the GPU, which may not answer either: the stacks come first
-            for is_recorded in (False, True):
-                self._answer(asked, standing(heart.main, is_recorded), is_recorded)
+            with suppress(OSError):  # a full disk: the signal is left
+                for is_recorded in (False, True):
+                    self._answer(asked, standing(heart.main, is_recorded), is_recorded)
 
     def _answer(self, asked: str, found: Standing, is_whole: bool) -> None:
         target = self._folder / f"answer-{self._local}.json"

@@ -17,7 +17,7 @@ from drivetrain.errors import RankError, RunError
 from drivetrain.launch.asked import forget, pulses
 from drivetrain.launch.meeting import Meeting
 from drivetrain.launch.outcome import RankOutcome, cause_of, clear, outcomes, raised
-from drivetrain.launch.task import Result, Task
+from drivetrain.launch.task import Result, Task, lost
 from drivetrain.launch.variables import RECORDER, variables
 from drivetrain.launch.watch import Watch, left_quietly, seen
 
@@ -60,7 +60,7 @@ def one_attempt(task: Task, folder: Path, meeting: Meeting, processes: int) -> R
             if not any(outcome.kind == "done" for outcome in outcomes(folder)):  # before they could save
                 if stopped.sigval == signal.SIGINT:
                     raise KeyboardInterrupt from None
-                raise RankError(f"ended by {signal.Signals(stopped.sigval).name} before anything was saved") from None
+                raise RankError(f"ended by {signal.Signals(stopped.sigval).name}{lost(task)}") from None
     if watch.hang is not None:
         raise Hung(watch.hang)
     return _result(folder, failure)

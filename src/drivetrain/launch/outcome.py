@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from drivetrain.errors import OutOfMemory, Problem, RankError, RunError, UserError
+from drivetrain.errors import OutOfMemory, PeerError, Problem, RankError, RunError, UserError
 from drivetrain.launch.task import Result
 
 Kind = Literal["done", "user", "memory", "run", "crash"]
@@ -54,7 +54,7 @@ def done(rank: int, result: Result) -> RankOutcome:
 
 
 def failed(rank: int, error: BaseException, traceback: str) -> RankOutcome:
-    now, lost = time.time(), _lost_a_peer(error)
+    now, lost = time.time(), isinstance(error, PeerError) or _lost_a_peer(error)
     if isinstance(error, UserError):
         return RankOutcome(rank=rank, kind="user", time=now, problems=list(error.problems))
     if isinstance(error, OutOfMemory):

@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from drivetrain.errors import Interrupted
 from drivetrain.heartbeat import Heart
 from drivetrain.launch.outer import OuterLauncher
-from drivetrain.launch.task import Node, Result, Task
+from drivetrain.launch.task import Node, Result, Task, lost
 from drivetrain.lock import held
 
 
 def start(task: Task, node: Node | None = None) -> Result:
     """Do the task in as many processes as its run asks for. A result or errors, as if there were one."""
+    try:
+        return _started(task, node or Node())
+    except KeyboardInterrupt:
+        raise Interrupted(f"Interrupted{lost(task)}") from None
+
+
+def _started(task: Task, node: Node) -> Result:
     outer = OuterLauncher.here()
     if outer is not None and outer.world_size > 1:
         with _own_folder(task, outer.rank == 0) as ready:
             return _joining(ready)
-    node = node or Node()
     with _own_folder(task, node.rank == 0) as ready:
         from drivetrain.launch.restarts import cut_to_fit, in_ranks
 

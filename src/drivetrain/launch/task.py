@@ -42,6 +42,19 @@ class Result(BaseModel):
     of_first: bool = True  # whether this is the first rank's, which is the one to tell
 
 
+def lost(task: Task) -> str:
+    """How an ending goes on to tell what a training that could not save lost."""
+    if task.verb != "train":
+        return ""
+    from drivetrain.checkpoint.directory import steps
+    from drivetrain.folder import RunFolder
+
+    saved = steps(RunFolder(task.run.folder).checkpoints)
+    if not saved:
+        return " before anything was saved"
+    return f"; what came after {saved[-1]} is lost, from which --resume goes on"
+
+
 @dataclass(frozen=True)
 class Node:
     """This machine among those of the run. rendezvous: host:port of the first one."""

@@ -17,8 +17,10 @@ TRIED_SHARE = 0.95  # of a limit, or of a GPU: a training takes some more than i
 
 
 @contextmanager
-def limited(most: int | None, device: str) -> Iterator[None]:
+def limited(most: int | None, device: str, field: str = "memory_limit") -> Iterator[None]:
     """Within, allocations beyond `most` bytes fail. UserError if the process takes as much already.
+
+    field: what in the run file asked for it.
 
     On a CPU they are what the kernel counts as data (RLIMIT_DATA: heap, private maps, stacks of threads; not files
     and libraries); on a GPU what PyTorch's allocator holds.
@@ -38,8 +40,9 @@ def limited(most: int | None, device: str) -> Iterator[None]:
 
         taken = data_bytes()
         if taken + LEAST_LEFT > most:
-            why = f"{most / 2**30:.2f} GiB were given, and this process takes {taken / 2**30:.2f} GiB before it begins"
-            raise problem("memory_limit", why, "give more")
+            mebibytes = (most >> 20, taken >> 20, LEAST_LEFT >> 20)
+            why = "a process may take {} MiB; it takes {} before it begins, and works in {} at the least"
+            raise problem(field, why.format(*mebibytes), "end what else takes memory, or give more where it is limited")
         before = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
         try:

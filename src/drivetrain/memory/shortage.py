@@ -15,15 +15,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from drivetrain.errors import OutOfMemory, RunError
+from drivetrain.memory.statistics import Statistics
 
 _SAID = (
     "can't allocate memory",  # torch's allocator on a CPU
     "std::bad_alloc",
-    "could not create a memory",  # oneDNN, as the next two
-    "could not create a primitive",
+    "Cannot allocate memory",  # the system, as libraries put it
+    "could not create a memory",  # oneDNN, as the next one; of a primitive's descriptor it says so where it has none
     "could not execute a primitive",
     "out of memory",  # CUDA libraries beside torch's allocator
     "CUBLAS_STATUS_ALLOC_FAILED",
@@ -57,20 +58,16 @@ def room_for(what: str, samples: int = 0, fix: str = f"try {LESS}") -> Iterator[
 class Undo:
     """Takes back a window that did not come to its end: gradients and BatchNorm's statistics."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-        norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
-        self._counted: list[Tensor] = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
-        self._kept = [buffer.clone() for buffer in self._counted]
-        known = {id(buffer) for buffer in self._counted}
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, statistics: Statistics) -> None:
+        """statistics: the model's, which whoever begins a window keeps."""
+        self._optimizer, self._statistics = optimizer, statistics
+        known = {id(buffer) for buffer in statistics.buffers}
         self._others = {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in known}
         self._versions: list[int] = []
 
     def mark(self) -> None:
-        """Before a window. Nothing is copied but those statistics."""
+        """Before a window. Nothing is copied."""
         self._versions = [buffer._version for buffer in self._others.values()]
-        if self._counted:
-            torch._foreach_copy_(self._kept, self._counted)
 
     def __call__(self) -> None:
         """RunError where the window changed buffers that nobody kept."""
@@ -79,8 +76,7 @@ class Undo:
         if changed:
             why = f"forward changes {', '.join(changed[:4])}, so that a window cannot be tried again in smaller pieces"
             raise RunError(f"out of memory, and {why}: give a smaller micro_batch_size")
-        if self._counted:
-            torch._foreach_copy_(self._counted, self._kept)
+        self._statistics.put_back()
         self._optimizer.zero_grad(set_to_none=True)
         give_back()
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.hub import ask_hub
+from drivetrain.memory.shortage import is_shortage
 
 Warn = Callable[[str], None]
 LOG = logging.getLogger(__name__)
@@ -86,6 +87,8 @@ def _make(auto_class: str, given: Mapping[str, Any], labels: Sequence[str], fiel
         try:
             return auto.from_config(config, dtype=torch.float32)
         except Exception as error:  # whatever a config's combination breaks inside the architecture
+            if is_shortage(error):
+                raise
             raise problem(
                 field, f"{model_type} cannot be built from it: {_one_line(error)}", "correct the value it names"
             ) from error
@@ -210,6 +213,8 @@ def _load(
         except UserError:
             raise
         except Exception as error:  # OSError for what is missing, others for what is broken
+            if is_shortage(error):
+                raise
             raise unloadable(path, local, field, error) from error
     _say_what_is_new(model, info, path, field, warn, whole=auto_class == "AutoModelForCausalLM")
     _say_if_classes_differ(trained_config, labels, info, warn)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ class JsonlTracker(Tracker):
 
     def __init__(self, folder: Path) -> None:
         self._path, self._samples = folder / FILE_NAME, folder / SAMPLES
+        for path in (self._path, self._samples):
+            _drop_part(path)
 
     def handle(self, event: Event) -> None:
         try:
@@ -46,16 +50,31 @@ class JsonlTracker(Tracker):
 
 
 def _append(path: Path, lines: Iterable[dict[str, Any]]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        for line in lines:
-            file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+    """All of the lines or, where there is no room, none."""
+    text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
+    with path.open("ab", buffering=0) as file:
+        end = file.tell()
+        try:
+            if file.write(text.encode()) < len(text.encode()):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            file.truncate(end)
+            raise
+
+
+def _drop_part(path: Path) -> None:
+    """Take out the end of a line that a kill cut off, or the next one would go on with it."""
+    if path.exists():
+        text = path.read_bytes()
+        if not text.endswith(b"\n"):
+            os.truncate(path, text.rfind(b"\n") + 1)
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a file; a last line cut off by a kill is left out."""
-    with path.open(encoding="utf-8") as file:
+    """The events of a file; a line cut off by a kill or a full disk is left out."""
+    with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
-            if line.endswith("\n"):
+            with suppress(json.JSONDecodeError):
                 yield json.loads(line)
 
 

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from drivetrain.errors import Problem, UserError, problem
+from drivetrain.memory.shortage import is_shortage
 
 FIELD = "workload.path"
 KNOWN = (
@@ -81,6 +82,8 @@ class UserFile:
         except UserError:
             raise
         except (Exception, SystemExit) as error:  # a script may call sys.exit or parse arguments
+            if is_shortage(error):
+                raise
             where = _line(self.path, error)
             reason = f"{type(error).__name__}: {error}".strip().removesuffix(":")
             raise problem(FIELD, f"{self.path}: {what}{where}: {reason}", "correct the file") from error
