@@ -26,6 +26,9 @@ DECIDING = (
 def fitted(task: Task, folder: Path, meeting: Meeting) -> Task:
     """The task with the largest size that fits. OutOfMemory if not even one sample does."""
     known = number_of_before(task)
+    if known is not None and task.verb == "train":
+        told = f"micro_batch_size is {known}, as the run in the folder has it: --overwrite looks for it anew"
+        return _with(task, known).model_copy(update={"notices": [*task.notices, told]})
     if known is not None or task.verb not in ("train", "trace"):
         return _with(task, known)
     search = task.model_copy(update={"verb": "fit"})
