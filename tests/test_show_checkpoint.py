@@ -104,3 +104,20 @@ def test_inspect_names_a_file_that_cannot_be_read(drivetrain: Command, run: Path
     code, _, err = drivetrain("checkpoint", "inspect", str(folder))
     assert code == 2
     assert "model.safetensors" in err
+
+
+def test_inspect_says_that_it_passed_over_a_newer_checkpoint(drivetrain: Command, run: Path) -> None:
+    newest = run / "checkpoints" / "step-00000004"
+    (newest / "model.safetensors").write_bytes(b"short")
+    code, out, err = drivetrain("checkpoint", "inspect", str(run), "--json")
+    assert code == 0
+    assert json.loads(out)["step"] == 2
+    assert "skipped step-00000004: model.safetensors has 5 bytes" in " ".join(err.split())
+
+
+@pytest.mark.parametrize("text", ["[]", '{"state": {"t": "zz"}}', "{"])
+def test_inspect_refuses_a_tree_of_another_make(drivetrain: Command, run: Path, text: str) -> None:
+    newest = run / "checkpoints" / "step-00000004"
+    (newest / "optimizer.json").write_text(text)
+    code, _, err = drivetrain("checkpoint", "inspect", str(newest))
+    assert (code, "see drivetrain checkpoint verify" in err) == (2, True), err

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from drivetrain.checkpoint.directory import check_fits, clean_partials, newest_good, read
+from drivetrain.checkpoint.directory import check_fits, clean_partials, newest_good, read, read_manifest
 from drivetrain.checkpoint.retention import best, prune
 from drivetrain.checkpoint.saving import save
 from drivetrain.checkpoint.state import copied
@@ -126,7 +126,10 @@ class RunCheckpoints:
     def restore_from(self, path: Path) -> Progress:
         """The state of a checkpoint that was verified."""
         state = read(path)
-        training = state["training"]
+        training, before = state["training"], read_manifest(path).facts.get("precision")
+        if before not in (None, self._run.precision):
+            told = f"the checkpoint was made with precision={before}, and the run goes on with {self._run.precision}"
+            self._send(Warned(message=told))
         self._same_order(training["order"])
         self._same_optimizer(training.get("optimizer", self._run.optimizer.name))
         check_fits(self._engine.shapes(), state["model"], path)

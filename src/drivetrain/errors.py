@@ -66,6 +66,14 @@ def problem(field: str, why: str, fix: str) -> UserError:
     return UserError([Problem(field, why, fix)])
 
 
+def last_line(error: BaseException) -> str:
+    """What it says, in one line: of several the last, which tracebacks within end with."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1].strip()[:300]}" if lines else type(error).__name__
+
+
 def together(calls: Sequence[Callable[[], T]]) -> list[T]:
     """The results of all calls, or one UserError with all their problems."""
     results: list[T] = []

@@ -98,7 +98,8 @@ def disk(config: RunConfig, one: int, root: Path, is_replaced: bool) -> list[str
     free = shutil.disk_usage(there).free + (held if is_replaced else 0)
     if one > free:
         why = f"a checkpoint takes at least {_mib(one)}, and {there} has {_mib(free)} free"
-        raise UserError([Problem("output", why, "make room, or give a folder on another disk")])
+        fix = "make room (older checkpoints may go, if there are any), or give a folder on another disk"
+        raise UserError([Problem("output", why, fix)])
     kept = config.checkpoints.keep_last + config.checkpoints.keep_best
     wanted = one * (kept + 1) - (0 if is_replaced else held)  # the one that is being written is there beside those
     if wanted <= free:

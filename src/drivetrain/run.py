@@ -13,6 +13,7 @@ from typing import Any
 from drivetrain import environment, preflight
 from drivetrain.assemble import assemble
 from drivetrain.attempt import Attempt
+from drivetrain.checkpoint.directory import clean_partials
 from drivetrain.checkpointing import RunCheckpoints
 from drivetrain.config.engine import label
 from drivetrain.config.machine import Machine
@@ -86,6 +87,8 @@ def run(
         # a rank on a machine that came late does not know that the run had begun
         resume = any(ranks.all_gather(resume or attempt.goes_on))
         size, is_replaced = preflight.checkpoint_bytes(config, engine), overwrite and not resume
+        if resume:
+            ranks.on_first(lambda: clean_partials(folder.checkpoints))  # what a kill left takes room
         lacking = ranks.on_first(lambda: preflight.disk(config, size, folder.checkpoints, is_replaced))
         ranks.on_first(lambda: folder.prepare(resume, overwrite))
         attempt.prepared()

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from drivetrain.checkpoint.directory import load
-from drivetrain.converting import pickles
+from drivetrain.converting import pickles, zero
 from drivetrain.converting.fitting import named, with_tied
 from drivetrain.converting.positions import by_name
 from drivetrain.converting.theirs import Positions
@@ -119,6 +119,62 @@ def test_deepspeeds_files_are_read_with_restraint_before_its_tools_read_them(
     torch.save({"optimizer_state_dict": {}}, folder / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
     assert "reading it could run code" in refused(folder)
     assert not (tmp_path / "owned").exists()
+
+
+def test_deepspeeds_tools_see_no_file_that_was_not_read_with_restraint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They look for files of any ending and depth."""
+    tag = tmp_path / "global_step3"
+    (tag / "sub").mkdir(parents=True)
+    known = ["mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"]
+    for name in known:
+        torch.save({"param_shapes": [{"first.bias": 3}]}, tag / name)
+    for name in ("mp_rank_00_zz.bin", *(f"sub/{name}" for name in known)):
+        torch.save(Evil(tmp_path / "owned"), tag / name)
+    seen: list[Path] = []
+    monkeypatch.setattr(zero, "_merged", lambda folder, _: seen.extend(folder.rglob("*")))
+    zero._read(tag, ())
+    assert sorted(path.name for path in seen) == known
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize("name", ["../../x", "/x", "a/b", "..", "a\\b"])
+@pytest.mark.parametrize("key", ["param_shapes", "param_slice_mappings"])
+def test_a_parameters_name_does_not_leave_its_folder(tmp_path: Path, name: str, key: str) -> None:
+    torch.save({"module": {}}, tmp_path / "mp_rank_00_model_states.pt")
+    states = {"optimizer_state_dict": {key: [{name: 1}]}}
+    torch.save(states, tmp_path / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    with pytest.raises(UserError, match="the format makes a folder's name of it"):
+        zero._read(tmp_path, ())
+
+
+CUT: dict[str, Callable[[Path], object]] = {
+    "no shards": lambda folder: [path.unlink() for path in folder.glob("*.distcp")],
+    "a shard cut short": lambda folder: [os.truncate(path, 100) for path in folder.glob("*.distcp")],
+    "metadata cut short": lambda folder: os.truncate(folder / ".metadata", 50),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.parametrize("cut", CUT)
+def test_a_folder_that_is_not_whole_is_refused_and_named(refused: Callable[..., str], tmp_path: Path, cut: str) -> None:
+    dcp.save({"model": plain()[0].state_dict()}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    CUT[cut](tmp_path / "dcp")
+    err = refused(tmp_path / "dcp")
+    assert "give a complete folder" in err or "copy or save it again" in err
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors.index.json"])
+def test_weights_of_another_make_are_refused_and_named(refused: Callable[..., str], tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    if name.endswith(".bin"):
+        torch.save([1, 2], folder / name)
+    else:
+        (folder / name).write_text("{not json")
+    assert "give a complete folder" in refused(folder)
 
 
 def test_metadata_of_dcp_name_nothing_but_torchs_own_classes(refused: Callable[..., str], tmp_path: Path) -> None:

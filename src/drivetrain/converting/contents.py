@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from drivetrain.checkpoint.directory import MANIFEST, read_manifest
 from drivetrain.checkpoint.tensor_file import DTYPES
-from drivetrain.errors import problem
+from drivetrain.errors import last_line, problem
 
 LARGEST = 5
 BYTES = {name: dtype.itemsize for dtype, name in DTYPES.items()}
@@ -19,13 +19,18 @@ WORDS = {name: str(dtype).removeprefix("torch.") for dtype, name in DTYPES.items
 
 
 def contents(path: Path) -> dict[str, Any]:
-    """JSON-able. UserError if manifest or headers cannot be read; sums are for `verify`."""
+    """JSON-able. UserError if manifest, headers or trees cannot be read; sums are for `verify`."""
     try:
-        manifest = read_manifest(path)
-        heads = {name: _header(path / f"{name}.safetensors") for name in manifest.parts}
-        trees = {name: json.loads((path / f"{name}.json").read_text(encoding="utf-8")) for name in manifest.parts}
-    except (OSError, ValueError) as error:
-        raise problem("PATH", f"{path} cannot be read: {error}", "see drivetrain checkpoint verify") from error
+        return _contents(path)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        why = f"{path} cannot be read: {last_line(error)}"
+        raise problem("PATH", why, "see drivetrain checkpoint verify") from error
+
+
+def _contents(path: Path) -> dict[str, Any]:
+    manifest = read_manifest(path)
+    heads = {name: _header(path / f"{name}.safetensors") for name in manifest.parts}
+    trees = {name: json.loads((path / f"{name}.json").read_text(encoding="utf-8")) for name in manifest.parts}
     training = trees.get("training", {})
     sizes = {name: record.bytes for name, record in manifest.files.items()}
     return {

@@ -67,8 +67,14 @@ def write(saved: Ours, folder: Path, dtype: torch.dtype | None) -> list[Note]:
         Note("optimizer's states", carried=True, what=f"of {len(saved.moments)} parameters under optimizer.state."),
         Note("step", carried=True, what="under train_state.step"),
         Note("random states", carried=False, what="the format names none"),
+        *_lost(saved),
         Note("learning-rate schedule", carried=False, what="give the script's scheduler the step yourself"),
     ]
+
+
+def _lost(saved: Ours) -> list[Note]:
+    scaler = saved.training["engine"]["scaler"]
+    return [Note("loss scale", carried=False, what=f"{scaler['scale']:g}: the format names none")] if scaler else []
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

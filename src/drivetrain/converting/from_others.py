@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from torch.distributed.checkpoint.api import CheckpointException
 
 from drivetrain.config.load import load
 from drivetrain.config.resolve import resolved
 from drivetrain.config.rules import check_anywhere
 from drivetrain.converting.formats import reader_of
 from drivetrain.converting.onto_run import put, refuse
-from drivetrain.converting.theirs import Note
-from drivetrain.errors import UserError
+from drivetrain.converting.theirs import Note, Theirs
+from drivetrain.errors import UserError, last_line, problem
 from drivetrain.hardware import detect
 
 
@@ -33,9 +35,20 @@ def convert_from(
         raise UserError(problems)
     refuse(run)
     found, read = reader_of(folder, format_)
-    theirs = read(folder)
+    theirs = _read(read, folder, found)
     if weights_only:
         theirs.moments = None
         theirs.notes.append(Note("optimizer's states", carried=False, what="--weights-only was given"))
     checkpoint, notes = put(theirs, run, machine, step, folder)
     return found, checkpoint, notes
+
+
+def _read(read: Callable[[Path], Theirs], folder: Path, format_: str) -> Theirs:
+    """Others' readers, and ours of others' files, fail on what is cut short or missing in ways of their own."""
+    try:
+        return read(folder)
+    except UserError:
+        raise
+    except (Exception, CheckpointException) as error:  # which derives from BaseException
+        why = f"{folder} cannot be read as {format_}: {last_line(error)}"
+        raise problem("PATH", why, "give a complete folder, copied or saved again") from error

@@ -137,7 +137,8 @@ def _progress(theirs: Theirs, run: RunConfig, given: int | None, notes: list[Not
         what = f"the optimizer has made {max(counted)} updates, and the checkpoint is of step {step}"
         notes.append(Note("updates", carried=True, what=what))
     samples = theirs.samples if theirs.samples is not None and given is None else step * run.global_batch
-    return Progress(step=step, updates=step - theirs.skipped, samples=int(samples), last_evaluation=-1, last_save=step)
+    updates = min([step - theirs.skipped, *([max(counted)] if counted else [])])  # the schedule goes by these
+    return Progress(step=step, updates=updates, samples=int(samples), last_evaluation=-1, last_save=step)
 
 
 def _saved(run: RunConfig, workload: Workload, engine: Engine, progress: Progress) -> Path:

@@ -57,24 +57,25 @@ class Ours:
         return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
 
 
-def find(path: Path) -> Path:
-    """A checkpoint: the folder itself, or the newest good one of a run. UserError if there is none."""
+def find(path: Path) -> tuple[Path, list[str]]:
+    """A checkpoint: the folder itself, or the newest good one of a run, and why newer ones were skipped. UserError if
+    there is none."""
     if (path / MANIFEST).is_file():
-        return path
+        return path, []
     for root in (path / "checkpoints", path):
         if steps(root):
             newest, skipped = newest_good(root)
             if newest is None:
                 why = f"no checkpoint in {root} verifies: {'; '.join(skipped[:3])}"
                 raise problem("PATH", why, "give another folder")
-            return newest
+            return newest, skipped
     raise problem("PATH", f"{path} holds no checkpoint", "give a folder step-..., or the folder of a run")
 
 
 def all_of(path: Path) -> list[Path]:
     """Every checkpoint of a run, or the one that is given."""
     if not steps(path / "checkpoints") and not steps(path):
-        return [path] if (path / MANIFEST).is_file() or path.name.startswith("step-") else [find(path)]
+        return [path] if (path / MANIFEST).is_file() or path.name.startswith("step-") else [find(path)[0]]
     return steps(path / "checkpoints") or steps(path)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from drivetrain.errors import UserError, problem
+from drivetrain.errors import UserError, last_line, problem
 
 GETATTR = "builtins.getattr"
 
@@ -35,8 +35,7 @@ def load(file: Path, allowed: Sequence[type] = ()) -> Any:
         except pickle.UnpicklingError as error:
             raise _unsafe(file) from error
         except (RuntimeError, EOFError, OSError, KeyError) as error:
-            why = str(error).strip().splitlines()[0]
-            raise problem("PATH", f"{file} cannot be read: {why}", "copy or save it again") from error
+            raise problem("PATH", f"{file} cannot be read: {last_line(error)}", "copy or save it again") from error
 
 
 def _unsafe(file: Path) -> UserError:

@@ -7,11 +7,13 @@ import shutil
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from torch.distributed.checkpoint.api import CheckpointException
 
 from drivetrain.converting.formats import WRITERS
-from drivetrain.converting.ours import find, is_adapter, ours
+from drivetrain.converting.ours import Ours, find, is_adapter, ours
 from drivetrain.converting.theirs import Note
-from drivetrain.errors import problem
+from drivetrain.errors import UserError, last_line, problem
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -28,8 +30,8 @@ def convert_to(path: Path, format_: str, output: Path, dtype: str | None) -> tup
         raise problem("--dtype", why, f"give {', '.join(DTYPES)} with --to transformers; others keep every bit")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise problem("--output", f"{output} is there already", "give a folder that is new or empty")
-    source = find(path)
-    saved = ours(source)
+    output = output.resolve()  # an empty folder behind a link is replaced itself
+    source, skipped, saved = _newest(path)
     aside = output.with_name(f".{output.name}.partial-{os.getpid()}")
     try:
         aside.mkdir(parents=True)
@@ -37,12 +39,25 @@ def convert_to(path: Path, format_: str, output: Path, dtype: str | None) -> tup
         if output.exists():
             output.rmdir()
         aside.rename(output)
-    except OSError as error:
+    except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:  # as each of the writers puts it
         fix = "make room, or give another folder"
-        raise problem("--output", f"{output} cannot be written: {error.strerror}", fix) from error
+        raise problem("--output", f"{output} cannot be written: {last_line(error)}", fix) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)  # there only if something failed
-    return source, [*notes, *saved.notes, *_without(source)]
+    newer = [Note("newer checkpoint", carried=False, what=why) for why in skipped]
+    return source, [*notes, *saved.notes, *_without(source), *newer]
+
+
+def _newest(path: Path) -> tuple[Path, list[str], Ours]:
+    """The checkpoint, why newer ones were skipped, and what is in it. A run that goes on may delete one meanwhile."""
+    source, skipped = find(path)
+    try:
+        return source, skipped, ours(source)
+    except (UserError, OSError):
+        if source.exists():
+            raise
+    source, skipped = find(path)
+    return source, skipped, ours(source)
 
 
 def _without(source: Path) -> list[Note]:

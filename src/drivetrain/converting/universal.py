@@ -39,6 +39,7 @@ def write(saved: Ours, folder: Path, dtype: torch.dtype | None) -> list[Note]:
     (tag / "zero").mkdir(parents=True)
     (folder / LATEST).write_text(tag.name, encoding="utf-8")
     for name in saved.trained:
+        refuse_path(name)
         _write_parameter(tag / "zero" / name, saved.weights[name], saved.moments.get(name, {}))
     moments = [name for name in saved.trained if MOMENTS[0] in saved.moments.get(name, {})]
     torch.save(_global_state(saved, moments), tag / "zero" / "optimizer_state.pt")
@@ -46,6 +47,13 @@ def write(saved: Ours, folder: Path, dtype: torch.dtype | None) -> list[Note]:
     torch.save(states, tag / "mp_rank_00_model_states.pt")
     torch.save(states, tag / "zero_pp_rank_0_mp_rank_00_model_states.pt")
     return list(_told(saved, moments))
+
+
+def refuse_path(name: str) -> None:
+    """UserError for the name of a parameter that would leave its folder."""
+    if {"/", "\\", "\0"} & set(name) or name in ("", ".", ".."):
+        why = f"a parameter is called {name!r}, and the format makes a folder's name of it"
+        raise problem("PATH", why, "rename it, or take another format")
 
 
 def _write_parameter(folder: Path, weight: Tensor, state: dict[str, Any]) -> None:

@@ -1,7 +1,8 @@
 """DeepSpeed's own checkpoints: of ZeRO, put together by DeepSpeed's tools, and of no ZeRO.
 
-Those tools load pickles without restraint. So each file is read before with torch's restrained loader, which takes
-tensors, plain values and the few classes that DeepSpeed itself puts into its files, and nothing else.
+Those tools load pickles without restraint, of whatever name and depth, and make paths of parameters' names. So they are
+given a folder that holds nothing but files which torch's restrained loader has read before: tensors, plain values and
+the few classes that DeepSpeed itself puts into its files.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import contextlib
 import io
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +34,24 @@ def _read(tag: Path, allowed: tuple[type, ...]) -> Theirs:
         return universal.read(tag, allowed)
     if not any(tag.glob("*_optim_states.pt")):
         return _without_zero(tag, allowed)
-    found = [pickles.load(file, allowed) for file in sorted(tag.glob("*.pt"))]
-    is_adam = all(_has_moments(each["optimizer_state_dict"]) for each in found if "optimizer_state_dict" in each)
-    return _merged(tag, allowed) if is_adam else _weights_alone(tag, allowed)
+    found = {file: pickles.load(file, allowed) for file in sorted(tag.glob("*.pt"))}
+    states = [each["optimizer_state_dict"] for each in found.values() if "optimizer_state_dict" in each]
+    for name in (name for each in [*found.values(), *states] for name in _names(each)):
+        universal.refuse_path(name)
+    with tempfile.TemporaryDirectory(prefix="zero-") as aside:
+        known = Path(aside) / tag.name
+        known.mkdir()
+        for file in found:
+            (known / file.name).symlink_to(file.resolve())
+        return _merged(known, allowed) if all(map(_has_moments, states)) else _weights_alone(known, allowed)
+
+
+def _names(states: dict[str, Any]) -> Iterator[str]:
+    """Of parameters, of which DeepSpeed's tools make paths."""
+    for key in ("param_shapes", "param_slice_mappings"):
+        given = states.get(key) or ()
+        for mapping in given if isinstance(given, list | tuple) else [given]:
+            yield from map(str, mapping)
 
 
 def _tag(folder: Path) -> Path:

@@ -25,7 +25,7 @@ from drivetrain.engines import zero_state
 from drivetrain.engines.base import Engaged, Judge, StepResult
 from drivetrain.engines.eager import EagerEngine
 from drivetrain.engines.native import deepspeed_ready, swap_folder
-from drivetrain.engines.state import chosen, kept
+from drivetrain.engines.state import check_trained, chosen, group_with, kept, refuse_scalars
 from drivetrain.engines.zero_config import zero_json
 from drivetrain.errors import RunError, problem
 from drivetrain.models.quantised_base import weights_of_codes
@@ -72,6 +72,8 @@ class DeepspeedEngine(EagerEngine):
 
     def _wrap(self, model: nn.Module) -> nn.Module:
         deepspeed_ready(self._on_disk)
+        if self._config.stage:
+            refuse_scalars(model, "ZeRO")
         precision = self._options.precision
         whole = InAutocast(model, lambda: autocast(precision, self._device)) if precision.autocast else model
         if not self._trains and self._config.stage == 3:
@@ -268,9 +270,10 @@ class DeepspeedEngine(EagerEngine):
     def _load_optimizer_state(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
         if self._config.stage == 0:
             return super()._load_optimizer_state(optimizer, saved)
-        for group, given in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-            kept = {**chosen(optimizer, group), "params": group["params"]}
-            group.update({**given, **kept})
+        every, groups = dict(self._model.named_parameters()), saved["param_groups"]
+        check_trained([name for names in self._groups for name in names], every, groups)
+        for group, names in zip(optimizer.param_groups, self._groups, strict=True):
+            group.update({**group_with(groups, names), **chosen(optimizer, group), "params": group["params"]})
         if not saved["state"]:
             return None
         if not optimizer.state:

@@ -22,7 +22,7 @@ from drivetrain.config.precision import Precision
 from drivetrain.data.loader import MicroBatch
 from drivetrain.engines.base import State
 from drivetrain.engines.eager import EagerEngine
-from drivetrain.engines.state import local_part
+from drivetrain.engines.state import local_part, refuse_scalars
 from drivetrain.errors import RunError, problem
 from drivetrain.memory.recompute import repeated_blocks
 from drivetrain.precision import dtype
@@ -91,10 +91,7 @@ def _check_shared(model: nn.Module, apart: list[nn.Module]) -> None:
 
 def ready_to_shard(model: nn.Module) -> None:
     """UserError if a parameter cannot be cut."""
-    scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
-    if scalars:
-        why = f"fsdp cannot shard parameters without a dimension: {', '.join(scalars)}"
-        raise problem("engine", why, "make them of shape (1,), or take engine=ddp")
+    refuse_scalars(model, "fsdp")
     for parameter in model.parameters():  # channels-last filters: fully_shard takes none
         parameter.data = parameter.data.contiguous()
 

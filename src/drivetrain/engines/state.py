@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from drivetrain import low_bit, low_rank
 from drivetrain.engines import quantised
-from drivetrain.errors import RunError
+from drivetrain.errors import RunError, problem
 from drivetrain.models.adapters import KEPT
 from drivetrain.pieces import piece_of
 
@@ -36,6 +36,14 @@ def placed_as(whole: Tensor, held: Tensor) -> Tensor:
     if not isinstance(held, DTensor):
         return whole
     return distribute_tensor(whole.to(held.device), held.device_mesh, held.placements, src_data_rank=None)
+
+
+def refuse_scalars(model: nn.Module, engine: str) -> None:
+    """UserError for parameters without a dimension, which cannot be cut."""
+    scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
+    if scalars:
+        why = f"{engine} cannot shard parameters without a dimension: {', '.join(scalars)}"
+        raise problem("engine", why, "make them of shape (1,), or take engine=ddp")
 
 
 def place_gradient(parameter: Tensor) -> None:
@@ -73,12 +81,16 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, told: To
 
 
 def load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """The reverse; `optimizer` must hold the same parameters, on any engine. It keeps its own hyper-parameters."""
+    """The reverse; `optimizer` must hold the same parameters, on any engine, in groups and an order of its own. It
+    keeps its own hyper-parameters. UserError if others were trained."""
     positions = {name: i for i, name in _names_by_position(model, optimizer).items()}
     held = dict(model.named_parameters())
+    check_trained(positions.keys(), held.keys(), saved["param_groups"])
+    names = iter(positions)
+    own = [(group, [next(names) for _ in group["params"]]) for group in optimizer.param_groups]
     groups = [
-        {**group, **chosen(optimizer, own), "params": [positions[n] for n in group["params"]]}
-        for group, own in zip(saved["param_groups"], optimizer.param_groups, strict=True)
+        {**group_with(saved["param_groups"], its), **chosen(optimizer, group), "params": [positions[n] for n in its]}
+        for group, its in own
     ]
     state = {
         positions[name]: {key: _placed_value(value, held[name]) for key, value in values.items()}
@@ -88,6 +100,27 @@ def load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, sav
     low_bit.page_again(getattr(optimizer, "optim", optimizer))
     if hasattr(optimizer, "optim"):  # ZeroRedundancyOptimizer keeps a second state, in the parameters' dtype
         optimizer.state.clear()
+
+
+def check_trained(own: Collection[str], here: Collection[str], saved: Iterable[Mapping[str, Any]]) -> None:
+    """UserError if these groups are of other parameters than this run trains. here: all that this rank's model has."""
+    before = {name for group in saved for name in group["params"]}
+    frozen = [name for name in here if name in before and name not in own]
+    added = [name for name in own if name not in before]
+    told = [
+        f"{what} {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        for what, names in (("it was without", added), ("it had, and this run freezes,", frozen))
+        if names
+    ]
+    if told:
+        why = f"the checkpoint's optimizer is of other parameters: {'; '.join(told)}"
+        fix = "train the same ones, or start a new run with the checkpoint's folder as model.path or as its weights"
+        raise problem("--resume", why, fix)
+
+
+def group_with(groups: Iterable[dict[str, Any]], names: Sequence[str]) -> dict[str, Any]:
+    """The one that these were in: its counters are theirs."""
+    return next((group for group in groups if names and names[0] in group["params"]), {})
 
 
 def chosen(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, Any]:

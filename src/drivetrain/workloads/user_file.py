@@ -52,6 +52,7 @@ class UserFile:
 
     def __init__(self, path: Path, options: Mapping[str, Any]) -> None:
         self.path, self._options = path, options
+        self.text = path.read_bytes() if path.is_file() else b""  # of what is trained, whatever becomes of the file
         with self.telling("it failed while it was read"):
             self._module = _imported(path)
         problems = [*self._missing(), *self._given_twice()] or [*self._bad_options()]

@@ -21,7 +21,6 @@ The functions above that make something are called with those of the run file's 
 from __future__ import annotations
 
 import copy
-import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -162,7 +161,7 @@ class UserModuleWorkload(Workload):
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         del model  # its weights say nothing of its class: the file does
-        shutil.copyfile(self._file.path, folder / "workload.py")
+        (folder / "workload.py").write_bytes(self._file.text)
 
     def _try_out(self) -> Task:
         """Two samples through everything, so that what cannot work is said before work starts."""
