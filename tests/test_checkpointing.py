@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from drivetrain.checkpoint.directory import read_manifest, steps
+from drivetrain import checkpointing
+from drivetrain.checkpoint.directory import load, read_manifest, steps
+from drivetrain.checkpoint.saving import save
 from drivetrain.checkpoint.state import same
 from drivetrain.checkpointing import RunCheckpoints
 from drivetrain.config.load import validate
 from drivetrain.config.training import Optimizer
-from drivetrain.errors import UserError
+from drivetrain.errors import RunError, UserError
 from drivetrain.loop import Progress
 from drivetrain.ranks import Ranks
 from drivetrain.tracking.events import CheckpointSaved, Event, Warned
@@ -33,6 +36,7 @@ class Training:
         optimizer = run.optimizer if "optimizer" in changes else ADAMW
         self.engine = tiny_engine(TinyWorkload(perceptron), precision, optimizer, scaler=run.scaler)
         self.events: list[Event] = []
+        self.progress = Progress()
         metric = BestMetric("accuracy", higher_is_better=True)
         self.checkpoints = RunCheckpoints(root, run, self.engine, Ranks(), metric, 40, self.events.append)
 
@@ -124,6 +128,56 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     sizes = [event.bytes for event in training.events if isinstance(event, CheckpointSaved)]
     assert len(sizes) == 5
     assert min(sizes) > 0
+
+
+ASYNCHRONOUS = {"checkpoints": {"asynchronous": True, "keep_last": 9}}
+
+
+def test_an_asynchronous_save_holds_the_step_that_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training goes on while it is written: that does not get in."""
+    go_on = threading.Event()
+
+    def slow(*given: Any) -> Path:
+        assert go_on.wait(60)
+        return save(*given)
+
+    monkeypatch.setattr(checkpointing, "save", slow)
+    behind = Training(tmp_path / "behind", **ASYNCHRONOUS)
+    with behind.checkpoints:
+        progress = behind.train(Progress(), 2)
+        behind.checkpoints.save(progress)
+        behind.train(progress, 2)
+        assert not steps(tmp_path / "behind"), "nobody waited for it"
+        go_on.set()
+        behind.checkpoints.save(progress)
+    at_once = Training(tmp_path / "at-once", checkpoints={"keep_last": 9})
+    for _ in range(2):
+        at_once.checkpoints.save(at_once.train(at_once.progress, 2))
+    for one, other in zip(steps(tmp_path / "behind"), steps(tmp_path / "at-once"), strict=True):
+        ours, theirs = load(one), load(other)
+        assert same(ours["model"], theirs["model"])
+        assert same(ours["optimizer"], theirs["optimizer"])
+    assert [path.name for path in steps(tmp_path / "behind")] == ["step-00000002", "step-00000004"]
+
+
+def test_what_goes_wrong_behind_the_training_is_told_by_the_next_save_or_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> Path:
+        raise RunError("the disk is full")
+
+    training = Training(tmp_path, **ASYNCHRONOUS)
+    training.checkpoints.save(training.train(Progress(), 1))
+    training.checkpoints.finish()
+    monkeypatch.setattr(checkpointing, "save", failing)
+    training.checkpoints.save(Progress(step=2))
+    with pytest.raises(RunError, match="the disk is full"):
+        training.checkpoints.save(Progress(step=3))
+    with pytest.raises(RunError, match="the disk is full"), training.checkpoints:
+        training.checkpoints.save(Progress(step=4))
+    assert [path.name for path in steps(tmp_path)] == ["step-00000001"]
 
 
 def test_nothing_to_resume_is_a_start_that_says_so(tmp_path: Path) -> None:

@@ -244,6 +244,13 @@ def test_the_file_is_kept_beside_the_weights(build: Build, tmp_path: Path) -> No
     assert (tmp_path / "saved" / "workload.py").read_text() == LINEAR + "loss = nn.MSELoss()\n"
 
 
+def test_a_checkpoint_keeps_the_file_that_is_trained_whatever_becomes_of_it(build: Build, tmp_path: Path) -> None:
+    workload = build(LINEAR + "loss = nn.MSELoss()\n")
+    workload._file.path.unlink()
+    workload.save_assets(workload.build_model(), tmp_path)
+    assert (tmp_path / "workload.py").read_text() == LINEAR + "loss = nn.MSELoss()\n"
+
+
 def test_prediction_takes_the_files_own_evaluation_data_only(build: Build) -> None:
     workload = build(LINEAR + "loss = nn.MSELoss()\n")
     assert list(workload.prediction_samples(None).names)[:2] == ["evaluation sample 0", "evaluation sample 1"]

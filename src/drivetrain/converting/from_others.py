@@ -15,6 +15,7 @@ from drivetrain.converting.onto_run import put, refuse
 from drivetrain.converting.theirs import Note, Theirs
 from drivetrain.errors import UserError, last_line, problem
 from drivetrain.hardware import detect
+from drivetrain.lock import held
 
 
 def convert_from(
@@ -39,7 +40,8 @@ def convert_from(
     if weights_only:
         theirs.moments = None
         theirs.notes.append(Note("optimizer's states", carried=False, what="--weights-only was given"))
-    checkpoint, notes = put(theirs, run, machine, step, folder)
+    with held(run.folder):
+        checkpoint, notes = put(theirs, run, machine, step, folder)
     return found, checkpoint, notes
 
 
