@@ -11,7 +11,7 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, ViTConfig, ViTForImageClassification
 
 from drivetrain.checkpoint.directory import load
 from drivetrain.checkpoint.state import same
@@ -220,3 +220,26 @@ def test_each_method_lowers_the_loss_and_goes_on_exactly(adapter: str, folder: P
     first = json.loads((output / "report.json").read_text())["metrics"]["loss"]
     assert drivetrain("train", *common, "loop.steps=24", "--resume")[0] == 0
     assert json.loads((output / "report.json").read_text())["metrics"]["loss"] < first
+
+
+PICTURES = """
+workload:
+  type: image_classification
+  model: {{path: {base}}}
+  data: {{source: digits, evaluation_fraction: 0.2, image_size: 16}}
+adapter: {{dora: true, targets: [projection, fc1]}}
+batch_size: 32
+loop: {{steps: 2}}
+optimizer: {{name: adamw, lr: 1.0e-3}}
+"""
+
+
+def test_an_adapted_convolution_trains_and_its_runs_own_file_evaluates_it(tmp_path: Path, drivetrain: Command) -> None:
+    """DoRA looks at filters as rows, which channels-last ones are not."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = ViTConfig(**sizes, image_size=16, patch_size=8, num_channels=1, num_labels=10)
+    ViTForImageClassification(config).save_pretrained(tmp_path / "base")
+    (tmp_path / "run.yaml").write_text(PICTURES.format(base=tmp_path / "base"))
+    assert drivetrain("train", str(tmp_path / "run.yaml"), f"output={tmp_path / 'out'}")[0] == 0
+    code, out, err = drivetrain("evaluate", str(tmp_path / "out" / "run.yaml"))
+    assert (code, '"accuracy"' in out) == (0, True), err

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import peft
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import (
+    AlbertConfig,
+    AlbertForSequenceClassification,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     BertConfig,
     BertForSequenceClassification,
+    BertModel,
     LlamaConfig,
     LlamaForCausalLM,
     ResNetConfig,
@@ -24,6 +29,7 @@ from transformers import (
 from drivetrain.config.adapter import Adapter
 from drivetrain.errors import UserError
 from drivetrain.models.adapters import KEPT, AdapterSet
+from drivetrain.models.transformers_classifiers import build_classifier
 from tests.tiny_language import LLAMA
 
 SIZES = {key: value for key, value in LLAMA.items() if key != "model_type"}
@@ -200,8 +206,8 @@ def test_a_classifier_of_plain_peft_goes_on(tmp_path: Path) -> None:
         model(input_ids=IDS, attention_mask=mask).logits, theirs(input_ids=IDS, attention_mask=mask).logits
     )
     bare = adapters(tmp_path, {"train_also": []})
-    headless = bare.fit(load(tmp_path))
-    bare.write(headless, trained(headless), tmp_path / "bare")
+    without = bare.fit(load(tmp_path))
+    bare.write(without, trained(without), tmp_path / "bare")
     peft.PeftModel.from_pretrained(load(tmp_path), str(tmp_path / "bare"))
 
 
@@ -332,3 +338,87 @@ def test_a_file_of_an_unknown_kind_of_adapter_is_told(base: Path, tmp_path: Path
     (saved / "adapter_config.json").write_text(json.dumps({**config, "peft_type": "MAGIC"}))
     with pytest.raises(UserError, match="PEFT cannot read"):
         adapters(base, {"path": saved})
+
+
+def with_config(saved: Path, **changes: Any) -> Path:
+    config = json.loads((saved / "adapter_config.json").read_text())
+    (saved / "adapter_config.json").write_text(json.dumps({**config, **changes}))
+    return saved
+
+
+def test_an_adapter_that_trains_the_bases_biases_is_refused(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="trains the base's biases"):
+        adapters(base, {"path": with_config(saved_adapter(base, tmp_path), bias="all")})
+
+
+def test_numbers_of_an_adapter_that_are_not_finite_are_refused(base: Path, tmp_path: Path) -> None:
+    saved = saved_adapter(base, tmp_path)
+    tensors = load_file(saved / "adapter_model.safetensors")
+    name = next(iter(tensors))
+    save_file({**tensors, name: tensors[name] * math.nan}, saved / "adapter_model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match="has numbers that are not finite"):
+        adapters(base, {"path": saved})
+
+
+def test_modules_that_peft_saves_whole_are_matched_as_peft_matches_them(base: Path, tmp_path: Path) -> None:
+    """By any end of a name: norm is also input_layernorm."""
+    config = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["norm"], task_type="CAUSAL_LM")
+    theirs = moved(peft.get_peft_model(plain(base), config))
+    theirs.save_pretrained(str(tmp_path / "saved"))  # type: ignore[operator]
+    ours = adapters(base, {"path": tmp_path / "saved"})
+    model = ours.fit(plain(base)).eval()
+    assert {"model.norm.weight", "model.layers.0.input_layernorm.weight"} < trained(model).keys()
+    ours.write(model, trained(model), tmp_path / "again")
+    again = peft.PeftModel.from_pretrained(plain(base), str(tmp_path / "again")).eval()
+    torch.testing.assert_close(logits(again), logits(theirs))
+
+
+def test_pissa_beside_a_saved_dora_is_refused(base: Path, tmp_path: Path) -> None:
+    saved = saved_adapter(base, tmp_path, dora=True)
+    with pytest.raises(UserError, match="a saved adapter is DoRA's"):
+        adapters(base, {"name": "old", "path": saved, "trained": False}, {"name": "new", "pissa": True})
+
+
+@pytest.mark.parametrize("name", ["lora_A", "lora_B", "base_layer"])
+def test_a_name_that_is_pefts_own_is_refused(name: str, base: Path) -> None:
+    with pytest.raises(UserError, match="PEFT calls weights"):
+        adapters(base, {"name": name}).fit(plain(base))
+
+
+def headless(folder: Path) -> Path:
+    """A body without a classifier's head."""
+    sizes = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    BertModel(BertConfig(**sizes, intermediate_size=48)).save_pretrained(folder)
+    return folder
+
+
+def classifier(folder: Path, seed: int, labels: int = 3) -> nn.Module:
+    torch.manual_seed(seed)
+    return build_classifier(
+        "AutoModelForSequenceClassification", str(folder), None, [str(n) for n in range(labels)], "model", print
+    )
+
+
+def test_a_head_that_starts_at_random_is_trained_or_refused(tmp_path: Path) -> None:
+    folder = headless(tmp_path / "body")
+    with pytest.raises(UserError, match="starts at random, and would be in no file"):
+        adapters(folder, {"train_also": []}).fit(classifier(folder, 0))
+    adapters(folder, {}).fit(classifier(folder, 0))
+
+
+def test_a_head_that_starts_at_random_does_not_tell_bases_apart(tmp_path: Path) -> None:
+    folder = headless(tmp_path / "body")
+    ours = adapters(folder, {})
+    model = moved(ours.fit(classifier(folder, 0)))
+    ours.write(model, trained(model), tmp_path / "saved")
+    adapters(folder, {"path": tmp_path / "saved"}).fit(classifier(folder, 1))
+
+
+@pytest.mark.parametrize("method", ["prompt", "prefix", "p-tuning"])
+def test_a_model_that_takes_no_virtual_tokens_is_refused(method: str) -> None:
+    """ALBERT's embeddings are narrower than its hidden states."""
+    sizes = {"vocab_size": 40, "embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 1}
+    model = AlbertForSequenceClassification(AlbertConfig(**sizes, num_attention_heads=2, intermediate_size=48))
+    with pytest.raises(UserError, match=r"Albert.*(cannot take|embeds in 16 numbers)") as told:
+        adapters(None, {"method": method, "virtual_tokens": 4}).fit(model)
+    assert told.value.problems[0].fix == "give lora"

@@ -30,6 +30,7 @@ OF_THE_FUNCTION = OF_METHOD.keys() - {"dropout", "lr_ratio"}  # what the adapted
 FREE_WITH_PATH = {"path", "name", "trained", "lr_ratio"}  # all else the saved adapter says
 
 
+LOWERED = "the weights that PiSSA takes its start from are no longer those that DoRA measures"
 Ending = Annotated[str, Field(min_length=1)]
 
 
@@ -96,12 +97,16 @@ def adapter_problems(adapters: Sequence[Adapter]) -> Iterator[Problem]:
         yield Problem("adapter.method", "several adapters of different methods were given", "give one method")
     if not any(adapter.trained for adapter in adapters):
         yield Problem("adapter.trained", "no adapter is trained", "train one of them")
+    if any(adapter.dora for adapter in adapters) and any(adapter.pissa for adapter in adapters):
+        yield Problem("adapter.pissa", LOWERED, "give one of dora and pissa")
     for adapter in adapters:
         yield from _contradictions(adapter)
 
 
 def _contradictions(adapter: Adapter) -> Iterator[Problem]:
-    given = adapter.model_fields_set
+    # defaults say nothing: the run file that a run leaves in its folder has them all
+    fields = type(adapter).model_fields
+    given = {key for key in adapter.model_fields_set if getattr(adapter, key) != fields[key].default}
     if adapter.path is not None:
         for key in sorted(given - FREE_WITH_PATH):
             yield Problem(f"adapter.{key}", "the adapter at adapter.path has its own", "leave it out")
@@ -121,9 +126,9 @@ def _contradictions(adapter: Adapter) -> Iterator[Problem]:
     if adapter.method in PROMPTS and "train_also" in given:
         why = f"{adapter.method} trains virtual tokens and a classifier's head, and no module else"
         yield Problem("adapter.train_also", why, "leave it out")
-    if adapter.dora and adapter.pissa:
-        why = "the weights that PiSSA takes its start from are no longer those that DoRA measures"
-        yield Problem("adapter.pissa", why, "give one of dora and pissa")
+    if adapter.method == "ia3" and adapter.feedforward and adapter.targets is None:
+        why = "without adapter.targets ia3 takes PEFT's choice for the architecture, with its own feedforward"
+        yield Problem("adapter.feedforward", why, "give adapter.targets too")
 
 
 def rate_factors(adapters: Sequence[Adapter]) -> Callable[[str], float]:

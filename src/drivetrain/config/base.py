@@ -10,7 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 class Frozen(BaseModel):
     """A block of the run file: immutable, and closed to keys it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), validate_default=True, allow_inf_nan=False
+    )
 
 
 def doc(description: str, default: Any = ..., **constraints: Any) -> Any:

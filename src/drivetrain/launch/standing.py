@@ -123,12 +123,11 @@ def _stack(thread: threading.Thread, main: int, frames: dict[int, Any]) -> str:
 
 def _recorded() -> tuple[list[Pending], dict[str, int]]:
     """What torch's flight recorder knows of this process's groups, the oldest first; nothing where it has none."""
-    if "torch.distributed" not in sys.modules:  # it is still being imported
+    joined = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)  # it may be half imported
+    if joined is None or not joined():
         return [], {}
     import torch
 
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-        return [], {}
     module = torch._C._distributed_c10d
     dump = next((getattr(module, name) for name in RECORDERS if name in dir(module)), None)
     if dump is None:
@@ -147,8 +146,8 @@ def _recorded() -> tuple[list[Pending], dict[str, int]]:
 
 def waits_on_gpu() -> bool:
     """Whether a collective is under way on this process's GPU: the program then uses a processor to wait for it."""
-    cuda = sys.modules.get("torch.cuda")
-    return cuda is not None and cuda.is_initialized() and any(each.on_gpu for each in _recorded()[0])
+    begun = getattr(sys.modules.get("torch.cuda"), "is_initialized", None)  # it may be half imported
+    return begun is not None and begun() and any(each.on_gpu for each in _recorded()[0])
 
 
 def _collective(entry: dict[str, Any]) -> str:

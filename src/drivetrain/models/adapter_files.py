@@ -77,6 +77,9 @@ def read(folder: Path) -> Saved:
     except (ValueError, KeyError, TypeError) as error:
         raise problem("adapter.path", f"PEFT cannot read {folder / CONFIG}: {error}", "correct it") from error
     _refuse_other_kinds(folder, config)
+    broken = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
+    if broken:
+        raise problem("adapter.path", f"{broken[0]} in {file} has numbers that are not finite", "give another")
     return Saved(folder, _trainable(config), tensors)
 
 
@@ -89,6 +92,9 @@ def _refuse_other_kinds(folder: Path, config: Any) -> None:
     for key in ("trainable_token_indices", "alora_invocation_tokens"):
         if getattr(config, key, None):
             raise problem("adapter.path", f"the adapter in {folder} has {key}, which is not known here", "give another")
+    if getattr(config, "bias", "none") != "none":
+        why = f"the adapter in {folder} trains the base's biases (bias: {config.bias}), which is not known here"
+        raise problem("adapter.path", why, "give one without")
 
 
 def _trainable(config: Any) -> Any:

@@ -13,7 +13,7 @@ import copy
 import hashlib
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -22,15 +22,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from drivetrain.config.adapter import PROMPTS, Adapter
+from drivetrain.config.adapter import LOWERED, PROMPTS, Adapter
 from drivetrain.config.quantised import QuantisedBase
-from drivetrain.errors import problem
+from drivetrain.errors import last_line, problem
 from drivetrain.models import adapter_files
 from drivetrain.models.adapter_configs import configured, ending_with, head_modules, output_layer_names
 from drivetrain.models.adapter_origin import Origin
+from drivetrain.models.language_options import evaluating
 from drivetrain.models.normalisation import is_batch_norm, keep_statistics
 from drivetrain.models.quantised_base import check_installed, quantise
+from drivetrain.models.transformers_classifiers import AT_RANDOM
 
+PEFTS_OWN = ("lora_", "ia3_", "base_layer", "modules_to_save", "prompt_encoder")
 KEPT = "checkpointed"  # a model's attribute: the names of its state that checkpoints hold, where those are not all
 
 
@@ -59,13 +62,14 @@ class AdapterSet:
         Several adapters are active together: what they add is summed.
         """
         self._check_names(model)
-        self._fingerprint = _fingerprint(model)
+        self._fingerprint = _fingerprint(model, getattr(model, AT_RANDOM, ()))
         for saved in self._saved.values():
             saved.check_base(self._fingerprint)
         model.requires_grad_(False)
         of_each = {block.name: self._whole_of(model, block) for block in self._blocks}
         whole = {name for block in self._blocks if block.trained for name in of_each[block.name]}
         self._whole = sorted(name for name in whole if not any(name.startswith(f"{other}.") for other in whole))
+        _refuse_lost(model, list(chain(*of_each.values())), self._prompts())
         self._refuse_tied(model)
         statistics = _keep_still(model, self._whole)
         if self._quantised is not None:
@@ -83,10 +87,16 @@ class AdapterSet:
         if len(self._blocks) > 1 and (len(kinds) > 1 or kinds - {"LORA", "IA3"}):
             why = f"adapters of these kinds do not go together: {', '.join(sorted(kinds))}"
             raise problem("adapter.path", why, "give several of lora, or of ia3")
+        measured = any(getattr(saved.config, "use_dora", False) for saved in self._saved.values())
+        if measured and any(block.pissa for block in self._blocks):
+            raise problem("adapter.pissa", f"a saved adapter is DoRA's: {LOWERED}", "leave pissa out")
 
     def _check_names(self, model: nn.Module) -> None:
         """An adapter's weights are told from others by its name within theirs."""
         parts = {part for name, _ in model.named_modules() for part in name.split(".") if part}
+        own = [block.name for block in self._blocks if block.name.startswith(PEFTS_OWN)]
+        if own:
+            raise problem("adapter.name", f"PEFT calls weights {own[0]}", "give the adapter another name")
         for block in self._blocks:
             if block.name in parts:
                 why = f"{type(model).__name__} has modules called {block.name}"
@@ -98,7 +108,7 @@ class AdapterSet:
             return ending_with(model, block.train_also, "adapter.train_also")
         saved = self._saved.get(block.name)
         told = getattr(saved.config, "modules_to_save", None) if saved is not None else None
-        named = [name for name, _ in model.named_modules() if any(f".{name}".endswith(f".{end}") for end in told or ())]
+        named = [name for name, _ in model.named_modules() if name.endswith(tuple(told or ()))]  # as PEFT matches them
         return named or head_modules(model)
 
     def _refuse_tied(self, model: nn.Module) -> None:
@@ -115,6 +125,7 @@ class AdapterSet:
 
         saved = self._saved.get(block.name)
         config = configured(block, model, self._whole, self._base) if saved is None else copy.deepcopy(saved.config)
+        config.base_model_name_or_path = self._base or config.base_model_name_or_path  # as it is trained from here on
         is_meta = next(model.parameters()).is_meta  # the rank that has the weights gives them
         config.modules_to_save = None  # PEFT would put a copy beside each
         try:
@@ -130,6 +141,8 @@ class AdapterSet:
             told = re.sub(r"Target module (\w+)\(.*?\) is not", r"a \1 is not", " ".join(str(error).split()))
             why = f"PEFT cannot put it into {type(model).__name__}: {told[:300]}"
             raise problem("adapter", why, "give other targets or another method") from error
+        if config.is_prompt_learning and not is_meta:
+            _try(model, config)
         if saved is not None and not is_meta:
             saved.load_into(model, block.name)
         if block.pissa:
@@ -200,6 +213,32 @@ class AdapterSet:
                 yield block.method == "prefix", block.virtual_tokens
 
 
+def _refuse_lost(model: nn.Module, whole: Sequence[str], prompts: Iterable[object]) -> None:
+    """A head that starts at random is in no file but the adapter's. PEFT's wrapper of prompts keeps it by itself."""
+    drawn = sorted(getattr(model, AT_RANDOM, ()))
+    lost = [name for name in drawn if not name.startswith(tuple(f"{module}." for module in whole))]
+    if lost and not any(True for _ in prompts):
+        why = f"{lost[0]} starts at random, and would be in no file: nobody could load what was trained beside it"
+        raise problem("adapter.train_also", why, f"train {lost[0].partition('.')[0]} whole")
+
+
+@torch.no_grad()
+def _try(model: Any, config: Any) -> None:
+    """Not every architecture takes virtual tokens: two real ones show it."""
+    kind, name = config.peft_type.value, type(model.get_base_model()).__name__
+    embedding = model.get_base_model().get_input_embeddings().weight
+    tokens = torch.zeros(1, 2, dtype=torch.int64, device=embedding.device)
+    try:
+        with evaluating(model):
+            model(input_ids=tokens, attention_mask=torch.ones_like(tokens))
+    except Exception as error:  # each architecture fails in its own way
+        why = f"{name} cannot take {kind}: {last_line(error)}"
+        raise problem("adapter.method", why, "give lora") from error
+    if kind != "PREFIX_TUNING" and embedding.shape[1] != config.token_dim:
+        why = f"{name} embeds in {embedding.shape[1]} numbers, and PEFT's {kind} has {config.token_dim}"
+        raise problem("adapter.method", why, "give lora")
+
+
 def _keep_still(model: nn.Module, whole: Sequence[str]) -> set[str]:
     """A frozen base normalises with the statistics it has: no adapter's file could hold others. Returns the names of
     the buffers of what is trained whole, which move."""
@@ -225,13 +264,15 @@ def _pissa_starts(model: nn.Module, block: Adapter) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _fingerprint(model: nn.Module) -> str | None:
+def _fingerprint(model: nn.Module, drawn: Collection[str]) -> str | None:
     """Of names, shapes and some 64 numbers of each weight: tells bases apart that have the same shapes. None of a
-    model without numbers."""
+    model without numbers. drawn: weights that the base does not have, and that start at random."""
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             return None
+        if name in drawn:
+            continue
         flat = parameter.detach().flatten()
         some = flat[:: max(1, flat.numel() // 64)].float().cpu().contiguous()
         digest.update(f"{name} {tuple(parameter.shape)}".encode())

@@ -182,6 +182,9 @@ def _refusal(config_class: type, given: Mapping[str, Any]) -> str | None:
     return None
 
 
+AT_RANDOM = "starts_at_random"  # a model's attribute: names of the parameters that its folder did not have
+
+
 # --- from weights ----------------------------------------------------------------------------------------------------
 
 
@@ -266,6 +269,7 @@ def _say_what_is_new(model: Any, info: Mapping[str, Any], path: str, field: str,
     new = sorted(parameters & {*mismatched, *info["missing_keys"]})
     head = [name for name in new if not name.startswith(body)]
     rest = [name for name in new if name.startswith(body)]
+    setattr(model, AT_RANDOM, frozenset(head))
     if head:
         kind = "head" if whole else "classification head"
         warn(f"the {kind} of {path} is replaced and starts at random: {_listed(head)}")

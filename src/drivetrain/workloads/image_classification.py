@@ -160,7 +160,7 @@ class ImageClassificationWorkload(Workload):
         elif has_batch_norm(model):
             self._warn(BATCH_NORM)
         self._try(model)
-        return self._adapted(model).to(memory_format=self._memory_format)  # type: ignore[call-overload]
+        return self._adapted(model.to(memory_format=self._memory_format))  # type: ignore[call-overload]
 
     def _replace_batch_norm(self, model: nn.Module) -> None:
         path = self._config.model.path
