@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +60,16 @@ def test_the_run_file_that_a_run_leaves_gives_the_same_run_again(adapter: Any) -
 )
 def test_what_contradicts_itself_is_told(adapter: Any, field: str) -> None:
     assert [each.field for each in made(adapter)[1]] == [field]
+
+
+def test_what_a_saved_adapter_is_counts_too(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"use_dora": true}')
+    saved = {"name": "old", "path": str(tmp_path), "trained": False}
+    assert [each.field for each in made([saved, {"name": "new", "pissa": True}])[1]] == ["adapter.pissa"]
+    assert not made([saved, {"name": "new"}])[1]
+    run, _ = validate({**BASE, "adapter": saved | {"trained": True}, "quantisation_aware": "int4-weight"}, [])
+    assert run is not None
+    assert "adapter.dora" in [each.field for each in rules.check(run, CPU)]
 
 
 @pytest.mark.parametrize("key", ["alpha", "lr_ratio"])

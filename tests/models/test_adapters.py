@@ -373,12 +373,6 @@ def test_modules_that_peft_saves_whole_are_matched_as_peft_matches_them(base: Pa
     torch.testing.assert_close(logits(again), logits(theirs))
 
 
-def test_pissa_beside_a_saved_dora_is_refused(base: Path, tmp_path: Path) -> None:
-    saved = saved_adapter(base, tmp_path, dora=True)
-    with pytest.raises(UserError, match="a saved adapter is DoRA's"):
-        adapters(base, {"name": "old", "path": saved, "trained": False}, {"name": "new", "pissa": True})
-
-
 @pytest.mark.parametrize("name", ["lora_A", "lora_B", "base_layer"])
 def test_a_name_that_is_pefts_own_is_refused(name: str, base: Path) -> None:
     with pytest.raises(UserError, match="PEFT calls weights"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,7 +31,6 @@ OF_THE_FUNCTION = OF_METHOD.keys() - {"dropout", "lr_ratio"}  # what the adapted
 FREE_WITH_PATH = {"path", "name", "trained", "lr_ratio"}  # all else the saved adapter says
 
 
-LOWERED = "the weights that PiSSA takes its start from are no longer those that DoRA measures"
 Ending = Annotated[str, Field(min_length=1)]
 
 
@@ -62,6 +62,15 @@ class Adapter(Frozen):
     train_also: list[str] | None = doc(
         "Modules trained whole, by the end of their names; left out, a classifier's head", None
     )
+
+    @property
+    def saved_as_dora(self) -> bool:
+        """Whether the adapter at path is; False of a file that cannot be read, which whoever loads it tells."""
+        try:
+            told = json.loads((self.path.expanduser() / "adapter_config.json").read_bytes()) if self.path else {}
+        except (OSError, ValueError):
+            return False
+        return isinstance(told, dict) and bool(told.get("use_dora"))
 
     @property
     def function(self) -> dict[str, Any] | None:
@@ -97,8 +106,11 @@ def adapter_problems(adapters: Sequence[Adapter]) -> Iterator[Problem]:
         yield Problem("adapter.method", "several adapters of different methods were given", "give one method")
     if not any(adapter.trained for adapter in adapters):
         yield Problem("adapter.trained", "no adapter is trained", "train one of them")
-    if any(adapter.dora for adapter in adapters) and any(adapter.pissa for adapter in adapters):
-        yield Problem("adapter.pissa", LOWERED, "give one of dora and pissa")
+    if any(adapter.dora or adapter.saved_as_dora for adapter in adapters) and any(
+        adapter.pissa for adapter in adapters
+    ):
+        why = "the weights that PiSSA takes its start from are no longer those that DoRA measures"
+        yield Problem("adapter.pissa", why, "give one of dora and pissa")
     for adapter in adapters:
         yield from _contradictions(adapter)
 

@@ -46,5 +46,5 @@ def quantisation_aware_problems(
         ("dora", "DoRA would measure the weights as they are, not as they will be once quantised"),
         ("pissa", "PiSSA changes the weights that are quantised, and its file is of the base as it was"),
     ):
-        if any(getattr(adapter, key) for adapter in adapters):
+        if any(getattr(adapter, key) or (key == "dora" and adapter.saved_as_dora) for adapter in adapters):
             yield Problem(f"adapter.{key}", why, f"leave it or {FIELD} out")

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from drivetrain.config.adapter import LOWERED, PROMPTS, Adapter
+from drivetrain.config.adapter import PROMPTS, Adapter
 from drivetrain.config.quantised import QuantisedBase
 from drivetrain.errors import last_line, problem
 from drivetrain.models import adapter_files
@@ -87,9 +87,6 @@ class AdapterSet:
         if len(self._blocks) > 1 and (len(kinds) > 1 or kinds - {"LORA", "IA3"}):
             why = f"adapters of these kinds do not go together: {', '.join(sorted(kinds))}"
             raise problem("adapter.path", why, "give several of lora, or of ia3")
-        measured = any(getattr(saved.config, "use_dora", False) for saved in self._saved.values())
-        if measured and any(block.pissa for block in self._blocks):
-            raise problem("adapter.pissa", f"a saved adapter is DoRA's: {LOWERED}", "leave pissa out")
 
     def _check_names(self, model: nn.Module) -> None:
         """An adapter's weights are told from others by its name within theirs."""
