@@ -332,12 +332,12 @@ def _print_problems(error: UserError) -> None:
 
 
 def _start(checked: Checked, node: Node | None = None, **job: Any) -> Result:
-    from drivetrain.launch.start import start
+    from drivetrain.launch.start import start_at_terminal
     from drivetrain.launch.task import Node, Task
 
     if job["verb"] != "train" and checked.is_first:
         _say(checked.notices)  # a training tells them itself, and keeps them
-    return start(Task(run=checked.run, notices=checked.notices, **job), node or Node())
+    return start_at_terminal(Task(run=checked.run, notices=checked.notices, **job), node or Node())
 
 
 def _wide(console: Console) -> Console:

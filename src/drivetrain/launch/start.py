@@ -14,13 +14,7 @@ from drivetrain.lock import held
 
 def start(task: Task, node: Node | None = None) -> Result:
     """Do the task in as many processes as its run asks for. A result or errors, as if there were one."""
-    try:
-        return _started(task, node or Node())
-    except KeyboardInterrupt:
-        raise Interrupted(f"Interrupted{lost(task)}") from None
-
-
-def _started(task: Task, node: Node) -> Result:
+    node = node or Node()
     outer = OuterLauncher.here()
     if outer is not None and outer.world_size > 1:
         with _own_folder(task, outer.rank == 0) as ready:
@@ -36,6 +30,15 @@ def _started(task: Task, node: Node) -> Result:
         ready = cut_to_fit(ready, node)
         with Heart(listener=Alone(task.run.hang_seconds)) as heart:
             return perform(ready, heart=heart)
+
+
+def start_at_terminal(task: Task, node: Node) -> Result:
+    """The same; Ctrl-C, of which command-line libraries make a silent exit, becomes Interrupted, and tells what is
+    lost."""
+    try:
+        return start(task, node)
+    except KeyboardInterrupt:
+        raise Interrupted(f"Interrupted{lost(task)}") from None
 
 
 @contextmanager
