@@ -270,7 +270,7 @@ def test_an_occupied_folder_is_told_before_any_rank_is_started(
 ) -> None:
     (tmp_path / "run.yaml").write_text((Path(__file__).resolve().parents[1] / "recipes" / "digits.yaml").read_text())
     (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "report.json").write_text("{}")
+    (tmp_path / "taken" / "events.jsonl").write_text("")
     monkeypatch.setattr("drivetrain.launch.start.start", lambda *_: pytest.fail("ranks were started"))
     with pytest.raises(SystemExit) as ended:
         main(["train", str(tmp_path / "run.yaml"), "engine=ddp", "processes=2", f"output={tmp_path / 'taken'}"])

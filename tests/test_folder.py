@@ -17,6 +17,7 @@ def finished(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path / "run")
     folder.prepare(resume=False, overwrite=False)
     folder.run_file.write_text("x")
+    (folder.path / "events.jsonl").write_text("")
     (folder.checkpoints / "step-00000001").mkdir(parents=True)
     (folder.path / "predictions.csv").write_text("mine")
     return folder
@@ -36,6 +37,17 @@ def test_resuming_keeps_the_run(finished: RunFolder) -> None:
 def test_overwriting_takes_the_runs_files_and_no_other(finished: RunFolder) -> None:
     finished.prepare(resume=False, overwrite=True)
     assert [path.name for path in finished.path.iterdir()] == ["predictions.csv"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_no_run_left_is_never_overwritten(tmp_path: Path, overwrite: bool) -> None:
+    """With output=. a run lies among the project's own files."""
+    (tmp_path / "run.yaml").write_text("# mine")
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(UserError, match=r"run.yaml, checkpoints, which no run left there\n +give another output"):
+        RunFolder(tmp_path).prepare(resume=False, overwrite=overwrite)
+    assert (tmp_path / "run.yaml").read_text() == "# mine"
+    assert (tmp_path / "checkpoints").exists()
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from drivetrain.config.run import RunConfig
 from drivetrain.errors import problem
 from drivetrain.lock import refuse_if_held
 
+_MARKS = ("events.jsonl", "environment.json")  # each run begins with the first
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -45,28 +47,18 @@ class RunFolder:
 
     @property
     def results(self) -> list[Path]:
-        """What a run leaves, and an overwriting run takes away."""
-        names = (
-            "run.yaml",
-            "environment.json",
-            "events.jsonl",
-            "samples.jsonl",
-            "report.json",
-            "checkpoints",
-            "tensorboard",
-            "trouble",
-            "hangs",
-        )
+        """What a run leaves, and an overwriting run takes away; last what tells it from a project's own files."""
+        names = ("run.yaml", "samples.jsonl", "report.json", "checkpoints", "tensorboard", "trouble", "hangs", *_MARKS)
         return [self.path / name for name in names]
 
     def prepare(self, resume: bool, overwrite: bool) -> None:
         """Make the folder ready. UserError if it cannot be written, or holds a run that was not to be touched."""
         self._make_writable()
-        if not (resume or overwrite):
-            self.refuse_if_taken()
-        if overwrite and not resume:
-            for path in self._there:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if resume:
+            return
+        self.refuse_if_taken(overwrite)
+        for path in self._there:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     @property
     def _there(self) -> list[Path]:
@@ -77,12 +69,19 @@ class RunFolder:
         refuse_if_held(self.path)
         self.refuse_if_taken()
 
-    def refuse_if_taken(self) -> None:
-        """UserError if a run is in it."""
-        if self._there:
+    def refuse_if_taken(self, overwrite: bool = False) -> None:
+        """UserError if a run is in it that is not to be overwritten, or what no run left there."""
+        names = ", ".join(path.name for path in self._there)
+        if not names:
+            return
+        if not any((self.path / mark).exists() for mark in _MARKS):
+            raise problem(
+                "output", f"{self.path} holds {names}, which no run left there", "give another output or name"
+            )
+        if not overwrite:
             raise problem(
                 "output",
-                f"{self.path} already holds a run ({', '.join(path.name for path in self._there)})",
+                f"{self.path} already holds a run ({names})",
                 "go on with --resume, replace it with --overwrite, or give another output or name",
             )
 
@@ -98,7 +97,7 @@ class RunFolder:
             ) from None
 
     def describe(self, run: RunConfig, environment: dict[str, Any]) -> None:
-        """Write the resolved run file and the environment beside the results."""
+        """Write the environment and the resolved run file beside the results."""
+        (self.path / "environment.json").write_text(json.dumps(environment, indent=2) + "\n")
         with self.run_file.open("w", encoding="utf-8") as file:
             YAML(typ="safe", pure=True).dump(run.model_dump(mode="json"), file)
-        (self.path / "environment.json").write_text(json.dumps(environment, indent=2) + "\n")

@@ -168,6 +168,31 @@ def test_a_fault_in_any_call_of_a_save_leaves_the_earlier_checkpoint(step: int, 
     assert {"pwrite", "preadv", "fsync", "rename", "write_text", "posix_fallocate"} <= failed
 
 
+@pytest.mark.parametrize("moment", ["before the first word", "at the first word", "at the second word"])
+def test_a_save_that_loses_the_others_takes_nothing_away_but_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """A rank that dies while they agree on a name must not cost the project that the run was started in."""
+    (tmp_path / "workload.py").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+
+    class Losing(Ranks):
+        def on_first(self, do: Callable[[], Any]) -> Any:
+            if moment == "before the first word":
+                raise RuntimeError("Connection closed by peer")
+            found = do()
+            if moment == "at the first word":
+                raise KeyboardInterrupt
+            return found
+
+        def on_each(self, do: Callable[[], Any]) -> Any:  # noqa: ARG002 (the name is the other's)
+            raise RuntimeError("Connection closed by peer")
+
+    with pytest.raises((RuntimeError, KeyboardInterrupt)):
+        save(tmp_path / "run" / "checkpoints", 1, state(), {}, ranks=Losing())
+    assert (tmp_path / "workload.py").read_text() == "mine"
+
+
 def test_writes_cut_short_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda file, data, place: write(file, data[:7], place))

@@ -52,9 +52,9 @@ def save(
     has no form in a checkpoint.
     """
     ranks, target = ranks or Ranks(), root / f"step-{step:08d}"
-    saving = _Saving(root, ranks)
+    saving = _Saving(root, ranks, ranks.on_first(lambda: hidden(target, "partial")))  # by the first rank's name
     try:
-        saving.begin(hidden(target, "partial"), parts)
+        saving.begin(parts)
         saving.write()
         saving.first(lambda: saving.add(assets))
         checksums = saving.checksums()
@@ -71,16 +71,15 @@ def save(
 class _Saving:
     """One save, in steps that all ranks take together."""
 
-    def __init__(self, root: Path, ranks: Ranks) -> None:
+    def __init__(self, root: Path, ranks: Ranks, aside: Path) -> None:
         self._root, self._ranks = root, ranks
-        self.aside, self.needed = Path(), 0
+        self.aside, self.needed = aside, 0
 
     def first(self, do: Callable[[], None]) -> None:
         self._ranks.on_each(lambda: do() if self._ranks.is_first else None)
 
-    def begin(self, aside: Path, parts: Mapping[str, State]) -> None:
+    def begin(self, parts: Mapping[str, State]) -> None:
         """The folder, and in it every file at its full size."""
-        self.aside = self._ranks.on_first(lambda: aside)  # the first rank's name
         told = self._ranks.on_each(lambda: self._outlined(parts))
         names = list(dict.fromkeys(name for outlines in told for name in outlines))
         empty = Outline({}, {})
