@@ -158,6 +158,7 @@ def test_what_cannot_be_replayed_is_refused(run: Path, drivetrain: Call) -> None
 
 def test_a_stopped_run_goes_on_without_its_bad_steps(run: Path, failed: Path, drivetrain: Call) -> None:
     file = str(failed.parent / "run.yaml")
+    (run / "trouble" / "step-mine").mkdir()  # somebody's own
     code, _, err = drivetrain("train", file, f"output={run}", "--resume", "numerics.skip=true")
     assert code == 0
     assert f"step {STEP}: the loss is nan; its update was left out" in err
@@ -165,7 +166,7 @@ def test_a_stopped_run_goes_on_without_its_bad_steps(run: Path, failed: Path, dr
     assert (report["steps"], report["skipped_steps"]) == (10, 1)
     assert f"of steps that are made again: {run / 'trouble'} keeps former-step-{STEP:08d}" in " ".join(err.split())
     names = sorted(path.name for path in (run / "trouble").iterdir())
-    assert names == [f"former-step-{STEP:08d}", f"step-{STEP:08d}"]
+    assert names == [f"former-step-{STEP:08d}", f"step-{STEP:08d}", "step-mine"]
 
 
 def test_a_step_is_replayed_as_it_was_cut_when_memory_had_run_out(tmp_path: Path, drivetrain: Call) -> None:

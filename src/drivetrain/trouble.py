@@ -150,7 +150,8 @@ def folder_of(root: Path, step: int) -> Path:
 
 def set_aside(root: Path, step: int) -> list[str]:
     """What was noted of later steps belongs to a curve that is made again; its folders' new names."""
-    later = [path for path in root.glob("step-*") if int(path.name.removeprefix("step-")) > step]
+    numbers = {path: path.name.removeprefix("step-") for path in root.glob("step-*")}
+    later = [path for path, number in numbers.items() if number.isdecimal() and int(number) > step]
     return [_renamed(path, root / f"former-{path.name}") for path in sorted(later)]
 
 
