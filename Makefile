@@ -15,7 +15,7 @@ help:
 	@echo "make test      install and run the tests"
 	@echo "make test-all  the slow tests too"
 	@echo "make parity    every engine against plain PyTorch, all cases; writes docs/parity.md"
-	@echo "make chaos     runs of four engines killed a hundred times (half an hour to an hour)"
+	@echo "make chaos     runs of four engines killed a hundred times (twenty minutes to an hour)"
 	@echo "make lint      ruff and mypy"
 	@echo "make bench     the benchmarks of bench/ (tens of minutes; wants a quiet machine)"
 	@echo "make clean     remove .venv, runs and caches"
