@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,17 @@ def test_what_no_run_left_is_never_overwritten(tmp_path: Path, overwrite: bool) 
         RunFolder(tmp_path).prepare(resume=False, overwrite=overwrite)
     assert (tmp_path / "run.yaml").read_text() == "# mine"
     assert (tmp_path / "checkpoints").exists()
+
+
+def test_overwriting_deletes_nothing_that_a_link_points_to(finished: RunFolder, tmp_path: Path) -> None:
+    """As where checkpoints are put on a larger disk."""
+    (tmp_path / "large" / "step-00000001").mkdir(parents=True)
+    shutil.rmtree(finished.checkpoints)
+    finished.checkpoints.symlink_to(tmp_path / "large")
+    with pytest.raises(UserError, match=r"checkpoints in .* points to a folder elsewhere"):
+        finished.prepare(resume=False, overwrite=True)
+    assert finished.run_file.exists(), "refused before anything was deleted"
+    assert (tmp_path / "large" / "step-00000001").exists()
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:

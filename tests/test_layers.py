@@ -17,7 +17,7 @@ MOST_LINES = 350
 LAYERS = [
     ["errors", "__init__"],
     ["imports", "config"],
-    ["lock", "attempt", "heartbeat"],
+    ["lock", "attempt", "heartbeat", "whole_file"],
     [
         *("hardware", "environment", "emulation", "rng", "signals", "ranks", "pieces"),
         *("low_bit", "low_rank", "builds", "hub"),

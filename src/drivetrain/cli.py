@@ -107,7 +107,7 @@ def predict(
     """Predict with a checkpoint of a run: one row a sample, in order."""
     from drivetrain.launch.checked import checked
 
-    ready = checked(run_file, overrides or [], checkpoint=checkpoint)
+    ready = checked(run_file, overrides or [], checkpoint=checkpoint, data=data, output=to)
     result = _start(ready, verb="predict", checkpoint=checkpoint, data=data, output=to)
     if result.of_first and to is not None:
         errors.print(f"{result.value} predictions in {escape(str(to))}")

@@ -27,6 +27,7 @@ from drivetrain.memory.limit import limited, trial_limit
 from drivetrain.memory.shortage import LESS, give_back, room_for
 from drivetrain.precision import arithmetic
 from drivetrain.ranks import Ranks
+from drivetrain.whole_file import write_whole
 from drivetrain.workloads.base import Workload
 
 _FILE = "sizes.json"
@@ -48,9 +49,7 @@ class Tried:
         return cls(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else cls()
 
     def write(self, folder: Path) -> None:
-        aside = folder / f"{_FILE}.partial-{os.getpid()}"
-        aside.write_text(json.dumps(asdict(self)), encoding="utf-8")
-        aside.replace(folder / _FILE)
+        write_whole(folder / _FILE, json.dumps(asdict(self)))
 
     @property
     def largest(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from ruamel.yaml import YAML
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import problem
 from drivetrain.lock import refuse_if_held
+from drivetrain.whole_file import write_whole
 
 _MARKS = ("events.jsonl", "environment.json")  # each run begins with the first
 
@@ -84,6 +86,10 @@ class RunFolder:
                 f"{self.path} already holds a run ({names})",
                 "go on with --resume, replace it with --overwrite, or give another output or name",
             )
+        linked = ", ".join(path.name for path in self._there if path.is_symlink() and path.is_dir())
+        if linked:
+            why = f"{linked} in {self.path} points to a folder elsewhere, which is not this run's alone to delete"
+            raise problem("output", why, "empty that folder yourself and take the link away, or give another output")
 
     def _make_writable(self) -> None:
         trial = self.path / f".writable-{os.getpid()}"
@@ -98,6 +104,7 @@ class RunFolder:
 
     def describe(self, run: RunConfig, environment: dict[str, Any]) -> None:
         """Write the environment and the resolved run file beside the results."""
-        (self.path / "environment.json").write_text(json.dumps(environment, indent=2) + "\n")
-        with self.run_file.open("w", encoding="utf-8") as file:
-            YAML(typ="safe", pure=True).dump(run.model_dump(mode="json"), file)
+        write_whole(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
+        text = io.StringIO()
+        YAML(typ="safe", pure=True).dump(run.model_dump(mode="json"), text)
+        write_whole(self.run_file, text.getvalue())

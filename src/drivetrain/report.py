@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
+
+from drivetrain.whole_file import write_whole
 
 Status = Literal["completed", "stopped_early", "interrupted"]
 
@@ -71,10 +72,7 @@ class RunReport(BaseModel):
         return float(share)
 
     def write(self, path: Path) -> None:
-        """Whole or not at all."""
-        aside = path.with_suffix(f".partial-{os.getpid()}")
-        aside.write_text(json.dumps({**self.model_dump(), "flops_share": self.flops_share}, indent=2) + "\n")
-        aside.replace(path)
+        write_whole(path, json.dumps({**self.model_dump(), "flops_share": self.flops_share}, indent=2) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> RunReport:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from drivetrain.config.load import load
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import UserError
 from drivetrain.hardware import detect
-from drivetrain.inference.verbs import evaluate, predict, write_predictions
+from drivetrain.inference.verbs import evaluate, predict
 from drivetrain.run import run
 
 OWN = """
@@ -79,33 +78,6 @@ def test_predictions_are_those_of_the_weights_in_order(trained: RunConfig) -> No
     expected = (hidden @ weights["2.weight"].T + weights["2.bias"]).argmax(1).tolist()
     assert [row["prediction"] for row in rows] == expected
     assert len({row["sample"] for row in rows}) == 50
-
-
-def test_predictions_are_written_whole_as_json_lines_or_csv(tmp_path: Path) -> None:
-    rows = [{"sample": "a, b", "label": "ü"}, {"sample": 'say "x"', "label": "2"}]
-    assert write_predictions(iter(rows), tmp_path / "deep" / "out.csv") == 2
-    with (tmp_path / "deep" / "out.csv").open(newline="") as file:
-        assert list(csv.DictReader(file)) == rows
-    assert write_predictions(iter(rows), tmp_path / "out.jsonl") == 2
-    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == rows
-
-
-def test_predictions_that_cannot_be_written_are_told_and_leave_nothing(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"):
-        write_predictions(iter([{"sample": 1}]), tmp_path / "file" / "out.csv")
-
-
-def test_a_failure_on_the_way_leaves_no_half_file(tmp_path: Path) -> None:
-    def rows():  # type: ignore[no-untyped-def]
-        yield {"sample": 1}
-        raise RuntimeError("broken")
-
-    (tmp_path / "out.csv").write_text("earlier")
-    with pytest.raises(RuntimeError, match="broken"):
-        write_predictions(rows(), tmp_path / "out.csv")
-    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
-    assert (tmp_path / "out.csv").read_text() == "earlier"
 
 
 @pytest.mark.parametrize(("given", "said"), [("nowhere", "is no checkpoint folder"), (".", "has no manifest.json")])

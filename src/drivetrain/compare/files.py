@@ -5,20 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 from drivetrain.compare.advice import advice
 from drivetrain.compare.columns import Figures
 from drivetrain.compare.rows import Comparison, Result
-
-
-def write_text(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8", newline="")
-    aside.replace(path)
 
 
 def as_csv(comparison: Comparison) -> str:

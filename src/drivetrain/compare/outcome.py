@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+from drivetrain.whole_file import write_whole
 
 Status = Literal["completed", "refused", "failed", "out of memory", "crashed", "timed out"]
 FILE = "outcome.json"
@@ -23,10 +24,8 @@ class Outcome(BaseModel):
     seconds: float = 0.0
 
     def write(self, folder: Path) -> None:
-        """Whole or not at all: a cell without one is run anew."""
-        aside = folder / f".{FILE}.{os.getpid()}"
-        aside.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        aside.replace(folder / FILE)
+        """A cell without one is run anew."""
+        write_whole(folder / FILE, self.model_dump_json(indent=1) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Outcome | None:

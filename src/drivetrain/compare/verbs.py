@@ -9,7 +9,7 @@ from typing import Any
 
 from drivetrain import environment
 from drivetrain.compare.axes import read_axes
-from drivetrain.compare.files import as_csv, as_json, as_markdown, write_text
+from drivetrain.compare.files import as_csv, as_json, as_markdown
 from drivetrain.compare.live import MatrixView
 from drivetrain.compare.matrix import Job, Matrix, build_matrix
 from drivetrain.compare.outcome import Outcome
@@ -21,6 +21,7 @@ from drivetrain.config.files import read_yaml
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.folder import RunFolder
 from drivetrain.hardware import detect
+from drivetrain.whole_file import write_whole
 
 ROWS = "rows.json"  # what `drivetrain report` reads of a comparison
 
@@ -75,10 +76,10 @@ def write_files(comparison: Comparison, folder: Path) -> None:
         (folder / "plots").mkdir(parents=True, exist_ok=True)
         drawn = plots(comparison)
         for name, text in (("csv", as_csv), ("json", as_json), ("md", as_markdown)):
-            write_text(folder / f"comparison.{name}", text(comparison))
-        write_text(folder / "comparison.html", as_html(comparison, drawn))
+            write_whole(folder / f"comparison.{name}", text(comparison))
+        write_whole(folder / "comparison.html", as_html(comparison, drawn))
         for name, figure in drawn.items():
-            write_text(folder / "plots" / f"{name}.svg", as_svg(figure))
+            write_whole(folder / "plots" / f"{name}.svg", as_svg(figure))
             (folder / "plots" / f"{name}.png").write_bytes(as_png(figure))
     except OSError as error:
         raise problem("--output", f"{folder} cannot be written: {error.strerror}", "give another folder") from None
@@ -106,7 +107,7 @@ def _remember(comparison: Comparison, folder: Path) -> None:
         }
         for row in comparison.rows
     ]
-    write_text(folder / ROWS, json.dumps({"name": comparison.name, "axes": comparison.axes, "rows": rows}, indent=1))
+    write_whole(folder / ROWS, json.dumps({"name": comparison.name, "axes": comparison.axes, "rows": rows}, indent=1))
 
 
 def _beside(path: Path, folder: Path) -> str:

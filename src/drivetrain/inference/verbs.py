@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from drivetrain.assemble import assemble
@@ -76,42 +73,3 @@ def _answers(
     for part in parts:
         found |= answers(engine, workload, ranks, {number: prompts[number] for number in part})
     return found
-
-
-def write_predictions(rows: Iterator[dict[str, Any]], path: Path) -> int:
-    """JSON Lines or, where the name ends in .csv, CSV. Written aside and renamed; returns the number of rows."""
-    aside = path.with_name(f".{path.name}.partial")
-    count = 0
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with aside.open("w", encoding="utf-8", newline="") as file:
-            write = _csv_writer(file) if path.suffix == ".csv" else _json_writer(file)
-            for row in rows:
-                write(row)
-                count += 1
-        aside.replace(path)
-    except OSError as error:
-        raise problem("--output", f"{path} cannot be written: {error.strerror}", "give another file") from None
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)  # still there only if something failed
-    return count
-
-
-def _json_writer(file: Any) -> Any:
-    return lambda row: file.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-
-def _csv_writer(file: Any) -> Any:
-    import csv
-
-    writer = csv.writer(file)
-    header_done: list[bool] = []
-
-    def write(row: dict[str, Any]) -> None:
-        if not header_done:
-            writer.writerow(row)
-            header_done.append(True)
-        writer.writerow(row.values())
-
-    return write

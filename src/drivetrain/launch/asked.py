@@ -18,6 +18,7 @@ from pathlib import Path
 
 from drivetrain.heartbeat import Heart, Pulse, read
 from drivetrain.launch.standing import Standing, read_stacks, standing
+from drivetrain.whole_file import write_whole
 
 ANSWER_SECONDS = 4.0  # ranks look for a question once a second
 _ASK = "ask"
@@ -65,10 +66,8 @@ class Answers:
                     self._answer(asked, standing(heart.main, is_recorded), is_recorded)
 
     def _answer(self, asked: str, found: Standing, is_whole: bool) -> None:
-        target = self._folder / f"answer-{self._local}.json"
-        aside = target.with_suffix(f".partial-{os.getpid()}")
-        aside.write_text(json.dumps({"asked": asked, "whole": is_whole, "standing": found.as_dict()}))
-        aside.replace(target)
+        answer = {"asked": asked, "whole": is_whole, "standing": found.as_dict()}
+        write_whole(self._folder / f"answer-{self._local}.json", json.dumps(answer))
 
 
 class Alone:

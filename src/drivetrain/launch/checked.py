@@ -28,10 +28,13 @@ def checked(
     nodes: int | None = None,
     node: Node | None = None,
     checkpoint: str | None = None,
+    data: str | None = None,
+    output: Path | None = None,
 ) -> Checked:
     """UserError with what schema and rules say, and for a checkpoint that is not there.
 
-    nodes: in place of the run file's. checkpoint: what is to be loaded: best, last or a folder.
+    nodes: in place of the run file's. checkpoint: what is to be loaded: best, last or a folder. data, output: of
+    predictions.
     """
     run, problems = load(run_file, [*overrides, *([] if nodes is None else [f"nodes={nodes}"])])
     if run is None:
@@ -53,6 +56,10 @@ def checked(
         from drivetrain.inference.weights import check_there
 
         check_there(run, checkpoint)
+    if output is not None:
+        from drivetrain.inference.rows import check_place
+
+        check_place(output, run, data)
     return Checked(run, notices(run, machine), outer is None or outer.rank == 0)
 
 

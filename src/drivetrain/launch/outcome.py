@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from pydantic import BaseModel
 
 from drivetrain.errors import OutOfMemory, PeerError, Problem, RankError, RunError, UserError
 from drivetrain.launch.task import Result
+from drivetrain.whole_file import write_whole
 
 Kind = Literal["done", "user", "memory", "run", "crash"]
 # how gloo says that the other end of a connection is gone
@@ -31,10 +31,7 @@ class RankOutcome(BaseModel):
     lost: bool = False  # it failed because another rank had ended
 
     def write(self, folder: Path) -> None:
-        target = folder / f"rank-{self.rank}.json"
-        aside = target.with_suffix(f".partial-{os.getpid()}")
-        aside.write_text(self.model_dump_json(), encoding="utf-8")
-        aside.replace(target)
+        write_whole(folder / f"rank-{self.rank}.json", self.model_dump_json())
 
 
 def outcomes(folder: Path) -> list[RankOutcome]:

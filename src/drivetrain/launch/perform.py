@@ -13,6 +13,7 @@ from drivetrain.fitting import find
 from drivetrain.hardware import detect
 from drivetrain.heartbeat import Heart
 from drivetrain.inference import timing, verbs
+from drivetrain.inference.rows import write_predictions
 from drivetrain.launch.group import group_of_one
 from drivetrain.launch.task import Result, Task
 from drivetrain.launch.variables import of_the_engine, variables
@@ -58,7 +59,7 @@ def _predict(task: Task) -> Result:
     if not is_first_rank():
         return Result(code=0, value=sum(1 for _ in rows))
     if task.output is not None:
-        return Result(code=0, value=verbs.write_predictions(rows, task.output))
+        return Result(code=0, value=write_predictions(rows, task.output))
     count = sum(1 for row in rows if _print(row))
     return Result(code=0, value=count)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from drivetrain.errors import RunError
 from drivetrain.tracking.events import Event, Generated, RunStarted, Tracker
+from drivetrain.whole_file import write_whole
 
 FILE_NAME = "events.jsonl"
 SAMPLES = "samples.jsonl"
@@ -82,9 +83,7 @@ def _cut_after(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = [event for event in read_events(path) if event.get("step", 0) <= step]
-    aside = path.with_suffix(f".partial-{os.getpid()}")
-    aside.write_text("".join(json.dumps(event, ensure_ascii=False) + "\n" for event in kept), encoding="utf-8")
-    aside.replace(path)
+    write_whole(path, "".join(json.dumps(event, ensure_ascii=False) + "\n" for event in kept))
 
 
 def finite(value: Any) -> Any:
