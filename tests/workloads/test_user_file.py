@@ -53,6 +53,8 @@ def test_names_that_nothing_reads_are_said(tmp_path: Path) -> None:
 
 def test_a_synonym_beside_the_real_name_is_a_name_like_any_other(tmp_path: Path) -> None:
     assert user_file(tmp_path, WHOLE + "dataset = [1, 2]\nnet = 3\n").misnamed() == []
+    built = "class Model: ...\ndef build_model(): ...\ntrain_data = [1]\ndef loss_sum(o, t): ...\ndef count(t): ...\n"
+    assert user_file(tmp_path, built + "criterion = 4\n").misnamed() == []
 
 
 @pytest.mark.parametrize(("first", "second"), [("model", "build_model"), ("loss", "loss_sum")])

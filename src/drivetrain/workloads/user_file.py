@@ -23,6 +23,7 @@ KNOWN = (
     "build_model", "model", "train_data", "evaluation_data", "loss", "loss_sum", "count", "collate", "metrics",
     "predict", "splits_batches", "tensor_parallel",
 )  # fmt: skip
+ONE_OF = {"model": "build_model", "loss": "loss_sum"}  # two names for one thing
 TAKE_OPTIONS = ("build_model", "model", "train_data", "evaluation_data")
 
 # Names that scripts give to what has another name here.
@@ -96,7 +97,7 @@ class UserFile:
             meant = _meant(name)
             if name in DECIDED_BY_THE_RUN_FILE:
                 said.append(f"{name} is not read: {DECIDED_BY_THE_RUN_FILE[name]} of the run file decides")
-            elif meant is not None and not self.has(meant):
+            elif meant is not None and not self.has(meant) and not self.has(ONE_OF.get(meant, meant)):
                 said.append(f"{name} is not read; did you mean {meant}?")
         return [f"{self.path.name}: {what}" for what in said]
 
@@ -124,7 +125,7 @@ class UserFile:
                 yield Problem(FIELD, f"{self.path} defines no {name}", fix)
 
     def _given_twice(self) -> Iterator[Problem]:
-        for one, other in (("model", "build_model"), ("loss", "loss_sum")):
+        for one, other in ONE_OF.items():
             if self.has(one) and self.has(other):
                 yield Problem(FIELD, f"{self.path} defines both {one} and {other}", "keep one of them")
 
