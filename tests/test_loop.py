@@ -146,16 +146,29 @@ def test_evaluation_and_saving_follow_their_cadences_and_the_end() -> None:
     assert ride.progress.best == {"step": 8, "metric": "accuracy", "value": 0.3}
 
 
-def test_an_evaluation_that_does_not_fit_leaves_what_was_trained() -> None:
-    run = config(loop={"steps": 10}, evaluation={"every_steps": 4})
-    ride = Ride(run, TinyWorkload(perceptron), evaluation=starved)
-    with pytest.raises(OutOfMemory, match=r"in the evaluation .* smaller evaluation.batch_size"):
-        ride.go()
-    assert ride.saves == [4]
-
-
 def starved() -> dict[str, float]:
     raise MemoryError
+
+
+def broken() -> dict[str, float]:
+    raise ZeroDivisionError("a metric of one's own")
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "error", "told"),
+    [
+        (starved, OutOfMemory, r"in the evaluation .* smaller evaluation.batch_size"),
+        (broken, ZeroDivisionError, "a metric of one's own"),
+    ],
+)
+def test_an_evaluation_that_fails_leaves_what_was_trained(
+    evaluation: Callable[[], dict[str, float]], error: type[Exception], told: str
+) -> None:
+    run = config(loop={"steps": 10}, evaluation={"every_steps": 4})
+    ride = Ride(run, TinyWorkload(perceptron), evaluation=evaluation)
+    with pytest.raises(error, match=told):
+        ride.go()
+    assert ride.saves == [4]
 
 
 def test_epochs_end_with_an_evaluation_and_a_save() -> None:
@@ -246,12 +259,13 @@ def test_a_gradient_that_is_not_finite_stops_the_run_too() -> None:
     assert not ride.saves
 
 
-def test_an_evaluation_that_is_not_finite_saves_nothing() -> None:
+def test_an_evaluation_that_is_not_finite_ends_the_run_and_leaves_what_was_trained_without_it() -> None:
     run = config(evaluation={"every_steps": 4})
     ride = Ride(run, TinyWorkload(perceptron), scores=[0.5, math.nan])
     with pytest.raises(RunError, match="step 8: the evaluation's accuracy is nan"):
         ride.go()
-    assert ride.saves == [4]
+    assert ride.saves == [4, 8]
+    assert ride.progress.last_evaluation == 4
 
 
 def test_skipped_steps_are_seen_and_do_not_advance_the_schedule() -> None:

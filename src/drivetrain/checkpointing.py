@@ -84,7 +84,8 @@ class RunCheckpoints:
     def _pruned(self, path: Path) -> int:
         """Bytes of a new checkpoint, once older ones are gone that need not be kept."""
         kept = self._run.checkpoints
-        prune(self._root, kept.keep_last, kept.keep_best, self._metric.higher_is_better)
+        higher, metric = self._metric.higher_is_better, self._metric.name
+        prune(self._root, kept.keep_last, kept.keep_best, higher, metric, path)
         return sum(file.stat().st_size for file in path.iterdir())
 
     def _facts(self, progress: Progress) -> dict[str, Any]:
@@ -137,6 +138,7 @@ class RunCheckpoints:
             self._send(Warned(message=message))
         self._engine.load_state_dict({**state, "engine": training["engine"]})
         progress = Progress(**training["progress"])
+        self._same_metric(progress)
         saved = training["generators"]
         self._restore_generators(saved, training.get("streams", [*range(len(saved))]), progress.step)
         return progress
@@ -162,7 +164,15 @@ class RunCheckpoints:
         return newest_good(self._root)[0]
 
     def best(self) -> Path | None:
-        return best(self._root, self._metric.higher_is_better)
+        return best(self._root, self._metric.higher_is_better, self._metric.name)
+
+    def _same_metric(self, progress: Progress) -> None:
+        """What was best by another metric says nothing of this one."""
+        before, now = (progress.best or {}).get("metric", self._metric.name), self._metric.name
+        if before != now:
+            told = f"the best was chosen by {before} so far, and is by {now} from here on: what was best is forgotten"
+            self._send(Warned(message=told))
+            progress.best, progress.evaluations_without_gain = None, 0
 
     def _same_optimizer(self, saved: str) -> None:
         if saved != self._run.optimizer.name:

@@ -252,10 +252,10 @@ class Curve:
 
 
 def _evaluate_or_save(engine: Engine, run: RunConfig, progress: Progress, around: Surroundings) -> None:
-    """What was trained outlives an evaluation that does not fit, where no other rank may be elsewhere."""
+    """What was trained outlives an evaluation that fails or does not fit, where no other rank may be elsewhere."""
     try:
         _evaluate(run, progress, around)
-    except OutOfMemory:
+    except Exception:
         if engine.savepoint() is not None:
             _save(progress, around)
         raise
@@ -267,11 +267,11 @@ def _evaluate(run: RunConfig, progress: Progress, around: Surroundings) -> None:
     less = "give a smaller evaluation.batch_size"
     with around.meters.part("evaluation"), room_for("the evaluation", fix=less):
         progress.metrics = around.evaluate()
-    progress.last_evaluation = progress.step
     metric = around.best_metric
     value = progress.metrics[metric.name]
     if not math.isfinite(value):
-        raise RunError(f"step {progress.step}: the evaluation's {metric.name} is {value}; nothing was saved after it")
+        raise RunError(f"step {progress.step}: the evaluation's {metric.name} is {value}")
+    progress.last_evaluation = progress.step
     sign = 1.0 if metric.higher_is_better else -1.0
     stopping = run.evaluation.early_stopping
     gain = math.inf if progress.best is None else sign * (value - progress.best["value"])

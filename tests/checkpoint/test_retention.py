@@ -88,6 +88,24 @@ def test_the_only_good_one_is_kept_when_newer_ones_are_damaged(tmp_path: Path) -
     assert left(tmp_path) == [2, 4]
 
 
+def test_what_was_just_saved_stays_beside_damaged_ones_of_later_steps(tmp_path: Path) -> None:
+    """A run that passed over them went on before them; an older best one that is good is no reason to delete it."""
+    paths = save_all(tmp_path, 0.9, 0.2, 0.3, 0.4, 0.5)
+    flip_a_bit(paths[3])
+    flip_a_bit(paths[4])
+    prune(tmp_path, 1, 1, True, saved=paths[2])
+    assert left(tmp_path) == [1, 3, 4, 5]
+    assert newest_good(tmp_path)[0] == paths[2]
+
+
+def test_checkpoints_are_ranked_by_one_metric_alone(tmp_path: Path) -> None:
+    for step, (name, value) in enumerate([("loss", 261.0), ("r2", 0.6), ("r2", 0.95), ("r2", 0.5)], start=1):
+        save(tmp_path, step, {"model": {"w": torch.ones(1)}}, {"metric": value, "metric_name": name})
+    assert best(tmp_path, True, "r2") == tmp_path / "step-00000003"
+    prune(tmp_path, 1, 1, True, "r2")
+    assert left(tmp_path) == [3, 4]
+
+
 def test_nothing_is_deleted_where_nothing_is_good(tmp_path: Path) -> None:
     for path in save_all(tmp_path, 0.1, 0.2):
         flip_a_bit(path)

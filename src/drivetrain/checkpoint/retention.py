@@ -4,45 +4,59 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from drivetrain.checkpoint.directory import hidden, read_manifest, steps, verify
 from drivetrain.errors import RunError
 
 
-def prune(root: Path, keep_last: int, keep_best: int, higher_is_better: bool) -> None:
+def prune(
+    root: Path,
+    keep_last: int,
+    keep_best: int,
+    higher_is_better: bool,
+    metric: str | None = None,
+    saved: Path | None = None,
+) -> None:
     """Delete all but the newest `keep_last` and the best `keep_best` (by the metric in their manifests).
 
-    If none of those verifies, the newest that does is kept besides. RunError if one cannot be deleted.
+    If none of those verifies, the newest that does is kept besides. RunError if one cannot be deleted. metric: its
+    name; of another one nothing is known. saved: the newest; what is of later steps was passed over by a run that went
+    on before them, and is neither counted nor deleted.
     """
     everything = steps(root)
-    kept = set(everything[-keep_last:]) | set(_by_metric(root, higher_is_better)[:keep_best])
-    doomed = [path for path in everything if path not in kept]
+    made = everything[: everything.index(saved) + 1] if saved in everything else everything
+    kept = set(made[-keep_last:]) | set(_by_metric(made, higher_is_better, metric)[:keep_best])
+    doomed = [path for path in made if path not in kept]
     if not doomed:
         return
     # kept ones first: the newest was just written and is good, so that as a rule this reads a single checkpoint
-    newest_first = sorted(reversed(everything), key=lambda path: path not in kept)
+    newest_first = sorted(reversed(made), key=lambda path: path not in kept)
     good = next((path for path in newest_first if not verify(path)), None)
     for path in doomed:
         if good is not None and path != good:
             _delete(path)
 
 
-def best(root: Path, higher_is_better: bool) -> Path | None:
-    """The checkpoint with the best metric; the earliest of equals; None if none was evaluated."""
-    ranked = _by_metric(root, higher_is_better)
+def best(root: Path, higher_is_better: bool, metric: str | None = None) -> Path | None:
+    """The checkpoint with the best metric; the earliest of equals; None if none was evaluated by it."""
+    ranked = _by_metric(steps(root), higher_is_better, metric)
     return ranked[0] if ranked else None
 
 
-def _by_metric(root: Path, higher_is_better: bool) -> list[Path]:
+def _by_metric(paths: Sequence[Path], higher_is_better: bool, metric: str | None) -> list[Path]:
     scored = []
-    for path in steps(root):
+    for path in paths:
         try:
-            metric = read_manifest(path).facts.get("metric")
+            facts = read_manifest(path).facts
         except (OSError, ValueError):
             continue  # damaged: it cannot be called best, and resuming says what is wrong with it
-        if isinstance(metric, int | float) and not math.isnan(metric):
-            scored.append((-metric if higher_is_better else metric, path))
+        value, name = facts.get("metric"), facts.get("metric_name")
+        if metric is not None and name not in (None, metric):
+            continue
+        if isinstance(value, int | float) and not math.isnan(value):
+            scored.append((-value if higher_is_better else value, path))
     return [path for _, path in sorted(scored, key=lambda pair: pair[0])]
 
 

@@ -30,7 +30,8 @@ def find_checkpoint(run: RunConfig, workload: Workload, given: str) -> Path:
     if given not in {"best", "last"}:
         return _folder(given)
     root = RunFolder(run.folder).checkpoints
-    found = best(root, best_metric(run, workload).higher_is_better) if given == "best" else None
+    metric = best_metric(run, workload)
+    found = best(root, metric.higher_is_better, metric.name) if given == "best" else None
     found = found or newest_good(root)[0]
     if found is None:
         raise _none(run)
