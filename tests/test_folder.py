@@ -37,7 +37,31 @@ def test_resuming_keeps_the_run(finished: RunFolder) -> None:
 
 def test_overwriting_takes_the_runs_files_and_no_other(finished: RunFolder) -> None:
     finished.prepare(resume=False, overwrite=True)
+    assert not finished.run_file.exists()
+    finished.begun()
     assert [path.name for path in finished.path.iterdir()] == ["predictions.csv"]
+    assert not finished.put_back()
+
+
+def test_what_was_to_be_overwritten_comes_back_where_the_run_does_not_begin(finished: RunFolder) -> None:
+    for _ in range(2):
+        finished.prepare(resume=False, overwrite=True)
+        (finished.path / "events.jsonl").write_text("of the new one")
+        finished.checkpoints.mkdir()
+        assert finished.put_back()
+        assert finished.run_file.read_text() == "x"
+        assert (finished.path / "events.jsonl").read_text() == ""
+        assert [path.name for path in finished.checkpoints.iterdir()] == ["step-00000001"]
+        assert not (finished.path / ".overwritten").exists()
+
+
+def test_a_run_does_not_overwrite_what_it_is_made_from(finished: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(finished.path.parent)
+    sources = ["adamw", "checkpoints", "run", "run/checkpoints/step-00000001"]
+    with pytest.raises(UserError, match="run/checkpoints/step-00000001 is what the run is made from"):
+        finished.prepare(resume=False, overwrite=True, sources=sources)
+    assert finished.run_file.exists()
+    finished.prepare(resume=False, overwrite=True, sources=sources[:-1])
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -47,8 +71,16 @@ def test_what_no_run_left_is_never_overwritten(tmp_path: Path, overwrite: bool) 
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(UserError, match=r"run.yaml, checkpoints, which no run left there\n +give another output"):
         RunFolder(tmp_path).prepare(resume=False, overwrite=overwrite)
+    with pytest.raises(UserError, match=r"run.yaml, which no run left there"):
+        RunFolder(tmp_path).prepare(resume=True, overwrite=False)
     assert (tmp_path / "run.yaml").read_text() == "# mine"
     assert (tmp_path / "checkpoints").exists()
+
+
+def test_checkpoints_alone_can_be_gone_on_from(tmp_path: Path) -> None:
+    """As other software's, converted."""
+    (tmp_path / "checkpoints").mkdir()
+    RunFolder(tmp_path).prepare(resume=True, overwrite=False)
 
 
 def test_overwriting_deletes_nothing_that_a_link_points_to(finished: RunFolder, tmp_path: Path) -> None:

@@ -48,6 +48,10 @@ class Attempt:
         if self.folder is not None:
             (self.folder / _PREPARED).touch()
 
+    def unprepared(self) -> None:
+        if self.folder is not None:
+            (self.folder / _PREPARED).unlink(missing_ok=True)
+
     def elapsed_before(self, elapsed_seconds: float) -> float:
         """The run's time when the launch began: this attempt's, if it is the first."""
         if self.folder is None:

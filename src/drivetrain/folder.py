@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,18 +54,42 @@ class RunFolder:
         names = ("run.yaml", "samples.jsonl", "report.json", "checkpoints", "tensorboard", "trouble", "hangs", *_MARKS)
         return [self.path / name for name in names]
 
-    def prepare(self, resume: bool, overwrite: bool) -> None:
-        """Make the folder ready. UserError if it cannot be written, or holds a run that was not to be touched."""
+    def prepare(self, resume: bool, overwrite: bool, sources: Iterable[str] = ()) -> None:
+        """Make the folder ready. UserError if it cannot be written, or holds what is not to be touched.
+
+        What is overwritten is put aside until `begun`. sources: among them the paths of what the run is made from.
+        """
         self._make_writable()
         if resume:
+            self._refuse_foreign(present(self.run_file, self.report, self.path / "samples.jsonl"))
             return
         self.refuse_if_taken(overwrite)
+        self._refuse_made_from(sources)
+        shutil.rmtree(self._aside, ignore_errors=True)  # of a start that was killed before it had begun
+        if self._there:
+            _move(self._there, self._aside)
+
+    def begun(self) -> None:
+        """What was overwritten goes, now that nothing refuses the run any more."""
+        shutil.rmtree(self._aside, ignore_errors=True)
+
+    def put_back(self) -> bool:
+        """What was to be overwritten, where the run has not begun. Whether there was any."""
+        if not self._aside.is_dir():
+            return False
         for path in self._there:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+        _move(present(*(self._aside / path.name for path in self.results)), self.path)
+        self._aside.rmdir()
+        return True
+
+    @property
+    def _aside(self) -> Path:
+        return self.path / ".overwritten"
 
     @property
     def _there(self) -> list[Path]:
-        return [path for path in self.results if path.exists()]
+        return present(*self.results)
 
     def refuse_if_busy(self) -> None:
         """UserError if a run is working in it, or has been. For a process that does not hold the folder itself."""
@@ -73,23 +98,32 @@ class RunFolder:
 
     def refuse_if_taken(self, overwrite: bool = False) -> None:
         """UserError if a run is in it that is not to be overwritten, or what no run left there."""
-        names = ", ".join(path.name for path in self._there)
-        if not names:
+        self._refuse_foreign(self._there)
+        if not self._there:
             return
-        if not any((self.path / mark).exists() for mark in _MARKS):
-            raise problem(
-                "output", f"{self.path} holds {names}, which no run left there", "give another output or name"
-            )
         if not overwrite:
             raise problem(
                 "output",
-                f"{self.path} already holds a run ({names})",
+                f"{self.path} already holds a run ({_names(self._there)})",
                 "go on with --resume, replace it with --overwrite, or give another output or name",
             )
-        linked = ", ".join(path.name for path in self._there if path.is_symlink() and path.is_dir())
+        linked = [path for path in self._there if path.is_symlink() and path.is_dir()]
         if linked:
-            why = f"{linked} in {self.path} points to a folder elsewhere, which is not this run's alone to delete"
+            why = f"{_names(linked)} in {self.path} points to a folder elsewhere, which is not for a run to delete"
             raise problem("output", why, "empty that folder yourself and take the link away, or give another output")
+
+    def _refuse_foreign(self, there: list[Path]) -> None:
+        if there and not present(*(self.path / mark for mark in _MARKS)):
+            why = f"{self.path} holds {_names(there)}, which no run left there"
+            raise problem("output", why, "give another output or name")
+
+    def _refuse_made_from(self, sources: Iterable[str]) -> None:
+        doomed = {path.resolve() for path in self._there}
+        for source in sources:
+            path = Path(source).expanduser().resolve()
+            if len(Path(source).parts) > 1 and doomed & {path, *path.parents}:
+                why = f"{source} is what the run is made from, and would be overwritten with what {self.path} holds"
+                raise problem("output", why, "give another output or name")
 
     def _make_writable(self) -> None:
         trial = self.path / f".writable-{os.getpid()}"
@@ -108,3 +142,17 @@ class RunFolder:
         text = io.StringIO()
         YAML(typ="safe", pure=True).dump(run.model_dump(mode="json"), text)
         write_whole(self.run_file, text.getvalue())
+
+
+def present(*paths: Path) -> list[Path]:
+    return [path for path in paths if path.exists()]
+
+
+def _names(paths: Iterable[Path]) -> str:
+    return ", ".join(path.name for path in paths)
+
+
+def _move(paths: Iterable[Path], folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for path in paths:
+        path.rename(folder / path.name)

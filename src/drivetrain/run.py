@@ -19,9 +19,11 @@ from drivetrain.config.engine import label
 from drivetrain.config.machine import Machine
 from drivetrain.config.reduced import again
 from drivetrain.config.run import RunConfig
+from drivetrain.config.texts import texts
 from drivetrain.cutting import Cutting, check_shares, order_of, total_steps_of
 from drivetrain.data.loader import evaluation_batches
 from drivetrain.engines.base import Engine
+from drivetrain.errors import problem
 from drivetrain.folder import RunFolder
 from drivetrain.generation import generate
 from drivetrain.hardware import torch_device
@@ -36,6 +38,7 @@ from drivetrain.report import RunReport, Status
 from drivetrain.signals import StopRequest, stop_on_signals
 from drivetrain.tracking.build import EventStream, build_trackers
 from drivetrain.tracking.events import RunFinished, RunStarted, Warned
+from drivetrain.tracking.jsonl import read_events
 from drivetrain.trouble import Troubles, set_aside
 from drivetrain.workload_rules import best_metric
 from drivetrain.workloads.base import Generates, Workload
@@ -90,10 +93,12 @@ def run(
         if resume:
             ranks.on_first(lambda: clean_partials(folder.checkpoints))  # what a kill left takes room
         lacking = ranks.on_first(lambda: preflight.disk(config, size, folder.checkpoints, is_replaced))
-        ranks.on_first(lambda: folder.prepare(resume, overwrite))
+        sources = texts(config.model_dump(mode="json"))
+        ranks.on_first(lambda: folder.prepare(resume, overwrite, sources))
         attempt.prepared()
-        events = EventStream(build_trackers(config.tracking.trackers, folder.path, quiet) if ranks.is_first else [])
+        events = EventStream([])
         try:
+            events = EventStream(build_trackers(config.tracking.trackers, folder.path, quiet) if ranks.is_first else [])
             for message in (*attempt.notices, *warnings, *workload.warnings, *lacking):
                 events.send(Warned(message=message))
             meters = Meters(machine, config.precision_spec, engine, not config.compile, stopwatch)
@@ -102,6 +107,8 @@ def run(
             )
         except BaseException as error:
             events.send(RunFinished(status="failed", step=-1, message=f"{type(error).__name__}: {error}"))
+            if ranks.is_first and config.nodes == 1 and folder.put_back():  # it had not begun
+                attempt.unprepared()
             raise
         finally:
             events.close()
@@ -129,6 +136,9 @@ def _train(parts: Parts, resume: bool) -> RunReport:
         parts.folder.checkpoints, config, engine, ranks, metric, len(workload.train), events.send
     )
     progress = checkpoints.restore() if resume else Progress()
+    if resume and progress.step == 0:
+        ranks.on_first(lambda: _refuse_lost(parts.folder))
+    started = progress.step
     former = ranks.on_first(lambda: _begun(parts, progress.step))
     if former:
         events.send(Warned(message=f"of steps that are made again: {parts.folder.trouble} keeps {', '.join(former)}"))
@@ -148,17 +158,40 @@ def _train(parts: Parts, resume: bool) -> RunReport:
     )
     with parts.meters, checkpoints:
         status = train(engine, cutting.windows(progress), config, total_steps, order.steps_per_epoch, progress, around)
-    report = _report(parts, checkpoints, progress, status, order.steps_per_epoch).model_copy(
-        update={"network": network, **_effective(parts, progress.elapsed_seconds, before)}
-    )
-    ranks.on_first(lambda: report.write(parts.folder.report))
+    trained_nothing = resume and progress.step == started
+    report = ranks.on_first(lambda: _reported(parts.folder, progress)) if trained_nothing else None
+    if report is None:
+        report = _report(parts, checkpoints, progress, status, order.steps_per_epoch).model_copy(
+            update={"network": network, **_effective(parts, progress.elapsed_seconds, before)}
+        )
+        ranks.on_first(lambda: report.write(parts.folder.report))
     events.send(RunFinished(status=status, step=progress.step, message=_closing(status, progress, checkpoints)))
     return report
+
+
+def _refuse_lost(folder: RunFolder) -> None:
+    """A fresh start would cut the curve of what was trained, whose checkpoints are on a disk that is away, say."""
+    file = folder.path / "events.jsonl"
+    events = read_events(file) if file.exists() else ()
+    saved = [event["step"] for event in events if event["event"] == "checkpoint"]
+    if saved:
+        why = f"the last checkpoint was of step {max(saved)}, and {folder.checkpoints} holds none now"
+        raise problem("--resume", why, "put them back (is a disk away?), or start anew with --overwrite")
+
+
+def _reported(folder: RunFolder, progress: Progress) -> RunReport | None:
+    """What is told already of a run that had come to its end: a start that trains nothing measures nothing."""
+    try:
+        found = RunReport.read(folder.report)
+    except (OSError, ValueError):
+        return None
+    return found if found.steps == progress.step else None
 
 
 def _begun(parts: Parts, step: int) -> list[str]:
     """The folder says what trains in it from here on, for nothing refuses it; names of what is no longer its."""
     parts.folder.describe(parts.config, environment.describe(parts.machine))
+    parts.folder.begun()
     return set_aside(parts.folder.trouble, step)
 
 

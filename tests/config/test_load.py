@@ -88,6 +88,7 @@ def test_the_run_is_named_after_its_file_unless_it_names_itself(tmp_path: Path) 
     path = written(tmp_path, json.dumps(MODULE))
     assert load(path)[0].name == "run"  # type: ignore[union-attr]
     assert load(path, ["name=mine"])[0].folder == Path("runs/mine")  # type: ignore[union-attr]
+    assert load(path, ["output=~/mine"])[0].folder == Path.home() / "mine"  # type: ignore[union-attr]
 
 
 def test_a_config_cannot_be_changed() -> None:

@@ -58,5 +58,14 @@ def test_predictions_never_replace_what_they_are_made_from(tmp_path: Path, monke
         with pytest.raises(UserError, match=f"{path.name} is a file that the run is made from"):
             check_place(path, run, "./new.csv")
     check_place(Path("earlier.csv"), run, "./new.csv")
+    write_predictions(iter([{"sample": 1, "prediction": 2}]), Path("earlier.csv"))
+    write_predictions(iter([{"sample": 1, "prediction": 2}]), Path("earlier.jsonl"))
+    for name in ("earlier.csv", "earlier.jsonl", "none.csv"):
+        check_place(Path(name), run, None)
+    Path("events.jsonl").write_text('{"time": "now"}\n')
+    Path("mine.csv").write_text("text,label\n")
+    for name in ("events.jsonl", "mine.csv"):
+        with pytest.raises(UserError, match=f"{name} is there, and holds something else than predictions"):
+            check_place(Path(name), run, None)
     with pytest.raises(UserError, match=r"run.yaml does not end in .jsonl or .csv"):
         check_place(Path("run.yaml"), run, None)

@@ -76,6 +76,14 @@ def test_what_a_kill_cut_off_does_not_spoil_what_is_said_next(tmp_path: Path) ->
     assert [event["event"] for event in read_events(file)] == ["run_started", "warning"]
 
 
+def test_a_last_line_whose_end_an_editor_took_is_kept(tmp_path: Path) -> None:
+    JsonlTracker(tmp_path).handle(started())
+    file = tmp_path / FILE_NAME
+    file.write_text(file.read_text().rstrip("\n"))
+    JsonlTracker(tmp_path).handle(Warned("next"))
+    assert [event["event"] for event in read_events(file)] == ["run_started", "warning"]
+
+
 def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path) -> None:
     tracker = JsonlTracker(tmp_path)
     tracker.handle(started())

@@ -76,7 +76,7 @@ class RunConfig(Frozen):
 
     @property
     def folder(self) -> Path:
-        return self.output if self.output is not None else Path("runs") / self.name
+        return self.output.expanduser() if self.output is not None else Path("runs") / self.name
 
     @property
     def precision_spec(self) -> Precision:

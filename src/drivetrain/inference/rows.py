@@ -4,36 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from drivetrain.config.run import RunConfig
+from drivetrain.config.texts import texts
 from drivetrain.errors import problem
 
 ENDINGS = (".jsonl", ".csv")
 
 
 def check_place(path: Path, run: RunConfig, data: str | None) -> None:
-    """UserError if the name says no form, or predictions would replace what they are made from."""
+    """UserError if the name says no form, or predictions would replace anything but earlier ones."""
     if path.suffix not in ENDINGS:
         raise problem("--output", f"{path} does not end in .jsonl or .csv", "give one of these, or leave it out")
-    given = [*_texts(run.model_dump(mode="json")), *([] if data is None else [data])]
+    given = [*texts(run.model_dump(mode="json")), *([] if data is None else [data])]
     if path.exists() and path.resolve() in {Path(each).resolve() for each in given}:
         raise problem("--output", f"{path} is a file that the run is made from", "give another")
+    if path.exists() and not _holds_predictions(path):
+        raise problem("--output", f"{path} is there, and holds something else than predictions", "give another")
 
 
-def _texts(tree: Any) -> Iterator[str]:
-    if isinstance(tree, str):
-        yield tree
-    elif isinstance(tree, dict | list):
-        for inner in tree.values() if isinstance(tree, dict) else tree:
-            yield from _texts(inner)
+def _holds_predictions(path: Path) -> bool:
+    """Or nothing. A row begins with the sample's name."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            first = file.readline()
+        return not first or first.startswith("sample," if path.suffix == ".csv" else '{"sample":')
+    except (OSError, ValueError):
+        return False
 
 
 def write_predictions(rows: Iterator[dict[str, Any]], path: Path) -> int:
     """JSON Lines or, where the name ends in .csv, CSV. Written aside and renamed; returns the number of rows."""
-    aside = path.with_name(f".{path.name}.partial")
+    path = path.resolve()  # a link stays
+    aside = path.with_name(f".{path.name}.partial-{os.getpid()}")
     count = 0
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

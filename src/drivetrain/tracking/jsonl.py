@@ -65,10 +65,17 @@ def _append(path: Path, lines: Iterable[dict[str, Any]]) -> None:
 
 def _drop_part(path: Path) -> None:
     """Take out the end of a line that a kill cut off, or the next one would go on with it."""
-    if path.exists():
-        text = path.read_bytes()
-        if not text.endswith(b"\n"):
-            os.truncate(path, text.rfind(b"\n") + 1)
+    text = path.read_bytes() if path.exists() else b""
+    whole = text.rfind(b"\n") + 1
+    if whole == len(text):
+        return
+    try:
+        json.loads(text[whole:])
+    except ValueError:
+        os.truncate(path, whole)
+    else:  # an editor took the line's end
+        with path.open("ab") as file:
+            file.write(b"\n")
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
