@@ -92,6 +92,22 @@ def test_what_accelerate_launch_was_told_and_the_run_contradicts_is_refused(
     assert (code, words in said) == (2, True), said
 
 
+def test_a_restart_by_torchrun_does_not_overwrite_what_the_first_start_saved(
+    here: pytest.MonkeyPatch, drivetrain: Cli, place: Path
+) -> None:
+    told = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in {**told, "MASTER_PORT": "29511", "TORCHELASTIC_RESTART_COUNT": "0"}.items():
+        here.setenv(name, value)
+    command = ("train", "run.yaml", "output=again", "--quiet")
+    assert drivetrain(*command, "--overwrite")[0] == 0
+    saved = sorted((place / "again" / "checkpoints").iterdir())
+    here.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    code, _, said = drivetrain(*command, "--overwrite")
+    assert (code, "restart 1" in said, "give --resume" in said) == (2, True, True), said
+    assert sorted((place / "again" / "checkpoints").iterdir()) == saved
+    assert drivetrain(*command, "--resume", "loop.steps=14")[0] == 0
+
+
 def test_what_accelerate_launch_was_told_and_the_run_says_too_is_none_of_its_problems(
     here: pytest.MonkeyPatch, drivetrain: Cli
 ) -> None:

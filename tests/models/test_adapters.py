@@ -218,6 +218,16 @@ def test_a_head_below_stays_as_it_is(base: Path, tmp_path: Path) -> None:
     assert not torch.equal(model.lm_head.weight, plain(base).lm_head.weight)
 
 
+def test_a_saved_adapter_that_is_gone_by_the_time_of_a_checkpoint_is_told(base: Path, tmp_path: Path) -> None:
+    saved = saved_adapter(base, tmp_path)
+    below = adapters(base, {"name": "old", "path": saved, "trained": False}, {"name": "new"})
+    model = below.fit(plain(base))
+    below.write(model, trained(model), tmp_path / "whole")
+    (saved / "adapter_model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"adapter_model.safetensors is gone from the adapter"):
+        below.write(model, trained(model), tmp_path / "lacking")
+
+
 def test_a_tied_weight_is_not_trained_whole() -> None:
     model = LlamaForCausalLM(LlamaConfig(vocab_size=40, tie_word_embeddings=True, **SIZES))
     with pytest.raises(UserError, match=r"embed_tokens.weight is the same weight"):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from drivetrain.errors import Interrupted
+from drivetrain.errors import Interrupted, problem
 from drivetrain.heartbeat import Heart
 from drivetrain.launch.outer import OuterLauncher
 from drivetrain.launch.task import Node, Result, Task, lost
@@ -16,6 +17,8 @@ def start(task: Task, node: Node | None = None) -> Result:
     """Do the task in as many processes as its run asks for. A result or errors, as if there were one."""
     node = node or Node()
     outer = OuterLauncher.here()
+    if outer is not None:
+        _refuse_again(task)
     if outer is not None and outer.world_size > 1:
         with _own_folder(task, outer.rank == 0) as ready:
             return _joining(ready)
@@ -39,6 +42,14 @@ def start_at_terminal(task: Task, node: Node) -> Result:
         return start(task, node)
     except KeyboardInterrupt:
         raise Interrupted(f"Interrupted{lost(task)}") from None
+
+
+def _refuse_again(task: Task) -> None:
+    """torchrun starts the same command again when a rank has died."""
+    earlier = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
+    if task.overwrite and earlier:
+        why = f"torchrun starts this run again (restart {earlier}), and what it saved before would be deleted"
+        raise problem("--overwrite", why, "give --resume instead: where there is no checkpoint it begins anew")
 
 
 @contextmanager

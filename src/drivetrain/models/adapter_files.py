@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy as copying
+import errno
 import json
 import math
 import shutil
@@ -111,10 +112,13 @@ def _trainable(config: Any) -> Any:
 
 
 def copy(source: Path, into: Path) -> None:
+    """OSError if the files are not there any more."""
     into.mkdir(parents=True, exist_ok=True)
     for name in (CONFIG, WEIGHTS, adapter_origin.FILE):
         if (source.expanduser() / name).is_file():
             shutil.copyfile(source.expanduser() / name, into / name)
+        elif name != adapter_origin.FILE:
+            raise FileNotFoundError(errno.ENOENT, f"{name} is gone from the adapter {source}, which it is to hold too")
 
 
 def write(
