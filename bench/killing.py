@@ -127,11 +127,14 @@ class Disturbed:
         unfinished &= self._unfinished
         if kill.who == "launcher":
             launcher.wait()
-        self.metrics |= {name: metric for name in names if (metric := _metric(self._checkpoints / name)) is not None}
+        self._note_metrics(names)
         newest = max((int(name.removeprefix("step-")) for name in names), default=0)
         starts = sum(event["event"] == "run_started" for event in self._events())
         self.made.append(Made(kill, bool(unfinished), starts, newest))
         self._before = names
+
+    def _note_metrics(self, names: set[str]) -> None:
+        self.metrics |= {name: metric for name in names if (metric := _metric(self._checkpoints / name)) is not None}
 
     @property
     def _checkpoints(self) -> Path:
@@ -155,6 +158,7 @@ class Disturbed:
         _, alive = psutil.wait_procs(ranks, timeout=60)
         assert not alive, f"ranks outlive a kill by a minute: {alive}"
         there = self._whole
+        self._note_metrics(there)  # a rank that outlived the launcher may have saved a better one
         wrong = {name: found for name in there if (found := verify(self._checkpoints / name))}
         wrong = {name: found for name, found in wrong.items() if (self._checkpoints / name).exists()}
         assert not wrong, f"after {self.made[-1]}: {wrong}"
