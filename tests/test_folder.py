@@ -55,6 +55,45 @@ def test_what_was_to_be_overwritten_comes_back_where_the_run_does_not_begin(fini
         assert not (finished.path / ".overwritten").exists()
 
 
+def test_an_overwriting_start_that_is_killed_on_the_way_loses_nothing(
+    finished: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some results stand aside already, others not yet; the next start puts them together again."""
+    rename, moved = Path.rename, list[Path]()
+
+    def killed(path: Path, to: Path) -> Path:
+        if moved:
+            raise KeyboardInterrupt
+        moved.append(path)
+        return rename(path, to)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            finished.prepare(resume=False, overwrite=True)
+    with pytest.raises(UserError, match="already holds a run"):
+        finished.prepare(resume=False, overwrite=False)
+    assert finished.run_file.read_text() == "x"
+    assert [path.name for path in finished.checkpoints.iterdir()] == ["step-00000001"]
+    assert not (finished.path / ".overwritten").exists()
+
+
+def test_a_folder_that_cannot_be_put_aside_stays(finished: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a disk is mounted on checkpoints."""
+    rename = Path.rename
+
+    def busy(path: Path, to: Path) -> Path:
+        if path == finished.checkpoints:
+            raise OSError(16, "Device or resource busy")
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", busy)
+    with pytest.raises(UserError, match="cannot be overwritten: Device or resource busy"):
+        finished.prepare(resume=False, overwrite=True)
+    assert finished.run_file.read_text() == "x"
+    assert finished.checkpoints.exists()
+
+
 def test_a_run_does_not_overwrite_what_it_is_made_from(finished: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(finished.path.parent)
     sources = ["adamw", "checkpoints", "run", "run/checkpoints/step-00000001"]

@@ -16,8 +16,8 @@ MOST_LINES = 350
 # from the ground up; a name stands for a file or a folder, and what shares a line shares a layer
 LAYERS = [
     ["errors", "__init__"],
-    ["imports", "config"],
-    ["lock", "attempt", "heartbeat", "whole_file"],
+    ["imports", "whole_file", "config"],
+    ["lock", "attempt", "heartbeat"],
     [
         *("hardware", "environment", "emulation", "rng", "signals", "ranks", "pieces"),
         *("low_bit", "low_rank", "builds", "hub"),

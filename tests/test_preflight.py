@@ -126,7 +126,7 @@ def config_of(place: Path, *settings: str) -> RunConfig:
     return config
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd", "torch.optim.RAdam"])
+@pytest.mark.parametrize("name", ["adamw", "sgd", "torch.optim.RAdam", "torch.optim:RAdam"])
 def test_the_size_of_a_checkpoint_is_known_before_there_is_one(place: Path, name: str) -> None:
     config = config_of(place, f"optimizer.name={name}", "output=run", *([] if name == "sgd" else ["momentum=0"]))
     machine = detect("cpu")

@@ -59,6 +59,10 @@ def test_resuming_a_finished_run_keeps_what_was_measured(trained: Path, drivetra
     assert report(trained) == before
     assert drivetrain("train", "run.yaml", "output=out", "--resume", "--quiet", "loop.steps=14")[0] == 0
     assert report(trained)["steps"] == 14
+    told = {**report(trained), "status": "interrupted"}
+    (trained / "report.json").write_text(json.dumps(told))
+    assert drivetrain("train", "run.yaml", "output=out", "--resume", "--quiet", "loop.steps=14")[0] == 0
+    assert report(trained)["status"] == "completed"
 
 
 def test_the_best_by_another_metric_is_no_best(trained: Path, drivetrain: Command) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from drivetrain.whole_file import write_whole
 
 _FILE = "attempt.json"
 _PREPARED = "prepared"
@@ -32,7 +33,8 @@ class Attempt:
 
     def write(self) -> None:
         assert self.folder is not None
-        _write(self.folder / _FILE, {name: value for name, value in asdict(self).items() if name != "folder"})
+        told = {name: value for name, value in asdict(self).items() if name != "folder"}
+        write_whole(self.folder / _FILE, json.dumps(told))
 
     @property
     def notices(self) -> list[str]:
@@ -57,11 +59,5 @@ class Attempt:
         if self.folder is None:
             return elapsed_seconds
         if not (self.folder / _ELAPSED).exists():
-            _write(self.folder / _ELAPSED, elapsed_seconds)
+            write_whole(self.folder / _ELAPSED, json.dumps(elapsed_seconds))
         return float(json.loads((self.folder / _ELAPSED).read_text(encoding="utf-8")))
-
-
-def _write(path: Path, value: object) -> None:
-    aside = path.with_suffix(f".partial-{os.getpid()}")
-    aside.write_text(json.dumps(value), encoding="utf-8")
-    aside.replace(path)

@@ -63,25 +63,32 @@ class RunFolder:
         if resume:
             self._refuse_foreign(present(self.run_file, self.report, self.path / "samples.jsonl"))
             return
+        self.put_back()  # of a start that was killed before it had begun
         self.refuse_if_taken(overwrite)
         self._refuse_made_from(sources)
-        shutil.rmtree(self._aside, ignore_errors=True)  # of a start that was killed before it had begun
-        if self._there:
+        try:
             _move(self._there, self._aside)
+        except OSError as error:
+            self.put_back()
+            why = f"{self.path} cannot be overwritten: {error.strerror}"
+            raise problem("output", why, "give another output or name") from None
 
     def begun(self) -> None:
         """What was overwritten goes, now that nothing refuses the run any more."""
         shutil.rmtree(self._aside, ignore_errors=True)
 
     def put_back(self) -> bool:
-        """What was to be overwritten, where the run has not begun. Whether there was any."""
-        if not self._aside.is_dir():
-            return False
-        for path in self._there:
+        """What was to be overwritten, where the run has not begun. Whether there was any.
+
+        Nothing goes but for what stands aside in its place: a kill may have left some of it where it was.
+        """
+        earlier = present(*(self._aside / path.name for path in self.results))
+        for path in present(*(self.path / each.name for each in earlier)):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        _move(present(*(self._aside / path.name for path in self.results)), self.path)
-        self._aside.rmdir()
-        return True
+        _move(earlier, self.path)
+        if self._aside.is_dir():
+            self._aside.rmdir()
+        return bool(earlier)
 
     @property
     def _aside(self) -> Path:
@@ -153,6 +160,6 @@ def _names(paths: Iterable[Path]) -> str:
 
 
 def _move(paths: Iterable[Path], folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
     for path in paths:
+        folder.mkdir(exist_ok=True)
         path.rename(folder / path.name)

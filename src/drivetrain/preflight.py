@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -113,7 +114,7 @@ def disk(config: RunConfig, one: int, root: Path, is_replaced: bool) -> list[str
 def checkpoint_bytes(config: RunConfig, engine: Engine) -> int:
     """Of weights and optimizer state, as far as it is known before the first step: rather too few."""
     weights = sum(shape.numel() for shape in engine.shapes().values())
-    name = config.optimizer.name.rpartition(".")[2].lower()
+    name = re.split("[.:]", config.optimizer.name)[-1].lower()
     states = STATES.get(name, 1 if config.optimizer.momentum else 0)
     trained = engine.engaged().trained_parameters
     return (weights + states * trained) * BYTES[config.precision_spec.parameters]

@@ -38,7 +38,7 @@ from drivetrain.report import RunReport, Status
 from drivetrain.signals import StopRequest, stop_on_signals
 from drivetrain.tracking.build import EventStream, build_trackers
 from drivetrain.tracking.events import RunFinished, RunStarted, Warned
-from drivetrain.tracking.jsonl import read_events
+from drivetrain.tracking.jsonl import FILE_NAME, read_events
 from drivetrain.trouble import Troubles, set_aside
 from drivetrain.workload_rules import best_metric
 from drivetrain.workloads.base import Generates, Workload
@@ -107,11 +107,11 @@ def run(
             )
         except BaseException as error:
             events.send(RunFinished(status="failed", step=-1, message=f"{type(error).__name__}: {error}"))
-            if ranks.is_first and config.nodes == 1 and folder.put_back():  # it had not begun
-                attempt.unprepared()
             raise
         finally:
             events.close()
+            if ranks.is_first and config.nodes == 1 and folder.put_back():  # it had not begun
+                attempt.unprepared()
             engine.close()
         # one rank may have got the signal for all
         number = max(ranks.all_gather(stop.signal_number or 0))
@@ -159,7 +159,7 @@ def _train(parts: Parts, resume: bool) -> RunReport:
     with parts.meters, checkpoints:
         status = train(engine, cutting.windows(progress), config, total_steps, order.steps_per_epoch, progress, around)
     trained_nothing = resume and progress.step == started
-    report = ranks.on_first(lambda: _reported(parts.folder, progress)) if trained_nothing else None
+    report = ranks.on_first(lambda: _reported(parts.folder, status, progress)) if trained_nothing else None
     if report is None:
         report = _report(parts, checkpoints, progress, status, order.steps_per_epoch).model_copy(
             update={"network": network, **_effective(parts, progress.elapsed_seconds, before)}
@@ -171,21 +171,21 @@ def _train(parts: Parts, resume: bool) -> RunReport:
 
 def _refuse_lost(folder: RunFolder) -> None:
     """A fresh start would cut the curve of what was trained, whose checkpoints are on a disk that is away, say."""
-    file = folder.path / "events.jsonl"
+    file = folder.path / FILE_NAME
     events = read_events(file) if file.exists() else ()
-    saved = [event["step"] for event in events if event["event"] == "checkpoint"]
+    saved = [event["step"] for event in events if event.get("event") == "checkpoint"]
     if saved:
         why = f"the last checkpoint was of step {max(saved)}, and {folder.checkpoints} holds none now"
         raise problem("--resume", why, "put them back (is a disk away?), or start anew with --overwrite")
 
 
-def _reported(folder: RunFolder, progress: Progress) -> RunReport | None:
+def _reported(folder: RunFolder, status: Status, progress: Progress) -> RunReport | None:
     """What is told already of a run that had come to its end: a start that trains nothing measures nothing."""
     try:
         found = RunReport.read(folder.report)
     except (OSError, ValueError):
         return None
-    return found if found.steps == progress.step else None
+    return found if (found.status, found.steps) == (status, progress.step) else None
 
 
 def _begun(parts: Parts, step: int) -> list[str]:
