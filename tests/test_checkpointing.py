@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from drivetrain.loop import Progress
 from drivetrain.ranks import Ranks
 from drivetrain.tracking.events import CheckpointSaved, Event, Warned
 from drivetrain.workloads.base import BestMetric
+from tests.parity.cases import Case
+from tests.ranks import RankPool
+from tests.resumed_ranks import masks_after_a_resume
 from tests.tiny_workload import Rows, TinyWorkload, perceptron, tiny_engine
 
 ADAMW = Optimizer(lr=0.01)
@@ -106,6 +110,15 @@ def test_random_numbers_go_on_where_the_checkpoint_stood(tmp_path: Path) -> None
     torch.rand(100)
     Training(tmp_path).checkpoints.restore()
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_each_rank_goes_on_with_its_own_random_numbers(ranks: Callable[[int], RankPool], tmp_path: Path) -> None:
+    case = Case("ddp", 2, model="dropout")
+    (same_bits, first), (_, second) = ranks(2).run(masks_after_a_resume, case, tmp_path)
+    for without_break, resumed in (first, second):
+        assert resumed == without_break
+    assert first != second, "two streams"
+    assert all(same_bits)
 
 
 def test_the_metric_of_its_own_evaluation_stands_in_the_manifest(tmp_path: Path) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import AutoConfig
 
 from drivetrain.config.mesh import MeshEngine
 from drivetrain.engines.context_parallel import Ulysses
 from drivetrain.engines.places import Place
+from drivetrain.errors import UserError
 from drivetrain.ranks import Ranks
 from tests.parity.mesh_cases import MeshCase, engine_of, workload
 from tests.parity.mesh_promises import steps
@@ -48,6 +50,43 @@ def test_attention_looks_back_as_far_as_its_window(ranks: Callable[[int], RankPo
         expected = F.scaled_dot_product_attention(*inputs(), attn_mask=allowed).transpose(1, 2)
         found = torch.cat(ranks(2).run(attended, window), dim=1)
         torch.testing.assert_close(found, expected, msg=f"window {window}")
+
+
+WINDOW = 4
+UNLIKE = {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "windows", "refused"),
+    [
+        ("mistral", {}, (WINDOW, WINDOW), None),
+        ("mistral", {}, (WINDOW, None), 1),
+        ("mistral", {}, (WINDOW + 1, WINDOW), 0),
+        ("mistral", {"sliding_window": None}, (None, None), None),
+        ("qwen2", {"use_sliding_window": False}, (None, None), None),
+        ("qwen2", UNLIKE, (WINDOW, None), None),
+        ("qwen2", UNLIKE, (None, None), 0),
+    ],
+)
+def test_a_window_that_attention_does_not_hear_of_is_refused(
+    kind: str, fields: dict[str, Any], windows: tuple[int | None, ...], refused: int | None
+) -> None:
+    """Masks are not cut into parts, so that a window kept by the mask alone would be lost."""
+    config = AutoConfig.for_model(kind, **{"sliding_window": WINDOW, "num_hidden_layers": 2, **fields})
+    attention = Ulysses(cast(Any, None))  # whole sequences are not exchanged
+
+    def called() -> None:
+        with attention.called_by(2, config), attention.whole_sequences():
+            for layer, window in enumerate(windows):
+                module = Causal()
+                module.layer_idx = layer  # type: ignore[assignment]
+                attention(module, *inputs(), None, dropout=0.0, scaling=None, sliding_window=window)
+
+    if refused is None:
+        called()
+        return
+    with pytest.raises(UserError, match=rf"attention of layer {refused} is not told of its window \({WINDOW}\)"):
+        called()
 
 
 def side_by_side() -> tuple[list[float], list[float]]:

@@ -78,6 +78,8 @@ def test_metrics_and_predictions_are_those_of_one_process(ranks: Pools, engine: 
         Case("ddp", 2, model="blocks", optimizer="adamw", options={"shard_optimizer": True}),
         Case("fsdp", 2, model="blocks", optimizer="adamw"),
         pytest.param(Case("ddp", 4, model="blocks", optimizer="adamw"), marks=pytest.mark.slow),
+        # its first step exchanges gradients in another way; in sums of two the order makes no difference
+        Case("ddp", 4, model="blocks", options={"static_graph": True, "bucket_mb": 0.0005}),
         pytest.param(Case("fsdp", 4, model="blocks"), marks=pytest.mark.slow),
         pytest.param(Case("fsdp", 4, model="blocks", options={"hybrid": 2}), marks=pytest.mark.slow),
         pytest.param(Case("fsdp", 4, model="dropout"), marks=pytest.mark.slow),

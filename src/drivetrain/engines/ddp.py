@@ -76,17 +76,18 @@ class DdpEngine(EagerEngine):
         return build(self._model, lambda cls, groups, options: ZeroRedundancyOptimizer(groups, cls, **options))
 
     def _warm_up(self) -> None:
-        """One forward and backward whose result is thrown away.
+        """Forward and backward whose results are thrown away, so that every step sums gradients in one order.
 
         DDP orders its buckets anew after the first backward pass, and with them the order in which gradients are
-        summed; a resumed run must not do that one step later than the run it goes on from.
+        summed; a resumed run must not do that one step later than the run it goes on from. With static_graph its
+        first exchange comes after the whole backward pass, also in another order, and only the second pass rebuilds.
         """
 
         def backward(loss: Tensor) -> None:
             loss.backward()
             self._check_used()
 
-        self._rehearse(backward, times=2)  # the new order is taken up by the second forward
+        self._rehearse(backward, times=2)
         self._model.zero_grad(set_to_none=True)
 
     def _check_used(self) -> None:
