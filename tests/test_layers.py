@@ -38,7 +38,7 @@ LAYERS = [
     ["launch"],
     ["compare", "importing", "proving", "replay"],
     ["converting"],
-    ["show_replay", "show_checkpoint"],
+    ["show_replay", "show_checkpoint", "show_import"],
     ["cli"],
     ["__main__"],
 ]
@@ -59,7 +59,8 @@ OWNERS = {
     "pyarrow": {"data"},
     "PIL": {"data"},
     "rich": {
-        *("cli.py", "show.py", "show_data.py", "show_replay.py", "show_checkpoint.py", "doctor.py", "launch/hang.py"),
+        *("cli.py", "show.py", "show_data.py", "show_replay.py", "show_checkpoint.py", "show_import.py", "doctor.py"),
+        "launch/hang.py",
         *("tracking/progress.py", "compare/live.py", "compare/table.py"),
     },
     "matplotlib": {"compare/plots.py", "compare/page.py"},

@@ -240,25 +240,21 @@ def import_(
         Path | None, typer.Option("--output", "-o", help="Run file; left out, <first file>-run.yaml.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="Drop this key although something else is trained without it; repeat it."),
+    ] = None,
 ) -> None:
-    """Make a run file of another software's configuration, and list what became of each of its keys."""
+    """Make a run file of another software's configuration, and list what became of each of its keys.
+
+    Exit codes: 0 the run file is complete, 1 it was written but cannot train yet, 2 nothing was written.
+    """
     from drivetrain.importing.verb import import_files
-    from drivetrain.show import show_notes
+    from drivetrain.show_import import show_import
 
-    imported = import_files(files, onto, to, overwrite)
-    show_notes(imported.notes, output)
-    if imported.missing:
-        lacking = ", ".join(imported.missing)
-        errors.print(f"[bold yellow]missing[/] {lacking}: write it into the run file, or import with --onto RUN.YAML")
-    if imported.run is not None:
-        from drivetrain.config import rules
-        from drivetrain.config.resolve import resolved
-        from drivetrain.hardware import detect
-
-        machine = detect(imported.run.device)
-        for found in rules.check(resolved(imported.run, machine), machine):
-            _say([f"on this machine: {found.field}: {found.why}; {found.fix}"])
-    errors.print(f"run file in {escape(str(imported.output))}", soft_wrap=True)
+    imported = import_files(files, onto, to, overwrite, without or ())
+    show_import(imported, output, errors)
+    raise typer.Exit(1 if imported.missing else 0)
 
 
 @app.command()

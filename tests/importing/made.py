@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from drivetrain.config.translation import Note
 from drivetrain.data.language.vocabularies import END_OF_TEXT, byte_tokenizer
+from drivetrain.errors import UserError
 from drivetrain.importing.verb import Imported, import_files
 from tests.tiny_language import LLAMA
 
@@ -49,9 +50,21 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def imported(folder: Path, *files: Path, onto: Path | None = None) -> tuple[Imported, dict[str, Any]]:
-    """The import and the run file it wrote."""
+    """The import and the run file it wrote, without the keys that it asks to be given up."""
     output = folder / "new.yaml"
-    return import_files(files, onto, output, overwrite=True), read(output)
+    try:
+        found = import_files(files, onto, output, overwrite=True)
+    except UserError as error:
+        asked = asked_to_give_up(error)
+        if not asked:
+            raise
+        found = import_files(files, onto, output, overwrite=True, without=asked)
+    return found, read(output)
+
+
+def asked_to_give_up(error: UserError) -> list[str]:
+    """Keys whose dropping changes what is trained."""
+    return [each.field.rpartition(": ")[2] for each in error.problems if "--without" in each.fix]
 
 
 numbers = itertools.count()

@@ -31,7 +31,8 @@ def translate(raw: Mapping[str, Any]) -> Translation:
     kind = str(raw.get("distributed_type", "NO")).upper()
     name = DRIVERS.get(kind)
     if name is None:
-        into.note("distributed_type", "refused", f"{kind} has no engine here; there are {', '.join(DRIVERS)}")
+        why = f"{kind} has no engine here; there are {', '.join(DRIVERS)}"
+        into.note("distributed_type", "refused", why, alters=True)
         for key in raw.keys() - {"distributed_type"}:
             into.note(key, "refused", "so is distributed_type")
         return into
@@ -85,7 +86,7 @@ def _precision(driver: str, given: str, into: Translation) -> None:
     elif given == "fp8" and driver != "deepspeed":
         into.set("mixed_precision", "precision", "fp8-mixed", "the first linear layer too; there it stays in 16 bits")
     elif given == "fp8":
-        into.note("mixed_precision", "refused", "DeepSpeed has no fp8 here; take DDP or FSDP, or bf16")
+        into.note("mixed_precision", "refused", "DeepSpeed has no fp8 here; take DDP or FSDP, or bf16", alters=True)
     else:
         into.note("mixed_precision", "later", f"{given} is not built yet")
 
@@ -178,7 +179,7 @@ DEEPSPEED: dict[str, Handler] = {
     "offload_optimizer_nvme_path": field_of("engine.nvme_path"),
     "offload_param_nvme_path": field_of("engine.nvme_path"),
     "gradient_accumulation_steps": fated("unneeded", deepspeed.DIVISION),
-    "gradient_clipping": field_of("loop.max_grad_norm"),
+    "gradient_clipping": deepspeed.clipping,
     "zero3_init_flag": fated("unneeded", "the model is built, then sharded"),
     "zero3_save_16bit_model": fated("unneeded", "weights are gathered piece by piece when they are saved"),
     "deepspeed_hostfile": fated("unneeded", "--nodes, --node-rank and --rendezvous say it"),
@@ -268,16 +269,20 @@ def _fp8(key: str, value: Any, into: Translation) -> None:
     translated(value, FP8, into, f"{key}.")
 
 
+AXES = {"tp_size": "tp", "cp_size": "cp", "sp_size": "cp"}  # ranks that share a sample, as engine=mesh calls them
+
+
 def _mesh(key: str, value: Any, into: Translation) -> None:
     """parallelism_config of FSDP2: how many replicate and how many shard."""
-    given = {name.removeprefix("parallelism_config_"): size for name, size in (value or {}).items()}
+    names = {name.removeprefix("parallelism_config_"): name for name in value or {}}
+    given = {axis: value[name] for axis, name in names.items()}
     for axis, size in given.items():
         if axis == "dp_shard_size" and given.get("dp_replicate_size", 1) > 1:
-            into.set(f"{key}.{axis}", "engine.hybrid", size)
-        elif axis.startswith("dp_") or size in (None, 1):
-            into.note(f"{key}.{axis}", "unneeded", "processes says it")
+            into.set(f"{key}.{names[axis]}", "engine.hybrid", size)
+        elif axis.startswith("dp_") or size in (None, 1) or axis not in AXES:
+            into.note(f"{key}.{names[axis]}", "unneeded", "processes says it" if "size" in axis else "it is off")
         else:
-            into.note(f"{key}.{axis}", "later", "tensor, context and pipeline axes")
+            into.note(f"{key}.{names[axis]}", "refused", deepspeed.UNSHARED.format(AXES[axis], size), alters=True)
 
 
 def _on_cpu(key: str, value: Any, into: Translation) -> None:

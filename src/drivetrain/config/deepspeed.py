@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from drivetrain.config.translation import AUTO, Handler, Translation, fated, field_of, if_on, translated
+from drivetrain.config.translation import AUTO, Handler, Translation, fated, field_of, if_on, lost, translated
 
 DIVISION = "batch_size and micro_batch_size say how a batch is cut; DeepSpeed's own division is switched off"
 TRACKING = "give tracking.trackers"
+UNSHARED = "each rank of this engine has samples of its own: take engine: {{name: mesh, {}: {}}}"
 ALGORITHM = "it changes what is computed, and with it the result"
 
 
@@ -122,7 +123,7 @@ def _optimizer(key: str, value: Any, into: Translation) -> None:
     elif name in ("adam", "adamw", "sgd"):
         into.set(f"{key}.type", "optimizer.name", name)
     else:
-        into.note(f"{key}.type", "refused", "name a torch optimizer by its import path in optimizer.name")
+        into.note(f"{key}.type", "refused", "name a torch optimizer by its import path in optimizer.name", alters=True)
         _left_with_type(key, params, into)
         return
     translated(params, OPTIMIZER, into, f"{key}.params.")
@@ -133,6 +134,11 @@ def _optimizer(key: str, value: Any, into: Translation) -> None:
 def _left_with_type(key: str, params: Mapping[str, Any], into: Translation) -> None:
     for name in params:
         into.note(f"{key}.params.{name}", "unneeded", f"{key}.type is refused")
+
+
+def clipping(key: str, value: Any, into: Translation) -> None:
+    """0 is no clipping."""
+    into.set(key, "loop.max_grad_norm", value or None)
 
 
 def _weight_decay(key: str, value: Any, into: Translation) -> None:
@@ -151,7 +157,7 @@ OPTIMIZER: dict[str, Handler] = {
     "bias_correction": fated("unneeded", "moments are corrected"),
     "amsgrad": if_on(field_of("optimizer.options.amsgrad")),
     "nesterov": if_on(field_of("optimizer.options.nesterov")),
-    "max_grad_norm": field_of("loop.max_grad_norm"),
+    "max_grad_norm": clipping,
 }
 
 SHAPES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
@@ -160,7 +166,7 @@ SHAPES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "
 def _scheduler(key: str, value: Any, into: Translation) -> None:
     kind, params = str(value.get("type", "")), dict(value.get("params") or {})
     if kind not in SHAPES:
-        into.note(f"{key}.type", "refused", f"there are {', '.join(SHAPES)}, as schedule.name")
+        into.note(f"{key}.type", "refused", f"there are {', '.join(SHAPES)}, as schedule.name", alters=True)
         _left_with_type(key, params, into)
         return
     into.set(f"{key}.type", "schedule.name", SHAPES[kind])
@@ -231,7 +237,7 @@ def _zero(key: str, value: Any, into: Translation) -> None:
 
 _GATHERED = fated("unneeded", "weights are gathered piece by piece when they are saved")
 _SAVING = fated("unneeded", "checkpoints are this project's")
-_ANOTHER = if_on(fated("refused", ALGORITHM))
+_ANOTHER = if_on(lost(ALGORITHM))
 _TUNING = (
     *("contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "use_multi_rank_bucket_allreduce"),
     *("allgather_partitions", "allgather_bucket_size", "overlap_comm", "sub_group_size", "round_robin_gradients"),
@@ -269,13 +275,26 @@ ZERO: dict[str, Handler] = {
 # --- the whole -------------------------------------------------------------------------------------------------------
 
 
-def _clipping(key: str, value: Any, into: Translation) -> None:
-    into.set(key, "loop.max_grad_norm", value or None)
-
-
 def _passed(key: str, value: Any, into: Translation) -> None:
     into.passed[key] = value
     into.note(key, "passed", "to DeepSpeed")
+
+
+def _shared(axis: str) -> Handler:
+    """How many ranks share a sample; 1 is each by itself."""
+
+    def handle(key: str, value: Any, into: Translation) -> None:
+        if value in (0, 1):
+            into.note(key, "unneeded", "it is off")
+        else:
+            into.note(key, "refused", UNSHARED.format(axis, value), alters=True)
+
+    return handle
+
+
+def _tensor_parallel(key: str, value: Any, into: Translation) -> None:
+    rest = dict.fromkeys(value, fated("unneeded", "the plan is the model's"))
+    translated(value, {**rest, "autotp_size": _shared("tp")}, into, f"{key}.")
 
 
 def _reduced_in(key: str, value: Any, into: Translation) -> None:
@@ -286,9 +305,9 @@ def _reduced_in(key: str, value: Any, into: Translation) -> None:
 
 
 KEYS: dict[str, Handler] = {
-    "gradient_clipping": _clipping,
-    "optimizer": _optimizer,
-    "scheduler": _scheduler,
+    "gradient_clipping": clipping,
+    "optimizer": if_on(_optimizer),
+    "scheduler": if_on(_scheduler),
     "fp16": _half("fp16-master"),
     "bf16": _half("bf16-master"),
     "bfloat16": _half("bf16-master"),
@@ -314,23 +333,18 @@ KEYS: dict[str, Handler] = {
     "zero_force_ds_cpu_optimizer": fated("unneeded", "the update is torch's, which needs no build"),
     "dataloader_drop_last": fated("unneeded", "every sample counts once"),
     "flops_profiler": fated("unneeded", "the report tells FLOPs"),
-    "tensorboard": if_on(fated("unneeded", TRACKING)),
-    "wandb": if_on(fated("unneeded", TRACKING)),
-    "csv_monitor": if_on(fated("unneeded", TRACKING)),
-    "comet": if_on(fated("unneeded", TRACKING)),
+    **dict.fromkeys(("tensorboard", "wandb", "csv_monitor", "comet"), if_on(fated("unneeded", TRACKING))),
     "checkpoint": _SAVING,
     "load_universal_checkpoint": _SAVING,
     "use_node_local_storage": _SAVING,
-    "amp": if_on(fated("refused", "Apex is gone from DeepSpeed; give precision=fp16-mixed or bf16-mixed")),
-    "sparse_gradients": if_on(fated("refused", ALGORITHM)),
-    "sparse_attention": if_on(fated("refused", ALGORITHM)),
-    "compression_training": if_on(fated("refused", ALGORITHM)),
-    "curriculum_learning": if_on(fated("refused", "it changes the order of the data")),
-    "data_efficiency": if_on(fated("refused", "it changes the order of the data")),
+    "amp": if_on(lost("Apex is gone from DeepSpeed; give precision=fp16-mixed or bf16-mixed")),
+    **dict.fromkeys(("sparse_gradients", "sparse_attention", "compression_training"), _ANOTHER),
+    **dict.fromkeys(("curriculum_learning", "data_efficiency"), if_on(lost("it changes what a batch holds"))),
     "autotuning": if_on(fated("refused", "drivetrain compare measures settings side by side")),
-    "elasticity": if_on(fated("later", "restarts with fewer devices")),
-    "tensor_parallel": if_on(fated("later", "tensor parallelism")),
-    "pipeline": if_on(fated("later", "pipeline parallelism")),
+    "elasticity": if_on(fated("later", "batches and restarts by the number of devices", alters=True)),
+    "tensor_parallel": if_on(_tensor_parallel),
+    "sequence_parallel_size": _shared("cp"),
+    "pipeline": if_on(fated("later", "pipeline parallelism", alters=True)),
     "compile": if_on(fated("refused", "give compile=true in the run file")),
     "hybrid_engine": if_on(fated("refused", "there is no reinforcement learning")),
 }

@@ -22,6 +22,7 @@ class Note:
     to: str = ""  # the field it became
     value: Any = field(default=None, compare=False)  # of that field
     is_readable: bool = True  # False: nothing can be made of what was given
+    alters: bool = False  # it is dropped, and without it something else is trained
 
 
 @dataclass
@@ -36,8 +37,8 @@ class Translation:
         said = f"{to}: {value}" + (f"; {why}" if why else "")
         self.notes.append(Note(key, "changed" if why else "mapped", said, to, value))
 
-    def note(self, key: str, fate: Fate, why: str) -> None:
-        self.notes.append(Note(key, fate, why))
+    def note(self, key: str, fate: Fate, why: str, alters: bool = False) -> None:
+        self.notes.append(Note(key, fate, why, alters=alters))
 
     def unreadable(self, key: str, value: Any) -> None:
         text = repr(value)
@@ -64,8 +65,13 @@ def field_of(to: str) -> Handler:
     return lambda key, value, into: into.set(key, to, value)
 
 
-def fated(fate: Fate, why: str) -> Handler:
-    return lambda key, _, into: into.note(key, fate, why)
+def fated(fate: Fate, why: str, alters: bool = False) -> Handler:
+    return lambda key, _, into: into.note(key, fate, why, alters)
+
+
+def lost(why: str) -> Handler:
+    """Refuses a key that has no counterpart here, and without which something else is trained."""
+    return fated("refused", why, alters=True)
 
 
 def if_on(handler: Handler) -> Handler:

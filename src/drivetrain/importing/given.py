@@ -66,11 +66,15 @@ class Given:
         if is_soft or (default is not None and agree(value, default)):
             self.found.soft.add(to)
 
-    def note(self, name: str, fate: Fate, why: str) -> None:
-        """Only where the key is there."""
+    def note(self, name: str, fate: Fate, why: str, alters: bool = False) -> None:
+        """Only where the key is there. alters: it is dropped, and without it something else is trained."""
         self.used.add(name)
         if name in self.raw:
-            self.found.translation.note(self.prefix + name, fate, why)
+            self.found.translation.note(self.prefix + name, fate, why, alters)
+
+    def lose(self, name: str, why: str) -> None:
+        """The key has no counterpart, and without it something else is trained."""
+        self.note(name, "refused", why, alters=True)
 
     def off(self, *names: str, why: str = "it is off") -> None:
         for name in names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,12 +111,17 @@ def _one_batch(joined: Joined) -> None:
         return
     first, other = joined.by["batch_size"], joined.by["batch_size_per_device"]
     ranks = joined.settings.get("processes")
-    ranks = None if ranks is None else ranks * joined.settings.get("nodes", 1)
+    ranks = None if ranks is None else ranks * joined.settings.get("nodes", 1) // _sharing(joined)
     if "batch_size_per_device" not in other.soft and ranks is not None and whole != each * ranks:
         why = f"{_said(first, 'batch_size')}, but {_said(other, 'batch_size_per_device')} on {ranks} devices"
         joined.problems.append(Problem("batch_size", why, "correct one of them, or leave it out there"))
     _yield(other, "batch_size_per_device", f"{first.source.label} says batch_size: {whole}")
     del joined.settings["batch_size_per_device"], joined.by["batch_size_per_device"]
+
+
+def _sharing(joined: Joined) -> int:
+    """Ranks that work on one sample."""
+    return math.prod(joined.settings.get(f"engine.{degree}", 1) for degree in ("pp", "cp", "tp"))
 
 
 def _one_of(pair: tuple[str, ...], joined: Joined) -> None:

@@ -54,7 +54,7 @@ def adapters(given: Given) -> None:
     """A new adapter, or saved ones: the last is trained on, or all stay as they are below a new one."""
     if not is_lora(given):
         given.off(*OF_NEW, *OF_RATES, "create_new_adapter", why="it is of finetuning_type lora")
-        given.note("adapter_name_or_path", "refused", "adapters are of finetuning_type lora: merge it into the model")
+        given.lose("adapter_name_or_path", "adapters are of finetuning_type lora: merge it into the model")
         given.off("adapter_folder", why="it is of finetuning_type lora")
         return
     saved, folder = names_of(given, "adapter_name_or_path"), str(given.take("adapter_folder", "")).strip("/")

@@ -5,7 +5,7 @@ Keys: the argument classes of LLaMA-Factory 0.9, https://llamafactory.readthedoc
 
 from __future__ import annotations
 
-from drivetrain.config.translation import Handler, fated, if_on
+from drivetrain.config.translation import Handler, fated, if_on, lost
 from drivetrain.errors import problem
 from drivetrain.importing import llama_adapter, llama_language, llama_model, llama_optimizer, training_arguments
 from drivetrain.importing.found import Default, Found, Source
@@ -68,7 +68,7 @@ def _fp8(given: Given, driver: str | None) -> bool:
         given.note("fp8_backend", "unneeded" if torchao else "changed", told)
         given.off("fp8_enable_fsdp_float8_all_gather", why="weights are gathered as they are kept: the same numbers")
     elif given.switch("fp8"):
-        given.note("fp8", "refused", "DeepSpeed has no fp8 here; take FSDP, or bf16")
+        given.lose("fp8", "DeepSpeed has no fp8 here; take FSDP, or bf16")
     else:
         given.off("fp8")
     given.off(*(key for key in FP8 if not can))
@@ -93,8 +93,9 @@ def _recompute(given: Given) -> None:
 def _unwritten(found: llama_language.Unwritten) -> dict[str, Handler]:
     """The workload's keys where none is written."""
     told = fated(found.fate, f"no workload is written: {found.why}")
+    decides = fated(found.fate, found.why, found.alters)
     handlers = dict.fromkeys((*llama_model.KEYS, *llama_model.TOGETHER, *llama_adapter.TOGETHER), told)
-    return {**handlers, found.key: fated(found.fate, found.why)}
+    return {**handlers, found.key: decides}
 
 
 def _early_stopping(given: Given) -> None:
@@ -111,7 +112,12 @@ def _later(what: str) -> Handler:
     return fated("later", what)
 
 
-_OPTIMIZER = if_on(fated("refused", "name an optimizer by its import path in optimizer.name"))
+def _of_others(engine: str) -> Handler:
+    return if_on(lost(f"{engine} is no engine here, and its ranks share samples"))
+
+
+_OPTIMIZER = if_on(lost("name an optimizer by its import path in optimizer.name"))
+_OF_IT = fated("refused", "it is of an optimizer that is not here")
 _PREFERENCES = fated("refused", PREFERENCES)
 _ELSEWHERE = fated("unneeded", "it is for LLaMA-Factory's own chat and export")
 _UNSLOTH = if_on(fated("refused", "Unsloth is not used here"))
@@ -125,7 +131,7 @@ _KTRANSFORMERS = if_on(fated("refused", "KTransformers is not used here"))
 
 KEYS: dict[str, Handler] = {
     # model
-    **_all("shift_attn mixture_of_depths", if_on(fated("refused", "attention is the model's own"))),
+    **_all("shift_attn mixture_of_depths", if_on(lost("the model's own layers and attention are taken"))),
     "use_unsloth": _UNSLOTH,
     "use_reentrant_gc": fated("unneeded", "the non-reentrant way is taken, which does the same"),
     "print_param_status": _TOLD,
@@ -146,14 +152,14 @@ KEYS: dict[str, Handler] = {
     **_all("kto_rejected_weight simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm ppo_target", _PREFERENCES),
     **_all("ppo_whiten_rewards ref_model ref_model_adapters ref_model_quantization_bit ld_alpha", _PREFERENCES),
     **_all("reward_model reward_model_adapters reward_model_quantization_bit reward_model_type", _PREFERENCES),
-    **_all("use_apollo apollo_target apollo_rank apollo_update_interval apollo_scale", _OPTIMIZER),
-    **_all("apollo_proj apollo_proj_type apollo_scale_type apollo_layerwise apollo_scale_front", _OPTIMIZER),
-    **_all("use_badam badam_mode badam_start_block badam_switch_mode badam_switch_interval", _OPTIMIZER),
-    **_all("badam_update_ratio badam_mask_mode badam_verbose use_adam_mini use_muon", _OPTIMIZER),
-    **_all("use_dft_loss use_asft_loss asft_alpha use_eaft_loss eaft_alpha", if_on(fated("refused", "another loss"))),
-    **_all("use_mca use_megatron_bridge megatron_bridge_args", if_on(fated("refused", "Megatron is no engine here"))),
-    **_all("use_hyper_parallel hyper_parallel_args", if_on(fated("refused", "HyperParallel is no engine here"))),
-    "hyper_parallel_cp_size": if_on(fated("later", "tensor, context and pipeline axes")),
+    **_all("use_apollo use_badam use_adam_mini use_muon", _OPTIMIZER),
+    **_all("apollo_target apollo_rank apollo_update_interval apollo_scale apollo_proj apollo_proj_type", _OF_IT),
+    **_all("apollo_scale_type apollo_layerwise apollo_scale_front badam_mode badam_start_block", _OF_IT),
+    **_all("badam_switch_mode badam_switch_interval badam_update_ratio badam_mask_mode badam_verbose", _OF_IT),
+    **_all("use_dft_loss use_asft_loss use_eaft_loss", if_on(lost("another loss"))),
+    **_all("asft_alpha eaft_alpha", fated("unneeded", "it is of use_asft_loss and use_eaft_loss")),
+    **_all("use_mca use_megatron_bridge megatron_bridge_args", _of_others("Megatron")),
+    **_all("use_hyper_parallel hyper_parallel_args hyper_parallel_cp_size", _of_others("HyperParallel")),
     **_all("use_kt kt_cpu_activation kt_weight_path kt_non_expert_weight_path", _KTRANSFORMERS),
     # telling
     **_all("plot_loss include_effective_tokens_per_second compute_accuracy", _TOLD),

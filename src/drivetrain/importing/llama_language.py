@@ -30,22 +30,25 @@ class Unwritten(NamedTuple):
     key: str
     fate: Fate
     why: str
+    alters: bool = False  # the key says what is trained, and nothing here does
 
 
 def unwritten(given: Given) -> Unwritten | None:
     """Why nothing here trains the same as this file does; None where a workload can be written."""
     stage, method = given.word("stage", "sft"), given.word("finetuning_type", "lora")
     if stage not in STAGES:
-        return Unwritten("stage", "refused", f"{stage}: {PREFERENCES}")
+        return Unwritten("stage", "refused", f"{stage}: {PREFERENCES}", alters=True)
     if method not in METHODS:
-        return Unwritten("finetuning_type", "refused", f"{method}: there are {', '.join(METHODS)}")
+        why = f"{method}: there are {', '.join(METHODS)}"
+        return Unwritten("finetuning_type", "refused", why, alters=True)
     lacking = llama_adapter.lacking(given)
     if lacking is not None:
-        return Unwritten(lacking[0], "refused", lacking[1])
+        return Unwritten(lacking[0], "refused", lacking[1], alters=True)
     if given.switch("use_llama_pro"):
-        return Unwritten("use_llama_pro", "later", "blocks that are added (LLaMA Pro)")
+        return Unwritten("use_llama_pro", "later", "blocks that are added (LLaMA Pro)", alters=True)
     if method == "freeze" and given.count("freeze_trainable_layers", 2) <= 0:
-        return Unwritten("freeze_trainable_layers", "refused", "the last blocks can be trained alone, not the first")
+        why = "the last blocks can be trained alone, not the first"
+        return Unwritten("freeze_trainable_layers", "refused", why, alters=True)
     return _without_data(given)
 
 
@@ -113,7 +116,7 @@ def _template(given: Given) -> None:
         why = (
             f"{name}: the tokenizer's own is taken; give {DATA}.template alpaca, chatml, vicuna, plain or a Jinja file"
         )
-        given.note("template", "refused", why)
+        given.lose("template", why)
     else:
         why = (
             f"the tokenizer's own is taken, which must be of a model that {name} is for; "

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.config.files import read_json
-from drivetrain.config.translation import Fate, Handler, Translation, fated, if_on
+from drivetrain.config.translation import Fate, Handler, Translation, fated, if_on, lost
 from drivetrain.errors import UserError
 
 # of a published config.json: what says how it came about, and what the run file says elsewhere
@@ -36,12 +36,12 @@ def _all(names: str, handler: Handler) -> dict[str, Handler]:
     return dict.fromkeys(names.split(), handler)
 
 
-def _only(value: Any, why: str, otherwise: str, fate: Fate = "refused") -> Handler:
+def _only(value: Any, why: str, otherwise: str, fate: Fate = "refused", alters: bool = False) -> Handler:
     """Without need where the value is this one."""
 
     def handle(key: str, given: Any, into: Translation) -> None:
         same = given == value
-        into.note(key, "unneeded" if same else fate, why if same else otherwise)
+        into.note(key, "unneeded" if same else fate, why if same else otherwise, alters and not same)
 
     return handle
 
@@ -49,22 +49,23 @@ def _only(value: Any, why: str, otherwise: str, fate: Fate = "refused") -> Handl
 OWN_CLASSES = "code that comes with a model or data set is not run: Transformers' own classes are taken"
 TOKENIZERS = "tokenizers are fast ones"
 INTERNAL = fated("unneeded", "LLaMA-Factory derives it itself")
+NEWEST = "the newest is taken: download that one, and give its folder"
 OWN_TEMPLATE = "the template says it"
-TOKENS = if_on(fated("refused", "add them to the tokenizer, save it, and name its folder in workload.model.tokenizer"))
+TOKENS = if_on(lost("add them to the tokenizer, save it, and name its folder in workload.model.tokenizer"))
 
 KEYS: dict[str, Handler] = {
     # model
-    "model_revision": _only("main", "it is the newest", "the newest is taken: download that one, and give its folder"),
+    "model_revision": _only("main", "it is the newest", NEWEST, alters=True),
     "trust_remote_code": if_on(fated("changed", OWN_CLASSES)),
     "cache_dir": fated("changed", "HF_HOME says where the hub's files are kept"),
     "use_fast_tokenizer": _only(True, TOKENIZERS, TOKENIZERS, "changed"),
     "low_cpu_mem_usage": fated("unneeded", "engine.meta spares the memory of ranks"),
-    "split_special_tokens": if_on(fated("refused", "special tokens are never taken apart")),
+    "split_special_tokens": if_on(lost("special tokens are never taken apart")),
     **_all("add_tokens add_special_tokens new_special_tokens_config", TOKENS),
     "init_special_tokens": _only(
         "noise_init", "new rows are random around the others' mean", "new rows are random around the others' mean"
     ),
-    "moe_aux_loss_coef": if_on(fated("refused", "the loss is that of the tokens")),
+    "moe_aux_loss_coef": if_on(lost("the loss is that of the tokens")),
     **_all("upcast_layernorm upcast_lmhead_output", if_on(fated("refused", "precision says what is computed in fp32"))),
     **_all("model_max_length block_diag_attn device_map compute_dtype use_kv_cache", INTERNAL),
     "use_v1_kernels": if_on(fated("refused", "the model's own kernels are taken")),
@@ -76,11 +77,11 @@ KEYS: dict[str, Handler] = {
         "preprocessing_num_workers preprocessing_batch_size",
         fated("unneeded", "the tokenizer takes the cores there are"),
     ),
-    "ignore_pad_token_for_loss": _only(True, "padding is no target", "padding is no target"),
+    "ignore_pad_token_for_loss": _only(True, "padding is no target", "padding is no target", alters=True),
     "eval_on_each_dataset": if_on(fated("refused", "metrics are of all evaluation data together")),
-    "tool_format": fated("refused", OWN_TEMPLATE),
-    "enable_thinking": _only(True, OWN_TEMPLATE, OWN_TEMPLATE),
-    "preserve_thinking": if_on(fated("refused", OWN_TEMPLATE)),
+    "tool_format": lost(OWN_TEMPLATE),
+    "enable_thinking": _only(True, OWN_TEMPLATE, OWN_TEMPLATE, alters=True),
+    "preserve_thinking": if_on(lost(OWN_TEMPLATE)),
     **_all("reasoning_effort efficient_eos", fated("unneeded", OWN_TEMPLATE)),
 }
 # what is read together with others

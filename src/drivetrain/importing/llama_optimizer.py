@@ -23,7 +23,8 @@ def optimizer(given: Given) -> None:
     if lacking is None:
         _galore(given)
         return
-    given.note("use_galore", "refused" if given.switch("use_galore") else "unneeded", lacking)
+    on = given.switch("use_galore")
+    given.note("use_galore", "refused" if on else "unneeded", lacking, alters=on)
     given.off(*OF_GALORE, why="see use_galore")
     training_arguments.optimizer(given)
 

@@ -48,9 +48,7 @@ def _named(given: Given) -> None:
     }
     for key, (to, why) in switches.items():
         if given.switch(key) and key == "resize_vocab" and is_lora(given):
-            given.note(
-                key, "refused", "no base would have the new rows that the adapter needs: resize and save it first"
-            )
+            given.lose(key, "no base would have the new rows that the adapter needs: resize and save it first")
         elif given.switch(key):
             given.set(key, to, True, why)
         else:
@@ -71,7 +69,7 @@ def _rope(given: Given) -> None:
     length, context = cutoff(given), context_of(str(given.take("model_name_or_path")))
     if context is None:
         why = f"its factor is cutoff_len ({length}) over the model's context, rounded up, and no config.json is here"
-        given.note("rope_scaling", "refused", f"{why}: give {MODEL}.rope_scaling: {{type: {kind}, factor: ...}}")
+        given.lose("rope_scaling", f"{why}: give {MODEL}.rope_scaling: {{type: {kind}, factor: ...}}")
     elif length <= context:
         given.off("rope_scaling", why=f"cutoff_len ({length}) is within the model's context ({context})")
     else:
@@ -89,9 +87,9 @@ def _trained(given: Given) -> None:
     given.set("freeze_trainable_layers", f"{MODEL}.train_last_blocks", given.count("freeze_trainable_layers", 2))
     modules = given.word("freeze_trainable_modules", "all")
     fate: Fate = "mapped" if modules == "all" else "refused"
-    given.note("freeze_trainable_modules", fate, "all that is in the blocks is trained")
+    given.note("freeze_trainable_modules", fate, "all that is in the blocks is trained", alters=modules != "all")
     if given.take("freeze_extra_modules"):
-        given.note("freeze_extra_modules", "refused", "nothing beside the blocks is trained")
+        given.lose("freeze_extra_modules", "nothing beside the blocks is trained")
     given.off("freeze_extra_modules", "use_llama_pro")
 
 

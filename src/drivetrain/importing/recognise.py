@@ -11,7 +11,16 @@ from typing import Any
 from drivetrain.config import accelerate, deepspeed
 from drivetrain.config.files import read_json, read_yaml
 from drivetrain.errors import problem
-from drivetrain.importing import engines, llama_factory, training_arguments, training_keys, xtuner, xtuner_keys
+from drivetrain.importing import (
+    engines,
+    llama_factory,
+    llama_v1,
+    llama_v1_model,
+    training_arguments,
+    training_keys,
+    xtuner,
+    xtuner_keys,
+)
 from drivetrain.importing.found import Found, Source, plain
 from drivetrain.importing.python_file import read_python
 
@@ -26,6 +35,7 @@ class Kind:
 
 _TRAINING = frozenset((*training_keys.KEYS, *training_keys.TOGETHER))
 _LLAMA = frozenset((*llama_factory.KEYS, *llama_factory.TOGETHER))
+_LLAMA_V1 = frozenset((*llama_v1.KEYS, *llama_v1.TOGETHER, *llama_v1_model.KEYS))
 _ACCELERATE = frozenset((*accelerate.KEYS, *accelerate.TOGETHER))
 _DEEPSPEED = frozenset((*deepspeed.KEYS, *deepspeed.BATCH))
 KINDS: dict[str, Kind] = {
@@ -41,6 +51,9 @@ KINDS: dict[str, Kind] = {
         _LLAMA | _TRAINING,
         llama_factory.translate,
         _LLAMA - _TRAINING - {"dataset", "packing", "streaming", "fp8", "temperature", "max_length", "top_k", "top_p"},
+    ),
+    "llama_factory_v1": Kind(
+        "a LLaMA-Factory v1 run", _LLAMA_V1, llama_v1.translate, frozenset((*llama_v1.OWN, *_LLAMA_V1 & _LLAMA))
     ),
     "training_arguments": Kind("Transformers' TrainingArguments", _TRAINING, training_arguments.translate),
     "deepspeed": Kind(
@@ -89,6 +102,8 @@ def kind_of(raw: Mapping[str, Any], label: str, is_python: bool = False) -> str:
     if "workload" in raw:
         raise problem(label, "is a run file of this project already", "train it, or give it as --onto")
     marked = [name for name, kind in KINDS.items() if kind.marks & raw.keys()]
+    if not raw.keys() & {*llama_v1.OWN}:  # marks of both versions are of the old one
+        marked = [name for name in marked if name != "llama_factory_v1"]
     if marked:
         return max(marked, key=lambda name: len(KINDS[name].marks & raw.keys()))
     tops = {"deepspeed": _DEEPSPEED, "training_arguments": _TRAINING, "accelerate": _ACCELERATE}

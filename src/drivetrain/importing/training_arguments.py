@@ -101,7 +101,7 @@ def optimizer(given: Given) -> None:
     given.off("adafactor" if key == "optim" else "optim", why=f"{key} says it")
     if name not in OPTIMIZERS:
         known = ", ".join(OPTIMIZERS)
-        given.note(key, "refused", f"there are {known}; name another by its import path in optimizer.name")
+        given.lose(key, f"there are {known}; name another by its import path in optimizer.name")
         given.off("adam_beta1", "adam_beta2", "adam_epsilon", why=f"{key} is not taken over")
         return
     path, options = OPTIMIZERS[name]
@@ -141,7 +141,7 @@ def schedule(given: Given) -> None:
     if shape in SHAPES:
         given.set("lr_scheduler_type", "schedule.name", SHAPES[shape], is_soft=shape == "linear")
     else:
-        given.note("lr_scheduler_type", "refused", f"{shape}: there are {', '.join(SHAPES)}")
+        given.lose("lr_scheduler_type", f"{shape}: there are {', '.join(SHAPES)}")
     _lowest(given, shape)
     if shape == "constant":
         given.off("warmup_steps", "warmup_ratio", why="constant has no warm-up there; constant_with_warmup has")
@@ -164,7 +164,7 @@ def _lowest(given: Given, shape: str) -> None:
             within.set("min_lr_rate", "schedule.final_lr_ratio", share)
     for name in within.raw:
         if name not in within.used:
-            within.note(name, "refused", f"schedule has no such option for {shape}")
+            within.note(name, "refused", f"schedule has no such option for {shape}", alters=shape in SHAPES)
 
 
 def _warmup(given: Given) -> None:

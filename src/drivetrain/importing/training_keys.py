@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from drivetrain.config.translation import Handler, Translation, fated, field_of, if_on
+from drivetrain.config import accelerate
+from drivetrain.config.translation import Handler, Translation, fated, field_of, if_on, lost
 from drivetrain.importing.given import switch
 
 UNPAGED = "the optimizer's state stays on the device: it is not moved to CPU memory when that is full"
@@ -37,14 +38,14 @@ def _compile_backend(key: str, value: Any, into: Translation) -> None:
         into.note(key, "refused", f"compile=true compiles with inductor, not {value}")
 
 
-def _one_of(allowed: tuple[Any, ...], why: str, otherwise: str) -> Handler:
+def _one_of(allowed: tuple[Any, ...], why: str, otherwise: str, alters: bool = False) -> Handler:
     """Without need where the value is one of these, else refused."""
 
     def handle(key: str, value: Any, into: Translation) -> None:
         if value in allowed:
             into.note(key, "unneeded", why)
         else:
-            into.note(key, "refused", otherwise)
+            into.note(key, "refused", otherwise, alters)
 
     return handle
 
@@ -53,7 +54,7 @@ def _dealing(key: str, value: Any, into: Translation) -> None:
     """accelerator_config: how samples are dealt to ranks."""
     for name, given in (value or {}).items():
         if name == "split_batches" and given:
-            into.note(f"{key}.{name}", "refused", "per_device_train_batch_size would be the batch of all devices")
+            into.note(f"{key}.{name}", "refused", SPLIT, alters=True)
         else:
             into.note(f"{key}.{name}", "unneeded", "each sample is dealt to one rank, in an order fixed by the seed")
     if not value:
@@ -68,6 +69,7 @@ def _sampling(key: str, value: Any, into: Translation) -> None:
 
 
 ORDER = "the order of data is random, a function of seed and step; workload.data.group_by_length spares padding"
+SPLIT = "per_device_train_batch_size would be the batch of all devices: give that as batch_size"
 HALVED = "a micro-batch that does not fit comes in halves, and the batch of a step stays"
 _COMMAND = fated("unneeded", "it is a verb of the command line: train, evaluate, predict")
 _LAUNCHER = fated("unneeded", "the launcher says it")
@@ -103,14 +105,15 @@ KEYS: dict[str, Handler] = {
     "train_sampling_strategy": _sampling,
     "length_column_name": fated("unneeded", "lengths are known"),
     "accelerator_config": _dealing,
-    **dict.fromkeys(("dispatch_batches", "split_batches"), if_on(fated("refused", "batch_size is the global batch"))),
+    "dispatch_batches": if_on(fated("unneeded", "each rank reads its own samples")),
+    "split_batches": if_on(lost(SPLIT)),
     # the loss
     "average_tokens_across_devices": fated("unneeded", "losses are divided by the targets of the whole global batch"),
-    "label_smoothing_factor": if_on(fated("refused", "the loss is the workload's; a workload of your own has its own")),
-    "neftune_noise_alpha": if_on(fated("refused", "give it as workload.model.neftune_alpha")),
-    "past_index": _one_of((-1, None), "it is off", "a model's past is not carried on"),
-    "optim_args": if_on(fated("refused", "give them as optimizer.options")),
-    "optim_target_modules": if_on(fated("refused", "one optimizer has all parameters")),
+    "label_smoothing_factor": if_on(lost("the loss is the workload's; a workload of your own has its own")),
+    "neftune_noise_alpha": if_on(lost("give it as workload.model.neftune_alpha")),
+    "past_index": _one_of((-1, None), "it is off", "a model's past is not carried on", alters=True),
+    "optim_args": if_on(lost("give them as optimizer.options")),
+    "optim_target_modules": if_on(lost("one optimizer has all parameters")),
     # memory and speed
     **dict.fromkeys(("gradient_checkpointing", "activation_checkpointing"), _switched("recompute")),
     **dict.fromkeys(
@@ -133,8 +136,8 @@ KEYS: dict[str, Handler] = {
     **dict.fromkeys(("local_rank", "_n_gpu", "ddp_backend", "ray_scope", "log_on_each_node"), _LAUNCHER),
     "ddp_timeout": fated("unneeded", "a rank that fails ends the others"),
     "ddp_broadcast_buffers": fated("unneeded", "evaluation, prediction and checkpoints use the first rank's buffers"),
-    "mp_parameters": if_on(fated("refused", "SageMaker's model parallelism")),
-    "parallelism_config": if_on(fated("later", "tensor, context and pipeline axes")),
+    "mp_parameters": if_on(lost("SageMaker's model parallelism, whose ranks would each get a batch of their own")),
+    "parallelism_config": if_on(accelerate.KEYS["parallelism_config"]),
     "sharded_ddp": if_on(fated("refused", "FairScale is gone; take engine=fsdp")),
     "use_mps_device": if_on(fated("refused", "there is no MPS here")),
     "use_ipex": if_on(fated("unneeded", "PyTorch has taken it in")),

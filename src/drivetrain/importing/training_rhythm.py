@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from drivetrain.config.translation import Fate
+from drivetrain.errors import problem
 from drivetrain.importing.given import Given
 
 
@@ -18,12 +21,13 @@ def length(given: Given) -> None:
         given.set("num_train_epochs", "loop.epochs", int(epochs), default=3)
     else:
         given.off("max_steps", why="num_train_epochs says it")
-        given.note("num_train_epochs", "refused", f"{epochs} is no whole number of epochs; give loop.steps")
+        given.lose("num_train_epochs", f"{epochs} is no whole number of epochs; give loop.steps")
 
 
 def clipping(given: Given) -> None:
+    """At 0 and below nothing is clipped."""
     norm = given.number("max_grad_norm", 1.0)
-    given.set("max_grad_norm", "loop.max_grad_norm", norm or None, default=1.0)
+    given.set("max_grad_norm", "loop.max_grad_norm", norm if norm > 0 else None, default=1.0)
 
 
 def evaluation(given: Given) -> None:
@@ -48,10 +52,14 @@ def evaluation(given: Given) -> None:
 
 
 def _every(given: Given, key: str, to: str, default: int, why: str = "") -> None:
-    """A cadence in steps; below 1 it is a share of all steps, which are not known here."""
-    every = given.number(key, default)
+    """A cadence in steps; between 0 and 1 it is a share of all steps, which max_steps says."""
+    every, steps = given.number(key, default), given.count("max_steps", -1)
     if every >= 1:
         given.set(key, to, given.count(key, default), why)
+    elif every <= 0:
+        raise problem(given.prefix + key, f"{every:g} was given", "give 1 or more, or a share of all steps")
+    elif steps > 0:
+        given.set(key, to, math.ceil(steps * every), f"{every:g} of {steps} steps{'; ' if why else ''}{why}")
     else:
         given.note(key, "refused", f"a share of all steps; give {to} as a number of steps")
 
@@ -60,7 +68,9 @@ def saving(given: Given) -> None:
     strategy = given.word("save_strategy", "steps")
     if strategy == "steps":
         given.note("save_strategy", "mapped", "checkpoints.every_steps says it")
-        if given.has("save_steps"):
+        if given.number("save_steps", 500) <= 0:
+            at_the_end(given, "save_steps")
+        elif given.has("save_steps"):
             _every(given, "save_steps", "checkpoints.every_steps", 500, _unsaved(given))
     else:
         fate: Fate = "mapped" if strategy in ("epoch", "best") else "changed"
@@ -77,6 +87,15 @@ def saving(given: Given) -> None:
         given.off("load_best_model_at_end", why="the best is kept, and --checkpoint says which is taken")
 
 
+def at_the_end(given: Given, key: str) -> None:
+    """A cadence that never comes: there a run saves at its end only, as it does here once the cadence is its length."""
+    steps = given.found.translation.settings.get("loop.steps")
+    if steps is None:
+        given.note(key, "changed", "a run saves at each evaluation and at the end; there at the end only")
+    else:
+        given.set(key, "checkpoints.every_steps", steps)
+
+
 def _unsaved(given: Given) -> str:
     """What to tell where evaluations come at steps that are not saved, the best of which then cannot be kept."""
     saved = given.number("save_steps", 500)
@@ -89,7 +108,7 @@ def _unsaved(given: Given) -> str:
 
 def _steps_key(given: Given) -> str:
     """What says when a run evaluates that does so by steps."""
-    return "eval_steps" if given.has("eval_steps") else "logging_steps"
+    return "eval_steps" if given.has("eval_steps") and given.number("eval_steps", 0) != 0 else "logging_steps"
 
 
 def logging(given: Given) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,14 +14,17 @@ from drivetrain.config.files import read_json, read_yaml
 from drivetrain.config.run import RunConfig
 from drivetrain.config.translation import Note
 from drivetrain.errors import Problem, UserError, problem
+from drivetrain.importing import llama_v1
 from drivetrain.importing.combine import combined, judged
 from drivetrain.importing.found import Found, Source, complete, settle
 from drivetrain.importing.join import join
+from drivetrain.importing.mesh_axes import is_shared, onto_the_mesh
 from drivetrain.importing.recognise import KINDS, checked, kind_of, read
 from drivetrain.importing.training_spread import is_sharded
 from drivetrain.importing.write import as_yaml, check_place, header, in_yaml, write
 
 T = TypeVar("T")
+MESH = "mesh"
 
 
 @dataclass(frozen=True)
@@ -32,14 +35,24 @@ class Imported:
     run: RunConfig | None  # None where something is missing
 
 
-def import_files(files: Sequence[Path], onto: Path | None, output: Path | None, overwrite: bool = False) -> Imported:
-    """UserError with every problem of every file; then nothing was written."""
+def import_files(
+    files: Sequence[Path],
+    onto: Path | None,
+    output: Path | None,
+    overwrite: bool = False,
+    without: Collection[str] = (),
+) -> Imported:
+    """Raises UserError with every problem of every file; then nothing was written.
+
+    without: keys that may be dropped although something else is trained without them.
+    """
     output = output or Path(f"{files[0].stem}-run.yaml")
     problems: list[Problem] = []
     _kept(problems, lambda: check_place(output, overwrite, files))
     below = _kept(problems, lambda: {} if onto is None else checked(read_yaml(onto), str(onto))) or {}
     sources = _sources(files, problems)
     founds = _translated(sources, problems)
+    problems += _dropped(founds, without)
     joined = join(founds)
     raw, defaults = combined(joined, below)
     run, wrong, missing = judged(raw, joined, None if onto is None else str(onto))
@@ -81,16 +94,25 @@ def _sources(files: Sequence[Path], problems: list[Problem]) -> list[Source]:
     return [*given, *{source.label: source for source in named}.values()]
 
 
+# kind → the block and the key that name a DeepSpeed JSON
+DEEPSPEED_WITHIN = {
+    "accelerate": ("deepspeed_config", "deepspeed_config_file"),
+    "llama_factory": ("", "deepspeed"),
+    "llama_factory_v1": ("dist_config", "config_file"),
+    "training_arguments": ("", "deepspeed"),
+}
+
+
 def _deepspeed_of(source: Source, given: Sequence[Source]) -> Source | None:
     """What `deepspeed` of TrainingArguments, or deepspeed_config_file of Accelerate, leads to."""
-    block = source.raw.get("deepspeed_config") if source.kind == "accelerate" else source.raw
-    key = "deepspeed_config_file" if source.kind == "accelerate" else "deepspeed"
+    within, key = DEEPSPEED_WITHIN.get(source.kind, ("", ""))
+    block = source.raw.get(within) if within else source.raw
     value = block.get(key) if isinstance(block, dict) else None
-    if source.kind not in ("accelerate", "llama_factory", "training_arguments") or not value:
+    if not key or not value:
         return None
     if isinstance(value, dict):
-        if source.kind == "accelerate":
-            raise problem(f"{source.label}: deepspeed_config.{key}", "is no path", "give the path of a JSON")
+        if within:
+            raise problem(f"{source.label}: {within}.{key}", "is no path", "give the path of a JSON")
         return Source(f"{source.label}: {key}", "deepspeed", value, source.folder, f"{source.prefix}{key}.")
     if not isinstance(value, str):
         raise problem(f"{source.label}: {key}", f"{value!r} was given", "give the path of a JSON, or its content")
@@ -110,17 +132,35 @@ def _deepspeed_of(source: Source, given: Sequence[Source]) -> Source | None:
 
 
 def _translated(sources: Sequence[Source], problems: list[Problem]) -> list[Found]:
-    driver = next((name for source in sources if (name := _driver(source))), None)
+    drivers = [name for source in sources if (name := _driver(source))]
+    driver = MESH if any(map(is_shared, sources)) else next(iter(drivers), None)
     founds = []
     for source in sources:
         kind = KINDS[source.kind]
         found = kind.translate(source, driver)
+        if driver == MESH:
+            onto_the_mesh(found)
         found.translation.notes = list(map(_readable, found.notes))
         settle(found)
         complete(found, sorted(kind.names))
         problems += [Problem(f"{source.label}: {p.field}", p.why, p.fix) for p in found.problems]
         founds.append(found)
     return founds
+
+
+def _dropped(founds: Sequence[Found], without: Collection[str]) -> list[Problem]:
+    """A problem for each key that is dropped although something else is trained without it, unless `without` has it."""
+    notes = [(found, note) for found in founds for note in found.translation.with_fate("refused", "later")]
+    altering = [(found, note) for found, note in notes if note.alters and not any(_names(n, note) for n in without)]
+    fix = "take it out, or accept by --without {} that something else is trained"
+    problems = [Problem(f"{found.source.label}: {n.key}", n.why, fix.format(n.key)) for found, n in altering]
+    idle = [name for name in without if not any(_names(name, note) for _, note in notes)]
+    return problems + [Problem(f"--without {name}", "no such key is dropped", "leave it out") for name in idle]
+
+
+def _names(name: str, note: Note) -> bool:
+    """Whether this is the note's key, its end, or a block that it is in."""
+    return f".{name}." in f".{note.key}."
 
 
 def _readable(note: Note) -> Note:
@@ -139,6 +179,8 @@ def _driver(source: Source) -> str | None:
     if source.kind == "accelerate":
         name = accelerate.DRIVERS.get(str(raw.get("distributed_type", "NO")).upper())
         return name if name in ("fsdp", "deepspeed") else None
+    if source.kind == "llama_factory_v1":
+        return llama_v1.engine_of(raw)
     if source.kind in ("llama_factory", "training_arguments"):
         return "deepspeed" if raw.get("deepspeed") else "fsdp" if is_sharded(raw) else None
     return None

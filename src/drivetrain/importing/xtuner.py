@@ -19,6 +19,7 @@ from drivetrain.importing.python_file import READ_BY, SKIPPED
 from drivetrain.importing.python_values import Unknown
 from drivetrain.importing.training_arguments import COPIED
 from drivetrain.importing.training_keys import UNPAGED
+from drivetrain.importing.training_rhythm import at_the_end
 from drivetrain.importing.xtuner_keys import CLIPPING, LOADER, LOOP, RUNNER, RUNTIME, WRAPPER
 from drivetrain.importing.xtuner_model import model
 from drivetrain.importing.xtuner_schedule import schedule
@@ -137,7 +138,7 @@ def _precision(wrapper: Given, driver: str | None) -> None:
             wrapper.off("type", why="a DeepSpeed JSON given beside it says it")
         wrapper.off("dtype", why="nothing is cast")
     else:
-        wrapper.note("type", "refused", f"{kind}: there are OptimWrapper and AmpOptimWrapper")
+        wrapper.lose("type", f"{kind}: there are OptimWrapper and AmpOptimWrapper")
     scale = wrapper.take("loss_scale", "dynamic")
     if isinstance(scale, dict):
         within = wrapper.block("loss_scale")
@@ -169,7 +170,7 @@ def _update(given: Given) -> None:
         module = path.rsplit(".", 1)[0]
         given.set("type", "optimizer.name", f"{module}:{name}", "its package has to be installed")
     elif name:
-        given.note("type", "refused", f"{name}: name an optimizer by its import path in optimizer.name")
+        given.lose("type", f"{name}: name an optimizer by its import path in optimizer.name")
     if given.has("lr"):
         given.set("lr", "optimizer.lr", given.number("lr", 0.0))
     for key in ("eps", "momentum", "betas") if OPTIMIZERS.get(name, "") in OWN else ():
@@ -200,7 +201,7 @@ def _length(given: Given, iterations: int) -> None:
         most = loop.count("max_iters", 1)
         loop.set("max_iters", "loop.steps", -(-most // iterations), _divided(most, iterations))
     if loop.has("val_interval"):
-        every = loop.count("val_interval", 1)
+        every = _cadence(loop, "val_interval")
         if _by_epoch(loop):
             loop.set("val_interval", "evaluation.every_epochs", every)
         else:
@@ -214,6 +215,14 @@ def _by_epoch(loop: Given) -> bool:
     return loop.has("max_epochs") and loop.switch("by_epoch", True)
 
 
+def _cadence(given: Given, key: str) -> int:
+    """An interval that mmengine itself wants above 0: only a checkpoint's may be -1."""
+    every = given.count(key, 1)
+    if every < 1:
+        raise problem(given.prefix + key, f"{every} was given", "give 1 or more")
+    return every
+
+
 def _divided(given: int, iterations: int) -> str:
     return f"{given} iterations, {iterations} a step" if iterations > 1 else ""
 
@@ -224,8 +233,10 @@ def _hooks(given: Given, iterations: int) -> None:
         saved = hooks.block("checkpoint")
         by_epoch = saved.switch("by_epoch", True)
         saved.off("by_epoch", why="read with interval")
-        if saved.has("interval") and not by_epoch:
-            every = saved.count("interval", 1)
+        every = saved.count("interval", -1)
+        if every <= 0:
+            at_the_end(saved, "interval")
+        elif not by_epoch:
             saved.set("interval", "checkpoints.every_steps", max(1, every // iterations), _divided(every, iterations))
         else:
             saved.note("interval", "changed", "saved at each evaluation, which is after each epoch, and at the end")
@@ -238,7 +249,7 @@ def _hooks(given: Given, iterations: int) -> None:
     if isinstance(hooks.take("logger"), dict):
         told = hooks.block("logger")
         if told.has("interval"):
-            every = told.count("interval", 10)
+            every = _cadence(told, "interval")
             told.set("interval", "tracking.log_every", max(1, every // iterations), _divided(every, iterations))
         told.rest(dict.fromkeys(told.raw, RUNTIME))
     hooks.rest(dict.fromkeys(hooks.raw, RUNTIME))

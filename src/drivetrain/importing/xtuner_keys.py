@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from drivetrain.config.translation import Handler, Translation, fated, if_on
+from drivetrain.config.translation import Handler, Translation, fated, if_on, lost
 
 LANGUAGE = fated("later", "language models")
 RUNTIME = fated("unneeded", "it is mmengine's own running")
@@ -33,11 +33,11 @@ LOADER: dict[str, Handler] = {
 CLIPPING: dict[str, Handler] = {
     "error_if_nonfinite": fated("unneeded", "a norm that is no number ends the run, or is a step skipped"),
     "norm_type": lambda key, value, into: into.note(
-        key, "unneeded" if value == 2 else "refused", "the norm is the Euclidean one"
+        key, "unneeded" if value == 2 else "refused", "the norm is the Euclidean one", alters=value != 2
     ),
 }
 WRAPPER: dict[str, Handler] = {
-    **dict.fromkeys(("paramwise_cfg", "constructor"), if_on(fated("refused", "rates a parameter group"))),
+    **dict.fromkeys(("paramwise_cfg", "constructor"), if_on(lost("rates a parameter group"))),
 }
 LOOP: dict[str, Handler] = {
     **dict.fromkeys(("type", "by_epoch", "dynamic_intervals"), RUNTIME),
@@ -56,6 +56,13 @@ def _custom_hooks(key: str, value: Any, into: Translation) -> None:
             into.note(f"{key}.{position}", "refused", f"{kind}: a tracker of your own listens to the run's events")
 
 
+def _scaled_rate(key: str, value: Any, into: Translation) -> None:
+    if isinstance(value, dict) and not value.get("enable", False):
+        into.note(key, "unneeded", "it is off")
+    else:
+        into.note(key, "refused", "the learning rate is what optimizer.lr says", alters=True)
+
+
 # what the Runner reads; the other names of a file only serve within it
 RUNNER: dict[str, Handler] = {
     "model": LANGUAGE,
@@ -66,8 +73,9 @@ RUNNER: dict[str, Handler] = {
     **dict.fromkeys(("val_cfg", "test_cfg", "env_cfg", "log_level", "log_processor", "launcher"), RUNTIME),
     **dict.fromkeys(("default_scope", "runner_type", "custom_imports", "cfg", "data_preprocessor"), RUNTIME),
     "custom_hooks": _custom_hooks,
-    "auto_scale_lr": if_on(fated("refused", "the learning rate is what optimizer.lr says")),
-    "load_from": if_on(fated("refused", "weights are named by workload.model.path")),
+    "auto_scale_lr": _scaled_rate,
+    "load_from": if_on(lost("weights are named by workload.model.path")),
     "compile": if_on(lambda key, _, into: into.set(key, "compile", True)),
     "strategy": if_on(fated("refused", "give the DeepSpeed JSON as a further file")),
+    "sequence_parallel_size": if_on(fated("unneeded", "each rank has sequences of its own")),
 }

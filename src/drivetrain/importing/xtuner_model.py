@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from drivetrain.config.translation import Handler, fated, if_on
+from drivetrain.config.translation import Handler, fated, if_on, lost
 from drivetrain.importing.given import Given
 from drivetrain.importing.llama_adapter import WEIGHTS_ALONE, plain
 
@@ -15,10 +15,10 @@ PRECISION = fated("unneeded", "precision says what products are computed in")
 LORA: dict[str, Handler] = {
     **dict.fromkeys(("task_type", "inference_mode", "peft_type"), fated("unneeded", "the workload and method say it")),
     "fan_in_fan_out": fated("unneeded", "the layer says it"),
-    **dict.fromkeys(("rank_pattern", "alpha_pattern"), if_on(fated("refused", "all targets have one rank and alpha"))),
+    **dict.fromkeys(("rank_pattern", "alpha_pattern"), if_on(lost("all targets have one rank and alpha"))),
     **dict.fromkeys(
         ("layers_to_transform", "layers_pattern", "exclude_modules", "target_parameters"),
-        if_on(fated("refused", "name the layers in adapter.targets")),
+        if_on(lost("name the layers in adapter.targets")),
     ),
 }
 BITS: dict[str, Handler] = {
@@ -27,7 +27,7 @@ BITS: dict[str, Handler] = {
     "llm_int8_threshold": fated("unneeded", "inputs are not quantised, so that none is too large"),
     "llm_int8_has_fp16_weight": if_on(fated("refused", "weights are kept in 8 bits")),
     "llm_int8_enable_fp32_cpu_offload": if_on(fated("refused", "a quantised base stays on the device")),
-    "llm_int8_skip_modules": if_on(fated("refused", "all linear layers are quantised but those trained whole")),
+    "llm_int8_skip_modules": if_on(lost("all linear layers are quantised but those trained whole")),
 }
 OF_PICTURES = ("visual_encoder", "visual_encoder_lora", "llm_lora")
 
@@ -47,7 +47,7 @@ def model(given: Given) -> None:
     holder = within.block("llm") if isinstance(within.take("llm"), dict) else within
     bits = holder.take("quantization_config")
     if isinstance(bits, dict) and not has_adapter:
-        holder.note("quantization_config", "refused", "a base in few bits is frozen: nothing would be trained")
+        holder.lose("quantization_config", "a base in few bits is frozen: nothing would be trained")
     elif isinstance(bits, dict):
         _bits(holder.block("quantization_config"))
 
@@ -60,7 +60,7 @@ def _lora(given: Given) -> None:
     kind = _kind(given, "LoraConfig")
     if kind != "LoraConfig":
         for name in given.raw:
-            given.note(name, "refused", f"{kind}: adapters of XTuner are read from LoraConfig")
+            given.lose(name, f"{kind}: adapters of XTuner are read from LoraConfig")
         return
     given.set("type", "adapter.method", "lora")
     given.set("r", "adapter.rank", given.count("r", 8))
@@ -78,7 +78,8 @@ def _lora(given: Given) -> None:
         else:
             given.off(key)
     bias = given.word("bias", "none")
-    given.note("bias", "unneeded" if bias == "none" else "refused", "biases of the base stay as they are")
+    stays = bias == "none"
+    given.note("bias", "unneeded" if stays else "refused", "biases of the base stay as they are", alters=not stays)
     _start(given)
     given.rest(LORA)
 
@@ -98,7 +99,7 @@ def _start(given: Given) -> None:
     elif start == "true":
         given.off("init_lora_weights", why="B starts from zeros, A at random")
     else:
-        given.note("init_lora_weights", "refused", f"{start}: there are PEFT's own start and pissa")
+        given.lose("init_lora_weights", f"{start}: there are PEFT's own start and pissa")
 
 
 def _bits(given: Given) -> None:
@@ -106,7 +107,7 @@ def _bits(given: Given) -> None:
     lacking = _lacking(given, four)
     if lacking is not None:
         for name in given.raw:
-            given.note(name, "refused", lacking)
+            given.lose(name, lacking)
         return
     given.off("type", why="quantised_base says it")
     if four:

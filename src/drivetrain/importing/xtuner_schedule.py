@@ -50,7 +50,7 @@ def _part(part: Given, is_warmup: bool, length: tuple[float | None, float | None
     kind = _kind(dict(part.raw))
     part.used.add("type")
     if kind not in SHAPES:
-        part.note("type", "refused", f"{kind}: there are {', '.join(SHAPES)}")
+        part.lose("type", f"{kind}: there are {', '.join(SHAPES)}")
         part.rest(dict.fromkeys(part.raw, fated("refused", f"{kind} is not taken over")))
         return
     if is_warmup:
@@ -63,7 +63,7 @@ def _part(part: Given, is_warmup: bool, length: tuple[float | None, float | None
 
 def _warmup(part: Given, length: tuple[float | None, float | None], iterations: int) -> None:
     if not part.has("end"):
-        part.note("type", "refused", "a warm-up that never ends")
+        part.lose("type", "a warm-up that never ends")
         return
     part.note("type", "mapped", "the warm-up")
     start, end = part.number("start_factor", 1 / 3), part.number("end", 0)
@@ -80,7 +80,7 @@ def _warmup(part: Given, length: tuple[float | None, float | None], iterations: 
         why = f"{end:g} iterations, {iterations} a step" if iterations > 1 else ""
         part.set("end", "schedule.warmup_steps", max(1, round(end / iterations)), why)
     else:
-        part.note("end", "refused", "a number of epochs; give schedule.warmup_ratio")
+        part.lose("end", "a number of epochs; give schedule.warmup_ratio")
 
 
 def _lowest(part: Given, kind: str) -> None:
@@ -97,4 +97,4 @@ def _lowest(part: Given, kind: str) -> None:
         elif isinstance(peak, int | float) and peak > 0:
             part.set("eta_min", "schedule.final_lr_ratio", lowest / peak)
         else:
-            part.note("eta_min", "refused", "optimizer.lr is not known; give schedule.final_lr_ratio")
+            part.lose("eta_min", "optimizer.lr is not known; give schedule.final_lr_ratio")
