@@ -53,7 +53,7 @@ OWNERS = {
     "tokenizers": {"data/tokenised.py", "data/token_cache.py", "data/language/vocabularies.py"},
     "datasets": {"data/tables.py", "data/image_tables.py"},
     "tensorboard": {"tracking/tensorboard.py"},
-    "pynvml": {"measure/utilisation.py", "compare/live.py"},
+    "pynvml": {"measure/nvml.py", "compare/live.py"},
     "sklearn": {"data"},
     "pandas": {"data"},
     "pyarrow": {"data"},

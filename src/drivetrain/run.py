@@ -101,7 +101,8 @@ def run(
             events = EventStream(build_trackers(config.tracking.trackers, folder.path, quiet) if ranks.is_first else [])
             for message in (*attempt.notices, *warnings, *workload.warnings, *lacking):
                 events.send(Warned(message=message))
-            meters = Meters(machine, config.precision_spec, engine, not config.compile, stopwatch)
+            warn = functools.partial(_warn, events)
+            meters = Meters(machine, config.precision_spec, engine, not config.compile, stopwatch, warn)
             report = _train(
                 Parts(config, machine, ranks, workload, engine, meters, folder, events, stop, attempt, given), resume
             )
@@ -117,6 +118,10 @@ def run(
         number = max(ranks.all_gather(stop.signal_number or 0))
         ranks.close()
     return report, INTERRUPTED_CODES[signal.Signals(number)] if report.status == "interrupted" else 0
+
+
+def _warn(events: EventStream, message: str) -> None:
+    events.send(Warned(message=message))
 
 
 def _cut_as_fits(config: RunConfig, attempt: Attempt, ranks: Ranks) -> RunConfig:

@@ -40,7 +40,7 @@ def report_table(report: RunReport) -> Table:
         "samples/s": "" if report.samples_per_second is None else f"{report.samples_per_second:,.1f}",
         "peak memory": _memory(report),
         "held": _held(report),
-        "utilisation": f"mean {report.utilisation['mean']:.0%}, peak {report.utilisation['peak']:.0%}",
+        "utilisation": _utilisation(report),
         "model FLOP/s": _flops(report),
         "sent a step": _sent(report),
         "stages wait": _waiting(report),
@@ -55,6 +55,11 @@ def report_table(report: RunReport) -> Table:
         if value:
             table.add_row(name, value)
     return table
+
+
+def _utilisation(report: RunReport) -> str:
+    mean, peak = (report.utilisation[key] for key in ("mean", "peak"))
+    return "" if mean is None else f"mean {mean:.0%}, peak {peak:.0%}"
 
 
 def _restarts(report: RunReport) -> str:

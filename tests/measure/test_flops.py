@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention import varlen
 
+from drivetrain.measure import flops
 from drivetrain.measure.flops import FlopCount
 from drivetrain.measure.memory import TensorPeak
 
@@ -65,3 +67,31 @@ def test_counting_changes_no_bit(function: Callable[[torch.Tensor], torch.Tensor
         found = computed()
     assert count.total > 0
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_grouped_heads_are_computed_once_for_each_of_the_querys() -> None:
+    """Whatever torch's own table makes of them: in 2.11 it is an error."""
+    query, key = torch.randn(2, 8, 16, 4, requires_grad=True), torch.randn(2, 2, 16, 4, requires_grad=True)
+    forward = 2 * 2 * 2 * 8 * 16 * 16 * 4
+    with FlopCount() as count:
+        attended = F.scaled_dot_product_attention(query, key, key, is_causal=True, enable_gqa=True)
+        assert count.total == forward
+        attended.sum().backward()
+    assert count.failure is None
+    assert count.total == forward + 5 * forward // 2
+
+
+def test_sequences_end_to_end_are_counted_one_by_one() -> None:
+    """PyTorch's kernel for them runs on a GPU alone; its formula is asked as the counter asks it."""
+    lengths, heads, width = [3, 0, 5, 8], 4, 16
+    starts = torch.tensor([0, *lengths]).cumsum(0).int()
+    tensors = [torch.empty(16, count, width) for count in (heads, 2, 2)]
+    assert varlen.varlen_attn is not None, "what registers its operators"
+    forward = flops._formula(torch.ops.torch_attn._varlen_attn.default)
+    backward = flops._formula(torch.ops.torch_attn._varlen_attn_backward.default)
+    assert forward is not None
+    assert backward is not None
+    once = heads * sum(length**2 for length in lengths) * width
+    assert forward(*tensors, starts, starts, 8, 8, True, out_val=None) == 4 * once
+    found = backward(tensors[0], *tensors, None, None, starts, starts, 8, 8, True, out_val=None)
+    assert found == 10 * once

@@ -4,35 +4,21 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
+from torch import Tensor
 from torch._C import DispatchKey
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
+
+from drivetrain.measure.observer import Observer
 
 
-def _cpu_attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return sdpa_flop_count(query.shape, key.shape, value.shape)
-
-
-def _cpu_attention_backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape)
-
-
-# PyTorch's table lacks the CPU's fused attention
-_FORMULAS: dict[Any, Callable[..., int]] = {
-    **flop_registry,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,
-}
-
-
-class FlopCount(TorchDispatchMode):
+class FlopCount(Observer):
     """Counts matrix products, convolutions and attention, forward and backward: `total` after the block.
 
     Of sharded tensors (DTensor) what this rank computes, where PyTorch's own FlopCounterMode counts the whole product.
+    Not counted is what compiled code computes (FlexAttention's kernels; torch.compile), and flash-attn's own kernels.
     """
 
     def __init__(self) -> None:
@@ -40,26 +26,96 @@ class FlopCount(TorchDispatchMode):
         self.total = 0
         self._one_at_a_time = threading.Lock()  # dp's replicas on a CPU
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented  # asked again for the plain tensors within
-        kwargs = kwargs or {}
-        formula = _FORMULAS.get(func._overloadpacket)
-        if formula is None:
-            return func(*args, **kwargs) if _has_kernel(func) else self._parts(func, args, kwargs)
-        result = func(*args, **kwargs)
-        with self._one_at_a_time:
-            self.total += formula(*args, **kwargs, out_val=result)
-        return result
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The operator; or what it is made of, so that the products within it are counted."""
+        if _formula(func) is None and not _has_kernel(func):
+            try:
+                with self:
+                    found = func.decompose(*args, **kwargs)
+            except Exception as error:  # if it is the operator's own, it comes again below
+                self.failure = self.failure or error
+                found = NotImplemented
+            if found is not NotImplemented:
+                return found
+        return func(*args, **kwargs)
 
-    def _parts(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What an operator is made of, that products in it are counted."""
-        with self:
-            found = func.decompose(*args, **kwargs)
-        return func(*args, **kwargs) if found is NotImplemented else found
+    def _observe(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        formula = _formula(func)
+        if formula is not None:
+            with self._one_at_a_time:
+                self.total += formula(*args, **kwargs, out_val=result)
+
+
+def _attention(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> int:
+    """Shapes (B, heads, T, width). Two products over all pairs of positions: of queries with keys, of scores with
+    values. Grouped heads of keys and values are computed once for each of the query's (torch 2.11's formula is an error
+    for them)."""
+    batch, heads, length, width = query
+    return 2 * batch * heads * length * key[2] * (width + value[3])
+
+
+def _attention_backward(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> int:
+    """Five products: the scores made again, and the gradients of scores, queries, keys and values."""
+    batch, heads, length, width = query
+    return 2 * batch * heads * length * key[2] * (3 * width + 2 * value[3])
+
+
+def _forward(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+    return _attention(query.shape, key.shape, value.shape)
+
+
+def _backward(gradient: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+    del gradient
+    return _attention_backward(query.shape, key.shape, value.shape)
+
+
+def _flex_backward(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+    return _attention_backward(query.shape, key.shape, value.shape)
+
+
+def _varlen(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, *_: Any, **__: Any) -> int:
+    return sum(_attention(*shapes) for shapes in _sequences(query, key, value, starts))
+
+
+def _varlen_backward(
+    gradient: Any, query: Tensor, key: Tensor, value: Tensor, out: Any, lse: Any, starts: Tensor, *_: Any, **__: Any
+) -> int:
+    del gradient, out, lse
+    return sum(_attention_backward(*shapes) for shapes in _sequences(query, key, value, starts))
+
+
+def _sequences(query: Tensor, key: Tensor, value: Tensor, starts: Tensor) -> list[list[tuple[int, ...]]]:
+    """Shapes of each sequence of rows laid end to end, (T, heads, width); starts: (S + 1,). Waits for the device."""
+    lengths = starts.diff().tolist()
+    return [[(1, t.shape[1], length, t.shape[2]) for t in (query, key, value)] for length in lengths]
+
+
+# before PyTorch's own table, which lacks the CPU's fused attention and, in some versions, grouped heads
+_ATTENTION: dict[str, Callable[..., int]] = {
+    **{
+        f"aten._scaled_dot_product_{kind}": _forward
+        for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+    },
+    **{
+        f"aten._scaled_dot_product_{kind}_backward": _backward
+        for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+    },
+    "flex_attention": _forward,
+    "flex_attention_backward": _flex_backward,
+    "torch_attn._varlen_attn": _varlen,
+    "torch_attn._varlen_attn_backward": _varlen_backward,
+}
+
+
+@functools.cache
+def _formula(func: Any) -> Callable[..., int] | None:
+    packet = getattr(func, "_overloadpacket", func)  # an operator that takes functions has no overloads
+    return _ATTENTION.get(str(packet)) or flop_registry.get(packet)
 
 
 @functools.cache
 def _has_kernel(func: Any) -> bool:
     """Of its own: its parts would round otherwise (silu_backward), and what is counted must not change."""
+    if not hasattr(func, "has_kernel_for_dispatch_key") or not hasattr(func, "decompose"):
+        return True
     return bool(func.has_kernel_for_dispatch_key(DispatchKey.CPU) or func.has_kernel_for_dispatch_key(DispatchKey.CUDA))

@@ -12,8 +12,9 @@ from typing import Any
 import psutil
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+
+from drivetrain.measure.observer import Observer
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
@@ -46,7 +47,7 @@ def _resident_peak() -> int:
     return int(found.group(1)) * 1024 if found else psutil.Process().memory_info().rss
 
 
-class TensorPeak(TorchDispatchMode):
+class TensorPeak(Observer):
     """Peak bytes of live CPU tensor storages while active, those given to `track` included.
 
     Every storage an operator returns counts from its birth until it is freed, so a peak inside one operator (its
@@ -84,14 +85,11 @@ class TensorPeak(TorchDispatchMode):
             if tensor.is_leaf and tensor.grad is not None:
                 self._see(tensor.grad)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented  # shards and quantised moments: asked again for the plain tensors within
-        result = func(*args, **(kwargs or {}))
+    def _observe(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        del func, args, kwargs
         for value in tree_iter(result):
             if isinstance(value, Tensor):
                 self._see(value)
-        return result
 
     def _see(self, tensor: Tensor) -> None:
         if tensor.device.type != "cpu" or tensor.is_sparse:

@@ -1,12 +1,16 @@
-"""All meters of one run behind one object: the loop says what it is doing, the meters count."""
+"""All meters of one run behind one object: the loop says what it is doing, the meters count.
+
+What measures never ends a run: where a meter fails, its figure is left out and one warning says why.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -19,11 +23,14 @@ from drivetrain.heartbeat import SHOWN
 from drivetrain.measure.flops import FlopCount
 from drivetrain.measure.matmul import matmul_rate
 from drivetrain.measure.memory import TensorPeak, peaks, reset_peaks
+from drivetrain.measure.observer import Observer
 from drivetrain.measure.throughput import Stopwatch, Throughput
 from drivetrain.measure.traffic import Traffic
 from drivetrain.measure.utilisation import UtilisationSampler, joined
 from drivetrain.ranks import Ranks
 
+T = TypeVar("T")
+LOG = logging.getLogger(__name__)
 WARM_UP_STEPS = 3  # not steady: caches, allocator and workers fill
 NOT_TRAINING = ("evaluation", "samples", "save")  # parts left out of the rate
 INSTRUMENTED_STEP = 1  # the second: by then the optimizer has its state
@@ -37,10 +44,17 @@ class Meters:
     """Times, memory, utilisation and FLOPs from `__enter__` to `__exit__`."""
 
     def __init__(
-        self, machine: Machine, precision: Precision, holder: Holder, instrument: bool, stopwatch: Stopwatch
+        self,
+        machine: Machine,
+        precision: Precision,
+        holder: Holder,
+        instrument: bool,
+        stopwatch: Stopwatch,
+        warn: Callable[[str], None] = LOG.warning,
     ) -> None:
         """holder: who holds the tensors that live between steps. instrument: count FLOPs, tensor memory and traffic in
-        one step (torch.compile'd code cannot be seen into). stopwatch: the one that the engine times its parts with."""
+        one step (torch.compile'd code cannot be seen into). stopwatch: the one that the engine times its parts with.
+        warn: gets a sentence about each meter that fails."""
         self._device = torch.device(machine.device)
         self._dtype = getattr(torch, precision.compute)
         self._holder, self._instrument = holder, instrument
@@ -51,10 +65,11 @@ class Meters:
         self._flops_per_element: float | None = None
         self._sent: dict[str, int] | None = None
         self._tensor_peak: int | None = None
+        self._warn, self._failed = warn, set[str]()
 
     def __enter__(self) -> Meters:
-        self._matmul_rate = matmul_rate(self._device, self._dtype)
-        reset_peaks(self._device)
+        self._matmul_rate = self._tried("the device's matmul rate", lambda: matmul_rate(self._device, self._dtype))
+        self._tried("peak memory", lambda: reset_peaks(self._device))
         self._sampler.__enter__()
         self._mark = time.perf_counter()
         self._aside = 0.0  # seconds since the mark that are no part of training
@@ -62,6 +77,21 @@ class Meters:
 
     def __exit__(self, *error: Any) -> None:
         self._sampler.__exit__(*error)
+        self._note("utilisation", self._sampler.failure)
+
+    def _tried(self, what: str, measure: Callable[[], T]) -> T | None:
+        """The measurement; None, and a warning, where it fails."""
+        try:
+            return measure()
+        except Exception as error:
+            self._note(what, error)
+            return None
+
+    def _note(self, what: str, failure: Exception | None) -> None:
+        if failure is not None and what not in self._failed:
+            self._failed.add(what)
+            reason = (str(failure).strip().splitlines() or [""])[0][:200]
+            self._warn(f"{what} could not be measured and is left out: {type(failure).__name__}: {reason}")
 
     def begin(self, step: int) -> None:
         """step: the one to be made, from 1."""
@@ -85,14 +115,19 @@ class Meters:
         elements = sum(next(iter(batch.tensors.values())).numel() for batch in micro_batches)
         if self._instrument and self._steps == INSTRUMENTED_STEP:
             with TensorPeak() as memory, FlopCount() as flops, Traffic() as traffic:
-                memory.track([*self._holder.tensors(), *(t for b in micro_batches for t in b.tensors.values())])
+                given = [tensor for batch in micro_batches for tensor in batch.tensors.values()]
+                self._tried("tensor memory", lambda: memory.track([*self._holder.tensors(), *given]))
                 yield
-            self._tensor_peak = memory.peak_bytes
-            self._flops_per_element = flops.total / elements
-            self._sent = traffic.sent
+            self._tensor_peak = self._seen("tensor memory", memory, memory.peak_bytes)
+            self._flops_per_element = self._seen("FLOPs", flops, flops.total / elements)
+            self._sent = self._seen("traffic", traffic, traffic.sent)
         else:
             yield
         self._elements += elements
+
+    def _seen(self, what: str, observer: Observer, found: T) -> T | None:
+        self._note(what, observer.failure)
+        return None if what in self._failed else found
 
     def step_done(self, samples: int) -> None:
         """After all that belongs to a step. Evaluation and saving are not counted into the rate."""
@@ -110,24 +145,26 @@ class Meters:
 
     def summary(self, ranks: Ranks) -> dict[str, Any]:
         """The measured fields of a RunReport: of all ranks together, and of each."""
-        memory = peaks(self._device)
+        memory = self._tried("peak memory", lambda: peaks(self._device)) or {}
         if self._tensor_peak is not None and self._device.type == "cpu":
             memory = {"tensor": self._tensor_peak, **memory}
         flops = None if self._flops_per_element is None else self._flops_per_element * self._elements
         mine = RankSummary(memory, self._sampler.summary(), flops, self._sent, self._matmul_rate)
         everyone = ranks.all_gather(mine)
         rate = self._throughput.steady_rate()
+        yardsticks = [other.matmul_rate for other in everyone]
+        kinds = [kind for kind in memory if all(kind in other.peak_memory for other in everyone)]
         per_sample = None
         if self.samples and all(other.flops is not None for other in everyone):
             per_sample = sum(other.flops or 0 for other in everyone) / self.samples
         return {
             "seconds_by_part": self._stopwatch.seconds,
             "samples_per_second": rate,
-            "peak_memory": {kind: max(other.peak_memory[kind] for other in everyone) for kind in memory},
+            "peak_memory": {kind: max(other.peak_memory[kind] for other in everyone) for kind in kinds},
             "utilisation": joined([other.utilisation for other in everyone], shared=self._device.type == "cpu"),
             "flops_per_sample": per_sample,
             "flops_per_second": per_sample * rate if per_sample is not None and rate is not None else None,
-            "matmul_flops_per_second": sum(other.matmul_rate for other in everyone),
+            "matmul_flops_per_second": None if None in yardsticks else sum(filter(None, yardsticks)),
             "ranks": [other.short(rank) for rank, other in enumerate(everyone)],
         }
 
@@ -140,7 +177,7 @@ class RankSummary:
     utilisation: dict[str, Any]
     flops: float | None
     sent: dict[str, int] | None
-    matmul_rate: float
+    matmul_rate: float | None
 
     def short(self, rank: int) -> dict[str, Any]:
         """For the report's list of ranks."""

@@ -9,8 +9,9 @@ from typing import Any, cast
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+
+from drivetrain.measure.observer import Observer
 
 # how an operator's name begins → kind, and what each rank of n sends in a ring for each byte that it gives:
 # Thakur et al. 2005, "Optimization of Collective Communication Operations in MPICH"
@@ -25,7 +26,7 @@ KINDS: dict[str, tuple[str, Callable[[int], float]]] = {
 GIVEN = ("input", "inputs", "input_tensor", "input_tensors", "tensors")  # what operators call what a rank gives
 
 
-class Traffic(TorchDispatchMode):
+class Traffic(Observer):
     """`sent` after the block: kind → bytes, as the usual ring algorithms send them. For one step, like FlopCount."""
 
     def __init__(self) -> None:
@@ -33,14 +34,11 @@ class Traffic(TorchDispatchMode):
         self.sent: dict[str, int] = {}
         self._one_at_a_time = threading.Lock()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented  # asked again for the plain tensors within
-        kwargs = kwargs or {}
+    def _observe(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        del result
         if func.namespace in ("c10d", "_c10d_functional"):
             names = [argument.name for argument in func._schema.arguments]
             self._see(func._opname.replace("_", ""), {**dict(zip(names, args, strict=False)), **kwargs})
-        return func(*args, **kwargs)
 
     def _see(self, operator: str, given: dict[str, Any]) -> None:
         for start, (kind, share) in KINDS.items():

@@ -12,32 +12,38 @@ import psutil
 import torch
 
 from drivetrain.hardware import usable_cores
+from drivetrain.measure.nvml import Gpu
 
 MOST_POINTS = 2000  # of the series kept for plots
 
 
 class Source(Protocol):
-    def read(self) -> float:
-        """Share of the device in use since the last call, 0 to 1."""
+    def read(self) -> float | None:
+        """Share of the device in use since the last call, 0 to 1; None where it is not known."""
 
     def extra(self) -> dict[str, Any]: ...
 
 
 class UtilisationSampler:
-    """`with UtilisationSampler(device) as sampler: ...`, then `sampler.summary()`."""
+    """`with UtilisationSampler(device) as sampler: ...`, then `sampler.summary()`.
+
+    `failure` is the error that ended the sampling, if any; a run does not end for it.
+    """
 
     def __init__(self, device: torch.device, every_seconds: float = 0.5) -> None:
         self._every = every_seconds
-        self._source: Source = _Gpu.open(device) or _Cpu() if device.type == "cuda" else _Cpu()
+        self._source: Source = _source(device)
+        self.failure: Exception | None = None
         self._series: list[tuple[float, float]] = []  # seconds since the start, share
         self._stride = self._seen = 0
-        self._busy = self._peak = 0.0  # seconds of the device; share
+        self._busy = self._known = 0.0  # seconds of the device; seconds of which its use is known
+        self._peak: float | None = None
         self._start = self._last = time.perf_counter()
         self._stop = threading.Event()
 
     def __enter__(self) -> UtilisationSampler:
         self._start = self._last = time.perf_counter()
-        self._source.read()
+        self._read()
         self._thread = threading.Thread(target=self._sample, name="utilisation", daemon=True)
         self._thread.start()
         return self
@@ -49,8 +55,8 @@ class UtilisationSampler:
             self._take()  # a run shorter than one interval; an interval begun
 
     def summary(self) -> dict[str, Any]:
-        """{"mean", "peak": 0 to 1, "samples", "series": [[seconds, share]], and of a GPU its own}."""
-        mean = self._busy / max(1e-9, self._last - self._start)
+        """{"mean", "peak": 0 to 1 or None, "samples", "series": [[seconds, share]], and of a GPU its own}."""
+        mean = self._busy / self._known if self._known else None
         series = [[round(at, 2), round(share, 4)] for at, share in self._series]
         return {"mean": mean, "peak": self._peak, "samples": self._seen, "series": series, **self._source.extra()}
 
@@ -59,17 +65,28 @@ class UtilisationSampler:
             self._take()
 
     def _take(self) -> None:
-        now, share = time.perf_counter(), self._source.read()
+        now, share = time.perf_counter(), self._read()
+        since, self._last = now - self._last, now
+        if share is None:
+            return
         self._seen += 1
-        self._busy += share * (now - self._last)  # a machine with much to do takes samples late
-        self._last = now
-        self._peak = max(self._peak, share)
+        self._busy += share * since  # a machine with much to do takes samples late
+        self._known += since
+        self._peak = max(self._peak or 0.0, share)
         self._stride += 1
         if self._stride >= self._keep_every:
             self._stride = 0
             self._series.append((now - self._start, share))
             if len(self._series) > MOST_POINTS:
                 self._series = self._series[::2]
+
+    def _read(self) -> float | None:
+        if self.failure is None:
+            try:
+                return self._source.read()
+            except Exception as error:
+                self.failure = error
+        return None
 
     @property
     def _keep_every(self) -> int:
@@ -85,14 +102,34 @@ def joined(summaries: Sequence[dict[str, Any]], shared: bool) -> dict[str, Any]:
     series = [[point[0][0], round(min(1.0, sum(share for _, share in point) / parts), 4)] for point in points]
     energies = [summary["energy_joules"] for summary in summaries if summary.get("energy_joules") is not None]
     extra = {key: value for key, value in summaries[0].items() if key == "device_memory_peak_bytes"}
+    means = [summary["mean"] for summary in summaries]
     return {
-        "mean": min(1.0, sum(summary["mean"] for summary in summaries) / parts),
-        "peak": max((share for _, share in series), default=0.0),
+        "mean": None if None in means else min(1.0, sum(means) / parts),
+        "peak": max((share for _, share in series), default=None),
         "samples": summaries[0]["samples"],
         "series": series,
         **extra,
         **({"energy_joules": sum(energies)} if energies else {}),
     }
+
+
+def _source(device: torch.device) -> Source:
+    if device.type == "cpu":
+        return _Cpu()
+    try:
+        return Gpu(device)
+    except Exception:  # no driver, no permission, a virtual GPU: NVML has an error class for each
+        return _Unknown()
+
+
+class _Unknown:
+    """A device whose use cannot be seen: the CPU's is not taken for it."""
+
+    def read(self) -> None:
+        return None
+
+    def extra(self) -> dict[str, Any]:
+        return {}
 
 
 class _Cpu:
@@ -121,40 +158,3 @@ class _Cpu:
                 continue
             total += times.user + times.system
         return total
-
-
-class _Gpu:
-    """NVML's utilisation, memory and energy of one GPU."""
-
-    def __init__(self, nvml: Any, handle: Any) -> None:
-        self._nvml, self._handle = nvml, handle
-        self._memory_peak = 0
-        self._energy_start = self._millijoules()
-
-    @classmethod
-    def open(cls, device: torch.device) -> _Gpu | None:
-        """None where NVML cannot be used; a run does not fail for it."""
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-            return cls(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid))
-        except Exception:  # no driver, no permission, a virtual GPU: NVML has an error class for each
-            return None
-
-    def read(self) -> float:
-        memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used
-        self._memory_peak = max(self._memory_peak, int(memory))
-        return float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu) / 100
-
-    def extra(self) -> dict[str, Any]:
-        now = self._millijoules()
-        energy = None if now is None or self._energy_start is None else (now - self._energy_start) / 1000
-        return {"device_memory_peak_bytes": self._memory_peak, "energy_joules": energy}
-
-    def _millijoules(self) -> int | None:
-        try:
-            return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
-        except self._nvml.NVMLError:
-            return None

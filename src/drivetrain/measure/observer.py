@@ -1,0 +1,49 @@
+"""A look at every operator of one step that changes nothing of the step.
+
+torch's dispatch modes do the looking. In three ways a mode could change what runs, or end it, which are prevented here:
+torch.compile does not use compiled code under a mode, unless the mode declares that it ignores what is compiled; an
+operator that takes functions (FlexAttention) is an error under a mode that does not declare that it supports such
+operators; and an error in what is counted would come out of the model's forward pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Observer(TorchDispatchMode):
+    """`failure` is the first error of `_observe`, after which nothing more is observed; None as a rule.
+
+    Compiled code runs as compiled, unseen.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failure: Exception | None = None
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # sharded and quantised tensors: asked again for the plain tensors within
+        kwargs = kwargs or {}
+        result = self._run(func, args, kwargs)
+        if self.failure is None:
+            try:
+                self._observe(func, args, kwargs, result)
+            except Exception as error:
+                self.failure = error
+        return result
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return func(*args, **kwargs)
+
+    def _observe(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Look at one operator's inputs and result."""
+        raise NotImplementedError

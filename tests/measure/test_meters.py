@@ -1,0 +1,108 @@
+"""Meters around a step: what they report, and that no failure of theirs reaches the step."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from drivetrain.config.precision import PRECISIONS
+from drivetrain.data.loader import MicroBatch
+from drivetrain.measure import flops, meters
+from drivetrain.measure.meters import Meters
+from drivetrain.measure.throughput import Stopwatch
+from drivetrain.ranks import Ranks
+from tests.tiny_workload import CPU
+
+HEADS, GROUPS, LENGTH, WIDTH = 4, 2, 128, 16
+
+
+class Held:
+    def tensors(self) -> list[Tensor]:
+        return []
+
+
+def measured(work: Callable[[Tensor], Any], steps: int = 3) -> tuple[list[Any], dict[str, Any], list[str]]:
+    """What each of some steps gives, what was measured, and the warnings."""
+    said: list[str] = []
+    batch = MicroBatch({"x": torch.randn(2, 8, generator=torch.Generator().manual_seed(0))})
+    found = []
+    counting = Meters(CPU, PRECISIONS["fp32"], Held(), True, Stopwatch(torch.device("cpu")), said.append)
+    with counting:
+        for _ in range(steps):
+            with counting.step([batch]):
+                found.append(work(batch.tensors["x"]))
+            counting.step_done(2)
+    return found, counting.summary(Ranks()), said
+
+
+def attended() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(1, heads, LENGTH, WIDTH) for heads in (HEADS, GROUPS, GROUPS)]
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def block_mask() -> Any:
+    def causal(batch: Tensor, head: Tensor, at: Tensor, seen: Tensor) -> Tensor:
+        del batch, head
+        return at >= seen
+
+    return create_block_mask(causal, 1, None, LENGTH, LENGTH, device="cpu")
+
+
+def test_an_operator_that_takes_functions_runs_and_is_counted() -> None:
+    """FlexAttention, uncompiled: an error under a dispatch mode that has no rule for such operators."""
+    mask = block_mask()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile", UserWarning)
+        found, summary, said = measured(lambda _: flex_attention(*attended(), block_mask=mask, enable_gqa=True))
+    assert all(torch.equal(each, found[0]) for each in found)
+    assert summary["flops_per_sample"] == 2 * 2 * HEADS * LENGTH * LENGTH * WIDTH / 2, "two samples a step"
+    assert said == []
+
+
+@pytest.mark.slow
+def test_compiled_attention_runs_as_compiled_while_it_is_measured() -> None:
+    mask, compiled = block_mask(), torch.compile(flex_attention)
+    torch._dynamo.utils.counters.clear()
+    found, summary, said = measured(lambda _: compiled(*attended(), block_mask=mask, enable_gqa=True))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1, "no second compilation"
+    assert all(torch.equal(each, found[0]) for each in found)
+    dense_scores = 4 * HEADS * LENGTH * LENGTH
+    assert summary["peak_memory"]["tensor"] < dense_scores
+    assert said == []
+
+
+def failing(*_: Any, **__: Any) -> int:
+    raise AssertionError("sdpa_flop_count: query/key/value shapes are incompatible")
+
+
+def test_a_failing_count_is_one_warning_and_a_blank(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = nn.Linear(8, 4)
+    expected, whole, _ = measured(layer)
+    monkeypatch.setattr(flops, "_formula", lambda _: failing)
+    monkeypatch.setattr(meters, "peaks", failing)
+    monkeypatch.setattr(meters, "matmul_rate", failing)
+    found, summary, said = measured(layer)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    for key in ("flops_per_sample", "flops_per_second", "matmul_flops_per_second"):
+        assert whole[key] is None or whole[key] > 0
+        assert summary[key] is None
+    assert summary["peak_memory"].keys() == {"tensor"}
+    assert len(said) == 3
+    assert any(line.startswith("FLOPs could not be measured and is left out: AssertionError: sdpa") for line in said)
+
+
+def test_an_error_of_the_step_itself_is_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flops, "_formula", lambda _: failing)
+
+    def broken(_: Tensor) -> None:
+        raise ValueError("of the model")
+
+    with pytest.raises(ValueError, match="of the model"):
+        measured(broken)
