@@ -22,14 +22,20 @@ def seed_rank(seed: int, rank: int) -> None:
 
 
 def rng_mark() -> tuple[Any, Any]:
-    """torch's generators alone, in a microsecond; the others take a hundred."""
-    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    """torch's generators alone, in a microsecond; the others take a hundred. Of GPUs this process's own: the states of
+    other visible ones are other ranks', and asking for them would start each of those devices here."""
+    return torch.get_rng_state(), [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
 
 
 def restore_mark(mark: tuple[Any, Any]) -> None:
     torch.set_rng_state(mark[0])
     if mark[1]:
-        torch.cuda.set_rng_state_all(mark[1])
+        torch.cuda.set_rng_state(_own(mark[1]))
+
+
+def _own(states: list[torch.Tensor]) -> torch.Tensor:
+    """This process's among the states of a checkpoint, where earlier versions kept one for each visible device."""
+    return states[0] if len(states) == 1 else states[torch.cuda.current_device() % len(states)]
 
 
 def rng_state(mark: tuple[Any, Any] | None = None) -> dict[str, Any]:
