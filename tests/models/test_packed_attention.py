@@ -286,6 +286,67 @@ def end_to_end(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, scale:
     return F.scaled_dot_product_attention(query.transpose(0, 1), key, value, seen, scale=scale).transpose(0, 1)
 
 
+HALF, FULL = torch.bfloat16, torch.float32
+
+
+@pytest.mark.parametrize(
+    ("choice", "dtype", "dropout", "is_ampere", "installed", "expected"),
+    [
+        ("auto", HALF, 0.0, True, True, "flash"),
+        ("auto", HALF, 0.0, True, False, "varlen"),
+        ("auto", torch.float16, 0.0, False, True, "flex"),
+        ("auto", HALF, 0.1, True, False, "sdpa"),
+        ("auto", FULL, 0.0, True, True, "flex"),
+        ("flash", HALF, 0.0, True, False, "varlen"),
+        ("flash", torch.float16, 0.0, False, True, "sdpa"),
+        ("flex", HALF, 0.0, True, True, "flex"),
+        ("sdpa", HALF, 0.0, True, True, "sdpa"),
+    ],
+)
+def test_a_gpu_takes_the_first_kernel_that_it_has(
+    choice: str,
+    dtype: torch.dtype,
+    dropout: float,
+    is_ampere: bool,
+    installed: bool,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(packed_attention, "find_spec", lambda _: object() if installed else None)
+    assert PackedAttention(choice)._kernel(dtype, dropout, is_ampere) == expected
+
+
+@pytest.mark.parametrize(
+    ("hip", "capability", "expected"), [(None, (7, 5), False), (None, (8, 0), True), ("7.0", (9, 0), False)]
+)
+def test_amds_numbers_are_not_taken_for_nvidias(
+    hip: str | None, capability: tuple[int, int], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert packed_attention._is_ampere.__wrapped__(torch.device("cuda", 0)) is expected
+
+
+def test_under_autocast_a_kernel_gets_autocasts_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after rotary positions: queries and keys in fp32, values in 16 bits. A CPU plays the GPU."""
+    asked: list[set[torch.dtype]] = []
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
+        asked.append({query.dtype, key.dtype, value.dtype})
+        return torch.zeros_like(query)
+
+    monkeypatch.setattr(packed_attention, "_is_on_gpu", lambda _: True)
+    monkeypatch.setattr(packed_attention, "_is_ampere", lambda _: True)
+    monkeypatch.setattr(packed_attention, "find_spec", lambda _: None)
+    monkeypatch.setattr(varlen, "varlen_attn", kernel)
+    monkeypatch.setattr(packed_attention, "_has_varlen", lambda: True)
+    (query, key, value), bounds, module = attended(2)
+    with torch.autocast("cpu", dtype=HALF):
+        found, _ = PackedAttention("auto")(module, query, key, value.to(HALF), bounds, scaling=0.3)
+    assert asked == [{HALF}]
+    assert found.dtype == HALF
+
+
 @pytest.mark.parametrize(("key_heads", "window"), SHAPES)
 def test_pytorchs_kernel_is_asked_for_the_same(
     key_heads: int, window: int | None, monkeypatch: pytest.MonkeyPatch

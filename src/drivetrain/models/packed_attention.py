@@ -57,7 +57,11 @@ class PackedAttention:
             raise RunError(f"packed sequences: {type(module).__name__} asks for {', '.join(asked)} in its attention")
         window = how.get("sliding_window")
         self.windows[getattr(module, "layer_idx", None)] = window
-        match self._kernel(query, how.get("dropout", 0.0)):
+        kernel = "sdpa"
+        if _is_on_gpu(query):
+            query, key, value = _as_autocast_would(query, key, value)
+            kernel = self._kernel(query.dtype, how.get("dropout", 0.0), _is_ampere(query.device))
+        match kernel:
             case "flash":
                 return _flash(query, key, value, attention_mask, window, **how), None
             case "varlen":
@@ -68,19 +72,16 @@ class PackedAttention:
         band = functools.partial(self._mask, _band, attention_mask)
         return _one_by_one(module, query, key, value, attention_mask, band, how), None
 
-    def _kernel(self, query: Tensor, dropout: float) -> str:
-        """The first of the choice's that can do it; on a CPU, and where none can, sequence by sequence."""
-        half = query.dtype in (torch.float16, torch.bfloat16)
+    def _kernel(self, dtype: torch.dtype, dropout: float, is_ampere: bool) -> str:
+        """The first of the choice's kernels for GPUs that can do it; where none can, sequence by sequence."""
+        half = dtype in (torch.float16, torch.bfloat16) and is_ampere
         able = {
             "flash": half and find_spec("flash_attn") is not None,
             "varlen": half and not dropout and _has_varlen(),
             "flex": not dropout,
         }
-        if query.device.type == "cuda":
-            for kernel in {"auto": tuple(able), "flash": ("flash", "varlen"), "flex": ("flex",)}.get(self._choice, ()):
-                if able[kernel]:
-                    return kernel
-        return "sdpa"
+        choices = {"auto": tuple(able), "flash": ("flash", "varlen"), "flex": ("flex",)}.get(self._choice, ())
+        return next((kernel for kernel in choices if able[kernel]), "sdpa")
 
     def _mask(self, make: Callable[..., Any], bounds: Tensor, *of: Any) -> Any:
         """make(bounds, *of), once."""
@@ -183,6 +184,26 @@ def _band(bounds: Tensor, length: int, window: int | None) -> Tensor | None:
     place = torch.arange(length, device=bounds.device)
     behind = place[:, None] - place[None]
     return ((behind >= 0) & (behind < window))[None, None]
+
+
+def _is_on_gpu(tensor: Tensor) -> bool:
+    return tensor.device.type == "cuda"
+
+
+@functools.cache
+def _is_ampere(device: torch.device) -> bool:
+    """Whether it is an NVIDIA GPU of compute capability 8.0 or newer, as flash-attn's and PyTorch's kernels for 16 bits
+    need. ROCm's torch counts capabilities of its own (gfx90a as 9.0)."""
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _as_autocast_would(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Queries and keys come out of rotary positions in fp32 while values are in 16 bits; autocast casts them for
+    PyTorch's own attention and does not know of other kernels."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    return tuple(tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors)
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, window: int | None, **how: Any) -> Tensor:
