@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import pickle
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +25,7 @@ from drivetrain.launch import asked
 from drivetrain.launch.asked import Alone, ask, pulse_file, pulses
 from drivetrain.launch.hang import Row, State, blame, in_full, table
 from drivetrain.launch.meeting import Meeting
-from drivetrain.launch.standing import Pending, Standing, standing
+from drivetrain.launch.standing import Pending, Standing, standing, waits_on_gpu
 from drivetrain.launch.task import Node
 from drivetrain.launch.watch import Stillness, Watch
 from tests.launch.test_start import command, free_port, prepared
@@ -211,7 +214,6 @@ def test_time_in_which_nobody_looked_is_no_hang() -> None:
 
 def seen_waiting(late: int) -> dict[str, Any]:
     """Of a rank that waits in an all_reduce for the late one, as a thread beside it sees it."""
-    import threading
 
     if dist.get_rank() == late:
         time.sleep(1.5)
@@ -293,3 +295,58 @@ def test_a_process_that_nobody_watches_says_once_that_nothing_goes_on(capsys: py
     alone(heart, 0.0)
     alone(heart, 40.0)
     assert "40 s" in capsys.readouterr().err, "again, once it has gone on"
+
+
+def entry(number: int, state: str, name: str, created: int) -> dict[str, Any]:
+    """As torch's flight recorders write one, but for what is not read."""
+    return {
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": number,
+        "is_p2p": False,
+        "retired": state == "completed",
+        "state": state,
+        "profiling_name": name,
+        "input_sizes": [[4, 5]],
+        "input_dtypes": ["Float"],
+        "time_created_ns": created,
+    }
+
+
+@pytest.fixture
+def recorders(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """A process of a group with both backends, which waits in an all_reduce of NCCL. Gives what was asked for: which
+    recorder, and whether for what is under way alone."""
+    asked_for: list[tuple[str, bool]] = []
+    kept = {
+        "_dump_fr_trace": [entry(7, "completed", "gloo:all_reduce", 1), entry(8, "started", "gloo:broadcast", 2)],
+        "_dump_nccl_trace": [entry(2, "completed", "nccl:all_reduce", 0), entry(3, "started", "nccl:all_reduce", 3)],
+    }
+
+    def dump(name: str, collectives: bool, stacks: bool, only_active: bool) -> bytes:
+        assert (collectives, stacks) == (True, False)
+        asked_for.append((name, only_active))
+        return pickle.dumps({"entries": [e for e in kept[name] if not only_active or e["state"] != "completed"]})
+
+    for name in kept:
+        monkeypatch.setattr(torch._C._distributed_c10d, name, functools.partial(dump, name), raising=False)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    return asked_for
+
+
+def test_what_is_under_way_on_a_gpu_is_read_from_nccls_own_record(recorders: list[tuple[str, bool]]) -> None:
+    found = standing(threading.get_ident())
+    assert [str(each) for each in found.pending] == [
+        "broadcast of 4x5 Float, number 8 of group 0",
+        "all_reduce of 4x5 Float, number 3 of group 0 (NCCL)",
+    ]
+    assert [each.on_gpu for each in found.pending] == [False, True]
+    assert found.begun == {"0": 8, "0 (NCCL)": 3}, "each backend numbers its own"
+    assert found.waits_in == "all_reduce of 4x5 Float, number 3 of group 0 (NCCL)"
+    assert {name for name, _ in recorders} == {"_dump_fr_trace", "_dump_nccl_trace"}
+
+
+def test_a_rank_that_spins_for_nccl_does_not_work_and_is_asked_cheaply(recorders: list[tuple[str, bool]]) -> None:
+    """Each second, with Python's lock: the whole record takes 26 ms to read."""
+    assert waits_on_gpu()
+    assert recorders == [("_dump_nccl_trace", True)]

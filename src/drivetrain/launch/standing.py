@@ -17,8 +17,8 @@ import psutil
 
 from drivetrain.heartbeat import WORKING
 
-# torch's own record of what each group was asked for last; its older name knows NCCL alone
-RECORDERS = ("_dump_fr_trace", "_dump_nccl_trace")
+# torch's own records of what each group was asked for last, where it was built with them: gloo's and NCCL's
+RECORDERS = {"gloo": "_dump_fr_trace", "nccl": "_dump_nccl_trace"}
 _THEIRS = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _RANKS = os.path.join(_OWN, "ranks.py")
@@ -122,38 +122,48 @@ def _stack(thread: threading.Thread, main: int, frames: dict[int, Any]) -> str:
 
 
 def _recorded() -> tuple[list[Pending], dict[str, int]]:
-    """What torch's flight recorder knows of this process's groups, the oldest first; nothing where it has none."""
+    """What torch's flight recorders know of this process's groups, the oldest first; nothing where it has none."""
+    pending, begun = list[tuple[int, Pending]](), dict[str, int]()
+    for backend in RECORDERS:
+        for entry in _entries(backend, only_active=False):
+            if entry["is_p2p"]:
+                continue
+            found = _collective(entry, backend)
+            begun[found.group] = max(found.number, begun.get(found.group, 0))
+            if _is_active(entry):
+                pending.append((entry["time_created_ns"], found))
+    return [found for _, found in sorted(pending, key=lambda each: each[0])], begun
+
+
+def _entries(backend: str, only_active: bool) -> list[dict[str, Any]]:
+    """A record of 2,000 collectives takes 26 ms to read, with Python's lock held; those under way take none."""
     joined = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)  # it may be half imported
     if joined is None or not joined():
-        return [], {}
+        return []
     import torch
 
-    module = torch._C._distributed_c10d
-    dump = next((getattr(module, name) for name in RECORDERS if name in dir(module)), None)
-    if dump is None:
-        return [], {}
-    pending, begun = [], dict[str, int]()
-    for entry in pickle.loads(dump(True, False, False)).get("entries", ()):
-        group, number = str(entry["process_group"][0]), int(entry["collective_seq_id"])
-        if entry["is_p2p"]:
-            continue
-        begun[group] = max(number, begun.get(group, 0))
-        if not entry["retired"] and entry["state"] != "completed":
-            on_gpu = entry["profiling_name"].startswith("nccl")
-            pending.append(Pending(group, number, _collective(entry), on_gpu))
-    return pending, begun
+    dump = getattr(torch._C._distributed_c10d, RECORDERS[backend], None)
+    # with collectives, without stacks
+    return [] if dump is None else list(pickle.loads(dump(True, False, only_active)).get("entries", ()))
+
+
+def _is_active(entry: dict[str, Any]) -> bool:
+    return not entry["retired"] and entry["state"] != "completed"
 
 
 def waits_on_gpu() -> bool:
     """Whether a collective is under way on this process's GPU: the program then uses a processor to wait for it."""
     begun = getattr(sys.modules.get("torch.cuda"), "is_initialized", None)  # it may be half imported
-    return begun is not None and begun() and any(each.on_gpu for each in _recorded()[0])
+    return begun is not None and begun() and any(map(_is_active, _entries("nccl", only_active=True)))
 
 
-def _collective(entry: dict[str, Any]) -> str:
+def _collective(entry: dict[str, Any], backend: str) -> Pending:
+    """group: each backend counts its own collectives of a group that has both."""
     sizes = " and ".join("x".join(map(str, size)) or "scalar" for size in entry["input_sizes"][:2])
     kinds = ", ".join(dict.fromkeys(entry["input_dtypes"]))
-    return f"{entry['profiling_name'].rpartition(':')[2]} of {sizes} {kinds}".rstrip()
+    what = f"{entry['profiling_name'].rpartition(':')[2]} of {sizes} {kinds}".rstrip()
+    group, on_gpu = str(entry["process_group"][0]), backend == "nccl"
+    return Pending(f"{group} (NCCL)" if on_gpu else group, int(entry["collective_seq_id"]), what, on_gpu)
 
 
 def _stuck_children() -> list[str]:
