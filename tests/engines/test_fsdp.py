@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from drivetrain.config.engine import FsdpEngine
 from drivetrain.config.precision import PRECISIONS
-from drivetrain.engines.fsdp import wrap_fsdp
+from drivetrain.engines.fsdp import give_memory, wrap_fsdp
 from drivetrain.errors import UserError
 
 
@@ -27,3 +28,12 @@ class Tied(nn.Module):
 def test_a_weight_that_would_be_gathered_with_two_modules_is_refused(wrap: list[str]) -> None:
     with pytest.raises(UserError, match=r"embedding.weight and head.weight are one weight"):
         wrap_fsdp(Tied(), cast(Any, None), FsdpEngine(wrap=wrap), PRECISIONS["fp32"])
+
+
+def test_buffers_lie_on_the_device_where_parameters_are_offloaded() -> None:
+    """As on the rank that built the model: FSDP moves its buffers there. The meta device plays the GPU."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    give_memory(model, torch.device("cpu"), torch.device("meta"))
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+    assert {buffer.device.type for buffer in model.buffers()} == {"meta"}

@@ -92,3 +92,32 @@ def test_a_parameter_that_some_ranks_use_gets_its_gradient_on_all_and_one_that_n
     assert sums["idle.weight"] is None
     assert sums["left.weight"].abs().sum() > 0
     assert sums["right.weight"].dtype == torch.float64
+
+
+class Work:
+    """An exchange that is over at once."""
+
+    def wait(self) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+def test_what_is_exchanged_already_is_let_go_while_backward_goes_on() -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(5)))
+    held: list[int] = []
+    with (
+        mock.patch.object(gradient_sum, "BUCKET_BYTES", 1),
+        mock.patch.object(gradient_sum, "FIRST_BUCKET_BYTES", 1),
+        mock.patch.object(dist, "all_reduce", return_value=Work()),
+    ):
+        summing = GradientSum(model.parameters(), mock.Mock())
+        for layer in model:  # after the sum's own hook
+            layer.weight.register_post_accumulate_grad_hook(
+                lambda _: held.append(sum(bucket._sums is not None for bucket in summing._buckets))
+            )
+        summing.expect(1)
+        model(torch.ones(2, 4)).sum().backward()
+        summing.finish()
+    assert held == [0] * 5

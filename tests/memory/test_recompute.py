@@ -9,11 +9,13 @@ import torch
 from torch import nn
 from torch._dynamo.backends.registry import lookup_backend
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention import varlen
+from torch.utils.checkpoint import CheckpointPolicy
 from transformers import AutoConfig, AutoModelForSequenceClassification, ResNetConfig, ResNetForImageClassification
 
 from drivetrain.errors import UserError
 from drivetrain.measure.flops import FlopCount
-from drivetrain.memory.recompute import apply_recompute, repeated_blocks
+from drivetrain.memory.recompute import _policy, apply_recompute, repeated_blocks
 
 
 def block() -> nn.Module:
@@ -70,6 +72,14 @@ def test_selective_recompute_multiplies_no_matrix_twice_and_keeps_less() -> None
     assert flops(full) > 1.1 * flops(deep())
     # the checkpoint's own keeping of products is not seen by the hooks; what else there was is not kept
     assert gradients_and_kept(selective)[1] < 0.5 * kept
+
+
+def test_selective_recompute_keeps_attention_over_packed_rows_and_products_in_8_bits() -> None:
+    assert varlen.varlen_attn is not None, "what registers the operator"
+    kept = [torch.ops.torch_attn._varlen_attn.default, torch.ops.aten._scaled_mm.default]
+    cheap = [torch.ops.aten.mul.Tensor, torch.ops.aten.gelu.default]
+    assert [_policy(None, operator) for operator in kept] == [CheckpointPolicy.MUST_SAVE] * 2
+    assert [_policy(None, operator) for operator in cheap] == [CheckpointPolicy.PREFER_RECOMPUTE] * 2
 
 
 def test_blocks_of_transformers_models_are_found() -> None:

@@ -90,7 +90,6 @@ def evaluation_batches(
     loader: Loader,
     data_rank: int = 0,
     data_world: int = 1,
-    pin_memory: bool = False,
 ) -> Iterator[MicroBatch]:
     """All samples once over all ranks, in order; the last batch may be smaller.
 
@@ -102,7 +101,8 @@ def evaluation_batches(
     mine = [turn * data_world + data_rank for turn in range(rounds)]
     dealt = [starts[min(number, len(starts) - 1)] for number in mine]
     keys = ([(0, i) for i in range(start, min(start + batch_size, len(samples)))] for start in dealt)
-    batches = _batches(samples, collate, keys, loader, pin_memory)
+    pins = torch.cuda.is_initialized()  # this process computes on a GPU, which copies pinned memory without waiting
+    batches = _batches(samples, collate, keys, loader, pins)
     for number, batch in zip(mine, batches, strict=True):
         yield MicroBatch(batch, counts=number < len(starts))
 

@@ -120,6 +120,17 @@ def _large_enough(inner_first: list[nn.Module], least: int) -> Iterator[nn.Modul
             yield module
 
 
+@torch.no_grad()
+def give_memory(model: nn.Module, parameters_on: torch.device, buffers_on: torch.device) -> None:
+    """Replace meta tensors by empty ones. Only parameters are kept in CPU memory where FSDP offloads: buffers lie on
+    the device on every rank, or ranks would exchange them through different backends and wait for ever."""
+    model.to_empty(device=parameters_on)
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty_like(buffer, device=buffers_on)
+
+
 class SameParameters:
     """RunError if a parameter gets a gradient on some ranks only.
 
@@ -179,7 +190,7 @@ class FsdpEngine(EagerEngine):
     def _fill(self, model: nn.Module, whole: dict[str, Tensor], buffers: list[Tensor]) -> None:
         """Each rank's shards, from the only rank that has built the weights."""
         if not self._ranks.is_first:
-            model.to_empty(device="cpu" if self._config.offload else self._device)
+            give_memory(model, torch.device("cpu") if self._config.offload else self._device, self._device)
         for name, held in model.state_dict().items():
             if isinstance(held, DTensor):
                 given = whole[name] if self._ranks.is_first else torch.empty(held.shape, dtype=held.dtype)

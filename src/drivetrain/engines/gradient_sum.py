@@ -39,6 +39,11 @@ class _Bucket:
         self._sums = torch.cat([*parts, have])
         self._work = dist.all_reduce(self._sums, group=self._group, async_op=True)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether nobody would wait for its sums."""
+        return self._work is not None and self._work.is_completed()
+
     def finish(self) -> None:
         assert self._work is not None
         assert self._sums is not None
@@ -59,7 +64,7 @@ class GradientSum:
 
     def __init__(self, parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
         self._buckets = [_Bucket(some, group) for some in _bucketed(p for p in parameters if p.requires_grad)]
-        self._backwards, self._started = 0, 0
+        self._started = self._finished = 0
         self._left: dict[nn.Parameter, int] = {}
         self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
         for parameter in self._bucket_of:
@@ -68,7 +73,7 @@ class GradientSum:
     def expect(self, backwards: int) -> None:
         """A window begins, in which gradients arrive at most so often."""
         self._left = dict.fromkeys(self._bucket_of, backwards)
-        self._started = 0
+        self._started = self._finished = 0
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
 
@@ -83,12 +88,15 @@ class GradientSum:
         while self._started < len(self._buckets) and not self._buckets[self._started].missing:
             self._buckets[self._started].start()  # in one order, as on every rank
             self._started += 1
+        while self._finished < self._started and self._buckets[self._finished].is_done:
+            self._buckets[self._finished].finish()  # its copy of the gradients goes while backward goes on
+            self._finished += 1
 
     def finish(self) -> None:
         """The window is over: its gradients are sums over the ranks."""
         for bucket in self._buckets[self._started :]:
             bucket.start()
-        for bucket in self._buckets:
+        for bucket in self._buckets[self._finished :]:
             bucket.finish()
         self._left = {}
 

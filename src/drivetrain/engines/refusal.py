@@ -42,10 +42,14 @@ def _held_back(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, r
 
 
 def _beside(optimizer: torch.optim.Optimizer, flag: Tensor) -> Tensor:
-    """The flag as a kernel over these parameters takes it: over shards, as one of their mesh."""
-    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    """The flag as a kernel over these parameters takes it: on their device; over shards, as one of their mesh.
+
+    Of parameters in CPU memory (FSDP's offload) it is waited for here: the fused kernel would copy it without waiting
+    and read it at once.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     sharded = next((p for p in parameters if isinstance(p, DTensor)), None)
     if sharded is None:
-        return flag
-    mesh = sharded.device_mesh
+        return flag.to(parameters[0].device)
+    mesh, flag = sharded.device_mesh, flag.to(sharded.to_local().device)
     return DTensor.from_local(flag, mesh, [Replicate()] * mesh.ndim, run_check=False)

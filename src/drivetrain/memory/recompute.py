@@ -8,6 +8,7 @@ Recomputation in Large Transformer Models", draw the line elsewhere: they recomp
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,6 +30,13 @@ KEPT = {  # what selective recompute does not compute twice
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_mm.default,  # in 8 bits
+}
+# of packages that may not be there, or register them late: attention over sequences end to end
+KEPT_BY_NAME = {
+    "torch_attn._varlen_attn.default",
+    "flash_attn._flash_attn_forward.default",
+    "flash_attn._flash_attn_varlen_forward.default",
 }
 
 
@@ -62,7 +70,12 @@ def _selective_contexts() -> Any:
 
 
 def _policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:  # noqa: ARG001  torch's signature
-    return CheckpointPolicy.MUST_SAVE if operator in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if _is_kept(operator) else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@functools.cache
+def _is_kept(operator: Any) -> bool:
+    return operator in KEPT or str(operator) in KEPT_BY_NAME
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
