@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -34,3 +35,18 @@ def test_cores_are_those_of_the_affinity() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
 def test_auto_takes_the_cpu_where_there_is_no_gpu() -> None:
     assert detect("auto") == detect("cuda") == detect("cpu")
+
+
+@pytest.mark.parametrize(("hip", "major", "capability"), [(None, 7, (7, 0)), (None, 9, (9, 0)), ("7.0", 9, None)])
+def test_amds_generations_are_no_compute_capabilities(
+    hip: str | None, major: int, capability: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = SimpleNamespace(major=major, minor=0, name="a GPU", total_memory=2**34)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    machine = detect("cuda")
+    assert machine.compute_capability == capability
+    assert ("bfloat16" in machine.native_dtypes) == (hip is not None or major >= 8)

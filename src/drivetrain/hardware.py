@@ -52,8 +52,10 @@ def loopback() -> str | None:
 
 def _cuda() -> Machine:
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    capability = (properties.major, properties.minor)
-    native = {"float32", "float16"} | ({"bfloat16"} if capability >= (8, 0) else set())
+    # ROCm's torch numbers AMD's generations by itself: gfx90a is 9.0, and is no Hopper
+    capability = (properties.major, properties.minor) if torch.version.hip is None else None
+    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    native = {"float32", "float16"} | ({"bfloat16"} if has_bf16 else set())
     return Machine(
         device="cuda",
         device_name=properties.name,

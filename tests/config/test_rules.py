@@ -20,6 +20,7 @@ from drivetrain.config.run import RunConfig
 
 CPU = Machine("cpu", "a CPU", 1, 2**33, 2, None, frozenset({"float32"}))
 T4 = Machine("cuda", "Tesla T4", 1, 2**34, 2, (7, 5), frozenset({"float32", "float16"}))
+MI250 = Machine("cuda", "AMD Instinct MI250X", 8, 2**36, 16, None, frozenset({"float32", "float16", "bfloat16"}))
 H100 = Machine("cuda", "NVIDIA H100", 8, 2**36, 16, (9, 0), frozenset({"float32", "float16", "bfloat16"}))
 
 DIGITS = {"type": "image_classification", "model": {"config": {"model_type": "resnet"}}, "data": {"source": "digits"}}
@@ -102,6 +103,14 @@ def test_an_older_gpu_is_refused_what_came_after_it(precision: str) -> None:
     assert found.why == f"{precision} was given, but Tesla T4 has compute capability 7.5; it needs 8.0"
     assert found.fix == "works here: fp32, fp16, fp16-mixed"
     assert not rules.check(config(precision="fp16-mixed"), T4)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp8-mixed"])
+def test_what_only_nvidias_gpus_have_is_refused_on_others(precision: str) -> None:
+    (found,) = rules.check(config(precision=precision), MI250)
+    assert found.why == f"{precision} was given, but it works on NVIDIA's GPUs only and this is AMD Instinct MI250X"
+    assert not rules.check(config(precision="bf16-mixed"), MI250)
+    assert not rules.check(config(precision=precision), H100)
 
 
 def test_all_reasons_come_at_once() -> None:

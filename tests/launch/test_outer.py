@@ -9,7 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from drivetrain.config.load import validate
+from drivetrain.config.machine import Machine
+from drivetrain.config.rules import check
+from drivetrain.launch.group import own_gpu
+from drivetrain.launch.outer import OuterLauncher
 from tests.launch.test_start import finished, losses, prepared, report
 
 SCRIPTS = Path(sys.executable).parent
@@ -117,3 +123,25 @@ def test_what_accelerate_launch_was_told_and_the_run_says_too_is_none_of_its_pro
     settings = ("engine=fsdp", "precision=bf16-mixed", "processes=1", "loop.steps=2", "--quiet")
     code, _, said = drivetrain("train", "run.yaml", *settings, "output=agreeing")
     assert code == 0, said
+
+
+@pytest.mark.parametrize(("seen", "expected"), [(1, 0), (4, 2)])
+def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_it_sees(
+    seen: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`srun --gpus-per-task=1` shows each process one, which is number 0 there."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    assert own_gpu() == expected
+
+
+@pytest.mark.parametrize(("seen", "refused"), [(1, False), (4, False), (2, True)])
+def test_processes_that_each_see_one_gpu_have_one_each(seen: int, refused: bool) -> None:
+    gpu = Machine("cuda", "a GPU", seen, 2**34, 4, (9, 0), frozenset({"float32"}))
+    raw = {"workload": {"type": "module", "path": "x.py"}, "batch_size": 8, "loop": {"steps": 9}, "engine": "ddp"}
+    run, _ = validate(raw, [])
+    assert run is not None
+    outer = OuterLauncher(rank=2, world_size=4, processes=4)
+    fitted, _ = outer.fitted(run)
+    problems = [each for each in check(fitted, outer.machine(gpu)) if each.field == "processes"]
+    assert bool(problems) is refused

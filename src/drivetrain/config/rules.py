@@ -56,16 +56,17 @@ class Need:
 
     devices: tuple[str, ...]
     compute_capability: tuple[int, int] = (0, 0)
+    nvidia_only: bool = False  # of other makers' GPUs it is not known which generation has it
 
 
 PRECISION_NEEDS: dict[str, Need] = {
     "fp32": Need(("cpu", "cuda")),
-    "tf32": Need(("cuda",), (8, 0)),
+    "tf32": Need(("cuda",), (8, 0), nvidia_only=True),
     "fp16": Need(("cpu", "cuda"), (5, 3)),
     "bf16": Need(("cpu", "cuda"), (8, 0)),
     "fp16-mixed": Need(("cpu", "cuda"), (5, 3)),
     "bf16-mixed": Need(("cpu", "cuda"), (8, 0)),
-    "fp8-mixed": Need(("cuda",), FP8_FROM),
+    "fp8-mixed": Need(("cuda",), FP8_FROM, nvidia_only=True),
     "fp16-master": Need(("cuda",), (5, 3)),
     "bf16-master": Need(("cpu", "cuda"), (8, 0)),
 }
@@ -90,6 +91,8 @@ def precision_gap(name: str, machine: Machine) -> Iterator[str]:
     need = PRECISION_NEEDS[name]
     if machine.device not in need.devices:
         yield f"it exists on {' and '.join(need.devices)} only and this is {machine.device_name}"
+    elif machine.device == "cuda" and machine.compute_capability is None and need.nvidia_only:
+        yield f"it works on NVIDIA's GPUs only and this is {machine.device_name}"
     elif machine.compute_capability is not None and machine.compute_capability < need.compute_capability:
         have, ask = (".".join(map(str, c)) for c in (machine.compute_capability, need.compute_capability))
         yield f"{machine.device_name} has compute capability {have}; it needs {ask}"

@@ -45,6 +45,7 @@ def checked(
     problems += accelerate_problems(run)
     outer = OuterLauncher.here()
     if outer is not None:
+        machine = outer.machine(machine)
         run, found = outer.fitted(run)
         problems += found
     run, problems = rules.judged(run, problems, machine)

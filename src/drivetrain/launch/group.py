@@ -24,7 +24,7 @@ def join(device: str, hang_seconds: int | None = None) -> None:
     """
     try:
         if device == "cuda":
-            mine = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            mine = torch.device("cuda", own_gpu())
             torch.cuda.set_device(mine)
             dist.init_process_group("cpu:gloo,cuda:nccl", device_id=mine, timeout=_patience(hang_seconds))
         else:
@@ -33,6 +33,12 @@ def join(device: str, hang_seconds: int | None = None) -> None:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         raise RunError(_not_joined(device, error)) from error
+
+
+def own_gpu() -> int:
+    """Returns the index of this rank's GPU among those it sees: its number on this node, or 0 where it sees only one,
+    as some schedulers show each process its own. NCCL refuses two ranks on one GPU."""
+    return 0 if torch.cuda.device_count() == 1 else int(os.environ["LOCAL_RANK"])
 
 
 def _patience(hang_seconds: int | None) -> timedelta | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from drivetrain.config.engine import ENGINES, driving, label, traits
+from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem
 
@@ -28,6 +29,12 @@ class OuterLauncher:
         if own is None or any(name not in os.environ for name in NAMED):
             return None
         return cls(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ[own]))
+
+    def machine(self, seen: Machine) -> Machine:
+        """This node. Where a scheduler shows each process a GPU of its own (srun --gpus-per-task=1), there are as many
+        as processes, though each sees one."""
+        apart = seen.device == "cuda" and seen.device_count == 1
+        return replace(seen, device_count=self.processes) if apart else seen
 
     def fitted(self, run: RunConfig) -> tuple[RunConfig, list[Problem]]:
         """The run with the launcher's processes, and what contradicts them."""
