@@ -2,7 +2,7 @@
 
 `mean * count` is exact for any loss whose mean is over `count` equal terms. PyTorch's own losses average over every
 element of the target, those over classes over every label that is not ignored, `batchmean` over samples. Of a loss of
-the user's it is taken that it averages over samples (`user_module` tries it with two).
+the user's it is taken that it averages over samples (`loss_cuts` tries it).
 """
 
 from __future__ import annotations

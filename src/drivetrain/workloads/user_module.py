@@ -35,11 +35,21 @@ from drivetrain.config.workload import UserModule
 from drivetrain.errors import problem
 from drivetrain.rng import restore_rng_state, rng_state, seed_everything
 from drivetrain.workloads.base import Batch, BestMetric, Layout, NamedSamples, Outputs, Workload
+from drivetrain.workloads.loss_cuts import OF_A_LOSS, OF_A_MODEL, check_adds_up, off_zero, varied_samples
 from drivetrain.workloads.metrics import Metric
 from drivetrain.workloads.user_file import FIELD, UserFile
 from drivetrain.workloads.user_loss import SummedLoss
 from drivetrain.workloads.user_samples import UserSamples, user_samples
 from drivetrain.workloads.user_task import Task, Unknown, task_of
+
+NEEDS_ALL = "say splits_batches = False if it needs its whole batch"
+FIX_LOSS = (
+    "where targets are ignored, give nn.CrossEntropyLoss(ignore_index=...) itself; for a mean weighted by class, or "
+    "over some targets only, define loss_sum(model, batch), with reduction='sum', and count(batch), the number of "
+    f"targets, in place of loss; {NEEDS_ALL}"
+)
+FIX_SUM = f"give a sum over the batch's targets (reduction='sum'), no mean, and let count(batch) divide; {NEEDS_ALL}"
+FIX_COUNT = f"count each sample's targets, whatever other samples are beside it; {NEEDS_ALL}"
 
 
 class UserModuleWorkload(Workload):
@@ -86,7 +96,11 @@ class UserModuleWorkload(Workload):
     def count(self, batch: Batch) -> int:
         if self._loss is not None:
             return self._loss.count(batch["target"])
-        return int(self._file.get("count")(batch))
+        given = self._file.get("count")(batch)
+        if int(given) != given:
+            why = f"count gives {float(given):g}, no whole number"
+            raise problem(FIELD, why, "count targets; weights belong into loss_sum alone")
+        return int(given)
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
         if self._loss is not None:
@@ -164,12 +178,17 @@ class UserModuleWorkload(Workload):
         (folder / "workload.py").write_bytes(self._file.text)
 
     def _try_out(self) -> Task:
-        """Two samples through everything, so that what cannot work is said before work starts."""
+        """Two samples through everything, and some in parts: what cannot work is said before work starts."""
         state = rng_state()
         try:
             with self._file.telling("two samples could not be tried"):
                 samples = [self.train.load(index, 0) for index in range(min(2, len(self.train)))]
-                return self._tried(self.build_model().eval(), self.collate(samples))
+                model = self.build_model().eval()
+                task = self._tried(model, self.collate(samples))
+            if self.splits_batches and len(self.train) > 1:
+                with self._file.telling("some samples at once and in parts could not be tried"), off_zero(model):
+                    self._check_that_it_splits(model)
+            return task
         finally:
             restore_rng_state(state)
 
@@ -192,22 +211,30 @@ class UserModuleWorkload(Workload):
         if any("target size" in str(warning.message) for warning in said):  # MSELoss and its like warn only
             shapes = f"the output is {tuple(output.shape)}, the target {tuple(target.shape)}"
             raise problem(FIELD, f"{shapes}: the loss would compare each with all", "give them one shape")
-        if self.splits_batches and len(target) == 2:
-            self._check_that_it_splits(self._loss, output.detach(), target)
         return task_of(output, target, self._loss)
 
-    def _check_that_it_splits(self, loss: SummedLoss, output: Tensor, target: Tensor) -> None:
-        """UserError if the loss of two samples is not made of the losses of each."""
-        whole, parts = (
-            float(loss(output, target)),
-            sum(float(loss(output[i : i + 1], target[i : i + 1])) for i in (0, 1)),
-        )
-        if abs(whole - parts) > 1e-3 * max(1.0, abs(whole)):
-            raise problem(
-                FIELD,
-                f"the loss of two samples ({whole:.6g}, summed) is not the sum of each one's ({parts:.6g})",
-                "say splits_batches = False, or define loss_sum(model, batch) and count(batch)",
-            )
+    def _check_that_it_splits(self, model: nn.Module) -> None:
+        """UserError if the loss of some samples is not made of the losses of each, or their count."""
+        samples = varied_samples(self.train, self.collate, model)
+        name, count, batch = self._file.path.name, len(samples), self.collate(samples)
+        if self._loss is not None:
+            loss, output, target = self._loss, _output(model, batch).detach(), batch["target"]
+            if len(output) == len(target) == count:  # else samples lie end to end, or behind another dimension
+                called = f"{name}: the loss of"
+                check_adds_up(called, count, lambda part: loss(output[part], target[part]).item(), OF_A_LOSS, FIX_LOSS)
+                return
+
+        def cut(part: slice) -> Batch:
+            if all(tensor.dim() and len(tensor) == count for tensor in batch.values()):
+                return {name: tensor[part] for name, tensor in batch.items()}  # padded alike
+            return self.collate(samples[part])
+
+        def loss_of(part: slice) -> float:
+            return self.loss_sum(model, cut(part)).item()
+
+        check_adds_up(f"{name}: what count gives for", count, lambda part: self.count(cut(part)), 0.0, FIX_COUNT)
+        called, fix = ("loss_sum gives for", FIX_SUM) if self._loss is None else ("the loss gives for", FIX_LOSS)
+        check_adds_up(f"{name}: what {called}", count, loss_of, OF_A_MODEL, fix)
 
 
 def _output(model: nn.Module, batch: Batch) -> Tensor:
