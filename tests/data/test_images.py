@@ -86,6 +86,73 @@ def test_other_files_are_left_out_and_said_but_hidden_ones_are_not_worth_a_word(
     assert "notes.txt" in found.notes[0]
 
 
+def test_files_that_are_no_images_are_counted_by_their_endings(tmp_path: Path) -> None:
+    for name in ("cat/1.png", "dog/2.png"):
+        save(tmp_path / name)
+    for name in ("cat/1.txt", "dog/2.txt", "dog/3.heic", "dog/LICENSE"):
+        (tmp_path / name).write_text("x")
+    (note,) = class_folders(tmp_path, "field", "train").notes
+    assert note.startswith(
+        f"4 files in {tmp_path} are no images and left out: 2 .txt ({tmp_path / 'cat/1.txt'} first), "
+    )
+    assert f"1 .heic ({tmp_path / 'dog/3.heic'} first), 1 without ending" in note
+
+
+LOOPS = {  # a link → where it leads
+    "itself": ("all", "."),
+    "itself by its full path": ("all", "{root}"),
+    "what holds it": ("above", ".."),
+    "a sibling class, named before it": ("a_cat", "cat"),
+    "a sibling class, named behind it": ("kitten", "cat"),
+    "a folder within a sibling": ("more", "cat/more"),
+    "a folder in a class, to that class": ("cat/again", "."),
+    "a folder in a class, to another": ("cat/dogs", "../dog"),
+    "a folder in a class, to all": ("cat/more/all", "../.."),
+}
+
+
+@pytest.mark.parametrize(("link", "to"), LOOPS.values(), ids=LOOPS)
+def test_a_link_to_a_folder_that_is_read_anyway_adds_nothing_and_is_named(tmp_path: Path, link: str, to: str) -> None:
+    root = tmp_path / "data"
+    for name in ("cat/1.png", "cat/more/2.png", "dog/3.png"):
+        save(root / name)
+    save(tmp_path / "test/cat/4.png")
+    plain = class_folders(root, "field", "train")
+    (root / link).symlink_to(to.format(root=root))
+    found = class_folders(root, "field", "train")
+    assert (found.labels.tolist(), list(found.pictures.names)) == (plain.labels.tolist(), list(plain.pictures.names))
+    (note,) = found.notes
+    assert f"are left out: {link} → " in note
+    assert not plain.notes
+
+
+def test_links_to_elsewhere_are_read_like_folders_each_place_once(tmp_path: Path) -> None:
+    for name in (
+        "root/cat/1.png",
+        "store/cats/2.png",
+        "store/dogs/3.png",
+        "store/birds/4.png",
+        "store/birds/sub/5.png",
+    ):
+        save(tmp_path / name)
+    root, store = tmp_path / "root", tmp_path / "store"
+    (root / "cat" / "more").symlink_to(store / "cats")
+    (root / "dog").symlink_to(store / "dogs")
+    (root / "cat" / "one.png").symlink_to(store / "dogs" / "3.png")
+    for name in ("bird", "fowl"):
+        (root / name).symlink_to(store / "birds")
+    found = class_folders(root, "field", "train")
+    assert list(found.pictures.names) == [
+        *("bird/4.png", "bird/sub/5.png", "cat/1.png", "cat/one.png", "cat/more/2.png", "dog/3.png"),
+    ]
+    assert found.labels.tolist() == ["bird", "bird", "cat", "cat", "cat", "dog"]
+    (note,) = found.notes
+    assert f"fowl → {store / 'birds'}" in note
+    (store / "birds" / "sub" / "loop").symlink_to(store)
+    again = class_folders(root, "field", "train")
+    assert sorted(again.pictures.names) == sorted(found.pictures.names), "its folders are read, so each is left out"
+
+
 def test_a_folder_of_splits_gives_the_split_that_is_asked_for(tmp_path: Path) -> None:
     for name in ("train/cat/1.png", "train/dog/2.png", "val/cat/3.png"):
         save(tmp_path / name)
@@ -213,6 +280,17 @@ def test_images_to_predict_for_may_lie_flat_in_class_folders_or_alone(tmp_path: 
     assert list(pictures_to_predict(config, str(tmp_path), "--data").names) == ["a.png", "b.png", "cat/c.png"]
     alone = str(tmp_path / "a.png")
     assert list(pictures_to_predict(config, alone, "--data").names) == [alone]
+
+
+def test_images_to_predict_for_may_lie_behind_links(tmp_path: Path) -> None:
+    save(tmp_path / "store/1.png")
+    save(tmp_path / "mine/2.png")
+    (tmp_path / "mine" / "more").symlink_to(tmp_path / "store")
+    (tmp_path / "mine" / "loop").symlink_to(".")
+    (tmp_path / "link").symlink_to("mine")
+    for name in ("mine", "link"):
+        found = pictures_to_predict(ImageData(source="folder", train="x"), str(tmp_path / name), "--data")
+        assert list(found.names) == ["2.png", "more/1.png"]
 
 
 def test_nothing_to_predict_for_is_told(tmp_path: Path) -> None:

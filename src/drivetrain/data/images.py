@@ -16,6 +16,7 @@ from PIL import Image, ImageOps
 
 from drivetrain.config.workload import ImageData
 from drivetrain.data.cifar import read_cifar10
+from drivetrain.data.image_folders import FolderFiles, is_hidden, read_folders
 from drivetrain.data.image_tables import hub_images, parquet_images
 from drivetrain.errors import RunError, problem
 
@@ -131,7 +132,7 @@ def pictures_to_predict(config: ImageData, path: str, field: str) -> Pictures:
         return EncodedPictures(table.open, table.names)
     if given.is_file():
         return file_pictures([str(given)], [path])
-    files, _ = image_files(given)
+    files = read_folders(given, [given], image_suffixes())[given].images
     if not files:
         raise problem(field, f"{path} holds no images", f"images end in {', '.join(sorted(image_suffixes()))}")
     return file_pictures(files, [os.path.relpath(file, given) for file in files])
@@ -155,19 +156,15 @@ def class_folders(root: Path, field: str, split: str) -> LabelledPictures:
     if not root.is_dir():
         raise problem(field, f"{root} is no folder", f"paths are taken from the current folder, {Path.cwd()}")
     root = _split_folder(root, split)
-    files: list[str] = []
-    labels: list[str] = []
-    others: list[str] = []
-    for folder in sorted(path for path in root.iterdir() if path.is_dir() and not _hidden(path.name)):
-        found, left_out = image_files(folder)
-        files += found
-        others += left_out
-        labels += [folder.name] * len(found)
+    tops = sorted(path for path in root.iterdir() if path.is_dir() and not is_hidden(path.name))
+    found = read_folders(root, tops, image_suffixes())
+    files = [file for each in found.values() for file in each.images]
+    labels = [top.name for top, each in found.items() for _ in each.images]
     if not files:
         loose = sum(path.is_file() and path.suffix.lower() in image_suffixes() for path in root.iterdir())
         why = f"{root} holds {loose} images but no class folders with images" if loose else f"{root} holds no images"
         raise problem(field, why, "lay it out as <class>/<image>.png")
-    notes = (f"{len(others)} files in {root} are no images and left out, {others[0]} first",) if others else ()
+    notes = _notes(root, [*found.values()])
     pictures = file_pictures(files, [os.path.relpath(file, root) for file in files])
     return LabelledPictures(pictures, np.array(labels), notes=notes)
 
@@ -181,21 +178,21 @@ def _split_folder(root: Path, split: str) -> Path:
     return next((root / name for name in EVALUATION_FOLDERS if (root / name).is_dir()), root)
 
 
-def image_files(root: Path) -> tuple[list[str], list[str]]:
-    """All image files below root, and all other files, each sorted; hidden ones are passed over."""
-    images: list[str] = []
-    others: list[str] = []
-    suffixes = image_suffixes()
-    for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if not _hidden(name))
-        for name in sorted(files):
-            if not _hidden(name):
-                (images if os.path.splitext(name)[1].lower() in suffixes else others).append(os.path.join(folder, name))
-    return images, others
-
-
-def _hidden(name: str) -> bool:
-    return name.startswith((".", "__")) or name in {"Thumbs.db", "desktop.ini"}
+def _notes(root: Path, found: Sequence[FolderFiles]) -> tuple[str, ...]:
+    """What was left out, and where the first of each kind lies."""
+    others: dict[str, list[str]] = {}
+    for file in (file for each in found for file in each.others):
+        others.setdefault(os.path.splitext(file)[1].lower() or "without ending", []).append(file)
+    notes = []
+    if others:
+        kinds = ", ".join(f"{len(files)} {ending} ({files[0]} first)" for ending, files in others.items())
+        notes.append(f"{sum(map(len, others.values()))} files in {root} are no images and left out: {kinds}")
+    repeated = [f"{os.path.relpath(link, root)} → {real}" for each in found for link, real in each.repeated.items()]
+    if repeated:
+        more = f" and {len(repeated) - 5} more" if len(repeated) > 5 else ""
+        shown = ", ".join(repeated[:5]) + more
+        notes.append(f"links in {root} that lead to folders which are read anyway, or hold it, are left out: {shown}")
+    return tuple(notes)
 
 
 def image_suffixes() -> frozenset[str]:
