@@ -72,7 +72,14 @@ def test_rows_that_train_refuses_are_shown_and_counted(drivetrain: Drivetrain) -
     assert "faulty.jsonl line 21: instruction is empty" in out
     assert "faulty.jsonl line 22: output is missing" in out
     assert "and 2 more" in out
-    assert "train would refuse this: workload.data.bad_rows: 7 of 27 rows cannot be used; give drop" in out
+    assert (
+        "train would refuse this: workload.data.bad_rows: 7 of 27 rows cannot be used; give workload.data.bad_rows=0.26"
+        in out
+    )
+    assert "5 because output is empty (first faulty.jsonl line 23)" in out.split("of all:")[1]
+    code, out, _ = drivetrain("data", "run.yaml", "data.train=faulty.jsonl", "bad_rows=drop")
+    assert "train would refuse this: workload.data.bad_rows: 7 of 27 rows of faulty.jsonl cannot be used" in out
+    assert "more than 5 %; give workload.data.bad_rows=0.26" in " ".join(out.split())
     code, _, err = drivetrain("train", "run.yaml", "data.train=faulty.jsonl")
     assert code == 2
     assert "faulty.jsonl line 21: instruction is empty" in err
@@ -89,7 +96,7 @@ def test_rows_that_cannot_be_read_are_told_with_all_others_by_either_verb(drivet
 
 def test_what_is_lost_is_told_once_by_either_verb_and_placeholders_too(drivetrain: Drivetrain) -> None:
     write_lines(Path("named.jsonl"), [*ROWS, *LOST, talk("Who?", "{{name}}")])
-    given = ("run.yaml", "data.train=named.jsonl", "data.bad_rows=drop")
+    given = ("run.yaml", "data.train=named.jsonl", "data.bad_rows=0.25")
     code, out, err = drivetrain("data", *given)
     assert code == 0
     assert "unusable in named.jsonl" in out
@@ -102,7 +109,7 @@ def test_what_is_lost_is_told_once_by_either_verb_and_placeholders_too(drivetrai
 
 
 def test_what_train_takes_is_refused_by_nobody(drivetrain: Drivetrain) -> None:
-    for given in (["data.train=faulty.jsonl", "bad_rows=drop"], ["data.train=long.jsonl"], []):
+    for given in (["data.train=faulty.jsonl", "bad_rows=0.26"], ["data.train=long.jsonl"], []):
         code, out, _ = drivetrain("data", "run.yaml", *given)
         assert code == 0
         assert "refuse" not in out
@@ -244,4 +251,5 @@ def test_a_stream_says_what_was_looked_at(drivetrain: Drivetrain) -> None:
     code, out, _ = drivetrain("data", "run.yaml", "stream=true")
     assert code == 0
     assert "a stream: all but rows and samples is of the first 256 rows of each data set" in out
-    assert "train would refuse this: workload.data.bad_rows: 7 of 256 rows" in out
+    refused = "train would refuse this: workload.data.bad_rows: 7 of 256 rows cannot be used"
+    assert f"{refused}; give workload.data.bad_rows=drop" in out

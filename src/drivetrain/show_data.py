@@ -12,8 +12,9 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
-from drivetrain.config.language import LanguageModel
+from drivetrain.config.language import BadRows, LanguageModel, most_dropped
 from drivetrain.config.run import RunConfig
+from drivetrain.data.bad_rows import allowance, exceeds
 from drivetrain.errors import UserError
 
 BAR = 40  # characters of the longest one
@@ -58,7 +59,7 @@ def _lenient(workload: Any) -> Any:
     if not isinstance(workload, LanguageModel):
         return workload
     too_long = "drop" if workload.data.too_long == "error" else workload.data.too_long
-    data = workload.data.model_copy(update={"bad_rows": "drop", "too_long": too_long})
+    data = workload.data.model_copy(update={"bad_rows": 1.0, "too_long": too_long})
     return workload.model_copy(update={"data": data})
 
 
@@ -79,12 +80,31 @@ def _of_failure(run: RunConfig, error: UserError) -> dict[str, Any]:
 def _refused_rows(workload: Any, report: Report) -> Iterator[str]:
     if not isinstance(workload, LanguageModel):
         return
-    rows = sum(min(each["rows"], report.get("looked at", each["rows"])) for each in report["sets"])
-    bad, long = (sum(each[name] for each in report["sets"]) for name in ("unusable rows", "too long"))
-    if bad and workload.data.bad_rows == "error":
-        yield f"workload.data.bad_rows: {bad:,} of {rows:,} rows cannot be used; give drop to leave them out"
+    yield from _bad_rows(report, workload.data.bad_rows)
+    rows = sum(_looked_at(report, each) for each in report["sets"])
+    long = sum(each["too long"] for each in report["sets"])
     if long and workload.data.too_long == "error":
         yield f"workload.data.too_long: {long:,} of {rows:,} rows are too long; give truncate or drop"
+
+
+def _bad_rows(report: Report, given: BadRows) -> Iterator[str]:
+    """What `train` would say of rows that cannot be used, and what lets them go."""
+    counts = {each["name"]: (each["unusable rows"], _looked_at(report, each)) for each in report["sets"]}
+    if given == "error":
+        bad, rows = (sum(numbers) for numbers in zip(*counts.values(), strict=True))
+        if bad:
+            worst = max(counts.values(), key=lambda pair: pair[0] / max(1, pair[1]))
+            yield f"workload.data.bad_rows: {bad:,} of {rows:,} rows cannot be used; {allowance(*worst)}"
+        return
+    most = most_dropped(given)
+    for name, (bad, rows) in counts.items():
+        if exceeds(bad, rows, most):
+            why = f"{bad:,} of {rows:,} rows of {name} cannot be used, more than {100 * most:g} %"
+            yield f"workload.data.bad_rows: {why}; {allowance(bad, rows)}"
+
+
+def _looked_at(report: Report, dataset: Mapping[str, Any]) -> int:
+    return min(dataset["rows"], report.get("looked at", dataset["rows"]))
 
 
 # --- what is printed -------------------------------------------------------------------------------------------------
@@ -147,7 +167,9 @@ def _reasons(report: Report, console: Console) -> None:
             _say(console, f"  {escape(_visible(reason))}")
         more = each["unusable rows"] - len(each["reasons"])
         if more:
-            console.print(f"  and {more:,} more")
+            console.print(f"  and {more:,} more; of all:")
+            for reason in each["by reason"]:
+                _say(console, f"  {escape(_visible(reason))}")
 
 
 def _mixture(report: Report, console: Console) -> None:

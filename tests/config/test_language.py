@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from drivetrain.config import rules
-from drivetrain.config.language import DataSource
+from drivetrain.config.language import DataSource, most_dropped
 from drivetrain.config.load import validate
 from drivetrain.config.machine import Machine
 from drivetrain.config.notices import notices
@@ -56,7 +56,16 @@ def test_data_are_a_path_a_block_or_a_list_of_either(train: Any) -> None:
     assert workload.data.train == workload.data.evaluation == [DataSource(path="a/b")]
 
 
+@pytest.mark.parametrize(("given", "share"), [("error", 0.0), ("drop", 0.05), (1, 1.0), (0.3, 0.3)])
+def test_bad_rows_may_be_left_out_up_to_a_share(given: Any, share: float) -> None:
+    workload: Any = config(train="a/b", bad_rows=given).workload
+    assert most_dropped(workload.data.bad_rows) == share
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a share above all": ({"bad_rows": 1.5}, "workload.data.bad_rows"),
+    "a share of none": ({"bad_rows": 0}, "workload.data.bad_rows"),
+    "a switch for a share": ({"bad_rows": True}, "workload.data.bad_rows"),
     "an unknown key": ({"lenght": 9}, "workload.data.lenght"),
     "an unknown key of a source": ({"train": [{"path": "a/b", "wieght": 1}]}, "wieght"),
     "no source": ({"train": []}, "at least 1 item"),

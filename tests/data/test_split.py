@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drivetrain.data.split import evenly, stratified_split
+from drivetrain.data.split import limit_note, limited, stratified_split
 from drivetrain.errors import UserError
 
 
@@ -42,11 +42,32 @@ def test_a_share_that_empties_a_class_is_refused() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.integers(1, 80))
-def test_a_limit_is_shared_evenly_over_the_classes(labels: list[int], limit: int) -> None:
+def test_a_limit_keeps_each_class_s_share_to_within_one_sample(labels: list[int], limit: int) -> None:
     array = np.array(labels)
-    kept = evenly(array, limit, seed=0)
+    kept = limited(array, limit, seed=0)
     assert len(kept) == min(limit, len(labels))
     assert (np.diff(kept) > 0).all()
     taken, held = np.bincount(array[kept], minlength=5), np.bincount(array, minlength=5)
-    # no class has two fewer than another, unless all of it was taken
-    assert all(taken[c] == held[c] or taken[c] >= taken.max() - 1 for c in range(5))
+    assert (np.abs(taken - held * len(kept) / len(labels)) < 1).all()
+
+
+def test_a_limit_keeps_the_majority_s_share_by_its_seed_alone() -> None:
+    names = np.array(["bad"] * 320 + ["good"] * 680)
+    kept, again, other = (limited(names, 100, seed) for seed in (1, 1, 2))
+    assert (names[kept] == "good").mean() == 0.68
+    assert np.array_equal(kept, again)
+    assert not np.array_equal(kept, other)
+    assert limit_note(names, kept, "F") is None
+
+
+def test_of_equal_classes_a_limit_draws_what_it_drew_when_it_was_shared_evenly() -> None:
+    labels = np.arange(50) % 5
+    order = np.random.default_rng(3).permutation(50)
+    evenly = np.concatenate([order[labels[order] == each][:4] for each in range(5)])
+    assert limited(labels, 20, 3).tolist() == sorted(evenly)
+
+
+def test_classes_that_a_limit_leaves_out_are_named() -> None:
+    names = np.array(["common"] * 98 + ["odd", "rare"])
+    note = limit_note(names, limited(names, 20, 0), "workload.data.limit_train")
+    assert note == "workload.data.limit_train=20 leaves no sample of 2 of 3 classes: odd, rare"

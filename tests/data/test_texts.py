@@ -20,15 +20,27 @@ def read(path: Path, text: str, labelled: bool = True, **settings: Any):  # type
 
 
 def test_rows_without_text_are_dropped_counted_and_the_others_keep_their_numbers(tmp_path: Path) -> None:
-    found = read(tmp_path / "a.csv", 'text,label\ngood,1\n,0\n"  ",0\nbad,0\n')
+    path = tmp_path / "a.csv"
+    found = read(path, 'text,label\ngood,1\n,0\n"  ",0\nbad,0\n', bad_rows=0.5)
     assert found.first == ["good", "bad"]
     assert found.labels.tolist() == ["1", "0"]
     assert found.rows.tolist() == [1, 4]
-    assert found.without_text == 2
+    assert [bad.where for bad in found.bad] == [f"row 2 of {path}", f"row 3 of {path}"]
+
+
+@pytest.mark.parametrize(("given", "most"), [("drop", ", more than 5 %"), ("error", ""), (0.4, ", more than 40 %")])
+def test_more_rows_without_text_than_may_be_left_out_are_refused(tmp_path: Path, given: Any, most: str) -> None:
+    text, path = 'text,label\ngood,1\n,0\n"  ",0\nbad,0\n', tmp_path / "a.csv"
+    with pytest.raises(UserError) as caught:
+        read(path, text, bad_rows=given)
+    why = f"2 of the 4 rows of {path} cannot be used{most}: 2 because it has no text (first row 2 of {path})"
+    assert why in str(caught.value)
+    assert "give workload.data.bad_rows=0.5" in str(caught.value)
+    assert read(path, text, labelled=False, bad_rows=given).first == ["good", "bad"]
 
 
 def test_labels_that_a_gap_made_floats_are_whole_numbers_again(tmp_path: Path) -> None:
-    assert read(tmp_path / "a.csv", "text,label\n,\ngood,1\nbad,0\n").labels.tolist() == ["1", "0"]
+    assert read(tmp_path / "a.csv", "text,label\n,\ngood,1\nbad,0\n", bad_rows=0.5).labels.tolist() == ["1", "0"]
 
 
 def test_pairs_keep_both_texts(tmp_path: Path) -> None:

@@ -264,10 +264,34 @@ def test_bad_rows_of_all_data_are_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_bad_rows_are_left_out_and_counted_if_they_are_to_be(tmp_path: Path) -> None:
-    work = workload(tmp_path, BAD, bad_rows="drop")
+    work = workload(tmp_path, BAD, bad_rows=0.26)
     assert len(work.train) + len(work.evaluation or []) == 20
     assert not {*places(work.train), *places(work.evaluation)} & set(range(6, 13))
     assert work.facts["rows_dropped"] == 7
+
+
+def test_more_bad_rows_than_may_be_left_out_are_refused_with_their_reasons(tmp_path: Path) -> None:
+    rows = [*ROWS, *[talk("no answer", "")] * 7, *[{"instruction": "x"}] * 3]
+    for given, most in (("drop", "5"), (0.3, "30")):
+        said = refusal(tmp_path, rows, bad_rows=given)
+        assert f"workload.data.train: 10 of the 30 rows of train.jsonl cannot be used, more than {most} %: " in said
+        assert "7 because output is empty (first train.jsonl line 21); " in said
+        assert "3 because output is missing (first train.jsonl line 28)" in said
+        assert "give workload.data.bad_rows=0.34" in said
+    reader, _ = reading(tmp_path, rows, bad_rows=0.34)
+    reasons = "7 because output is empty (first train.jsonl line 21); 3 because output is missing"
+    assert [each for each in reader.warnings if f"cannot be used and are left out: {reasons}" in each]
+
+
+def test_too_many_rows_that_the_template_refuses_or_of_texts_are_not_left_out_either(tmp_path: Path) -> None:
+    said = refusal(tmp_path, [SOUND] * 17 + [ODD] * 3, bad_rows="drop")
+    assert "3 of the 20 rows of train.jsonl cannot be used, more than 5 %: 3 because it begins with a reply" in said
+    texts = [{"text": "a text"}] * 8 + [{"text": ""}] * 2
+    said = refusal(tmp_path, texts, stage="pretrain", bad_rows="drop")
+    assert "2 of the 10 rows of train.jsonl cannot be used" in said
+    assert len(read(tmp_path, texts, stage="pretrain", bad_rows=0.2, length=20).train)
+    one = read(tmp_path, texts[:-1], stage="pretrain", bad_rows="drop", length=20)
+    assert len(one.train), "a single row is no share"
 
 
 def test_what_the_template_refuses_is_a_bad_row_too_of_the_part_held_out_as_well(tmp_path: Path) -> None:
@@ -277,7 +301,7 @@ def test_what_the_template_refuses_is_a_bad_row_too_of_the_part_held_out_as_well
     assert [f"train.jsonl line {line}: it begins with a reply" in said for line in (17, 18, 19, 20)] == [
         *(False, True, True, True),
     ]
-    assert len(read(tmp_path, rows, evaluation_fraction=0.5, bad_rows="drop").train) < 17
+    assert len(read(tmp_path, rows, evaluation_fraction=0.5, bad_rows=0.15).train) < 17
 
 
 ODD = {"messages": [{"role": "assistant", "content": "hello"}]}
@@ -306,7 +330,7 @@ def test_all_that_is_wrong_with_the_rows_is_told_at_once(tmp_path: Path) -> None
     missing = refusal(tmp_path, train=str(path), evaluation="no.jsonl")
     assert "line 10 is broken JSON" in missing
     assert "no.jsonl does not exist" in missing
-    left_out = refusal(tmp_path, bad_rows="drop", **given)
+    left_out = refusal(tmp_path, bad_rows=1, **given)
     assert "line 10 is broken JSON" in left_out
     assert "e.json row 1 " not in left_out
     assert "line 2" not in left_out
@@ -355,7 +379,7 @@ def test_rows_that_are_left_out_are_told_with_the_reasons(tmp_path: Path) -> Non
 def test_nothing_left_is_refused_with_what_became_of_it(tmp_path: Path) -> None:
     assert "(20 too long)" in refusal(tmp_path, ROWS, length=5, too_long="drop")
     assert "(20 without a target within length)" in refusal(tmp_path, ROWS, length=5)
-    bad = refusal(tmp_path, [talk("q", "")] * 3, bad_rows="drop")
+    bad = refusal(tmp_path, [talk("q", "")] * 3, bad_rows=1.0)
     assert "the 3 rows of train.jsonl (3 cannot be used); train.jsonl line 1: " in bad
     assert "(1 held out)" in refusal(tmp_path, ROWS[:1], evaluation_fraction=0.9)
     assert "their texts are too short" in refusal(tmp_path, [{"text": "x"}], stage="pretrain")
@@ -406,7 +430,7 @@ def test_other_data_are_read_in_the_same_way_and_are_no_part_of_the_run_s(tmp_pa
     assert work.prediction_samples(None) is work.train  # nothing was held out of two
     with pytest.raises(UserError, match=r"--data: bad\.jsonl line 1"):
         work.prediction_samples(write_lines(tmp_path / "bad.jsonl", [{"q": "one", "a": ""}, {"q": "x", "a": "y"}]))
-    dropping = workload(tmp_path, train=source, bad_rows="drop")
+    dropping = workload(tmp_path, train=source, bad_rows=0.5)
     assert places(dropping.prediction_samples(str(tmp_path / "bad.jsonl"))) == [2]
     assert dropping.facts["rows_dropped"] == 0
 

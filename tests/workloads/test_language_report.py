@@ -68,13 +68,17 @@ def test_padding_is_what_a_padded_batch_would_hold_beside_its_tokens(tmp_path: P
 def test_every_row_is_accounted_for(tmp_path: Path) -> None:
     long_reply, long_question = talk("say", "x" * 100), talk("x" * 100, "no")
     rows = [*ROWS, talk("", "lost"), {"instruction": "lost"}, long_reply, long_question, long_question]
-    (account, evaluation) = reported(tmp_path, rows, bad_rows="drop", length=90)["sets"]
+    (account, evaluation) = reported(tmp_path, rows, bad_rows=1.0, length=90)["sets"]
     assert (account["rows"], account["unusable rows"], account["samples"]) == (len(rows), 2, len(ROWS) + 1)
     assert (account["truncated"], account["without target"], account["too long"]) == (1, 2, 0)
     assert account["truncated share"] == round(1 / (len(ROWS) + 1), 4)
     assert account["reasons"] == ["train.jsonl line 21: instruction is empty", "train.jsonl line 22: output is missing"]
+    assert account["by reason"] == [
+        "1 because instruction is empty (first train.jsonl line 21)",
+        "1 because output is missing (first train.jsonl line 22)",
+    ]
     assert (evaluation["for"], evaluation["rows"], evaluation["samples"]) == ("evaluation", 1, 1)
-    dropped = reported(tmp_path, rows, bad_rows="drop", length=90, too_long="drop")["sets"][0]
+    dropped = reported(tmp_path, rows, bad_rows=1.0, length=90, too_long="drop")["sets"][0]
     assert (dropped["truncated"], dropped["without target"], dropped["too long"]) == (0, 0, 3)
 
 
@@ -138,7 +142,7 @@ def test_texts_are_told_in_tokens_and_shown_whole(tmp_path: Path) -> None:
 def test_of_a_stream_the_first_rows_are_told(tmp_path: Path) -> None:
     good = [talk(f"say {number}", "hello") for number in range(LOOKED_AT + 50)]
     rows = [*good[:10], talk("", "lost"), talk("say it", "x" * 200), *good[10:], talk("", "not looked at")]
-    report = reported(tmp_path, rows, stream=True, bad_rows="drop", length=100)
+    report = reported(tmp_path, rows, stream=True, bad_rows=1.0, length=100)
     account = report["sets"][0]
     assert report["looked at"] == LOOKED_AT
     assert (account["rows"], account["unusable rows"], account["truncated"]) == (len(rows), 1, 1)
@@ -158,7 +162,7 @@ def test_texts_of_a_stream_that_are_longer_than_a_sample_are_counted(tmp_path: P
         train=write_lines(tmp_path / "texts.jsonl", texts),
         evaluation=write_lines(tmp_path / "held.jsonl", texts[:1]),
         stream=True,
-        bad_rows="drop",
+        bad_rows=1.0,
         length=64,
     )
     account = report["sets"][0]
@@ -168,7 +172,7 @@ def test_texts_of_a_stream_that_are_longer_than_a_sample_are_counted(tmp_path: P
 
 
 def test_data_without_a_sample_still_have_an_account(tmp_path: Path) -> None:
-    given = config(tmp_path, [talk("", "lost"), talk("lost", "")], bad_rows="drop")
+    given = config(tmp_path, [talk("", "lost"), talk("lost", "")], bad_rows=1.0)
     told = accounts_without_samples(given, seed=0)
     assert told is not None
     assert [(each["rows"], each["unusable rows"], each["samples"]) for each in told["sets"]] == [(2, 2, 0)]

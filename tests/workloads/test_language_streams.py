@@ -71,12 +71,17 @@ def loaded_at(work: LanguageModelWorkload, order: GlobalOrder, step: int) -> lis
 
 
 def test_bad_rows_of_a_stream_are_told_with_their_place_or_have_no_targets(tmp_path: Path) -> None:
-    found = read(tmp_path, BAD, stream=True)
     with pytest.raises(UserError) as caught:
-        found.train.load(0, 0)
+        read(tmp_path, BAD, stream=True)
     assert "workload.data.train: train.jsonl line 6: " in str(caught.value)
-    assert "and 2 more of the 27 rows" in str(caught.value)
-    work = workload(tmp_path, BAD, stream=True, bad_rows="drop")
+    assert "and 2 more of the 27 rows of the beginning of train.jsonl" in str(caught.value)
+    with pytest.raises(UserError) as caught:
+        read(tmp_path, BAD, stream=True, bad_rows="drop")
+    assert "7 of the 27 rows of the beginning of train.jsonl cannot be used, more than 5 %" in str(caught.value)
+    found = read(tmp_path, [*ROWS * 13, *BAD], stream=True)
+    with pytest.raises(UserError, match=r"train\.jsonl line 266: "):  # behind the rows that are looked at before
+        found.train.load(265, 0)
+    work = workload(tmp_path, BAD, stream=True, bad_rows=1.0)
     samples = loaded(work.train)
     assert [any(trained) for _, trained in samples] == [True] * 5 + [False] * 7 + [True] * 15
     assert work.count(work.collate([work.train.load(index, 0) for index in range(5, 12)])) == 0

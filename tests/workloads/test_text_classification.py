@@ -114,10 +114,11 @@ def test_metrics_are_plain_accuracy_and_macro_f1(build: Build) -> None:
 
 
 def test_rows_without_text_are_dropped_and_said(build: Build) -> None:
-    workload = build(train=[*LINES, "1,", "0,  "])
+    workload = build(train=[*LINES, "1,", "0,  "], bad_rows=0.1)
     assert len(workload.train) + len(workload.evaluation) == 30
     assert workload.facts["rows_without_text"] == 2
-    assert list(workload.warnings) == ["2 rows without text dropped"]
+    (warning,) = workload.warnings
+    assert warning.startswith("2 rows without text dropped, row 31 of ")
 
 
 def test_vocabulary_and_padding_come_from_the_tokenizer(build: Build) -> None:
@@ -131,10 +132,18 @@ def test_evaluation_texts_that_are_training_texts_are_said(build: Build) -> None
     assert list(workload.warnings) == ["1 of 2 evaluation texts are also training texts: metrics will flatter"]
 
 
-def test_limits_are_shared_by_the_classes(build: Build) -> None:
-    workload = build(limit_train=6, limit_evaluation=2)
-    assert Counter(everything(workload)["labels"].tolist()) == {0: 3, 1: 3}
-    assert len(workload.evaluation) == 2
+def test_limits_keep_the_classes_shares(build: Build) -> None:
+    workload = build(limit_train=6, limit_evaluation=3)
+    assert Counter(everything(workload)["labels"].tolist()) == {0: 4, 1: 2}
+    assert Counter(everything(workload, "evaluation")["labels"].tolist()) == {0: 2, 1: 1}
+    assert not workload.warnings
+
+
+def test_a_class_that_a_limit_leaves_out_is_named_and_stays_a_class(build: Build) -> None:
+    workload = build(train=[*LINES, *["2,was good"] * 2], evaluation=["2,good good", *LINES], limit_train=3)
+    assert Counter(everything(workload)["labels"].tolist()) == {0: 2, 1: 1}
+    assert "workload.data.limit_train=3 leaves no sample of 1 of 3 classes: 2" in workload.warnings
+    assert 2 in everything(workload, "evaluation")["labels"].tolist()
 
 
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "distilbert", "gpt2"])

@@ -9,6 +9,16 @@ from pydantic import BeforeValidator, Field
 
 from drivetrain.config.base import Frozen, doc
 
+MOST_DROPPED = 0.05  # share of a data set's rows that "drop" leaves out; more is seldom meant
+BadRows = Literal["error", "drop"] | Annotated[float, Field(gt=0, le=1, strict=True)]
+
+
+def most_dropped(bad_rows: BadRows) -> float:
+    """The largest share of a data set's rows that may be left out."""
+    if isinstance(bad_rows, float):
+        return bad_rows
+    return MOST_DROPPED if bad_rows == "drop" else 0.0
+
 
 class LanguageModelModel(Frozen):
     path: str | None = doc("Transformers causal language model to start from: a local folder or a hub id", None)
@@ -83,8 +93,10 @@ class LanguageData(Frozen):
     system: str | None = doc("sft: the system message of conversations that have none", None)
     train_on: Literal["responses", "last_response", "all"] = doc("sft: the tokens that are targets", "responses")
     too_long: Literal["truncate", "drop", "error"] = doc("sft: what to do with a sample of more tokens", "truncate")
-    bad_rows: Literal["error", "drop"] = doc(
-        "Rows that cannot be used: refuse them all at once, or leave them out", "error"
+    bad_rows: BadRows = doc(
+        "Rows that cannot be used: error refuses them all at once; drop leaves out up to 5 % of a data set; a number, "
+        "up to that share",
+        "error",
     )
     packing: bool = doc("sft: lay the samples of a micro-batch end to end, without padding; same result", True)
     group_by_length: bool = doc("sft without packing: cut batches into micro-batches of like length", True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from drivetrain.config.base import Frozen, doc
-from drivetrain.config.language import LanguageModel
+from drivetrain.config.language import BadRows, LanguageModel
 
 
 class ImageModel(Frozen):
@@ -28,8 +28,8 @@ class ImageData(Frozen):
     evaluation_fraction: float = doc("Stratified share split off when evaluation is not given", 0.1, gt=0, lt=1)
     image_column: str = doc("Column that holds the images (parquet, hub)", "image")
     label_column: str = doc("Column that holds the labels (parquet, hub)", "label")
-    limit_train: int | None = doc("Use this many training samples, drawn evenly over the classes", None, gt=0)
-    limit_evaluation: int | None = doc("Use this many evaluation samples, drawn evenly over the classes", None, gt=0)
+    limit_train: int | None = doc("Use this many training samples, drawn in the classes' proportions", None, gt=0)
+    limit_evaluation: int | None = doc("Use this many evaluation samples, in the classes' proportions", None, gt=0)
     image_size: int | None = doc("Resize images to this many pixels a side; left out, all must be one size", None, gt=0)
     crop_padding: int = doc("Training: pad by this many pixels, then crop back at a random place", 0, ge=0)
     flip: bool = doc("Training: mirror half of the images", False)
@@ -64,8 +64,11 @@ class TextData(Frozen):
     max_length: int = doc("Tokens kept of one sample, special tokens included", 128, gt=2)
     padding: Literal["dynamic", "fixed"] = doc("Pad to the longest of the batch, or always to max_length", "dynamic")
     group_by_length: bool = doc("Cut batches into micro-batches of like length: less padding, same result", True)
-    limit_train: int | None = doc("Use this many training samples, drawn evenly over the classes", None, gt=0)
-    limit_evaluation: int | None = doc("Use this many evaluation samples, drawn evenly over the classes", None, gt=0)
+    limit_train: int | None = doc("Use this many training samples, drawn in the classes' proportions", None, gt=0)
+    limit_evaluation: int | None = doc("Use this many evaluation samples, in the classes' proportions", None, gt=0)
+    bad_rows: BadRows = doc(
+        "Rows without text: error refuses them; drop leaves out up to 5 % of a file; a number, up to that share", "drop"
+    )
     cache: Path | None = doc("Folder for tokenised data; left out, drivetrain's folder in the user's cache", None)
 
 

@@ -1,4 +1,4 @@
-"""Samples held out and samples left out, evenly over the classes and the same every time."""
+"""Samples held out and samples left out, in the proportions of the classes and the same every time."""
 
 from __future__ import annotations
 
@@ -32,13 +32,28 @@ def stratified_split(labels: np.ndarray, fraction: float, seed: int, field: str)
     return np.sort(train), np.sort(evaluation)
 
 
-def evenly(labels: np.ndarray, limit: int, seed: int) -> np.ndarray:
-    """At most `limit` sorted indices, as many of each class as the classes' sizes allow."""
+def limited(labels: np.ndarray, limit: int, seed: int) -> np.ndarray:
+    """At most `limit` sorted indices, drawn so that each class keeps its share of them to within one sample.
+
+    labels: (N,) class numbers or names. Shares are rounded by the largest remainder; equal ones are drawn for.
+    """
     if limit >= len(labels):
         return np.arange(len(labels))
-    order = np.random.default_rng(seed).permutation(len(labels))
-    rank = np.empty(len(labels), dtype=np.int64)  # how many of its class come before a sample
-    for number in np.unique(labels):
-        of_class = order[labels[order] == number]
-        rank[of_class] = np.arange(len(of_class))
-    return np.sort(order[np.argsort(rank[order], kind="stable")[:limit]])
+    generator = np.random.default_rng(seed)
+    order = generator.permutation(len(labels))
+    classes, counts = np.unique(labels, return_counts=True)
+    whole, rest = np.divmod(counts * limit, len(labels))
+    most_left = np.lexsort((generator.permutation(len(classes)), -rest))[: limit - whole.sum()]
+    whole[most_left] += 1
+    return np.sort(
+        np.concatenate([order[labels[order] == each][:kept] for each, kept in zip(classes, whole, strict=True)])
+    )
+
+
+def limit_note(labels: np.ndarray, kept: np.ndarray, field: str) -> str | None:
+    """A warning of classes of which no sample is left. labels: names; kept: indices."""
+    lost = np.setdiff1d(labels, labels[kept])
+    if not len(lost):
+        return None
+    names = ", ".join(map(str, lost[:5])) + (" ..." if len(lost) > 5 else "")
+    return f"{field}={len(kept)} leaves no sample of {len(lost)} of {len(np.unique(labels))} classes: {names}"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from drivetrain.config.language import most_dropped
 from drivetrain.config.workload import TextData
+from drivetrain.data.bad_rows import BadRow, too_many
 from drivetrain.data.tables import column, read_table
 from drivetrain.errors import Problem, UserError, problem
 
@@ -22,15 +24,16 @@ class Texts:
     second: list[str] | None
     labels: np.ndarray
     rows: np.ndarray
-    without_text: int  # rows dropped
+    bad: tuple[BadRow, ...] = ()  # rows without text, which are not among them
 
     def take(self, indices: np.ndarray) -> Texts:
         second = None if self.second is None else [self.second[i] for i in indices]
-        return Texts([self.first[i] for i in indices], second, self.labels[indices], self.rows[indices], 0)
+        return Texts([self.first[i] for i in indices], second, self.labels[indices], self.rows[indices])
 
 
 def read_texts(config: TextData, path: str, field: str, labelled: bool = True, split: str = "train") -> Texts:
-    """Read, drop rows without text, and check. UserError with all problems of the columns at once."""
+    """Read, leave out rows without text, and check. UserError with all problems of the columns at once, and for more
+    rows without text than `bad_rows` lets go. Of texts that are `labelled` none may lack its label."""
     table = read_table(path, field, config.header, config.subset, split)
     wanted: dict[str, Any] = {"text_column": config.text_column}
     if config.text_pair_column is not None:
@@ -46,7 +49,17 @@ def read_texts(config: TextData, path: str, field: str, labelled: bool = True, s
             problems.extend(error.problems)
     if problems:
         raise UserError(problems)
-    return _texts(columns, path, field)
+    texts = _texts(columns, path, field)
+    if labelled:  # to predict for, each other row has its prediction all the same
+        _check_few_are_bad(texts, config, path, field)
+    return texts
+
+
+def _check_few_are_bad(texts: Texts, config: TextData, path: str, field: str) -> None:
+    most, bad = most_dropped(config.bad_rows), texts.bad
+    problems = too_many(path, bad, len(texts.first) + len(bad), most, field)
+    if problems:
+        raise UserError(problems)
 
 
 def _texts(columns: dict[str, pd.Series], path: str, field: str) -> Texts:
@@ -62,9 +75,11 @@ def _texts(columns: dict[str, pd.Series], path: str, field: str) -> Texts:
         if unlabelled:
             shown = ", ".join(map(str, unlabelled[:5])) + (" ..." if len(unlabelled) > 5 else "")
             raise problem(field, f"{len(unlabelled)} rows of {path} have no label: {shown}", "label or remove them")
-    everything = Texts(first, second, labels, np.arange(1, len(first) + 1), 0)
-    part = everything.take(kept)
-    return Texts(part.first, part.second, part.labels, part.rows, without_text=len(first) - len(kept))
+    everything = Texts(first, second, labels, np.arange(1, len(first) + 1))
+    lacking = np.setdiff1d(np.arange(len(first)), kept)
+    return replace(
+        everything.take(kept), bad=tuple(BadRow(f"row {i + 1} of {path}", "it has no text") for i in lacking)
+    )
 
 
 def _strings(values: pd.Series) -> list[str]:

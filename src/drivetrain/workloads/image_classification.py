@@ -15,7 +15,7 @@ from drivetrain.config.workload import ImageClassification
 from drivetrain.data.augment import Augmentation
 from drivetrain.data.images import LabelledPictures, pictures_to_predict, read_pictures
 from drivetrain.data.picture_samples import MOST_KEPT_BYTES, PictureSamples
-from drivetrain.data.split import evenly, stratified_split
+from drivetrain.data.split import limit_note, limited, stratified_split
 from drivetrain.data.texts import class_names, encode
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.models.normalisation import batch_norm_to_group_norm, has_batch_norm
@@ -91,20 +91,23 @@ class ImageClassificationWorkload(Workload):
             ours, theirs = np.arange(len(numbers)), np.arange(len(held_numbers))
         augment = Augmentation(self._seed, data.crop_padding, data.flip)
         return (
-            self._samples(train, numbers, ours, data.limit_train, augment),
-            self._samples(held_out, held_numbers, theirs, data.limit_evaluation, None),
+            self._samples(train, numbers, self._limited(numbers, ours, "limit_train"), augment),
+            self._samples(held_out, held_numbers, self._limited(held_numbers, theirs, "limit_evaluation"), None),
         )
 
+    def _limited(self, numbers: np.ndarray, part: np.ndarray, key: str) -> np.ndarray:
+        """Indices of the part's samples that are used. key: the field that limits them."""
+        limit = getattr(self._config.data, key)
+        if limit is None:
+            return part
+        kept = limited(numbers[part], limit, self._seed)
+        note = limit_note(np.array(self._classes)[numbers[part]], kept, f"workload.data.{key}")
+        self._warnings += [note] if note else []
+        return part[kept]
+
     def _samples(
-        self,
-        held: LabelledPictures,
-        numbers: np.ndarray,
-        part: np.ndarray,
-        limit: int | None,
-        augment: Augmentation | None,
+        self, held: LabelledPictures, numbers: np.ndarray, part: np.ndarray, augment: Augmentation | None
     ) -> PictureSamples:
-        if limit is not None:
-            part = part[evenly(numbers[part], limit, self._seed)]
         return PictureSamples(held.pictures, numbers[part], part, self._size, augment)
 
     def _prepare(self) -> tuple[int, ...]:

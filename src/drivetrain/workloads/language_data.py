@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from drivetrain.config.language import LanguageData, LanguageModel
+from drivetrain.data.bad_rows import BadRow, by_reason
 from drivetrain.data.language.chat import ChatTemplate
-from drivetrain.data.language.conversation_formats import BadRow
 from drivetrain.data.language.conversation_samples import Cut, conversation_samples
 from drivetrain.data.language.conversations import Conversation
 from drivetrain.data.language.placeholders import placeholders_note
@@ -121,6 +121,10 @@ class LanguageReader:
         for account in accounts:
             if lost := _lost([account]):
                 self.warn(f"of the {account.rows:,} rows of {account.name} {LEFT_OUT}: {lost}")
+            if account.bad:
+                self.warn(
+                    f"rows of {account.name} that cannot be used and {LEFT_OUT}: {'; '.join(by_reason(account.bad))}"
+                )
         train, own = [first for first, _ in made], accounts[: len(sets)]
         weighted = self._data.train[0].weight is not None
         for part in [[account] for account in own] if weighted else [own]:
@@ -153,9 +157,9 @@ class LanguageReader:
             train, held = (self._chatted if self._chats else self._windows)(dataset, fraction, account)
             account.samples, account.held_out = len(train), len(held)
             made.append((train, held))
-        if self._data.bad_rows == "error":  # what the template refused
-            own = accounts[len(accounts) - len(sets) :]
-            refuse_bad_rows([DataSet(each.name, each.rows, bad=each.bad) for each in own], field)
+        own = accounts[len(accounts) - len(sets) :]  # with what the template refused
+        counted = [DataSet(each.name, each.rows, bad=each.bad) for each in own]
+        refuse_bad_rows(counted, field, self._data.bad_rows)
         return made
 
     def _windows(self, dataset: DataSet, fraction: float, account: Account) -> tuple[Tokenised, Tokenised]:
@@ -232,6 +236,7 @@ class LanguageReader:
     def _streamed(self, opened: OpenSet, field: str) -> Tokenised:
         rows = opened.drawn(range(len(opened.rows)), self.seed)
         stream = Stream(opened, rows, self.tokenizer, self.template, self._data, field)
+        stream.check_beginning()
         account = Account(opened.name, len(opened.rows), samples=len(rows), for_evaluation=field == EVALUATION)
         self.accounts.append(account)
         if self.template is None:

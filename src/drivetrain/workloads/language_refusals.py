@@ -8,8 +8,8 @@ from functools import partial
 from typing import TypeVar
 
 from drivetrain.config.language import LanguageData
+from drivetrain.data.bad_rows import BadRow
 from drivetrain.data.language.chat import ChatTemplate
-from drivetrain.data.language.conversation_formats import BadRow
 from drivetrain.data.language.sets import DataSet, OpenSet, bad_row_problems, read_set
 from drivetrain.errors import Problem, UserError, together
 
@@ -36,14 +36,14 @@ def read_sets(
 ) -> list[list[DataSet]]:
     """Of each field of the run file its data sets, all rows read.
 
-    UserError with the `broken` rows, with those that cannot be used, unless they are to be left out, and, if there are
+    UserError with the `broken` rows, with those that cannot be used and are not to be left out, and, if there are
     either, with the conversations that the template refuses. find_template: for the first field's data sets.
     """
     calls = [partial(_read, field, opened, seed) for field, opened in given.items()]
     read = told_behind(broken, partial(together, calls))
     named = dict(zip(given, read, strict=True))
     strict = data.bad_rows == "error"
-    bad = [problem for field, sets in named.items() for problem in bad_row_problems(sets, field) if strict]
+    bad = [problem for field, sets in named.items() for problem in bad_row_problems(sets, field, data.bad_rows)]
     if broken or bad:
         raise UserError([*broken, *bad, *(_of_template(named, data, find_template) if strict else [])])
     return read

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from drivetrain.config.language import LanguageModel
+from drivetrain.data.bad_rows import by_reason
 from drivetrain.data.language.chat import show
 from drivetrain.data.language.conversation_samples import conversation_samples
 from drivetrain.data.language.samples import JoinedSamples, TextWindows, Tokenised, TokenSamples
@@ -19,12 +20,11 @@ from drivetrain.data.language.sets import open_sets
 from drivetrain.data.order import shares
 from drivetrain.errors import UserError
 from drivetrain.workloads.language_data import EVALUATION, TRAIN, Account, LanguageReader
-from drivetrain.workloads.language_streams import Stream
+from drivetrain.workloads.language_streams import LOOKED_AT, Stream
 
 SHOWN = 5
 BINS = 10
 BATCH = 32  # samples, over which padding is reckoned
-LOOKED_AT = 256  # first rows of each data set of a stream
 
 
 def data_report(
@@ -100,6 +100,7 @@ def _account(account: Account, stream: bool) -> dict[str, Any]:
         "held out": account.held_out,
         "unusable rows": len(account.bad),
         "reasons": [f"{bad.where}: {bad.why}" for bad in account.bad[:SHOWN]],
+        "by reason": by_reason(account.bad),
         "truncated": account.truncated,
         "truncated share": round(account.truncated / made, 4) if made else 0.0,
         "too long": account.too_long,

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 
 from drivetrain.config.language import LanguageData
+from drivetrain.data.bad_rows import BadRow
 from drivetrain.data.language.chat import ChatTemplate
-from drivetrain.data.language.conversation_formats import BadRow
 from drivetrain.data.language.conversation_samples import Cut, conversation_samples
 from drivetrain.data.language.conversations import Conversation
 from drivetrain.data.language.samples import Sample, StreamedSamples
 from drivetrain.data.language.sets import DataSet, OpenSet, refuse_bad_rows
+
+AT_ONCE = 16  # of them: a text may be a book
+LOOKED_AT = 256  # first rows of a stream, whose faults are seen before training
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,23 @@ class Stream:
         return StreamedSamples(
             len(self.rows), self._read, self._name, self.data.stream_buffer, self.opened.goes_forward
         )
+
+    def check_beginning(self) -> None:
+        """UserError if the first rows that are used have some that cannot be, and these are not to be left out."""
+        rows = self.rows[:LOOKED_AT]
+        read = self._bad_texts if self.template is None else self._bad_conversations
+        bad = [each for start in range(0, len(rows), AT_ONCE) for each in read(rows[start : start + AT_ONCE])]
+        name = f"the beginning of {self.opened.name}"
+        refuse_bad_rows([DataSet(name, len(rows), bad=bad)], self.field, self.data.bad_rows)
+
+    def _bad_texts(self, rows: Sequence[int]) -> list[BadRow]:
+        return self.opened.texts(rows)[1]
+
+    def _bad_conversations(self, rows: Sequence[int]) -> list[BadRow]:
+        assert self.template is not None
+        conversations, bad = self.opened.conversations(rows)
+        refused = self.template.refused(list(conversations.values()), self.data.train_on)
+        return [*bad, *(BadRow(where, why) for where, why in refused)]
 
     def _name(self, index: int) -> str:
         return self.opened.rows.where(self.rows[index])

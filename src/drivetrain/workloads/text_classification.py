@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.config.workload import TextClassification, TextData
-from drivetrain.data.split import evenly, stratified_split
+from drivetrain.data.split import limit_note, limited, stratified_split
 from drivetrain.data.texts import Texts, class_names, encode, read_texts
 from drivetrain.data.tokenised import Tokens, load_tokenizer, tokenise
 from drivetrain.errors import Problem, UserError, problem, together
@@ -52,7 +52,6 @@ class TextClassificationWorkload(Workload):
         self._config, self._seed = config, seed
         self._warnings: list[str] = []
         self._tokenizer, (train, evaluation) = together([self._load_tokenizer, lambda: self._read(config.data)])
-        self._classes = class_names(train.labels.tolist(), "workload.data.label_column")
         self.train = self._samples(train, "train")
         self.evaluation = self._samples(evaluation, "evaluation")
 
@@ -67,7 +66,7 @@ class TextClassificationWorkload(Workload):
         """Training and evaluation texts, limited; no row is in both."""
         if data.evaluation is None:
             train = read_texts(data, data.train, "workload.data.train")
-            self._dropped = train.without_text
+            dropped = train.bad
             labels = train.labels.astype(str)
             parts = stratified_split(labels, data.evaluation_fraction, self._seed, "workload.data.train")
             train, evaluation = train.take(parts[0]), train.take(parts[1])
@@ -79,11 +78,13 @@ class TextClassificationWorkload(Workload):
                     lambda: read_texts(data, given, "workload.data.evaluation", split="test"),
                 ]
             )
-            self._dropped = train.without_text + evaluation.without_text
+            dropped = train.bad + evaluation.bad
             self._warn_of_shared(train, evaluation)
-        if self._dropped:
-            self._warn(f"{self._dropped} row{'s' * (self._dropped > 1)} without text dropped")
-        return self._limited(train, data.limit_train), self._limited(evaluation, data.limit_evaluation)
+        self._dropped = len(dropped)
+        if dropped:
+            self._warn(f"{self._dropped} row{'s' * (self._dropped > 1)} without text dropped, {dropped[0].where} first")
+        self._classes = class_names(train.labels.tolist(), "workload.data.label_column")
+        return self._limited(train, "limit_train"), self._limited(evaluation, "limit_evaluation")
 
     def _warn_of_shared(self, train: Texts, evaluation: Texts) -> None:
         known = set(_joined(train))
@@ -93,8 +94,15 @@ class TextClassificationWorkload(Workload):
                 f"{shared} of {len(evaluation.first)} evaluation texts are also training texts: metrics will flatter"
             )
 
-    def _limited(self, texts: Texts, limit: int | None) -> Texts:
-        return texts if limit is None else texts.take(evenly(texts.labels.astype(str), limit, self._seed))
+    def _limited(self, texts: Texts, key: str) -> Texts:
+        """The texts that are used. key: the field that limits them."""
+        limit, labels = getattr(self._config.data, key), texts.labels.astype(str)
+        if limit is None:
+            return texts
+        kept = limited(labels, limit, self._seed)
+        if note := limit_note(labels, kept, f"workload.data.{key}"):
+            self._warn(note)
+        return texts.take(kept)
 
     def _samples(self, texts: Texts, name: str) -> TextSamples:
         given = getattr(self._config.data, name) or self._config.data.train
@@ -233,8 +241,8 @@ class TextClassificationWorkload(Workload):
         if path is None:
             return self.evaluation
         texts = read_texts(self._config.data, path, "--data", labelled=False)
-        if texts.without_text:
-            self._warn(f"{texts.without_text} rows of {path} have no text and no prediction")
+        if texts.bad:
+            self._warn(f"{len(texts.bad)} rows of {path} have no text and no prediction, {texts.bad[0].where} first")
         return TextSamples(self._tokens(texts), None, [f"row {row}" for row in texts.rows])
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:

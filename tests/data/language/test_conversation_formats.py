@@ -163,6 +163,53 @@ def test_placeholders_are_filled_in_all_contents_once() -> None:
         read([row], form, **{"": "x"})
 
 
+TRL = {"prompt": "Hi", "completion": "Hello"}
+LAYOUTS: dict[str, tuple[dict[str, Any], Form]] = {
+    "openai": (OPENAI, Form("openai")),
+    "sharegpt": (SHAREGPT, Form("sharegpt")),
+    "alpaca": (ALPACA, Form("alpaca", by_usual_names=True)),
+    "TRL's": (TRL, Form("alpaca", {"prompt": "prompt", "response": "completion"})),
+}
+
+
+@pytest.mark.parametrize(("row", "form"), LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("marks", [("label", False), ("kto_tag", False), ("label", "False")], ids=str)
+def test_replies_that_a_row_marks_as_to_be_avoided_are_refused(
+    row: dict[str, Any], form: Form, marks: tuple[str, Any]
+) -> None:
+    name, value = marks
+    got = read([{**row, name: True}, {**row, name: value}, {**row, name: None}], form)
+    assert [each.where for each in got.conversations] == ["a.json row 1", "a.json row 3"]
+    (bad,) = got.problems
+    assert bad.where == "a.json row 2"
+    assert f"its {name} is false: a reply to avoid, as in KTO data" in bad.why
+
+
+@pytest.mark.parametrize(("row", "form"), LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("label", [0, 1, "negative", 2.5, True, None])
+def test_labels_of_classes_beside_conversations_are_no_matter(row: dict[str, Any], form: Form, label: Any) -> None:
+    assert read([{**row, "label": label}], form).problems == []
+
+
+def test_a_column_that_is_read_as_the_reply_is_no_mark() -> None:
+    rows = [{"claim": "Snow is hot.", "label": "False"}]
+    got = read(rows, Form("alpaca", {"prompt": "claim", "response": "label"}))
+    assert got.conversations[0].messages[-1].content == "False"
+
+
+@pytest.mark.parametrize(("row", "form"), LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("listed", [False, True])
+def test_preferences_beside_conversations_that_are_not_read_are_refused(
+    row: dict[str, Any], form: Form, listed: bool
+) -> None:
+    said = {"role": "assistant", "content": "x"}
+    given = {**row, "chosen": [said] if listed else "x", "rejected": [said] if listed else "y"}
+    assert [bad.where for bad in read([row, given], form).problems] == ["a.json row 2"]
+    (bad,) = read([given], form).problems
+    assert "a chosen and a rejected reply beside the conversation" in bad.why
+    assert not read([{**given, "rejected": None}], form).problems
+
+
 def test_bad_rows_are_told_from_good_ones_by_their_place() -> None:
     rows = [ALPACA, {"instruction": "Hi"}, ALPACA, {"instruction": 3, "output": "x"}]
     got = read(rows, Form("alpaca"))

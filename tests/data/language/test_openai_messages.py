@@ -95,6 +95,8 @@ def test_of_preferences_the_chosen_answer_is_the_reply() -> None:
     form = Form("openai", ranking=True)
     for chosen in ("Hello", SAID):
         assert read(ASKED, form=form, chosen=chosen) == read(ASKED, SAID)
+    with pytest.raises(RowError, match="a reply stands before the chosen one already"):
+        read(ASKED, SAID, form=form, chosen="Hello again")
     with pytest.raises(RowError, match="chosen is a list, not a text"):
         read(ASKED, form=form, chosen=[SAID])
 

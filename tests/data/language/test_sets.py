@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain.config.language import LanguageData
+from drivetrain.config.language import DataSource, LanguageData
 from drivetrain.data import hub_rows
 from drivetrain.data.json_rows import HeldRows
 from drivetrain.data.language.sets import DataSet, OpenSet, contents_of, open_sets, read_set, refuse_bad_rows
@@ -172,6 +172,16 @@ def test_columns_that_come_late_in_a_stream_are_read_and_said_to_be_late(tmp_pat
     assert found.conversations([30])[0][30].messages[0].content == "be kind"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_kto_data_by_their_path_are_refused_with_the_rows(tmp_path: Path, stream: bool) -> None:
+    talked = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
+    path = write_lines(tmp_path / "kto.jsonl", [{**talked, "label": number % 2 == 0} for number in range(6)])
+    (opened,) = open_sets([DataSource(path=path)], LanguageData(train=path, stream=stream), True, FIELD)
+    kept, bad = opened.conversations(range(6))
+    assert list(kept) == [0, 2, 4]
+    assert [each.where for each in bad] == ["kto.jsonl line 2", "kto.jsonl line 4", "kto.jsonl line 6"]
+
+
 def test_preferences_are_trained_on_the_chosen_answer_and_it_is_said(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{"instruction": "a", "input": "", "chosen": "good", "rejected": "bad"}])
     (found,) = opened(path)
@@ -298,7 +308,9 @@ def test_bad_rows_are_named_the_first_five_and_how_many_more(chats: bool, tmp_pa
     said = refusal(path, chats=chats)
     assert [f"a.jsonl line {number}: " in said for number in range(1, 9)] == [False, *[True] * 5, False, False]
     assert "and 2 more of the 37 rows of a.jsonl cannot be used" in said
-    assert "workload.data.bad_rows=drop" in said
+    assert "workload.data.bad_rows=0.19" in said  # more than drop leaves out
+    few = write_lines(tmp_path / "b.jsonl", [bad, *good])
+    assert "workload.data.bad_rows=drop" in refusal(few, chats=chats)
 
 
 def test_a_text_that_is_a_number_is_told_as_what_it_is(tmp_path: Path) -> None:

@@ -53,6 +53,10 @@ WORDS = {
 }
 
 
+KTO_TAGS = ("label", "kto_tag")  # as TRL and LLaMA-Factory call what tells replies to learn from those to avoid
+PREFERENCE = ("chosen", "rejected")
+
+
 class RowError(ValueError):
     """Why a row is no conversation."""
 
@@ -116,6 +120,26 @@ class Form:
         openai = {"function": "observation"} if self.formatting == "openai" else {}  # as OpenAI named tools at first
         tagged = ("user", "assistant", "observation", "function", "system")
         return {**WORDS, **openai, **{self.tag(f"{role}_tag"): role for role in tagged}}
+
+
+def check_is_to_learn_from(row: Mapping[str, Any], form: Form) -> None:
+    """RowError for a reply that the row marks as one to avoid, and for preferences that are not read as such.
+
+    Columns that the form reads are something else. A whole number as label is one too: a class, say.
+    """
+    read = set(form.named.values())
+    for name in KTO_TAGS:
+        value = row.get(name)
+        if name not in read and (value is False or (isinstance(value, str) and value.strip().lower() == "false")):
+            raise RowError(
+                f"its {name} is false: a reply to avoid, as in KTO data, not one to learn from (a column that says "
+                "something else needs another name)"
+            )
+    if not form.ranking and all(row.get(name) and name not in read for name in PREFERENCE):
+        raise RowError(
+            "it has a chosen and a rejected reply beside the conversation: preference data, of which only chosen "
+            "replies that are texts or single messages are read (without these two columns the conversation is)"
+        )
 
 
 def kind(value: Any) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from drivetrain.data.bad_rows import BadRow
 from drivetrain.data.language.alpaca import read_alpaca
 from drivetrain.data.language.conversation_form import (
     COLUMNS,
@@ -18,6 +19,7 @@ from drivetrain.data.language.conversation_form import (
     Form,
     Formatting,
     RowError,
+    check_is_to_learn_from,
     check_utf8,
     optional_text,
 )
@@ -34,14 +36,6 @@ READERS: dict[str, Callable[[Mapping[str, Any], Form], list[Message]]] = {
     "openai": read_openai,
 }
 AT_ONCE = 1_000  # rows read from the data set together
-
-
-@dataclass(frozen=True)
-class BadRow:
-    """A row that is no conversation, and why."""
-
-    where: str
-    why: str
 
 
 @dataclass(frozen=True)
@@ -76,6 +70,7 @@ def read_conversations(rows: Rows, form: Form, field: str, replace: Mapping[str,
 
 def read_conversation(row: Mapping[str, Any], form: Form, where: str, replace: Mapping[str, str]) -> Conversation:
     """One row, as `read_conversations` has it. RowError says why it is no conversation."""
+    check_is_to_learn_from(row, form)
     given = READERS[form.formatting](row, form)
     messages = [each for each in given if each.role != "system" or each.content.strip()]
     system = optional_text(form.value(row, "system"), form.named.get("system", "system")) or form.default_system

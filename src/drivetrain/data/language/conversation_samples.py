@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from drivetrain.config.language import LanguageData
+from drivetrain.data.bad_rows import BadRow
 from drivetrain.data.language.chat import ChatTemplate, ConversationTokens
-from drivetrain.data.language.conversation_formats import BadRow
 from drivetrain.data.language.conversations import Conversation
 from drivetrain.data.language.samples import TokenSamples
 from drivetrain.data.token_cache import Arrays, cached, content_key

@@ -16,6 +16,8 @@ def read_openai(row: Mapping[str, Any], form: Form) -> list[Message]:
     """In any order of roles. Content may be null beside tool_calls, or a list of parts of text; an assistant's weight
     0 keeps it from being trained on. RowError with the number of the message that is otherwise."""
     messages = [_message(each, form) for each in given_messages(row, form)]
+    if form.ranking and messages[-2].role == "assistant":
+        raise RowError("a reply stands before the chosen one already")
     replies = [each for each in messages if each.role == "assistant"]
     if replies and not any(each.trained for each in replies):
         raise RowError("every assistant's message has weight 0")

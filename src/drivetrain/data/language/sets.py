@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from drivetrain.config.language import DataSource, LanguageData
+from drivetrain.config.language import BadRows, DataSource, LanguageData, most_dropped
+from drivetrain.data.bad_rows import BadRow, allowance, too_many
 from drivetrain.data.hub_rows import StreamedHubRows
 from drivetrain.data.json_rows import BrokenRows
 from drivetrain.data.language.conversation_form import Form, RowError, check_utf8, kind
 from drivetrain.data.language.conversation_formats import (
-    BadRow,
     check_columns,
     check_names,
     guess_formatting,
@@ -33,7 +33,6 @@ T = TypeVar("T")
 LOOKED_AT = 20  # first rows, from which a format is guessed
 AT_ONCE = 1_000  # rows read together
 SHOWN = 5
-FIX = "correct or remove the row, or give workload.data.bad_rows=drop"
 
 
 @dataclass(frozen=True)
@@ -145,20 +144,26 @@ def read_set(opened: OpenSet, seed: int, field: str) -> DataSet:
     return DataSet(name, len(rows), conversations=opened.drawn(read.conversations, seed), bad=read.problems)
 
 
-def refuse_bad_rows(sets: Sequence[DataSet], field: str) -> None:
-    """UserError that names the first bad rows of each set, and how many more there are."""
-    problems = bad_row_problems(sets, field)
+def refuse_bad_rows(sets: Sequence[DataSet], field: str, bad_rows: BadRows = "error") -> None:
+    """UserError for bad rows that are not to be left out, as `bad_row_problems`."""
+    problems = bad_row_problems(sets, field, bad_rows)
     if problems:
         raise UserError(problems)
 
 
-def bad_row_problems(sets: Sequence[DataSet], field: str) -> list[Problem]:
+def bad_row_problems(sets: Sequence[DataSet], field: str, bad_rows: BadRows = "error") -> list[Problem]:
+    """The first bad rows of each set, and how many more there are. Where rows may be left out, sets that would lose
+    too many, and why."""
+    most = most_dropped(bad_rows)
+    if bad_rows != "error":
+        return [problem for each in sets for problem in too_many(each.name, each.bad, each.rows, most, field)]
     problems = []
     for each in sets:
-        problems += [Problem(field, f"{bad.where}: {bad.why}", FIX) for bad in each.bad[:SHOWN]]
+        fix = f"correct or remove the row, or {allowance(len(each.bad), each.rows)}"
+        problems += [Problem(field, f"{bad.where}: {bad.why}", fix) for bad in each.bad[:SHOWN]]
         if len(each.bad) > SHOWN:
             why = f"and {len(each.bad) - SHOWN} more of the {each.rows} rows of {each.name} cannot be used"
-            problems.append(Problem(field, why, FIX))
+            problems.append(Problem(field, why, fix))
     return problems
 
 
