@@ -131,12 +131,47 @@ def test_the_metric_of_its_own_evaluation_stands_in_the_manifest(tmp_path: Path)
     assert (evaluated["precision"], evaluated["engine"]) == ("fp32", "single")
 
 
+def evaluated_at(step: int, accuracy: float, best: int) -> Progress:
+    return Progress(
+        step=step,
+        metrics={"accuracy": accuracy},
+        last_evaluation=step,
+        best={"step": best, "metric": "accuracy", "value": 0.9},
+    )
+
+
+def test_the_best_checkpoint_is_of_the_best_evaluation_or_there_is_none(tmp_path: Path) -> None:
+    """Not saved, or damaged: another one is not called the best."""
+    training = Training(tmp_path, checkpoints={"keep_last": 9})
+    training.checkpoints.save(evaluated_at(1, 0.5, best=1))
+    training.checkpoints.save(evaluated_at(3, 0.9, best=2))
+    assert training.checkpoints.best(evaluated_at(3, 0.9, best=2)) is None, "equal, but later"
+    third = evaluated_at(3, 0.9, best=3)
+    assert training.checkpoints.best(third) == tmp_path / "step-00000003"
+    (tmp_path / "step-00000003" / "model.safetensors").write_bytes(b"cut")
+    assert training.checkpoints.best(third) is None
+    assert training.checkpoints.best(Progress(step=3)) is None
+
+
+def test_a_run_that_goes_back_to_a_metric_has_its_best_from_the_checkpoints(tmp_path: Path) -> None:
+    training = Training(tmp_path, checkpoints={"keep_last": 9})
+    training.checkpoints.save(evaluated_at(1, 0.9, best=1))
+    between = {"step": 2, "metric": "loss", "value": 0.1}
+    training.checkpoints.save(Progress(step=2, metrics={"accuracy": 0.2}, last_evaluation=0, best=between))
+    again = Training(tmp_path, checkpoints={"keep_last": 9})
+    progress = again.checkpoints.restore()
+    assert "chosen by loss so far, and is by accuracy from here on" in again.warnings()[0]
+    assert progress.best == {"step": 1, "metric": "accuracy", "value": 0.9}
+    assert again.checkpoints.best(progress) == tmp_path / "step-00000001"
+
+
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     training = Training(tmp_path, checkpoints={"keep_last": 2, "keep_best": 1})
     for step, accuracy in enumerate((0.1, 0.9, 0.3, 0.4, 0.5), 1):
-        training.checkpoints.save(Progress(step=step, metrics={"accuracy": accuracy}, last_evaluation=step))
+        progress = evaluated_at(step, accuracy, best=2 if step > 1 else 1)
+        training.checkpoints.save(progress)
     assert [path.name for path in steps(tmp_path)] == ["step-00000002", "step-00000004", "step-00000005"]
-    assert training.checkpoints.best() == tmp_path / "step-00000002"
+    assert training.checkpoints.best(progress) == tmp_path / "step-00000002"
     assert training.checkpoints.newest() == tmp_path / "step-00000005"
     sizes = [event.bytes for event in training.events if isinstance(event, CheckpointSaved)]
     assert len(sizes) == 5

@@ -16,7 +16,7 @@ MOST_LINES = 350
 # from the ground up; a name stands for a file or a folder, and what shares a line shares a layer
 LAYERS = [
     ["errors", "__init__"],
-    ["imports", "whole_file", "config"],
+    ["imports", "whole_file", "strict_json", "best", "config"],
     ["lock", "attempt", "heartbeat"],
     [
         *("hardware", "environment", "emulation", "rng", "signals", "ranks", "pieces"),

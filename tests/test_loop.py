@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from drivetrain.config.load import validate
 from drivetrain.config.run import RunConfig
 from drivetrain.config.training import Loader
-from drivetrain.data.loader import training_windows
+from drivetrain.data.loader import Window, training_windows
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
 from drivetrain.errors import OutOfMemory, RunError
@@ -70,9 +70,11 @@ class Ride:
         order = GlobalOrder(len(self.workload.train), self.run.global_batch, self.run.seed)
         total = self.run.loop.steps or order.steps_per_epoch * (self.run.loop.epochs or 0)
         mine = Slice(0, 1, self.run.micro_batch)
-        windows = training_windows(
-            self.workload.train, self.workload.collate, order, range(self.progress.step, total), mine, Loader()
-        )
+        train_data, collate = self.workload.train, self.workload.collate
+
+        def windows_from(step: int) -> Iterator[Window]:
+            return training_windows(train_data, collate, order, range(step, total), mine, Loader())
+
         stop = StopRequest()
         scores = iter(self.scores or ())
 
@@ -89,9 +91,15 @@ class Ride:
             meters=Meters(
                 CPU, self.run.precision_spec, self.engine, instrument=False, stopwatch=Stopwatch(torch.device("cpu"))
             ),
+            cut_smaller=lambda progress, _: windows_from(progress.step),
         )
         with around.meters:
+            windows = windows_from(self.progress.step)
             return train(self.engine, windows, self.run, total, order.steps_per_epoch, self.progress, around)
+
+    def gone(self) -> Ride:
+        self.go()
+        return self
 
     def curve(self) -> list[StepDone]:
         return [event for event in self.events if isinstance(event, StepDone)]
@@ -184,6 +192,15 @@ def test_points_of_the_curve_come_at_their_cadence_and_before_an_evaluation() ->
     assert [point.step for point in ride.curve()] == [10, 15, 20, 25]
 
 
+def test_of_equal_evaluations_the_first_is_the_best() -> None:
+    run = config(loop={"steps": 8}, evaluation={"every_steps": 2})
+    ride = Ride(run, TinyWorkload(perceptron), scores=[0.1, 0.3, 0.3, 0.3])
+    ride.go()
+    assert [event.best for event in ride.evaluations()] == [True, True, False, False]
+    assert ride.progress.best == {"step": 4, "metric": "accuracy", "value": 0.3}
+    assert ride.progress.evaluations_without_gain == 2
+
+
 def test_patience_ends_the_run_after_a_save() -> None:
     run = config(
         loop={"steps": 100}, evaluation={"every_steps": 2, "early_stopping": {"patience": 2, "min_delta": 0.05}}
@@ -195,13 +212,57 @@ def test_patience_ends_the_run_after_a_save() -> None:
     assert ride.progress.best["value"] == 0.34  # type: ignore[index]
 
 
-def test_a_signal_saves_after_the_step_under_way_without_evaluating() -> None:
-    def stop_at_five(event: Event, stop: StopRequest) -> None:
-        if isinstance(event, StepDone) and event.step == 5:
-            stop.signal_number = signal.SIGTERM
+def patient(patience: int | None) -> RunConfig:
+    stopping = None if patience is None else {"patience": patience}
+    return config(loop={"steps": 12}, evaluation={"every_steps": 2, "early_stopping": stopping})
 
+
+def test_a_run_that_ended_early_goes_on_only_with_more_patience_or_without_any() -> None:
+    ended = Ride(patient(2), TinyWorkload(perceptron), scores=[0.5, 0.4, 0.3])
+    assert ended.go() == "stopped_early"
+    assert ended.progress.step == 6
+
+    def again(patience: int | None) -> tuple[Status, Ride]:
+        ride = Ride(patient(patience), TinyWorkload(perceptron), [0.4, 0.4, 0.4], progress=replace(ended.progress))
+        return ride.go(), ride
+
+    status, ride = again(2)
+    assert (status, ride.progress.step, ride.events, ride.saves) == ("stopped_early", 6, [], [])
+    status, ride = again(3)
+    assert (status, ride.progress.step, ride.saves) == ("stopped_early", 8, [8])
+    status, ride = again(None)
+    assert (status, ride.progress.step) == ("completed", 12)
+
+
+def test_patience_counts_on_over_a_resume_and_at_evaluations_alone() -> None:
+    scores = [0.5, 0.4, 0.3, 0.2, 0.1]
+    through = Ride(patient(3), TinyWorkload(perceptron), scores=scores)
+    assert through.go() == "stopped_early"
+    first = Ride(patient(3), TinyWorkload(perceptron), scores=scores, on_event=stop_at(5))
+    assert first.go() == "interrupted"
+    assert (first.progress.step, first.progress.evaluations_without_gain) == (6, 1)
+    rest = Ride(patient(3), TinyWorkload(perceptron), scores=scores[2:], progress=first.progress)
+    assert rest.go() == "stopped_early"
+    assert rest.progress.step == through.progress.step + 2, "the interrupted step was not evaluated"
+
+
+def test_a_run_that_took_all_its_steps_is_completed_whatever_its_patience() -> None:
+    ride = Ride(patient(2), TinyWorkload(perceptron), scores=[0.1, 0.2, 0.3, 0.4, 0.3, 0.2])
+    assert ride.go() == "completed"
+    assert ride.progress.evaluations_without_gain == 2
+
+
+def stop_at(step: int) -> Callable[[Event, StopRequest], None]:
+    def stop(event: Event, request: StopRequest) -> None:
+        if isinstance(event, StepDone) and event.step == step:
+            request.signal_number = signal.SIGTERM
+
+    return stop
+
+
+def test_a_signal_saves_after_the_step_under_way_without_evaluating() -> None:
     run = config(evaluation={"every_steps": 6}, checkpoints={"every_steps": 100})
-    ride = Ride(run, TinyWorkload(perceptron), scores=[0.1, 0.2], on_event=stop_at_five)
+    ride = Ride(run, TinyWorkload(perceptron), scores=[0.1, 0.2], on_event=stop_at(5))
     assert ride.go() == "interrupted"
     assert ride.saves == [6]
     assert not ride.evaluations()
@@ -280,9 +341,61 @@ def test_skipped_steps_are_seen_and_do_not_advance_the_schedule() -> None:
     assert [point.scale for point in ride.curve()][:skipped] == [2.0**22 / 2**k for k in range(skipped)]
 
 
+@pytest.mark.parametrize("warmup", [0, 4])
+def test_the_schedule_ends_with_the_run_however_many_steps_are_skipped(warmup: int) -> None:
+    schedule = {"name": "linear", "warmup_steps": warmup, "final_lr_ratio": 0.2}
+    run = config(precision="fp16-mixed", scaler={"init_scale": 2.0**22}, schedule=schedule, loop={"steps": 20})
+    ride = Ride(run, TinyWorkload(perceptron), precision="fp16-mixed")
+    ride.go()
+    made, skipped = ride.progress.updates, ride.progress.skipped
+    assert skipped > 3
+    whole = Ride(config(schedule=schedule, loop={"steps": made}), TinyWorkload(perceptron))
+    whole.go()
+    assert [point.lr for point in ride.curve()[skipped:]] == [point.lr for point in whole.curve()]
+    assert ride.progress.samples == Ride(config(loop={"steps": 20}), TinyWorkload(perceptron)).gone().progress.samples
+
+
 def test_a_loss_scale_that_falls_without_end_is_told() -> None:
     run = config(precision="fp16-mixed", loop={"steps": 100}, scaler={"init_scale": 2.0**-10})
     ride = Ride(run, TinyWorkload(InfiniteGradients), precision="fp16-mixed")
     with pytest.raises(RunError, match=r"the loss scale fell to .* and the gradients still overflow"):
         ride.go()
     assert len(ride.curve()) == 15  # 2 ** -24 is the last that is tried
+
+
+# --- memory that runs out --------------------------------------------------------------------------------------------
+
+
+class Dropping(nn.Module):
+    """Draws a mask in each forward; memory runs out in those of the numbers given, once the mask is drawn."""
+
+    def __init__(self, short: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layer, self.short, self.calls = nn.Linear(FEATURES, CLASSES), short, 0
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        dropped = F.dropout(self.layer(features), 0.5, self.training)
+        self.calls += 1
+        if self.calls in self.short:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return dropped
+
+
+@pytest.mark.parametrize("short", [(4,), (5, 8)])
+def test_a_window_that_is_made_again_draws_what_it_would_have_drawn(short: tuple[int, ...]) -> None:
+    """Two micro-batches a step: the fourth is the second one of its window, whose first has drawn already."""
+
+    def ridden(short: tuple[int, ...]) -> Ride:
+        def build() -> nn.Module:
+            torch.manual_seed(7)
+            return Dropping(short)
+
+        run = config(batch_size=8, micro_batch_size=4, loop={"steps": 5})
+        torch.manual_seed(1)
+        return Ride(run, TinyWorkload(build)).gone()
+
+    roomy, made_again = ridden(()), ridden(short)
+    assert [point.loss for point in made_again.curve()] == [point.loss for point in roomy.curve()]
+    assert all(
+        torch.equal(weight, roomy.engine.weights()[name]) for name, weight in made_again.engine.weights().items()
+    )

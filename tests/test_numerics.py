@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pydantic import TypeAdapter
@@ -24,11 +25,11 @@ from drivetrain.config.training import Loader
 from drivetrain.data.loader import training_windows
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
-from drivetrain.engines.base import Engine
+from drivetrain.engines.base import Engine, StepResult
 from drivetrain.errors import RunError
 from drivetrain.inspection import inspected
 from drivetrain.loop import Progress, Surroundings, train
-from drivetrain.numerics import Recent, Trouble, Watch, end_if_stopped
+from drivetrain.numerics import Pending, Recent, Trouble, Watch, end_if_stopped
 from drivetrain.optim import lr_factor
 from drivetrain.tracking.jsonl import read_events
 from drivetrain.workloads.base import BestMetric
@@ -90,13 +91,14 @@ def without_them(run: RunConfig, rows: Rough) -> tuple[dict[str, Tensor], list[i
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=run.optimizer.lr)
     assert run.loop.steps is not None
-    order, factor = GlobalOrder(len(rows), BATCH, run.seed), lr_factor(run.schedule, run.loop.steps)
+    order = GlobalOrder(len(rows), BATCH, run.seed)
     left_out: list[int] = []
     for step in range(run.loop.steps):
         if rows.is_rough(order, step):
             left_out.append(step + 1)
             continue
         for group in optimizer.param_groups:
+            factor = lr_factor(run.schedule, run.loop.steps - len(left_out))  # of a run without those
             group["lr"] = run.optimizer.lr * factor(step - len(left_out))
         batch = rows.batch(*order.batch(step)[1].tolist())
         optimizer.zero_grad()
@@ -242,6 +244,29 @@ def test_more_bad_steps_than_allowed_end_the_run() -> None:
     with pytest.raises(RunError, match=rf"step {left_out[2]}: .* more than numerics.most_skips=2 of the last 100"):
         ride.go()
     assert ride.progress.step == left_out[2]
+
+
+@pytest.mark.parametrize(
+    ("skips", "stopped"),
+    [
+        ([1, 2], False),  # as many as may be
+        ([1, 2, 3], True),
+        ([1, 50, 100], True),  # the first of a hundred steps, and the last
+        ([1, 50, 101], False),  # a hundred and one
+        ([1, 50, 101, 149], True),
+        ([1, 50, 101, 150, 201], False),
+    ],
+)
+def test_as_many_steps_as_allowed_are_skipped_among_any_hundred(skips: list[int], stopped: bool) -> None:
+    watch = Watch(config(numerics={"skip": True, "most_skips": 2}).numerics, False, Recent(), lambda tensor: tensor)
+    found = []
+    for step in skips:
+        loss, norm = torch.tensor(1.0), torch.tensor(math.nan)
+        assert watch.judge(step, loss)(norm) is True
+        trouble = watch.read(Pending(step, np.arange(3), loss, StepResult(norm, None, True)), 1.0, math.nan)
+        assert trouble is not None
+        found.append(trouble.action)
+    assert found == ["skipped"] * (len(skips) - 1) + ["stopped" if stopped else "skipped"]
 
 
 def test_a_resumed_run_skips_what_the_uninterrupted_one_skips() -> None:

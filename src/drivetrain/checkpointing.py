@@ -96,6 +96,8 @@ class RunCheckpoints:
         }
         if progress.last_evaluation == progress.step:
             facts |= {"metric": progress.metrics[self._metric.name], "metric_name": self._metric.name}
+        if progress.best is not None:
+            facts["best"] = progress.best  # of the run so far; its own checkpoint may be another, or not kept
         return facts
 
     def _parts(self, progress: Progress, state: State) -> dict[str, State]:
@@ -163,16 +165,29 @@ class RunCheckpoints:
     def newest(self) -> Path | None:
         return newest_good(self._root)[0]
 
-    def best(self) -> Path | None:
-        return best(self._root, self._metric.higher_is_better, self._metric.name)
+    def best(self, progress: Progress) -> Path | None:
+        """The checkpoint of the run's best evaluation; None if that was not saved, or is gone or damaged."""
+        found = best(self._root, self._metric.higher_is_better, self._metric.name)
+        wanted = (progress.best or {}).get("step")
+        return found if found is not None and read_manifest(found).step == wanted else None
 
     def _same_metric(self, progress: Progress) -> None:
-        """What was best by another metric says nothing of this one."""
+        """What was best by another metric says nothing of this one; the best is then that of the checkpoints."""
         before, now = (progress.best or {}).get("metric", self._metric.name), self._metric.name
-        if before != now:
-            told = f"the best was chosen by {before} so far, and is by {now} from here on: what was best is forgotten"
-            self._send(Warned(message=told))
-            progress.best, progress.evaluations_without_gain = None, 0
+        if before == now:
+            return
+        progress.best, progress.evaluations_without_gain = self._ranks.on_first(self._best_kept), 0
+        left = "none was evaluated by it" if progress.best is None else f"the best is of step {progress.best['step']}"
+        told = f"the best was chosen by {before} so far, and is by {now} from here on: of the checkpoints kept, {left}"
+        self._send(Warned(message=told))
+
+    def _best_kept(self) -> dict[str, Any] | None:
+        """As progress has it."""
+        found = best(self._root, self._metric.higher_is_better, self._metric.name)
+        manifest = None if found is None else read_manifest(found)
+        if manifest is None or manifest.facts.get("metric_name") != self._metric.name:
+            return None
+        return {"step": manifest.step, "metric": self._metric.name, "value": manifest.facts["metric"]}
 
     def _same_optimizer(self, saved: str) -> None:
         if saved != self._run.optimizer.name:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import sys
 from collections.abc import Callable
 from enum import StrEnum
@@ -18,6 +17,7 @@ from drivetrain import __version__
 from drivetrain.errors import Interrupted, RankError, RunError, UserError
 from drivetrain.show_checkpoint import checkpoint
 from drivetrain.show_replay import replay
+from drivetrain.strict_json import dumps
 
 if TYPE_CHECKING:
     from drivetrain.launch.checked import Checked
@@ -91,7 +91,7 @@ def evaluate(run_file: RunFile, overrides: Overrides = None, checkpoint: Checkpo
     ready = checked(run_file, overrides or [], checkpoint=checkpoint)
     result = _start(ready, verb="evaluate", checkpoint=checkpoint)
     if result.of_first:
-        typer.echo(json.dumps(result.value, indent=2))
+        typer.echo(dumps(result.value, indent=2))
 
 
 @app.command()
@@ -182,7 +182,7 @@ def data(
     report, warnings = examine(ready.run)
     _say(warnings)
     if as_json:
-        typer.echo(json.dumps(report, indent=2))
+        typer.echo(dumps(report, indent=2))
     else:
         show(report, _wide(output))
 
@@ -270,7 +270,7 @@ def schema() -> None:
     """JSON Schema of the run file, for editors."""
     from drivetrain.config.run import RunConfig
 
-    typer.echo(json.dumps(RunConfig.model_json_schema(), indent=2))
+    typer.echo(dumps(RunConfig.model_json_schema(), indent=2))
 
 
 @app.command()
@@ -279,7 +279,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     from drivetrain.doctor import examine, render
 
     findings = examine()
-    typer.echo(json.dumps(findings, indent=2)) if as_json else output.print(render(findings))
+    typer.echo(dumps(findings, indent=2)) if as_json else output.print(render(findings))
 
 
 @app.command()

@@ -1,8 +1,10 @@
 """The training loop. It names no engine, no precision and no tracker.
 
-A step is one optimizer update tried: a window of micro-batches forward and backward, then the update. Losses and
-gradient norms stay on the device until the next point of the curve; only then are they read and told. An update whose
-gradients are not finite is not made all the same (numerics.py says how).
+A step is one optimizer update tried: a window of micro-batches forward and backward, then the update. A run takes as
+many steps as its length says, each a global batch of its own, whether or not their updates are made; the schedule
+follows the updates, and ends with the last step (optim.lr_factor). Losses and gradient norms stay on the device until
+the next point of the curve; only then are they read and told. An update whose gradients are not finite is not made all
+the same (numerics.py says how).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drivetrain.best import gain
 from drivetrain.config.run import RunConfig
 from drivetrain.data.loader import Window
 from drivetrain.engines.base import Engine, Judge, StepResult
@@ -89,18 +92,23 @@ def train(
     progress: Progress,
     around: Surroundings,
 ) -> Status:
-    """Run from progress.step to total_steps. Progress is kept up to date in place."""
+    """Run from progress.step to total_steps. Progress is kept up to date in place.
+
+    stopped_early: patience is over, so that a run that is resumed after it ended early takes no further step.
+    """
     factor = lr_factor(run.schedule, total_steps)
     watch = Watch(run.numerics, run.precision_spec.scaled, progress.recent, engine.summed)
     curve = Curve(run, engine, progress, steps_per_epoch, around, watch)
     meters, before, start = around.meters, progress.elapsed_seconds, time.perf_counter()
     while progress.step < total_steps:
+        if _patience_is_over(run, progress):
+            return "stopped_early"
         mark, was = rng_mark(), replace(progress)
         meters.begin(progress.step + 1)
         with meters.part("data"), room_for("reading the samples", fix=LESS_READ):
             window = next(windows)
         meters.batch(window.indices)
-        lr_now = factor(progress.updates)
+        lr_now = factor(progress.updates, progress.skipped)
         made = _made(engine, window, meters, lr_now, functools.partial(watch.judge, progress.step + 1), mark)
         if made is None:
             windows = around.cut_smaller(progress, window.largest)
@@ -118,15 +126,12 @@ def train(
             curve.read()
         if due.evaluation:
             _evaluate_or_save(engine, run, progress, around)
-        stopping = due.evaluation and _patience_is_over(run, progress)
-        if due.save or stopping:
+        if due.save or _patience_is_over(run, progress):
             _save(progress, around)
         progress.elapsed_seconds = before + time.perf_counter() - start
         meters.step_done(len(window.indices))
         if due.stop and progress.step < total_steps:
             return "interrupted"
-        if stopping:
-            return "stopped_early"
     return "completed"
 
 
@@ -272,15 +277,14 @@ def _evaluate(run: RunConfig, progress: Progress, around: Surroundings) -> None:
     if not math.isfinite(value):
         raise RunError(f"step {progress.step}: the evaluation's {metric.name} is {value}")
     progress.last_evaluation = progress.step
-    sign = 1.0 if metric.higher_is_better else -1.0
     stopping = run.evaluation.early_stopping
-    gain = math.inf if progress.best is None else sign * (value - progress.best["value"])
-    if gain > 0:
+    gained = gain(value, None if progress.best is None else progress.best["value"], metric.higher_is_better)
+    if gained > 0:
         progress.best = {"step": progress.step, "metric": metric.name, "value": value}
-    enough = gain > (stopping.min_delta if stopping else 0.0)
+    enough = gained > (stopping.min_delta if stopping else 0.0)
     progress.evaluations_without_gain = 0 if enough else progress.evaluations_without_gain + 1
     seconds = time.perf_counter() - start
-    around.send(Evaluated(step=progress.step, metrics=progress.metrics, seconds=seconds, best=gain > 0))
+    around.send(Evaluated(step=progress.step, metrics=progress.metrics, seconds=seconds, best=gained > 0))
     if around.generate is not None:
         with around.meters.part("samples"):
             samples = around.generate()

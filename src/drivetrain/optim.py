@@ -20,6 +20,11 @@ from drivetrain.imports import import_object
 Maker = Callable[[type[torch.optim.Optimizer], list[dict[str, Any]], dict[str, Any]], torch.optim.Optimizer]
 
 
+class LrFactor(Protocol):
+    def __call__(self, updates: int, skipped: int = 0) -> float:
+        """Updates made and steps skipped so far → factor of the peak learning rate for the next update."""
+
+
 class OptimizerFactory(Protocol):
     def __call__(self, model: nn.Module, make: Maker = ...) -> torch.optim.Optimizer:
         """The optimizer of a model. make: puts class, parameter groups and arguments together."""
@@ -165,19 +170,22 @@ def _groups(
     return groups
 
 
-def lr_factor(config: training.Schedule, total_steps: int) -> Callable[[int], float]:
-    """Updates made so far → factor of the peak learning rate for the next update.
+def lr_factor(config: training.Schedule, total_steps: int) -> LrFactor:
+    """The learning-rate schedule of a run, as a function of the updates made and the steps skipped so far.
 
-    Warm-up rises linearly from above 0 and reaches 1 after `warmup` updates; then constant, or linear or half a cosine
-    down to final_lr_ratio after the last update, so that no update is made at a rate of 0.
+    Warm-up rises linearly, from 1 / (warmup + 1) for the first update to 1 after `warmup` updates; then constant, or
+    linear or half a cosine down to final_lr_ratio after the last update, so that no update is made at a rate of 0.
+
+    A skipped step makes no update and does not advance the schedule. It takes one update from those that are still to
+    come, over which the rest of the schedule is spread: it ends with the run, however many steps are skipped.
     """
     warmup = config.warmup_steps or round(config.warmup_ratio * total_steps)
     floor = config.final_lr_ratio
 
-    def factor(updates: int) -> float:
+    def factor(updates: int, skipped: int = 0) -> float:
         if updates < warmup:
             return (updates + 1) / (warmup + 1)
-        progress = min(1.0, (updates - warmup) / max(1, total_steps - warmup))
+        progress = min(1.0, (updates - warmup) / max(1, total_steps - skipped - warmup))
         shape = {
             "constant": 1.0,
             "linear": floor + (1 - floor) * (1 - progress),

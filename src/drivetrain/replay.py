@@ -185,7 +185,7 @@ class _Replayer:
         [window] = self._windows(range(step - 1, step))
         inspection, share = inspected(self._engine, self._workload, window.micro_batches)
         loss = float(self._engine.summed(share))
-        factor = lr_factor(self._run.schedule, total)(progress.updates)
+        factor = lr_factor(self._run.schedule, total)(progress.updates, progress.skipped)
         norm = float(self._engine.optimizer_step(factor, lambda _: True).grad_norm)
         mine = window_slice(self._run, self._machine, self._workload, self._engine)
         pieces = [piece.tolist() for piece in mine.pieces(window.indices)]

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from drivetrain.strict_json import dumps, restored
 from drivetrain.whole_file import write_whole
 
 Status = Literal["completed", "stopped_early", "interrupted"]
@@ -72,8 +73,8 @@ class RunReport(BaseModel):
         return float(share)
 
     def write(self, path: Path) -> None:
-        write_whole(path, json.dumps({**self.model_dump(), "flops_share": self.flops_share}, indent=2) + "\n")
+        write_whole(path, dumps({**self.model_dump(), "flops_share": self.flops_share}, indent=2) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> RunReport:
-        return cls.model_validate(json.loads(path.read_text()))
+        return cls.model_validate(restored(json.loads(path.read_text(encoding="utf-8"))))

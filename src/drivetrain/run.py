@@ -165,12 +165,13 @@ def _train(parts: Parts, resume: bool) -> RunReport:
         status = train(engine, cutting.windows(progress), config, total_steps, order.steps_per_epoch, progress, around)
     trained_nothing = resume and progress.step == started
     report = ranks.on_first(lambda: _reported(parts.folder, status, progress)) if trained_nothing else None
+    closing = _closing(status, progress, checkpoints, trained_nothing)
     if report is None:
         report = _report(parts, checkpoints, progress, status, order.steps_per_epoch).model_copy(
             update={"network": network, **_effective(parts, progress.elapsed_seconds, before)}
         )
         ranks.on_first(lambda: report.write(parts.folder.report))
-    events.send(RunFinished(status=status, step=progress.step, message=_closing(status, progress, checkpoints)))
+    events.send(RunFinished(status=status, step=progress.step, message=closing))
     return report
 
 
@@ -185,12 +186,17 @@ def _refuse_lost(folder: RunFolder) -> None:
 
 
 def _reported(folder: RunFolder, status: Status, progress: Progress) -> RunReport | None:
-    """What is told already of a run that had come to its end: a start that trains nothing measures nothing."""
+    """The report of an earlier start that came as far, or None: a start that trains nothing measures nothing."""
     try:
         found = RunReport.read(folder.report)
     except (OSError, ValueError):
         return None
-    return found if (found.status, found.steps) == (status, progress.step) else None
+    if found.steps != progress.step:
+        return None
+    if found.status != status:  # by another patience or length than that start had
+        found = found.model_copy(update={"status": status})
+        found.write(folder.report)
+    return found
 
 
 def _begun(parts: Parts, step: int) -> list[str]:
@@ -236,18 +242,26 @@ def _started(parts: Parts, total_steps: int, progress: Progress) -> RunStarted:
     )
 
 
-def _closing(status: Status, progress: Progress, checkpoints: RunCheckpoints) -> str:
-    saved = checkpoints.newest()
+def _closing(status: Status, progress: Progress, checkpoints: RunCheckpoints, trained_nothing: bool) -> str:
+    """What the run prints last."""
+    saved, at = checkpoints.newest(), f"at step {progress.step}"
+    if progress.skipped:
+        at += f" ({progress.skipped} skipped, so {progress.updates} updates)"
     if status == "interrupted":
-        return f"interrupted and saved at step {progress.step} in {saved}; go on with --resume"
-    return f"{status.replace('_', ' ')} at step {progress.step}; newest checkpoint {saved}"
+        return f"interrupted and saved {at} in {saved}; go on with --resume"
+    why = f", {progress.evaluations_without_gain} evaluations without a gain" if status == "stopped_early" else ""
+    told = f"{status.replace('_', ' ')} {at}{why}; newest checkpoint {saved}"
+    if not trained_nothing:
+        return told
+    more = "a larger evaluation.early_stopping.patience" if status == "stopped_early" else "a longer loop"
+    return f"{told}; nothing was left to train: {more} goes on"
 
 
 def _report(
     parts: Parts, checkpoints: RunCheckpoints, progress: Progress, status: Status, steps_per_epoch: int
 ) -> RunReport:
     config, machine = parts.config, parts.machine
-    newest, best = checkpoints.newest(), checkpoints.best()
+    newest, best = parts.ranks.on_first(lambda: (checkpoints.newest(), checkpoints.best(progress)))
     return RunReport(
         name=config.name,
         status=status,

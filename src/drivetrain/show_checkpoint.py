@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
+
+from drivetrain.strict_json import dumps
 
 if TYPE_CHECKING:
     from drivetrain.converting.theirs import Note
@@ -27,14 +28,13 @@ def inspect(path: Folder, as_json: Annotated[bool, typer.Option("--json", help="
     """What is in a checkpoint; of a run, in its newest."""
     from drivetrain.converting.contents import contents
     from drivetrain.converting.ours import find
-    from drivetrain.tracking.jsonl import finite
 
     newest, skipped = find(path)
     for why in skipped:
         errors.print(f"[yellow]note[/] skipped {escape(why)}", soft_wrap=True)
     found = contents(newest)
     if as_json:
-        typer.echo(json.dumps(finite(found), indent=2))
+        typer.echo(dumps(found, indent=2))
     else:
         show(found, _console())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
+
+from drivetrain.strict_json import dumps
 
 if TYPE_CHECKING:
     from drivetrain.replay import Replay
@@ -37,12 +38,11 @@ def replay(
 ) -> None:
     """Do one step of a run again and look into it: losses, every layer's numbers, the first that is not finite."""
     from drivetrain.replay import replay as replayed
-    from drivetrain.tracking.jsonl import finite
 
     errors = Console(stderr=True, highlight=False)
     found = replayed(folder, step, lambda line: errors.print(f"[dim]{escape(line)}[/]", soft_wrap=True))
     if as_json:
-        typer.echo(json.dumps(finite(_values(found)), indent=2))
+        typer.echo(dumps(_values(found), indent=2))
     else:
         console = Console(highlight=False)
         show(found, console if console.is_terminal else Console(highlight=False, width=200))  # a file has no width

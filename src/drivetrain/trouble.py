@@ -29,8 +29,8 @@ from drivetrain.inspection import first_of, inspected
 from drivetrain.numerics import Trouble, ended
 from drivetrain.ranks import Ranks
 from drivetrain.rng import only_torch_drew, restore_rng_state, rng_state
+from drivetrain.strict_json import dumps, restored
 from drivetrain.tracking.events import Event, Troubled
-from drivetrain.tracking.jsonl import finite
 from drivetrain.workload_rules import best_metric
 from drivetrain.workloads.base import Workload
 
@@ -102,7 +102,7 @@ class Troubles:
         }
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / FILE).write_text(json.dumps(finite(told), indent=2) + "\n", encoding="utf-8")
+            (folder / FILE).write_text(dumps(told, indent=2) + "\n", encoding="utf-8")
             return True
         return False
 
@@ -165,10 +165,9 @@ def read_trouble(root: Path, step: int) -> dict[str, Any] | None:
     """What was noted of a step, if anything."""
     file = folder_of(root, step) / FILE
     try:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return restored(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return None
-    return found
 
 
 def _hush(_: Event) -> None:

@@ -67,6 +67,17 @@ def test_nan_is_never_the_best(tmp_path: Path) -> None:
     assert best(tmp_path, higher_is_better=False) == second
 
 
+def test_a_damaged_one_is_not_the_best(tmp_path: Path) -> None:
+    first, second = save_all(tmp_path, 0.1, 0.9)
+    flip_a_bit(second)
+    assert best(tmp_path, higher_is_better=True) == first
+
+
+def test_infinity_is_never_the_best(tmp_path: Path) -> None:
+    first, *_ = save_all(tmp_path, 0.5, math.inf)
+    assert best(tmp_path, higher_is_better=True) == first
+
+
 def test_there_is_no_best_without_an_evaluation(tmp_path: Path) -> None:
     save_all(tmp_path, None, math.nan)
     assert best(tmp_path, higher_is_better=True) is None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from drivetrain.best import ranked
 from drivetrain.checkpoint.directory import hidden, read_manifest, steps, verify
 from drivetrain.errors import RunError
 
@@ -40,9 +40,11 @@ def prune(
 
 
 def best(root: Path, higher_is_better: bool, metric: str | None = None) -> Path | None:
-    """The checkpoint with the best metric; the earliest of equals; None if none was evaluated by it."""
-    ranked = _by_metric(steps(root), higher_is_better, metric)
-    return ranked[0] if ranked else None
+    """The best checkpoint that verifies, by best.py's rule; None if none was evaluated by the metric.
+
+    One of a later step than the run went on from was passed over by it because it does not verify.
+    """
+    return next((path for path in _by_metric(steps(root), higher_is_better, metric) if not verify(path)), None)
 
 
 def _by_metric(paths: Sequence[Path], higher_is_better: bool, metric: str | None) -> list[Path]:
@@ -55,9 +57,9 @@ def _by_metric(paths: Sequence[Path], higher_is_better: bool, metric: str | None
         value, name = facts.get("metric"), facts.get("metric_name")
         if metric is not None and name not in (None, metric):
             continue
-        if isinstance(value, int | float) and not math.isnan(value):
-            scored.append((-value if higher_is_better else value, path))
-    return [path for _, path in sorted(scored, key=lambda pair: pair[0])]
+        if isinstance(value, int | float):
+            scored.append((value, path))
+    return ranked(scored, higher_is_better)
 
 
 def _delete(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class Column:
 
     def best(self, comparison: Comparison) -> float | None:
         """The best value; None if there is no better end, or nothing to be better than."""
-        values = [value for row in comparison.completed if (value := self.value(row)) is not None]
+        values = [v for row in comparison.completed if (v := self.value(row)) is not None and math.isfinite(v)]
         if self.better is None or len(set(values)) < 2:
             return None
         return min(values) if self.better == "low" else max(values)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from typing import Any
 
 from drivetrain.compare.advice import advice
 from drivetrain.compare.columns import Figures
 from drivetrain.compare.rows import Comparison, Result
+from drivetrain.strict_json import dumps
 
 
 def as_csv(comparison: Comparison) -> str:
@@ -36,7 +36,7 @@ def as_json(comparison: Comparison) -> str:
         "machine": dict(comparison.machine),
         "rows": rows,
     }
-    return json.dumps(everything, indent=1, ensure_ascii=False) + "\n"
+    return dumps(everything, indent=1) + "\n"
 
 
 def as_markdown(comparison: Comparison) -> str:

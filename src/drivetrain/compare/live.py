@@ -16,6 +16,7 @@ from rich.text import Text
 from drivetrain.compare.matrix import Cell, Matrix
 from drivetrain.compare.outcome import Outcome
 from drivetrain.compare.runner import Glance
+from drivetrain.strict_json import restored
 
 SHOWN_AROUND = 6  # cells before and after the running one: a matrix may be longer than the screen
 TAIL_BYTES = 4096  # of the running cell's events
@@ -115,7 +116,7 @@ def _progress(run_folder: Path) -> str:
         return ""
     for line in reversed(lines):
         try:
-            event = json.loads(line)
+            event = restored(json.loads(line))
         except ValueError:
             continue
         if event.get("event") == "step":

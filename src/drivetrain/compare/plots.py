@@ -100,7 +100,7 @@ def _curves(
 
 def _loss_points(row: Row) -> list[tuple[float, float]]:
     found = next((result.curve for result in row.results if result.curve), [])
-    return [(epoch, loss) for epoch, loss in sorted(found) if isinstance(loss, float) and math.isfinite(loss)]
+    return [(epoch, loss) for epoch, loss in sorted(found) if math.isfinite(loss)]
 
 
 def _utilisation(row: Row) -> list[tuple[float, float]]:

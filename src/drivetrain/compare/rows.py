@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,12 +57,14 @@ class Result:
     @cached_property
     def curve(self) -> list[tuple[float, float]]:
         """(epoch, training loss): batches of other sizes take other numbers of steps to the same epoch."""
-        return [(event["epoch"], event["loss"]) for event in self.events if event["event"] == "step"]
+        return [(event["epoch"], float(event["loss"])) for event in self.events if event["event"] == "step"]
 
     @cached_property
     def losses(self) -> dict[Point, float]:
         """Training loss at the points of the curve."""
-        return {(event["step"], event["samples"]): event["loss"] for event in self.events if event["event"] == "step"}
+        return {
+            (event["step"], event["samples"]): float(event["loss"]) for event in self.events if event["event"] == "step"
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,9 +109,9 @@ class Row:
         return statistics.fmean(found) if found else None
 
     def spread(self, value: Callable[[RunReport], float | None]) -> float | None:
-        """Standard deviation over the seeds; None for fewer than two."""
+        """Standard deviation over the seeds; None for fewer than two, or where one is not finite."""
         found = [v for report in self.reports if (v := value(report)) is not None]
-        return statistics.stdev(found) if len(found) > 1 else None
+        return statistics.stdev(found) if len(found) > 1 and all(map(math.isfinite, found)) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,10 +148,15 @@ class Comparison:
 
 
 def largest_difference(curves: Sequence[tuple[Mapping[Any, float], Mapping[Any, float]]]) -> float | None:
-    """Of |a - b| / |b| over the steps that both have; None if they have none in common."""
+    """Of |a - b| / |b| over the steps that both have, infinite where a loss is not finite in one of them alone; None
+    if they have none in common."""
     differences = [
-        abs(mine[step] - other[step]) / max(abs(other[step]), 1e-12)
-        for mine, other in curves
-        for step in mine.keys() & other.keys()
+        _difference(mine[step], other[step]) for mine, other in curves for step in mine.keys() & other.keys()
     ]
     return max(differences, default=None)
+
+
+def _difference(mine: float, other: float) -> float:
+    if math.isfinite(mine) and math.isfinite(other):
+        return abs(mine - other) / max(abs(other), 1e-12)
+    return 0.0 if repr(mine) == repr(other) else math.inf

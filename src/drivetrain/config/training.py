@@ -43,8 +43,8 @@ class Optimizer(Frozen):
 
 class Schedule(Frozen):
     name: Literal["constant", "linear", "cosine"] = doc("Shape after the warm-up", "constant")
-    warmup_steps: int = doc("Steps over which the learning rate rises from 0", 0, ge=0)
-    warmup_ratio: float = doc("The same as a share of all steps; give one of the two", 0.0, ge=0, lt=1)
+    warmup_steps: int = doc("Updates before the peak rate; the first has peak / (warmup_steps + 1)", 0, ge=0)
+    warmup_ratio: float = doc("The same as a share of the run's steps; give one of the two", 0.0, ge=0, lt=1)
     final_lr_ratio: float = doc("Where linear and cosine end, as a share of the peak", 0.0, ge=0, le=1)
 
 
@@ -93,5 +93,7 @@ class Loader(Frozen):
 
 class Loop(Frozen):
     epochs: int | None = doc("Passes over the training data; give epochs or steps", None, gt=0)
-    steps: int | None = doc("Optimizer updates; give epochs or steps", None, gt=0)
+    steps: int | None = doc(
+        "Steps, each of one global batch and one update, skipped ones included; give epochs or steps", None, gt=0
+    )
     max_grad_norm: float | None = doc("Clip the global gradient norm to this", None, gt=0)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
-from drivetrain.checkpoint.directory import check_fits, load, newest_good, steps
+from drivetrain.checkpoint.directory import check_fits, load, newest_good, read_manifest, steps
 from drivetrain.checkpoint.retention import best
 from drivetrain.config.run import RunConfig
 from drivetrain.engines.base import Engine
@@ -26,7 +27,7 @@ def check_there(run: RunConfig, given: str) -> None:
 
 
 def find_checkpoint(run: RunConfig, workload: Workload, given: str) -> Path:
-    """given: "best", "last" or a path. Without any evaluated checkpoint, best means the newest."""
+    """given: "best", "last" or a path. best: by best.py's rule; without any evaluated checkpoint, the newest."""
     if given not in {"best", "last"}:
         return _folder(given)
     root = RunFolder(run.folder).checkpoints
@@ -35,6 +36,25 @@ def find_checkpoint(run: RunConfig, workload: Workload, given: str) -> Path:
     found = found or newest_good(root)[0]
     if found is None:
         raise _none(run)
+    if given == "best":
+        _say_if_another(root, found, metric.name)
+    return found
+
+
+def _say_if_another(root: Path, found: Path, metric: str) -> None:
+    """A warning if the run's best evaluation has no checkpoint: it was not saved, or that is gone or damaged."""
+    wanted = next((best for path in reversed(steps(root)) if (best := _best_of_the_run(path))), None)
+    if wanted and wanted["metric"] == metric and wanted["step"] != read_manifest(found).step:
+        value = f"{metric} {wanted['value']:.4f} at step {wanted['step']}"
+        LOG.warning("the best evaluation (%s) has no good checkpoint: taking %s", value, found)
+
+
+def _best_of_the_run(path: Path) -> dict[str, Any] | None:
+    """The best evaluation up to a checkpoint, if it says so."""
+    try:
+        found: dict[str, Any] | None = read_manifest(path).facts.get("best")
+    except (OSError, ValueError):
+        return None
     return found
 
 

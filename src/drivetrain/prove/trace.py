@@ -155,7 +155,7 @@ class _Tracer:
         for window in windows:
             loss = engine.forward_backward(window.micro_batches)
             fingerprints = _fingerprints(engine) if found is not None else {}
-            result = engine.optimizer_step(factor(progress.updates))
+            result = engine.optimizer_step(factor(progress.updates, progress.skipped))
             progress.step += 1
             progress.updates += not result.skipped
             asked, fillers = self._asked(), sum(not batch.counts for batch in window.micro_batches)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.errors import RunError
+from drivetrain.strict_json import dumps, restored
 from drivetrain.tracking.events import Event, Generated, RunStarted, Tracker
 from drivetrain.whole_file import write_whole
 
@@ -23,7 +23,7 @@ SAMPLES = "samples.jsonl"
 class JsonlTracker(Tracker):
     """Appends. When a run resumes, points past its first step are taken out, so that the curve has each step once.
 
-    JSON has no NaN or infinity: such numbers are written as strings ("nan", "inf").
+    JSON has no NaN or infinity: strict_json.py says how such numbers are written. `read_events` gives them back.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,7 +40,7 @@ class JsonlTracker(Tracker):
                 _append(self._samples, ({"step": event.step, **sample} for sample in event.samples))
                 return
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
-            _append(self._path, [{"time": now, **finite(event.as_dict())}])
+            _append(self._path, [{"time": now, **event.as_dict()}])
         except OSError as error:
             raise RunError(
                 f"{self._path} cannot be written: {error.strerror}; make room, then go on with --resume"
@@ -52,7 +52,7 @@ class JsonlTracker(Tracker):
 
 def _append(path: Path, lines: Iterable[dict[str, Any]]) -> None:
     """All of the lines or, where there is no room, none."""
-    text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
+    text = "".join(dumps(line) + "\n" for line in lines)
     with path.open("ab", buffering=0) as file:
         end = file.tell()
         try:
@@ -79,26 +79,15 @@ def _drop_part(path: Path) -> None:
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a file; a line cut off by a kill or a full disk is left out."""
+    """The events of a file, numbers as they were sent; a line cut off by a kill or a full disk is left out."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             with suppress(json.JSONDecodeError):
-                yield json.loads(line)
+                yield restored(json.loads(line))
 
 
 def _cut_after(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = [event for event in read_events(path) if event.get("step", 0) <= step]
-    write_whole(path, "".join(json.dumps(event, ensure_ascii=False) + "\n" for event in kept))
-
-
-def finite(value: Any) -> Any:
-    """With numbers that JSON does not have as strings."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return repr(value)
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value
+    write_whole(path, "".join(dumps(event) + "\n" for event in kept))
