@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,16 @@ def test_a_report_read_back_is_the_same_and_leaves_nothing_beside_it(tmp_path: P
     assert RunReport.read(tmp_path / "report.json") == made
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
     assert json.loads((tmp_path / "report.json").read_text())["flops_share"] == 0.25
+
+
+def test_a_metric_that_is_not_finite_is_strict_json_and_itself_when_read(tmp_path: Path) -> None:
+    report(metrics={"accuracy": 0.5, "perplexity": math.inf}).write(tmp_path / "report.json")
+    text = (tmp_path / "report.json").read_text()
+    assert json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))["metrics"] == {
+        "accuracy": 0.5,
+        "perplexity": None,
+    }
+    assert RunReport.read(tmp_path / "report.json").metrics["perplexity"] == math.inf
 
 
 @pytest.mark.parametrize(("achieved", "rate"), [(None, 8e9), (2e9, None), (2e9, 0.0)])

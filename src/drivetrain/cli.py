@@ -139,13 +139,13 @@ def compare(
     job = Job(verb.value, checkpoint)
     limits = Limits(cell_timeout, None if cell_memory is None else int(cell_memory * 2**20))
     try:
-        comparison, folder = verbs.compare(run_file, axes or [], to, seeds, job, limits, again)
+        comparison, where = verbs.compare(run_file, axes or [], to, seeds, job, limits, again)
     except KeyboardInterrupt:
         errors.print("[bold red]Interrupted.[/] Finished cells are kept: the same command goes on with the others.")
         raise typer.Exit(130) from None
     console = _wide(output)
     console.print(comparison_table(comparison, console))
-    errors.print(f"page, tables and plots in {escape(str(folder))}", soft_wrap=True)
+    errors.print(escape(where), soft_wrap=True)
     raise typer.Exit(0 if all(row.status in {"completed", "refused"} for row in comparison.rows) else 1)
 
 
@@ -162,7 +162,7 @@ def report(
     console = _wide(output)
     console.print(comparison_table(comparison, console))
     if to is not None:
-        verbs.write_files(comparison, to)
+        verbs.write_report(comparison, to)
         errors.print(f"page, tables and plots in {escape(str(to))}", soft_wrap=True)
 
 

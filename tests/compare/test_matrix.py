@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from drivetrain.compare.axes import read_axes
-from drivetrain.compare.matrix import Job, Matrix, build_matrix
+from drivetrain.compare.matrix import Cell, Job, Matrix, build_matrix
+from drivetrain.compare.outcome import Outcome, Status
 from drivetrain.config.machine import Machine
 from drivetrain.errors import UserError
 
@@ -96,6 +98,36 @@ def test_what_makes_a_result_makes_its_key() -> None:
     others.append(matrix(*own))
     keys = [found.cells[0].key for found in others]
     assert len({cell.key, *keys}) == 1 + len(others)
+
+
+def measured(cell: Cell, status: Status = "completed") -> None:
+    cell.folder.mkdir(parents=True, exist_ok=True)
+    Outcome(key=cell.key, status=status).write(cell.folder)
+
+
+def test_a_cell_is_found_again_whatever_axes_lead_to_it() -> None:
+    first = {cell.choice.values: cell for cell in matrix("batch_size=1,2", "precision=fp32,bf16").cells}
+    assert first["2", "bf16"].folder.name.startswith("2-bf16-7-")
+    for cell in first.values():
+        measured(cell)
+    for arguments in (["precision=fp32,bf16", "batch_size=2"], ["batch_size=1,2", "precision=bf16"], ["lr=1e-3,1"]):
+        for cell in matrix(*arguments).cells:
+            same = [found for found in first.values() if found.key == cell.key]
+            assert [found.folder for found in same] == [cell.folder] * len(same)
+            assert cell.run is not None
+            assert cell.run.output == cell.run_folder == cell.folder / "run"
+    assert matrix("precision=bf16", "batch_size=2").cells[0].folder == first["2", "bf16"].folder
+    assert matrix("precision=bf16", "batch_size=2", torch="2.14").cells[0].folder != first["2", "bf16"].folder
+
+
+def test_of_cells_of_one_key_the_completed_one_is_taken_and_one_is_made() -> None:
+    """Two folders are left by versions that made one for each label; two values may mean the same run."""
+    (cell,) = matrix().cells
+    for name, status in (("a", "failed"), ("b", "completed"), ("c", "crashed")):
+        measured(replace(cell, folder=Path("out/cells") / name), cast(Status, status))
+    assert matrix().cells[0].folder == Path("out/cells/b")
+    one, other, third = matrix("lr=0.5,5e-1,1").cells
+    assert one.folder == other.folder != third.folder
 
 
 def test_too_many_cells_are_a_slip_of_the_keyboard() -> None:

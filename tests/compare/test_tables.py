@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from rich.console import Console
 from drivetrain.compare.advice import advice
 from drivetrain.compare.columns import Figures
 from drivetrain.compare.files import as_csv, as_json, as_markdown
+from drivetrain.compare.plots import plots
 from drivetrain.compare.rows import Comparison, largest_difference
 from drivetrain.compare.table import comparison_table
+from drivetrain.strict_json import restored
 from tests.compare.made import comparison, report
 
 
@@ -56,6 +59,28 @@ def test_the_loss_curves_largest_difference_is_relative_to_the_reference(three: 
     assert float(shown["bf16"]) == pytest.approx(0.005 * 0.8187 / 0.90937, rel=0.05)
     assert largest_difference([({1: 2.0, 3: 9.0}, {1: 1.0, 2: 5.0}), ({}, {})]) == 1.0
     assert largest_difference([({1: 2.0}, {2: 1.0})]) is None
+
+
+def test_losses_and_metrics_that_are_not_finite_are_neither_an_error_nor_the_best(tmp_path: Path) -> None:
+    assert largest_difference([({1: math.nan, 2: 1.0}, {1: math.nan, 2: 1.0})]) == 0.0
+    assert largest_difference([({1: 1.0, 2: math.nan}, {1: 1.0, 2: 1.0})]) == math.inf
+    metrics = [{"accuracy": 0.5, "perplexity": value} for value in (math.inf, 7.0, 9.0, math.nan)]
+    first, second, third, fourth = (report(metrics=each) for each in metrics)
+    found = comparison(tmp_path, fp32=[first, second], bf16=[second, third], other=[fourth], last=[third])
+    cut = {"event": "step", "step": 1, "epoch": 0.1, "samples": 10, "loss": None, "not_finite": {"loss": "inf"}}
+    (tmp_path / "bf160" / "events.jsonl").write_text(json.dumps(cut) + "\n")
+    assert texts(found, "loss differs")["bf16"] == "inf"
+    assert texts(found, "perplexity") == {
+        "fp32": "inf",
+        "bf16": "8.0000 ± 1.4142",
+        "other": "nan",
+        "last": "9.0000",
+    }
+    perplexity = next(column for column in Figures(found).columns if column.name == "perplexity")
+    assert perplexity.best(found) == 9.0
+    kept = json.loads(as_json(found), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert restored(kept)["rows"][0]["perplexity"] == math.inf
+    assert plots(found)["loss"]
 
 
 def test_the_best_of_each_column_is_marked(three: Comparison) -> None:

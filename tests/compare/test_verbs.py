@@ -147,6 +147,45 @@ def test_a_matrix_that_cannot_start_at_all_is_refused(drivetrain: Call) -> None:
     assert err.count("holds neither") == 2
 
 
+def test_other_axes_measure_nothing_twice_and_keep_the_earlier_page(drivetrain: Call) -> None:
+    folder = Path("runs/run-compare")
+    code, _, err = drivetrain("compare", "run.yaml", "batch_size=16,32")
+    assert code == 0, err
+    assert not (folder / "earlier").exists()
+    page = (folder / "comparison.html").read_text()
+    cells = {path: path.stat().st_mtime_ns for path in folder.glob("cells/*/outcome.json")}
+    assert len(cells) == 2
+    # an axis less: one of the two rows, which is not run again, and the page of both is kept
+    code, _, err = drivetrain("compare", "run.yaml", "batch_size=32")
+    assert code == 0, err
+    assert err.count("there already") == 1
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("cells/*/outcome.json")} == cells
+    assert len(rows(folder)) == 1
+    (earlier,) = (folder / "earlier").iterdir()
+    assert earlier.name.startswith("batch_size-")
+    assert "which has other rows, are in runs/run-compare/earlier/batch_size-" in err
+    assert (earlier / "comparison.html").read_text() == page
+    assert (earlier / "plots" / "loss.png").exists()
+    code, _, err = drivetrain("report", str(earlier), "--output", "both")
+    assert code == 0, err
+    assert [row["status"] for row in rows(Path("both")).values()] == ["completed"] * 2
+    code, _, err = drivetrain("report", str(earlier), "--output", str(folder))
+    assert code == 2
+    assert "holds a comparison, whose page this one would replace" in err
+    # the same row and more: nothing else has to be kept, and two ways to write a value are one run
+    code, _, err = drivetrain("compare", "run.yaml", "batch_size=32", "lr=0.5,5e-1,1")
+    assert code == 0, err
+    assert err.count("there already") == 2
+    assert list((folder / "earlier").iterdir()) == [earlier]
+    # the first comparison is there again at no cost
+    (folder / "rows.json").write_text("{")
+    code, _, err = drivetrain("compare", "run.yaml", "batch_size=16,32")
+    assert code == 0, err
+    assert err.count("there already") == 2
+    assert (folder / "comparison.html").read_text() == page
+    assert len(list((folder / "earlier").glob("unreadable-*/comparison.html"))) == 1
+
+
 def test_predicting_is_compared_too(drivetrain: Call) -> None:
     code, out, err = drivetrain("compare", "run.yaml", "batch_size=8,32", "--verb", "predict")
     assert code == 0, err

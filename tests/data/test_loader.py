@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.config.training import Loader
-from drivetrain.data.loader import Window, evaluation_batches, training_windows
+from drivetrain.data.loader import MicroBatch, Window, evaluation_batches, training_windows
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
 from drivetrain.errors import RunError, problem
@@ -53,6 +53,21 @@ def windows(steps: range, micro: int = 4, workers: int = 0, rank: int = 0, world
 
 def numbers(window: Window) -> list[int]:
     return [int(n) for batch in window.micro_batches if batch.counts for n in batch.tensors["numbers"]]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("samples", [1, 20, 23, 30])
+def test_ranks_evaluate_equally_many_batches_and_count_each_sample_once(samples: int, world: int) -> None:
+    def dealt(rank: int) -> list[MicroBatch]:
+        return list(evaluation_batches(Numbers(samples), collate, 10, Loader(), rank, world))
+
+    ranks = [dealt(rank) for rank in range(world)]
+    assert len({len(batches) for batches in ranks}) == 1
+    counted = [batch.tensors["numbers"].tolist() for batches in ranks for batch in batches if batch.counts]
+    assert sorted(number for batch in counted for number in batch) == list(range(samples))
+    fillers = [batch for batches in ranks for batch in batches if not batch.counts]
+    assert len(fillers) == -len(counted) % world
+    assert all(batch.tensors["numbers"].numel() for batch in fillers), "a rank in step with others needs samples"
 
 
 def test_a_window_holds_its_steps_samples_in_bounded_pieces() -> None:

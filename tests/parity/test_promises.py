@@ -55,7 +55,9 @@ def test_engines_show_what_they_did(ranks: Pools, world: int) -> None:
 # --- every sample counts once ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batch_size", [37, 10, 4])
+@pytest.mark.parametrize(
+    "batch_size", [37, 15, 10, 4]
+)  # 15 makes three batches, the last of them smaller, for two ranks
 @pytest.mark.parametrize("engine", ["dp", "ddp", "fsdp", "zero2", "zero3", "accelerate-ddp", "accelerate-fsdp"])
 def test_metrics_and_predictions_are_those_of_one_process(ranks: Pools, engine: str, batch_size: int) -> None:
     metrics, rows = promises.evaluated(Case("single", 1), batch_size)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from drivetrain.checkpoint.directory import MANIFEST
 from drivetrain.compare.axes import Axis, Choice, choices
+from drivetrain.compare.outcome import Outcome
 from drivetrain.config import rules
 from drivetrain.config.language import LanguageModel
 from drivetrain.config.load import load
@@ -77,8 +78,9 @@ def build_matrix(
         _check_weights(job.verb, job.checkpoint)
     if num_seeds > 1 and any(axis.key == "seed" for axis in axes):
         raise problem("--seeds", "seed is an axis already", "give one of the two")
+    earlier = _earlier(root)
     cells = [
-        _cell(run_file, choice, offset, job, root, machine, versions)
+        _cell(run_file, choice, offset, job, root, machine, versions, earlier)
         for offset in range(num_seeds)
         for choice in chosen
     ]
@@ -94,18 +96,36 @@ def _check_weights(verb: Verb, given: str) -> None:
         raise problem("--checkpoint", f"{given} is no checkpoint: it has no {MANIFEST}", fix)
 
 
+def _earlier(root: Path) -> dict[str, Path]:
+    """Key → folder of each cell that came to its end in an earlier start; of several the one that completed."""
+    found: dict[str, Path] = {}
+    for folder in sorted((root / "cells").iterdir()) if (root / "cells").is_dir() else ():
+        outcome = Outcome.read(folder)
+        if outcome is not None and (outcome.status == "completed" or outcome.key not in found):
+            found[outcome.key] = folder
+    return found
+
+
 def _cell(
-    run_file: Path, choice: Choice, offset: int, job: Job, root: Path, machine: Machine, versions: dict[str, str]
+    run_file: Path,
+    choice: Choice,
+    offset: int,
+    job: Job,
+    root: Path,
+    machine: Machine,
+    versions: dict[str, str],
+    folders: dict[str, Path],
 ) -> Cell:
+    """folders: by key, of cells that are known already, whatever axes led to them; this one is added."""
     run, problems = load(run_file, choice.overrides)
     if run is not None:
         run, problems = rules.judged(run, problems, machine)
     if run is None or problems:
-        folder = root / "cells" / _slug(f"{choice.label} refused")
+        folder = root / "cells" / slug(f"{choice.label} refused")
         return Cell(choice, offset, None, tuple(problems), folder, key="")
     seeded = run.model_copy(update={"seed": run.seed + offset})
     key = _key(seeded, job, machine, versions)
-    folder = root / "cells" / f"{_slug(choice.label)}-{seeded.seed}-{key[:8]}"
+    folder = folders.setdefault(key, root / "cells" / f"{slug(choice.label)}-{seeded.seed}-{key[:8]}")
     return Cell(choice, seeded.seed, seeded.model_copy(update={"output": folder / "run"}), (), folder, key)
 
 
@@ -133,6 +153,6 @@ def _hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _slug(label: str) -> str:
+def slug(label: str) -> str:
     """A folder's name: what is not a plain character becomes a hyphen."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", label).strip("-.")[:60] or "cell"

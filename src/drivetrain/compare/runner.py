@@ -64,12 +64,17 @@ class Again(Enum):
 
 
 def run_matrix(matrix: Matrix, root: Path, limits: Limits, again: Again, listener: Listener) -> list[Outcome]:
-    """Outcomes in the order of the cells.
+    """Outcomes in the order of the cells. Those of one key are one run, which is made once.
 
     KeyboardInterrupt ends the running cell and is passed on; what finished stays.
     """
+    outcomes: list[Outcome] = []
+    done: set[str] = set()
     with _alone(root):
-        return [_one(cell, matrix.job, limits, again, listener) for cell in matrix.cells]
+        for cell in matrix.cells:
+            outcomes.append(_one(cell, matrix.job, limits, Again.UNFINISHED if cell.key in done else again, listener))
+            done.add(cell.key)
+    return outcomes
 
 
 def _one(cell: Cell, job: Job, limits: Limits, again: Again, listener: Listener) -> Outcome:

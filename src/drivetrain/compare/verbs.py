@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from drivetrain import environment
 from drivetrain.compare.axes import read_axes
 from drivetrain.compare.files import as_csv, as_json, as_markdown
+from drivetrain.compare.kept import PLOTS, ROWS, remember, remembered
 from drivetrain.compare.live import MatrixView
 from drivetrain.compare.matrix import Job, Matrix, build_matrix
 from drivetrain.compare.outcome import Outcome
@@ -23,8 +23,6 @@ from drivetrain.folder import RunFolder
 from drivetrain.hardware import detect
 from drivetrain.whole_file import write_whole
 
-ROWS = "rows.json"  # what `drivetrain report` reads of a comparison
-
 
 def compare(
     run_file: Path,
@@ -34,8 +32,11 @@ def compare(
     job: Job,
     limits: Limits,
     again: Again,
-) -> tuple[Comparison, Path]:
-    """Run the matrix and write its files into the folder, which is returned too. UserError before any cell starts."""
+) -> tuple[Comparison, str]:
+    """Run the matrix and write its files into the folder. UserError before any cell starts.
+
+    Returns too a sentence that says where they are, and where those of an earlier comparison in the folder went.
+    """
     fixed, axes = read_axes(arguments)
     read_yaml(run_file)  # a file that cannot be read is no cell's fault
     machine = detect()
@@ -47,9 +48,10 @@ def compare(
     with MatrixView(matrix) as view:
         outcomes = run_matrix(matrix, folder, limits, again, view)
     comparison = _comparison(matrix, outcomes, environment.describe(machine))
-    _remember(comparison, folder)
+    aside = remember(comparison, folder)
     write_files(comparison, folder)
-    return comparison, folder
+    earlier = "" if aside is None else f"; those of the earlier comparison, which has other rows, are in {aside} now"
+    return comparison, f"page, tables and plots in {folder}{earlier}"
 
 
 def report(folders: Sequence[Path]) -> Comparison:
@@ -58,7 +60,7 @@ def report(folders: Sequence[Path]) -> Comparison:
     problems: list[Problem] = []
     for folder in folders:
         if (folder / ROWS).is_file():
-            rows += [_relabelled(row, folder) for row in _remembered(folder)]
+            rows += [_relabelled(row, folder) for row in remembered(folder)]
         elif RunFolder(folder).report.is_file():
             outcome = Outcome(key="", status="completed")
             rows.append(Row(folder.name, (), (Result.read(outcome, folder),)))
@@ -70,17 +72,25 @@ def report(folders: Sequence[Path]) -> Comparison:
     return Comparison("side by side", "report", (), tuple(_distinct(rows)))
 
 
+def write_report(comparison: Comparison, folder: Path) -> None:
+    """The files of runs side by side. UserError if a comparison's own are in the folder."""
+    if (folder / ROWS).exists():
+        why = f"{folder} holds a comparison, whose page this one would replace"
+        raise problem("--output", why, "give another folder")
+    write_files(comparison, folder)
+
+
 def write_files(comparison: Comparison, folder: Path) -> None:
     """comparison.csv, .json, .md, .html and the plots as PNG and SVG."""
     try:
-        (folder / "plots").mkdir(parents=True, exist_ok=True)
+        (folder / PLOTS).mkdir(parents=True, exist_ok=True)
         drawn = plots(comparison)
         for name, text in (("csv", as_csv), ("json", as_json), ("md", as_markdown)):
             write_whole(folder / f"comparison.{name}", text(comparison))
         write_whole(folder / "comparison.html", as_html(comparison, drawn))
         for name, figure in drawn.items():
-            write_whole(folder / "plots" / f"{name}.svg", as_svg(figure))
-            (folder / "plots" / f"{name}.png").write_bytes(as_png(figure))
+            write_whole(folder / PLOTS / f"{name}.svg", as_svg(figure))
+            (folder / PLOTS / f"{name}.png").write_bytes(as_png(figure))
     except OSError as error:
         raise problem("--output", f"{folder} cannot be written: {error.strerror}", "give another folder") from None
 
@@ -93,44 +103,6 @@ def _comparison(matrix: Matrix, outcomes: Sequence[Outcome], machine: dict[str, 
         for number, cell in enumerate(matrix.cells[:width])
     )
     return Comparison(matrix.name, matrix.job.verb, tuple(axis.key for axis in matrix.axes), rows, machine)
-
-
-def _remember(comparison: Comparison, folder: Path) -> None:
-    rows = [
-        {
-            "label": row.label,
-            "values": row.values,
-            "results": [
-                {"outcome": result.outcome.model_dump(), "folder": _beside(result.folder, folder)}
-                for result in row.results
-            ],
-        }
-        for row in comparison.rows
-    ]
-    write_whole(folder / ROWS, json.dumps({"name": comparison.name, "axes": comparison.axes, "rows": rows}, indent=1))
-
-
-def _beside(path: Path, folder: Path) -> str:
-    """Relative, so that a comparison may be moved as a whole."""
-    return str(path.relative_to(folder))
-
-
-def _remembered(folder: Path) -> list[Row]:
-    try:
-        kept = json.loads((folder / ROWS).read_text(encoding="utf-8"))
-        return [
-            Row(
-                row["label"],
-                tuple(row["values"]),
-                tuple(
-                    Result.read(Outcome.model_validate(result["outcome"]), folder / result["folder"])
-                    for result in row["results"]
-                ),
-            )
-            for row in kept["rows"]
-        ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise problem(str(folder), f"its {ROWS} cannot be read: {error}", "run the comparison again") from None
 
 
 def _relabelled(row: Row, folder: Path) -> Row:
