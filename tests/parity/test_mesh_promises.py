@@ -60,6 +60,15 @@ def test_metrics_and_predictions_are_those_of_one_process(ranks: Pools, case: Me
     assert all(not others for _, others in found[1:])
 
 
+@pytest.mark.parametrize("case", meshes({"dp": 2}))
+def test_batches_that_do_not_come_out_even_over_the_ranks_count_once(ranks: Pools, case: MeshCase) -> None:
+    """One rank repeats a batch, to run as many as the other: the loss would be another if it counted."""
+    metrics, rows = promises.evaluated(SINGLE, 1)
+    assert len(rows) % 2
+    for theirs, _ in on_ranks(case, ranks, promises.evaluated, 1):
+        assert theirs == pytest.approx(metrics, rel=1e-5)
+
+
 # --- exact resume ----------------------------------------------------------------------------------------------------
 
 
