@@ -12,7 +12,7 @@ import pytest
 from drivetrain import hub
 from drivetrain.data.tokenised import load_tokenizer
 from drivetrain.errors import UserError
-from drivetrain.models.transformers_classifiers import config_of
+from drivetrain.models.model_folders import config_of
 
 
 @pytest.fixture

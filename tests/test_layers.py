@@ -20,7 +20,7 @@ LAYERS = [
     ["lock", "attempt", "heartbeat"],
     [
         *("hardware", "environment", "emulation", "rng", "signals", "ranks", "pieces"),
-        *("low_bit", "low_rank", "builds", "hub"),
+        *("low_bit", "low_rank", "builds", "hub", "trust"),
     ],
     ["memory"],
     ["precision", "data", "models", "optim", "folder"],

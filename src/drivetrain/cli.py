@@ -324,7 +324,7 @@ def _print_problems(error: UserError) -> None:
     for number, found in enumerate(error.problems, start=1):
         errors.print(f"  [bold]{escape(found.field)}[/]: {escape(found.why)}")
         if number == count or error.problems[number].fix != found.fix:
-            errors.print(f"      [green]{escape(found.fix)}[/]")
+            errors.print(f"      [green]{escape(found.fix)}[/]", soft_wrap=True)  # it may be a command to copy
 
 
 def _start(checked: Checked, node: Node | None = None, **job: Any) -> Result:

@@ -19,11 +19,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 from drivetrain.checkpoint.directory import load
-from drivetrain.converting import pickles, zero
+from drivetrain.converting import zero
 from drivetrain.converting.fitting import named, with_tied
 from drivetrain.converting.positions import by_name
 from drivetrain.converting.theirs import Positions
 from drivetrain.errors import UserError
+from drivetrain.trust import pickles
 from tests.converting.scripts import fresh, plain
 
 Command = Callable[..., tuple[int, str, str]]

@@ -22,6 +22,7 @@ def most_dropped(bad_rows: BadRows) -> float:
 
 class LanguageModelModel(Frozen):
     path: str | None = doc("Transformers causal language model to start from: a local folder or a hub id", None)
+    trust_remote_code: bool = doc("Run Python code that lies beside the model at path (docs/security.md)", False)
     config: dict[str, Any] | None = doc(
         "Transformers config of a model made from scratch: model_type and its fields", None
     )
@@ -30,6 +31,7 @@ class LanguageModelModel(Frozen):
         "Left out, model.path's, or bytes from scratch",
         None,
     )
+    trust_tokenizer_code: bool = doc("Run Python code that lies beside the tokenizer (docs/security.md)", False)
     vocabulary_size: int | None = doc("Tokens of a bpe tokenizer", None, gt=256)
     resize_vocabulary: bool = doc("Add rows to the embedding for tokens that the tokenizer has beyond them", False)
     attention: Literal["auto", "eager", "sdpa", "flash", "flex"] = doc(

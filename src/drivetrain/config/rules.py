@@ -148,6 +148,12 @@ def _model(run: RunConfig) -> Iterator[Problem]:
         )
     elif model.config is not None and "model_type" not in model.config:
         yield Problem("workload.model.config", "names no model_type", "add e.g. model_type: resnet")
+    for key, path in (("trust_remote_code", model.path), ("trust_tokenizer_code", getattr(model, "tokenizer", None))):
+        if getattr(model, key, False) and path is None:
+            of = "path" if key == "trust_remote_code" else "tokenizer"
+            yield Problem(
+                f"workload.model.{key}", f"it allows code beside workload.model.{of}, and there is none", "leave it out"
+            )
     if isinstance(run.workload, TextClassification) and run.workload.model.path is None and not model_tokenizer(run):
         yield Problem(
             "workload.model.tokenizer",

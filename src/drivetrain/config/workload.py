@@ -11,6 +11,7 @@ from drivetrain.config.language import BadRows, LanguageModel
 
 class ImageModel(Frozen):
     path: str | None = doc("Transformers image classifier to start from: a local folder or a hub id", None)
+    trust_remote_code: bool = doc("Run Python code that lies beside the model at path (docs/security.md)", False)
     config: dict[str, Any] | None = doc(
         "Transformers config of a model made from scratch: model_type and its fields", None
     )
@@ -46,10 +47,12 @@ class ImageClassification(Frozen):
 
 class TextModel(Frozen):
     path: str | None = doc("Transformers model to start from: a local folder or a hub id", None)
+    trust_remote_code: bool = doc("Run Python code that lies beside the model at path (docs/security.md)", False)
     config: dict[str, Any] | None = doc(
         "Transformers config of a model made from scratch: model_type and its fields", None
     )
     tokenizer: str | None = doc("Tokenizer: a folder, a WordPiece vocab.txt or a hub id; left out, model.path's", None)
+    trust_tokenizer_code: bool = doc("Run Python code that lies beside the tokenizer (docs/security.md)", False)
 
 
 class TextData(Frozen):

@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from drivetrain.converting import dcp, pickles
+from drivetrain.converting import dcp
 from drivetrain.converting.ours import Ours
 from drivetrain.converting.theirs import Note, Theirs, of_torch
 from drivetrain.converting.transformers_folder import WEIGHTS, not_read, read_weights
+from drivetrain.trust import pickles
 
 OPTIMIZER, SCALER, NAMES = "optimizer.bin", "scaler.pt", "optimizer_names.json"
 SHARDED = ("pytorch_model_fsdp_0", "optimizer_0")  # under FSDP: folders of torch.distributed.checkpoint

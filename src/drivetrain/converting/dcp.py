@@ -19,10 +19,10 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 
-from drivetrain.converting import pickles
 from drivetrain.converting.ours import Ours
 from drivetrain.converting.theirs import Moments, Note, Theirs
 from drivetrain.errors import problem
+from drivetrain.trust import pickles
 
 METADATA = ".metadata"
 OPTIMIZER = re.compile(r"(?:^|.*\.)(?:optimizer|optim|optimizers|optimizer_state)\.(state|param_groups)\.(.+)")
@@ -158,7 +158,7 @@ class _Planner(DefaultLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         name = read_item.dest_index.fqn
         try:
-            self.values[name] = torch.load(value, weights_only=True)
+            self.values[name] = pickles.restrained(value)
         except pickle.UnpicklingError:
             self._unsafe.append(name)  # torch would wrap what is raised here
 

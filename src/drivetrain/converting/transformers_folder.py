@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from drivetrain.checkpoint.directory import MANIFEST
-from drivetrain.converting import pickles
 from drivetrain.converting.ours import Ours, is_adapter
 from drivetrain.converting.theirs import Note, Theirs, of_torch
 from drivetrain.errors import problem
+from drivetrain.trust import pickles
 
 WEIGHTS, INDEX, PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 LARGEST_FILE = 5 * 2**30
@@ -142,7 +142,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         raise problem("PATH", why, "give a complete folder")
     weights: dict[str, Tensor] = {}
     for file in files:
-        weights |= _safe(file) if file.suffix == ".safetensors" else pickles.load(file)
+        weights |= _safe(file) if file.suffix == ".safetensors" else pickles.load(file, are_weights=True)
     return weights
 
 

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drivetrain.converting import pickles
 from drivetrain.converting.ours import KERNELS, Ours
 from drivetrain.converting.theirs import Moments, Note, Theirs
 from drivetrain.errors import problem
+from drivetrain.trust import pickles
 
 LATEST = "latest_universal"
 STATES = "*model_states.pt"

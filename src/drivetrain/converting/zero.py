@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from drivetrain.converting import pickles, universal
+from drivetrain.converting import universal
 from drivetrain.converting.theirs import Note, Theirs, of_torch
 from drivetrain.errors import problem
 from drivetrain.launch.variables import variables
+from drivetrain.trust import pickles
 
 LATEST = "latest"
 

@@ -16,7 +16,7 @@ import pyarrow.compute
 import pyarrow.parquet
 
 from drivetrain.config.workload import ImageData
-from drivetrain.data.tables import import_datasets
+from drivetrain.data.tables import import_datasets, without_code
 from drivetrain.errors import Problem, UserError, problem
 
 SPLITS = {"train": ("train",), "test": ("test", "validation", "valid", "val", "dev", "eval", "evaluation")}
@@ -57,7 +57,7 @@ def hub_images(name: str, field: str, config: ImageData, split: str) -> ImageTab
     """A data set by its hub id. The evaluation part is its test split, or else its validation split."""
     datasets = import_datasets(field)
     try:
-        held = datasets.load_dataset(name)
+        held = datasets.load_dataset(name, **without_code(datasets))
     except Exception as error:  # network, missing data set, broken data set: many kinds
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise problem(

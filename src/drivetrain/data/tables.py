@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import inspect
 import io
 import json
 from collections.abc import Iterator
@@ -203,7 +204,7 @@ def load_from_hub(name: str, field: str, subset: str | None, split: str, **optio
     datasets = import_datasets(field, f"{name} is no file here, and ")
     try:
         _check_reachable(name, datasets)
-        return datasets.load_dataset(name, subset, split=split, **options)
+        return datasets.load_dataset(name, subset, split=split, **without_code(datasets), **options)
     except Exception as error:  # network, missing data set, missing split: many kinds
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise problem(
@@ -219,6 +220,12 @@ def _check_reachable(name: str, datasets: Any) -> None:
 
     if not (Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___")).exists():
         HfApi().dataset_info(name, timeout=10)
+
+
+def without_code(datasets: Any) -> dict[str, bool]:
+    """Arguments of load_dataset that refuse a data set's own code; newer versions run none, and take no such word."""
+    takes_it = "trust_remote_code" in inspect.signature(datasets.load_dataset).parameters
+    return {"trust_remote_code": False} if takes_it else {}
 
 
 def import_datasets(field: str, because: str = "") -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 from drivetrain.data.token_cache import Arrays, cached, content_key
 from drivetrain.errors import problem
 from drivetrain.hub import ask_hub
+from drivetrain.trust import remote_code
 
 DESCRIBED = ("tokenizer.json", "tokenizer_config.json", "config.json")  # any says what a tokenizer is
 
@@ -37,8 +38,11 @@ class Tokens:
         return {"ids": self.ids, "offsets": self.offsets, "truncated": np.array(self.truncated), **segments}
 
 
-def load_tokenizer(given: str, field: str) -> Any:
-    """A fast Transformers tokenizer from a folder, a hub id, or a bare WordPiece vocab.txt (BERT's)."""
+def load_tokenizer(given: str, field: str, trusted: bool = False) -> Any:
+    """A fast Transformers tokenizer from a folder, a hub id, or a bare WordPiece vocab.txt (BERT's).
+
+    trusted: whether Python code that lies beside it may run.
+    """
     import transformers
 
     path = Path(given).expanduser()
@@ -57,9 +61,14 @@ def load_tokenizer(given: str, field: str) -> Any:
         _check_has_tokenizer(path, given, field)
     else:
         ask_hub(given, field)
+    place = str(path) if path.is_dir() else given
+    if trusted:
+        remote_code.check_allowed_code(place, field)
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(str(path) if path.is_dir() else given)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=trusted)
     except Exception as error:  # hub, network and format errors have no class in common
+        if remote_code.is_refusal(error):
+            raise remote_code.refusal(given, field) from error
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         fix = "give a folder with tokenizer.json, or a vocab.txt; without a network nothing can come from the hub"
         raise problem(field, f"no tokenizer can be loaded from {given}: {reason}", fix) from error

@@ -17,8 +17,8 @@ RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000"}
 
 
 def of_the_engine(run: RunConfig, device: str) -> dict[str, str]:
-    """What DeepSpeed and Accelerate read from the environment alone. device: "cpu" or "cuda"."""
-    wanted = {}
+    """What DeepSpeed, Accelerate and Transformers read from the environment alone. device: "cpu" or "cuda"."""
+    wanted = {"DISABLE_SAFETENSORS_CONVERSION": "1"}  # Transformers would ask the hub to convert pickled weights
     if driving(run.engine).name == "deepspeed" and device == "cpu":
         wanted["DS_ACCELERATOR"] = "cpu"
     if run.engine.name == "accelerate":  # it would set the number of threads itself, and warn

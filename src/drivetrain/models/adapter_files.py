@@ -90,7 +90,7 @@ def _refuse_other_kinds(folder: Path, config: Any) -> None:
         raise problem(
             "adapter.path", f"the adapter in {folder} is {kind or 'of no kind'}", f"known: {', '.join(KINDS)}"
         )
-    for key in ("trainable_token_indices", "alora_invocation_tokens"):
+    for key in ("trainable_token_indices", "alora_invocation_tokens", "megatron_config"):
         if getattr(config, key, None):
             raise problem("adapter.path", f"the adapter in {folder} has {key}, which is not known here", "give another")
     if getattr(config, "bias", "none") != "none":
@@ -99,10 +99,17 @@ def _refuse_other_kinds(folder: Path, config: Any) -> None:
 
 
 def _trainable(config: Any) -> Any:
-    """The file holds virtual tokens without the encoder that made them: they go on as they are."""
+    """The file holds virtual tokens without the encoder that made them: they go on as they are.
+
+    Without what they were made from, too: PEFT would load the tokenizer that the file names, and ask at the terminal
+    whether to run code that lies beside it.
+    """
     import peft
 
     config.inference_mode = False
+    if config.peft_type.value == "PROMPT_TUNING":
+        config.prompt_tuning_init = peft.PromptTuningInit.RANDOM
+        config.tokenizer_name_or_path = config.tokenizer_kwargs = config.prompt_tuning_init_text = None
     if config.peft_type.value == "P_TUNING":
         own = {"num_virtual_tokens": config.num_virtual_tokens, "task_type": config.task_type}
         return peft.PromptTuningConfig(**own, base_model_name_or_path=config.base_model_name_or_path)

@@ -208,7 +208,9 @@ def generation_config(model: Any, ends: Set[int], tokenizer: Any) -> Any:
 
     own = getattr(model, "generation_config", None)
     found = GenerationConfig() if own is None else copy.deepcopy(own)
-    known = found.eos_token_id if found.eos_token_id is not None else model.config.get_text_config().eos_token_id
+    known = found.eos_token_id
+    if known is None:  # of a user's own config class nothing but its own fields is sure to be there
+        known = getattr(model.config.get_text_config(), "eos_token_id", None)
     listed = known if isinstance(known, list) else [] if known is None else [known]
     found.eos_token_id = sorted({*listed, *ends}) or None
     if found.pad_token_id is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.errors import problem
-from drivetrain.models.transformers_classifiers import located, unloadable
+from drivetrain.models.model_folders import located, unloadable
 
 FILE = "preprocessor_config.json"
 NORM_KEY = "drivetrain_norm"  # in config.json

@@ -5,18 +5,16 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from drivetrain.errors import Problem, UserError, problem
-from drivetrain.hub import ask_hub
 from drivetrain.memory.shortage import is_shortage
+from drivetrain.models.model_folders import config_at, located, one_line, unloadable
 
 Warn = Callable[[str], None]
 LOG = logging.getLogger(__name__)
@@ -39,6 +37,7 @@ def build_classifier(
     field: str,
     warn: Warn = LOG.warning,
     overrides: Mapping[str, Any] | None = None,
+    trusted: bool = False,
 ) -> nn.Module:
     """A Transformers classifier over `labels`, in fp32, in evaluation mode if loaded and training mode if made.
 
@@ -48,27 +47,14 @@ def build_classifier(
     field: the run-file path of the model block (workload.model), which problems name.
     warn: is told what of a loaded model starts at random, such as a head over other classes.
     overrides: fields of a loaded model's config that are to be others.
+    trusted: whether Python code that lies beside the model at `path` may run.
 
     Raises UserError with everything that is wrong with the path or the config.
     """
     assert (path is None) != (config is None), "rules.check lets exactly one of path and config pass"
     if path is not None:
-        return _load(auto_class, path, labels, f"{field}.path", warn, overrides or {})
+        return _load(auto_class, path, labels, f"{field}.path", warn, overrides or {}, trusted)
     return _make(auto_class, config or {}, labels, f"{field}.config")
-
-
-def config_of(path: str | None, given: Mapping[str, Any] | None, field: str) -> Any:
-    """The Transformers config that `build_classifier` would take, without building anything."""
-    import transformers
-
-    if path is None:
-        fields = dict(given or {})
-        return transformers.CONFIG_MAPPING[fields.pop("model_type")](**fields)
-    path, local = located(path, field)
-    try:
-        return transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except Exception as error:  # OSError for what is missing, others for what is broken
-        raise unloadable(path, local, f"{field}.path", error) from error
 
 
 # --- from a config ---------------------------------------------------------------------------------------------------
@@ -90,7 +76,7 @@ def _make(auto_class: str, given: Mapping[str, Any], labels: Sequence[str], fiel
             if is_shortage(error):
                 raise
             raise problem(
-                field, f"{model_type} cannot be built from it: {_one_line(error)}", "correct the value it names"
+                field, f"{model_type} cannot be built from it: {one_line(error)}", "correct the value it names"
             ) from error
 
 
@@ -178,7 +164,7 @@ def _refusal(config_class: type, given: Mapping[str, Any]) -> str | None:
     try:
         config_class(**given)
     except Exception as error:  # each architecture validates in its own way
-        return _one_line(error)
+        return one_line(error)
     return None
 
 
@@ -189,7 +175,13 @@ AT_RANDOM = "starts_at_random"  # a model's attribute: names of the parameters t
 
 
 def _load(
-    auto_class: str, path: str, labels: Sequence[str], field: str, warn: Warn, overrides: Mapping[str, Any]
+    auto_class: str,
+    path: str,
+    labels: Sequence[str],
+    field: str,
+    warn: Warn,
+    overrides: Mapping[str, Any],
+    trusted: bool,
 ) -> nn.Module:
     import transformers
 
@@ -198,8 +190,9 @@ def _load(
     with _quiet():
         try:
             # read apart, because ours replaces the classes it was trained on
-            trained_config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
-            if type(trained_config) not in auto._model_mapping:
+            trained_config = config_at(path, field, trusted)
+            own_code = auto_class in (getattr(trained_config, "auto_map", None) or {})
+            if not own_code and type(trained_config) not in auto._model_mapping:
                 head = auto_class.removeprefix("AutoModelFor")
                 raise problem(
                     field, f"{path} is a {trained_config.model_type}, which has no {head} head", "give another"
@@ -207,7 +200,7 @@ def _load(
             model, info = auto.from_pretrained(
                 path,
                 dtype=torch.float32,
-                trust_remote_code=False,  # a downloaded model must not run code of its own
+                trust_remote_code=trusted,
                 ignore_mismatched_sizes=True,  # a head over other classes is replaced, and said below
                 output_loading_info=True,
                 **_label_maps(labels),
@@ -222,35 +215,6 @@ def _load(
     _say_what_is_new(model, info, path, field, warn, whole=auto_class == "AutoModelForCausalLM")
     _say_if_classes_differ(trained_config, labels, info, warn)
     return model
-
-
-def located(path: str, field: str) -> tuple[str, bool]:
-    """The path with ~ filled in, and whether it is a folder here (else it can only be a hub id)."""
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-            fix = "give its base here, and this folder as adapter.path"
-            raise problem(field, f"{path} holds an adapter without the model it belongs to", fix)
-        if not (folder / "config.json").is_file():
-            raise problem(field, f"{path} holds no config.json", "give a folder that save_pretrained or a hub wrote")
-        return str(folder), True
-    if folder.exists():
-        raise problem(field, f"{path} is a file", "give the folder that holds config.json and the weights")
-    if path.startswith((".", "/", "~")) or len(Path(path).parts) > 2:
-        raise problem(field, f"{path} does not exist", f"relative paths are taken from {Path.cwd()}")
-    ask_hub(path, field)
-    return path, False
-
-
-def unloadable(path: str, local: bool, field: str, error: Exception) -> UserError:
-    """What a library said about a folder or hub id, and what to do about it."""
-    if local:
-        return problem(field, f"{path} cannot be loaded: {_one_line(error)}", "give a complete model folder")
-    return problem(
-        field,
-        f"{path} is no folder here, and could not be had from the hub: {_one_line(error)}",
-        "download it where there is a network (hf download ID --local-dir FOLDER) and give the folder's path",
-    )
 
 
 def _say_what_is_new(model: Any, info: Mapping[str, Any], path: str, field: str, warn: Warn, whole: bool) -> None:
@@ -328,10 +292,3 @@ def _some(names: Iterable[str]) -> str:
 def _listed(names: Sequence[str], most: int = 5) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-def _one_line(error: Exception) -> str:
-    """A library's message without line breaks; its type is said where the message alone says little (KeyError: 'x')."""
-    text = re.sub(r"^(Class v|V)alidation error for (field|validator) '\w+': \w+: ", "", " ".join(str(error).split()))
-    plain = isinstance(error, ValueError | TypeError | OSError) or type(error).__name__.startswith("StrictDataclass")
-    return f"{'' if plain else type(error).__name__ + ': '}{text[:300]}{'…' if len(text) > 300 else ''}"

@@ -18,6 +18,7 @@ from drivetrain.data.picture_samples import MOST_KEPT_BYTES, PictureSamples
 from drivetrain.data.split import limit_note, limited, stratified_split
 from drivetrain.data.texts import class_names, encode
 from drivetrain.errors import Problem, UserError, problem
+from drivetrain.models.model_folders import save_description
 from drivetrain.models.normalisation import batch_norm_to_group_norm, has_batch_norm
 from drivetrain.models.preprocessing import NORM_KEY, Preprocessing, expected_by, write_preprocessing
 from drivetrain.models.transformers_classifiers import build_classifier, config_accepts, config_problems
@@ -157,7 +158,10 @@ class ImageClassificationWorkload(Workload):
     def build_model(self) -> nn.Module:
         model_config = self._config.model
         config = None if model_config.config is None else {**model_config.config, **self._derived}
-        model = build_classifier(HEAD, model_config.path, config, self._classes, "workload.model", self._warn)
+        trusted, told = model_config.trust_remote_code, self._warn
+        model = build_classifier(
+            HEAD, model_config.path, config, self._classes, "workload.model", told, trusted=trusted
+        )
         if model_config.norm == "group":
             self._replace_batch_norm(model)
         elif has_batch_norm(model):
@@ -274,7 +278,7 @@ class ImageClassificationWorkload(Workload):
         return samples
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:
-        model.config.save_pretrained(folder)  # type: ignore[union-attr, operator]
+        save_description(model, folder)
         height, width, _ = self._shape
         write_preprocessing(folder, height, width, self._mean, self._std)
 

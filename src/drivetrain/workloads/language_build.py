@@ -24,8 +24,9 @@ from drivetrain.models.language_options import (
     is_scaled_dynamically,
     rope_scaling_config,
 )
+from drivetrain.models.model_folders import config_of
 from drivetrain.models.packed_attention import PackedAttention, use_packed_attention
-from drivetrain.models.transformers_classifiers import build_classifier, config_accepts, config_of
+from drivetrain.models.transformers_classifiers import build_classifier, config_accepts
 from drivetrain.workloads.language_data import LanguageReader
 from drivetrain.workloads.language_tokenizer import num_ids
 
@@ -59,9 +60,20 @@ def build_language_model(
     given = None if options.config is None else _completed(options.config, reader.tokenizer)
     overrides = {}
     if options.rope_scaling is not None:
-        overrides = rope_scaling_config(config_of(options.path, given, FIELD), options.rope_scaling)
+        overrides = rope_scaling_config(
+            config_of(options.path, given, FIELD, options.trust_remote_code), options.rope_scaling
+        )
         given = None if given is None else {**given, **overrides}
-    model = build_classifier("AutoModelForCausalLM", options.path, given, (), FIELD, notes.append, overrides)
+    model = build_classifier(
+        "AutoModelForCausalLM",
+        options.path,
+        given,
+        (),
+        FIELD,
+        notes.append,
+        overrides,
+        options.trust_remote_code,
+    )
     virtual = 0 if adapters is None else adapters.positions
     _fit(model, config, reader, notes, virtual)
     if options.train_last_blocks is not None:

@@ -16,6 +16,7 @@ from drivetrain.data.language.chat import show
 from drivetrain.data.language.samples import JoinedSamples, Sample, TokenSamples
 from drivetrain.data.order import Part
 from drivetrain.models.language_options import context_length, generation_config
+from drivetrain.models.model_folders import save_description
 from drivetrain.workloads.base import Batch, BestMetric, Generates, NamedSamples, Outputs, Prompt, Samples, Workload
 from drivetrain.workloads.language_build import build_language_model
 from drivetrain.workloads.language_data import LanguageReader
@@ -207,6 +208,6 @@ class LanguageModelWorkload(Workload, Generates):
         return self.train if self.evaluation is None else self.evaluation
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:
-        model.config.save_pretrained(folder)  # type: ignore[union-attr, operator]
+        save_description(model, folder)
         generation_config(model, self._continuation.ends, self._reader.tokenizer).save_pretrained(folder)
         self._reader.tokenizer.save_pretrained(folder)

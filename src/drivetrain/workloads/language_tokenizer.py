@@ -40,7 +40,9 @@ def make_tokenizer(config: LanguageModel, contents: Sequence[str]) -> MadeTokeni
     if given in MADE:
         tokenizer = _made(given, config, contents)
     else:
-        tokenizer = load_tokenizer(given, FIELD if model.tokenizer else "workload.model.path")
+        field = FIELD if model.tokenizer else "workload.model.path"
+        trusted = model.trust_tokenizer_code if model.tokenizer else model.trust_remote_code
+        tokenizer = load_tokenizer(given, field, trusted)
     if not chats:
         if config.data.template is not None:
             raise problem(TEMPLATE, "texts have no chat template", "leave it out, or give workload.stage=sft")

@@ -16,6 +16,7 @@ from drivetrain.data.split import limit_note, limited, stratified_split
 from drivetrain.data.texts import Texts, class_names, encode, read_texts
 from drivetrain.data.tokenised import Tokens, load_tokenizer, tokenise
 from drivetrain.errors import Problem, UserError, problem, together
+from drivetrain.models.model_folders import save_description
 from drivetrain.models.transformers_classifiers import build_classifier, config_accepts
 from drivetrain.workloads.base import Batch, BestMetric, NamedSamples, Outputs, Workload
 from drivetrain.workloads.classification import (
@@ -58,9 +59,9 @@ class TextClassificationWorkload(Workload):
     def _load_tokenizer(self) -> Any:
         model = self._config.model
         if model.tokenizer is not None:
-            return load_tokenizer(model.tokenizer, "workload.model.tokenizer")
+            return load_tokenizer(model.tokenizer, "workload.model.tokenizer", model.trust_tokenizer_code)
         assert model.path is not None, "rules.check lets no run without a tokenizer pass"
-        return load_tokenizer(model.path, "workload.model.path")
+        return load_tokenizer(model.path, "workload.model.path", model.trust_remote_code)
 
     def _read(self, data: TextData) -> tuple[Texts, Texts]:
         """Training and evaluation texts, limited; no row is in both."""
@@ -125,7 +126,13 @@ class TextClassificationWorkload(Workload):
         model = self._config.model
         config = None if model.config is None else self._completed(model.config)
         built = build_classifier(
-            "AutoModelForSequenceClassification", model.path, config, self._classes, "workload.model", self._warn
+            "AutoModelForSequenceClassification",
+            model.path,
+            config,
+            self._classes,
+            "workload.model",
+            self._warn,
+            trusted=model.trust_remote_code,
         )
         self._check_fit(built)
         # GPT-2 and its like find a text's last token by the padding token, and refuse batches without one
@@ -246,7 +253,7 @@ class TextClassificationWorkload(Workload):
         return TextSamples(self._tokens(texts), None, [f"row {row}" for row in texts.rows])
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:
-        model.config.save_pretrained(folder)  # type: ignore[union-attr, operator]
+        save_description(model, folder)
         self._tokenizer.save_pretrained(folder)
 
 

@@ -1,0 +1,88 @@
+"""Others' pickled files, read without running what is in them.
+
+torch's restrained loader refuses what could run code, and then advises to load it without restraint. What is raised
+here says instead which objects were found, and how to make safetensors of weights whose source is trusted.
+"""
+
+from __future__ import annotations
+
+import pickle
+import shlex
+from collections.abc import Sequence
+from enum import EnumMeta
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from drivetrain.errors import UserError, last_line, problem
+
+GETATTR = "builtins.getattr"
+SHOWN = 5
+CONVERSION = (
+    "import sys, torch; from safetensors.torch import save_file; "
+    "weights = torch.load(sys.argv[1], map_location='cpu', weights_only=False); "
+    "save_file({name: each.clone().contiguous() for name, each in weights.items()}, sys.argv[2], {'format': 'pt'})"
+)
+
+
+def member(kind: Any, name: str) -> Any:
+    """What stands for getattr in a pickle: early Pythons 3.11 write a member of an enum so. Of nothing else."""
+    if not isinstance(kind, EnumMeta) or name not in kind.__members__:
+        raise pickle.UnpicklingError(f"it asks for {name} of {kind!r}, which is no member of an enum")
+    return kind[name]
+
+
+def load(file: Path, allowed: Sequence[type] = (), are_weights: bool = False) -> Any:
+    """A torch.save'd file: tensors and plain values, and objects of the classes that are allowed.
+
+    are_weights: whether it holds a model's weights, which could be safetensors instead. UserError for what needs more,
+    which could run code, and for a file that is cut short.
+    """
+    try:
+        return restrained(file, allowed)
+    except FileNotFoundError:
+        raise problem("PATH", f"{file} is missing", "give a complete folder") from None
+    except pickle.UnpicklingError as error:
+        raise unsafe(file, "PATH", are_weights) from error
+    except (RuntimeError, EOFError, OSError, KeyError) as error:
+        raise problem("PATH", f"{file} cannot be read: {last_line(error)}", "copy or save it again") from error
+
+
+def restrained(file: Path | IO[bytes], allowed: Sequence[type] = ()) -> Any:
+    """pickle.UnpicklingError for what could run code."""
+    with torch.serialization.safe_globals([*allowed, (member, GETATTR)]):
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def unsafe(file: Path, field: str, are_weights: bool) -> UserError:
+    """The problem of a file that the restrained loader refused."""
+    found = ", ".join(_named(file)[:SHOWN]) or "a pickle that torch.save did not write"
+    why = f"{file} holds more than tensors and plain values ({found}): reading it could run code that came with it"
+    if not are_weights:
+        return problem(field, why, "save it again without those objects")
+    target = file.with_name(file.stem.replace("pytorch_model", "model") + ".safetensors")
+    files = " ".join(shlex.quote(str(each)) for each in (file, target))
+    fix = f'take weights in safetensors; or, only where you trust their source: python -c "{CONVERSION}" {files}'
+    return problem(field, why, fix)
+
+
+def unsafe_weights(folder: Path, field: str) -> UserError | None:
+    """The problem of the first of a folder's pickled weights that could run code; None if all are tensors."""
+    for file in sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")]):
+        try:
+            restrained(file)
+        except pickle.UnpicklingError:
+            return unsafe(file, field, are_weights=True)
+        except Exception:  # what else is wrong with it is for its reader to say
+            continue
+    return None
+
+
+def _named(file: Path) -> list[str]:
+    """What a file names beside tensors' own classes."""
+    try:
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+    except Exception:  # a pickle of another make, in which torch's search ends in errors of many kinds
+        return []
+    return [name for name in names if name != GETATTR]
