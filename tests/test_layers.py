@@ -67,7 +67,7 @@ OWNERS = {
     "jinja2": {"compare/page.py", "data/language/chat.py"},
     "pytorch_optimizer": {"low_rank.py"},
     "filelock": {"compare/runner.py", "data/token_cache.py", "engines/native.py"},
-    "typer": {"cli.py", "show_replay.py", "show_checkpoint.py"},
+    "typer": {"cli.py", "show_replay.py", "show_checkpoint.py", "show_import.py"},
     "safetensors": {"checkpoint", "converting", "models"},
     "bitsandbytes": {"models/quantised_base.py"},
     "torchao": {"models/torchao_base.py", "models/fake_quantised.py", "models/fp8.py"},

@@ -109,7 +109,7 @@ def test_a_bad_step_is_done_again_to_the_bit(run: Path, start: str, gone: list[s
     """From the state that trouble kept, and without it from a checkpoint: dropout's masks are the same."""
     for name in gone:
         shutil.rmtree(run / name)
-    found = replay(run, STEP, hush)
+    found = replay(run, STEP, hush, trust=True)
     assert Path(found.start).name == start
     assert found.repeated is (None if gone else True)
     assert math.isnan(found.loss)
@@ -127,19 +127,19 @@ def test_a_bad_step_is_done_again_to_the_bit(run: Path, start: str, gone: list[s
 def test_a_good_step_is_done_again_to_the_bit(run: Path, step: int) -> None:
     """From the beginning, a checkpoint some steps before, and one just before."""
     shutil.rmtree(run / "trouble")
-    found = replay(run, step, hush)
+    found = replay(run, step, hush, trust=True)
     assert found.repeated
     assert (step, found.loss, found.grad_norm) in list(curve(run))
     assert found.inspection.culprit is None
 
 
 def test_the_command_tells_and_writes_json(run: Path, drivetrain: Call) -> None:
-    code, out, err = drivetrain("replay", str(run), "--step", str(STEP))
+    code, out, err = drivetrain("replay", "--trust", str(run), "--step", str(STEP))
     assert code == 0
     assert "starting from" in err
     for part in ("the same to the bit", "of first (Linear)", f"not finite by themselves: {BAD}", "numerics.skip=true"):
         assert part in out
-    code, out, _ = drivetrain("replay", str(run), "--step", str(STEP), "--json")
+    code, out, _ = drivetrain("replay", "--trust", str(run), "--step", str(STEP), "--json")
     values = json.loads(out)
     assert values["loss"] is None
     assert values["not_finite"]["loss"] == "nan"
@@ -147,7 +147,7 @@ def test_the_command_tells_and_writes_json(run: Path, drivetrain: Call) -> None:
 
 
 def test_what_cannot_be_replayed_is_refused(run: Path, drivetrain: Call) -> None:
-    code, _, err = drivetrain("replay", str(run), "--step", "11")
+    code, _, err = drivetrain("replay", "--trust", str(run), "--step", "11")
     assert code == 2
     assert "11 was given, and the run has 10 steps give 1 to 10" in err
     code, _, err = drivetrain("replay", str(run / "checkpoints"), "--step", "1")
@@ -177,7 +177,7 @@ def test_a_step_is_replayed_as_it_was_cut_when_memory_had_run_out(tmp_path: Path
     (tmp_path / "run.yaml").write_text(RUN.format(module=tmp_path / "net.py"))
     assert drivetrain("train", str(tmp_path / "run.yaml"), f"output={tmp_path / 'out'}")[0] == 1
     for step in (5, STEP):
-        found = replay(tmp_path / "out", step, hush)
+        found = replay(tmp_path / "out", step, hush, trust=True)
         assert [len(piece) for piece in found.micro_batches] == [4] * 5
         assert found.repeated
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from drivetrain.checkpoint.directory import check_fits, clean_partials, newest_good, read, read_manifest
 from drivetrain.checkpoint.retention import best, prune
+from drivetrain.checkpoint.run_state import verify
 from drivetrain.checkpoint.saving import save
 from drivetrain.checkpoint.state import copied
 from drivetrain.config.engine import label
@@ -147,7 +148,7 @@ class RunCheckpoints:
 
     def _found(self) -> tuple[Path | None, list[str]]:
         clean_partials(self._root)
-        return newest_good(self._root)
+        return newest_good(self._root, verify)
 
     def _restore_generators(self, saved: list[Any], streams: list[int], step: int) -> None:
         """As they were, where the ranks draw from the streams that they drew from; else each stream starts anew."""
@@ -163,7 +164,7 @@ class RunCheckpoints:
         self._send(Warned(message=message))
 
     def newest(self) -> Path | None:
-        return newest_good(self._root)[0]
+        return newest_good(self._root, verify)[0]
 
     def best(self, progress: Progress) -> Path | None:
         """The checkpoint of the run's best evaluation; None if that was not saved, or is gone or damaged."""

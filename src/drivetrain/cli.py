@@ -16,6 +16,7 @@ from rich.markup import escape
 from drivetrain import __version__
 from drivetrain.errors import Interrupted, RankError, RunError, UserError
 from drivetrain.show_checkpoint import checkpoint
+from drivetrain.show_import import import_
 from drivetrain.show_replay import replay
 from drivetrain.strict_json import dumps
 
@@ -46,6 +47,7 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides, e.g. precision=bf16-mixed lr=3e-4.")
 ]
 CheckpointOption = Annotated[str, typer.Option("--checkpoint", help="best, last, or a checkpoint folder.")]
+TrustOption = Annotated[bool, typer.Option("--trust", help="Run Python that the run.yaml of a run's folder names.")]
 NodesOption = Annotated[int | None, typer.Option("--nodes", min=1, help="Machines, each of which starts this command.")]
 NodeRankOption = Annotated[int, typer.Option("--node-rank", min=0, help="Which of them this one is, from 0.")]
 RendezvousOption = Annotated[str | None, typer.Option("--rendezvous", help="HOST:PORT of the first of them.")]
@@ -61,6 +63,7 @@ def train(
     nodes: NodesOption = None,
     node_rank: NodeRankOption = 0,
     rendezvous: RendezvousOption = None,
+    trust: TrustOption = False,
 ) -> None:
     """Train. `drivetrain fields` lists every key of a run file."""
     if resume and overwrite:
@@ -69,7 +72,7 @@ def train(
     from drivetrain.launch.task import Node
 
     node = Node(node_rank, rendezvous)
-    ready = checked(run_file, overrides or [], nodes, node)
+    ready = checked(run_file, overrides or [], nodes, node, trust=trust)
     if ready.is_first and ready.run.nodes == 1 and not (resume or overwrite):  # told before any rank is started
         from drivetrain.folder import RunFolder
 
@@ -84,11 +87,16 @@ def train(
 
 
 @app.command()
-def evaluate(run_file: RunFile, overrides: Overrides = None, checkpoint: CheckpointOption = "best") -> None:
+def evaluate(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    checkpoint: CheckpointOption = "best",
+    trust: TrustOption = False,
+) -> None:
     """Evaluate a checkpoint of a run; prints JSON."""
     from drivetrain.launch.checked import checked
 
-    ready = checked(run_file, overrides or [], checkpoint=checkpoint)
+    ready = checked(run_file, overrides or [], checkpoint=checkpoint, trust=trust)
     result = _start(ready, verb="evaluate", checkpoint=checkpoint)
     if result.of_first:
         typer.echo(dumps(result.value, indent=2))
@@ -103,11 +111,12 @@ def predict(
     to: Annotated[
         Path | None, typer.Option("--output", "-o", help="File .jsonl or .csv; left out, the screen.")
     ] = None,
+    trust: TrustOption = False,
 ) -> None:
     """Predict with a checkpoint of a run: one row a sample, in order."""
     from drivetrain.launch.checked import checked
 
-    ready = checked(run_file, overrides or [], checkpoint=checkpoint, data=data, output=to)
+    ready = checked(run_file, overrides or [], checkpoint=checkpoint, data=data, output=to, trust=trust)
     result = _start(ready, verb="predict", checkpoint=checkpoint, data=data, output=to)
     if result.of_first and to is not None:
         errors.print(f"{result.value} predictions in {escape(str(to))}")
@@ -128,6 +137,7 @@ def compare(
     checkpoint: Annotated[str | None, typer.Option(help="To predict with: a folder; left out, fresh weights.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run all cells again.")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Run cells again that did not complete.")] = False,
+    trust: TrustOption = False,
 ) -> None:
     """Train (or predict) along any axes and put the results side by side."""
     from drivetrain.compare import verbs
@@ -139,7 +149,7 @@ def compare(
     job = Job(verb.value, checkpoint)
     limits = Limits(cell_timeout, None if cell_memory is None else int(cell_memory * 2**20))
     try:
-        comparison, where = verbs.compare(run_file, axes or [], to, seeds, job, limits, again)
+        comparison, where = verbs.compare(run_file, axes or [], to, seeds, job, limits, again, trust)
     except KeyboardInterrupt:
         errors.print("[bold red]Interrupted.[/] Finished cells are kept: the same command goes on with the others.")
         raise typer.Exit(130) from None
@@ -171,12 +181,13 @@ def data(
     run_file: RunFile,
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    trust: TrustOption = False,
 ) -> None:
     """What is in the data: rows, what becomes of them, lengths, padding, a sample with its trained tokens marked."""
     from drivetrain.launch.checked import checked
     from drivetrain.show_data import examine, show
 
-    ready = checked(run_file, overrides or [])
+    ready = checked(run_file, overrides or [], trust=trust)
     if not ready.is_first:
         return
     report, warnings = examine(ready.run)
@@ -192,13 +203,14 @@ def prove(
     run_file: RunFile,
     overrides: Overrides = None,
     steps: Annotated[int, typer.Option(min=2, help="Steps to compare.")] = 10,
+    trust: TrustOption = False,
 ) -> None:
     """A few steps of your own run on its engine against one process: PASS or FAIL a promise. Nothing is kept."""
     from drivetrain import proving
     from drivetrain.launch.checked import checked
     from drivetrain.show import verdicts_table
 
-    ready = checked(run_file, overrides or [])
+    ready = checked(run_file, overrides or [], trust=trust)
     _say(ready.notices)
     proof = proving.prove(ready.run, steps, lambda line: errors.print(f"[dim]{escape(line)}[/]"))
     output.print(verdicts_table([(each.promise, each.holds, each.why) for each in proof.verdicts]))
@@ -228,33 +240,6 @@ def launch(
     if run is None or problems:
         raise UserError(problems)
     typer.echo(sbatch_script(run_file, given, run, Allocation(time, partition, account, cpus)), nl=False)
-
-
-@app.command("import")
-def import_(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Configurations that belong together.")],
-    onto: Annotated[
-        Path | None, typer.Option(metavar="RUN.YAML", help="Run file that has the workload, and what else is not said.")
-    ] = None,
-    to: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Run file; left out, <first file>-run.yaml.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
-    without: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY", help="Drop this key although something else is trained without it; repeat it."),
-    ] = None,
-) -> None:
-    """Make a run file of another software's configuration, and list what became of each of its keys.
-
-    Exit codes: 0 the run file is complete, 1 it was written but cannot train yet, 2 nothing was written.
-    """
-    from drivetrain.importing.verb import import_files
-    from drivetrain.show_import import show_import
-
-    imported = import_files(files, onto, to, overwrite, without or ())
-    show_import(imported, output, errors)
-    raise typer.Exit(1 if imported.missing else 0)
 
 
 @app.command()
@@ -288,6 +273,7 @@ def version() -> None:
     typer.echo(__version__)
 
 
+app.command("import")(import_)
 app.command()(replay)
 app.add_typer(checkpoint, name="checkpoint")
 

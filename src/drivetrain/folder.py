@@ -16,6 +16,7 @@ from ruamel.yaml import YAML
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import problem
 from drivetrain.lock import refuse_if_held
+from drivetrain.trust.named_code import refuse_named_code
 from drivetrain.whole_file import write_whole
 
 _MARKS = ("events.jsonl", "environment.json")  # each run begins with the first
@@ -149,6 +150,13 @@ class RunFolder:
         text = io.StringIO()
         YAML(typ="safe", pure=True).dump(run.model_dump(mode="json"), text)
         write_whole(self.run_file, text.getvalue())
+
+
+def refuse_code_of_folders(run: RunConfig, run_file: Path, trusted: bool) -> None:
+    """UserError for Python that the run.yaml of a run's folder names, unless it is trusted (trust/named_code.py)."""
+    folder = RunFolder(run_file.parent)
+    if run_file.name == folder.run_file.name and present(*(folder.path / mark for mark in _MARKS)):
+        refuse_named_code(run, folder.path, trusted)
 
 
 def present(*paths: Path) -> list[Path]:

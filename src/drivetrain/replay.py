@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from drivetrain.assemble import assemble
-from drivetrain.checkpoint.directory import steps, verify
+from drivetrain.checkpoint.directory import steps
+from drivetrain.checkpoint.run_state import verify
 from drivetrain.checkpointing import RunCheckpoints
 from drivetrain.config.engine import DeepspeedEngine, FsdpEngine, SingleEngine, traits
 from drivetrain.config.load import load
@@ -42,6 +43,7 @@ from drivetrain.rng import restore_rng_state, rng_state
 from drivetrain.tracking.events import Event, Warned
 from drivetrain.tracking.jsonl import read_events
 from drivetrain.trouble import folder_of, read_trouble
+from drivetrain.trust.named_code import refuse_named_code
 from drivetrain.workload_rules import best_metric
 
 MOST_ALONE = 256  # samples of a micro-batch that are tried one by one
@@ -75,11 +77,13 @@ class Replay:
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
-def replay(path: Path, step: int, say: Say) -> Replay:
-    """UserError if the folder holds no run, or no such step."""
+def replay(path: Path, step: int, say: Say, trust: bool = False) -> Replay:
+    """UserError if the folder holds no run, or no such step, or names Python that is not trusted."""
     hush()
     folder = RunFolder(path)
     first, machine = _run_of(folder)
+    untracked = first.tracking.model_copy(update={"trackers": []})  # no tracker is told of a replay
+    refuse_named_code(first.model_copy(update={"tracking": untracked}), path, trust)
     run = on_one_process(first).model_copy(update={"output": path})
     with (
         variables(of_the_engine(run, machine.device)),

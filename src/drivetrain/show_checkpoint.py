@@ -42,12 +42,12 @@ def inspect(path: Folder, as_json: Annotated[bool, typer.Option("--json", help="
 @checkpoint.command()
 def verify(path: Folder) -> None:
     """Whether every file is there with its checksum: of a run, each checkpoint. Exit code 1 if one is bad."""
-    from drivetrain.checkpoint import directory
+    from drivetrain.checkpoint import run_state
     from drivetrain.converting.ours import all_of
 
     bad = 0
     for each in all_of(path):
-        wrong = directory.verify(each)
+        wrong = run_state.verify(each)
         if wrong and not each.exists() and each != path:
             continue  # a run that goes on deleted it meanwhile
         bad += bool(wrong)
@@ -68,6 +68,7 @@ def convert(
     ] = None,
     step: Annotated[int | None, typer.Option(min=0, help="With --run: the step that it is of.")] = None,
     weights_only: Annotated[bool, typer.Option("--weights-only", help="With --run: no optimizer's states.")] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="With --run: run Python that a run's run.yaml names.")] = False,
 ) -> None:
     """To another software's format, or from it, and what became of each part."""
     if (to is None) == (run is None):
@@ -86,7 +87,7 @@ def convert(
     from drivetrain.converting.from_others import convert_from
 
     assert run is not None
-    found, made, notes = convert_from(path, from_, run, overrides or [], step, weights_only)
+    found, made, notes = convert_from(path, from_, run, overrides or [], step, weights_only, trust)
     show_notes(notes)
     go_on = " ".join(["drivetrain train", str(run), *(overrides or []), "--resume"])
     errors.print(f"{found} in {escape(str(made))}; go on with {escape(go_on)}", soft_wrap=True)

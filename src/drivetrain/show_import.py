@@ -1,26 +1,52 @@
-"""What an import came to, on the screen: the fate of every key, what is missing, what cannot work on this machine."""
+"""`drivetrain import`: a run file of another software's configuration, and what became of its keys."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
 from rich.console import Console
 from rich.markup import escape
 
-from drivetrain.config import rules
-from drivetrain.config.resolve import resolved
-from drivetrain.hardware import detect
-from drivetrain.importing.verb import Imported
-from drivetrain.show import show_notes
+errors = Console(stderr=True, highlight=False)
 
 
-def show_import(imported: Imported, output: Console, errors: Console) -> None:
-    show_notes(imported.notes, output)
+def import_(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Configurations that belong together.")],
+    onto: Annotated[
+        Path | None, typer.Option(metavar="RUN.YAML", help="Run file that has the workload, and what else is not said.")
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Run file; left out, <first file>-run.yaml.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="Drop this key although something else is trained without it; repeat it."),
+    ] = None,
+) -> None:
+    """Make a run file of another software's configuration, and list what became of each of its keys.
+
+    Exit codes: 0 the run file is complete, 1 it was written but cannot train yet, 2 nothing was written.
+    """
+    from drivetrain.importing.verb import import_files
+    from drivetrain.show import show_notes
+
+    imported = import_files(files, onto, to, overwrite, without or ())
+    show_notes(imported.notes, Console(highlight=False))
     if imported.missing:
         lacking = f"[bold yellow]missing[/] {', '.join(imported.missing)}"
         cure = "write it in, or import with --onto RUN.YAML"
         errors.print(f"{lacking}: the run file is incomplete and cannot train; {cure}", soft_wrap=True)
     if imported.run is not None:
+        from drivetrain.config import rules
+        from drivetrain.config.resolve import resolved
+        from drivetrain.hardware import detect
+
         machine = detect(imported.run.device)
         for found in rules.check(resolved(imported.run, machine), machine):
             text = f"on this machine: {found.field}: {found.why}; {found.fix}"
             errors.print(f"[yellow]note[/] {escape(text)}")
     errors.print(f"run file in {escape(str(imported.output))}", soft_wrap=True)
+    raise typer.Exit(1 if imported.missing else 0)

@@ -35,12 +35,13 @@ def replay(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", show_default=False)],
     step: Annotated[int, typer.Option(min=1, help="Step to do again, counted from 1.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every module.")] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="Run Python that the folder's run.yaml names.")] = False,
 ) -> None:
     """Do one step of a run again and look into it: losses, every layer's numbers, the first that is not finite."""
     from drivetrain.replay import replay as replayed
 
     errors = Console(stderr=True, highlight=False)
-    found = replayed(folder, step, lambda line: errors.print(f"[dim]{escape(line)}[/]", soft_wrap=True))
+    found = replayed(folder, step, lambda line: errors.print(f"[dim]{escape(line)}[/]", soft_wrap=True), trust)
     if as_json:
         typer.echo(dumps(_values(found), indent=2))
     else:

@@ -18,17 +18,18 @@ whatever layout wrote them, so that every layout reads them.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -36,6 +37,7 @@ from drivetrain.checkpoint.state import State, join
 from drivetrain.errors import Problem, UserError, problem
 
 MANIFEST = "manifest.json"
+ENDINGS = (".safetensors", ".json")  # of a part's files
 BLOCK = 2**26
 READ_AT_ONCE = 2**20
 _STEP = re.compile(r"step-(\d{8,})")
@@ -50,7 +52,10 @@ class FileRecord(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What a checkpoint holds. `facts` are the run's: metric, precision, engine."""
+    """What a checkpoint holds. `facts` are the run's: metric, precision, engine.
+
+    Files are named from the checkpoint's folder on and lie within it; those of each part are among them.
+    """
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
 
@@ -59,6 +64,22 @@ class Manifest(BaseModel):
     facts: dict[str, Any]
     parts: list[str]
     files: dict[str, FileRecord]
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Manifest:
+        outside = sorted(name for name in self.files if not _is_plain(name))
+        if outside:
+            raise ValueError(f"it names {', '.join(map(repr, outside[:3]))}, which is no name within the folder")
+        if "model" not in self.parts:
+            raise ValueError("it lists no weights")
+        needed = [f"{part}{ending}" for part in self.parts for ending in ENDINGS]
+        lacking = [name for name in needed if name not in self.files]
+        if lacking:
+            raise ValueError(f"it lists no {', '.join(lacking[:3])}")
+        return self
+
+
+Check = Callable[[Path], list[str]]
 
 
 def verify(path: Path) -> list[str]:
@@ -69,14 +90,17 @@ def verify(path: Path) -> list[str]:
         return [f"it has no {MANIFEST}" if path.is_dir() else "there is no such folder"]
     except (OSError, ValueError) as error:
         return [f"its {MANIFEST} cannot be read: {error}"]
-    return [wrong for name, record in manifest.files.items() if (wrong := _wrong_with(path / name, name, record))]
+    return [wrong for name, record in manifest.files.items() if (wrong := _wrong_with(path, name, record))]
 
 
-def load(path: Path) -> dict[str, State]:
-    """The parts of a checkpoint, read where they are looked at. UserError if it does not verify."""
-    wrong = verify(path)
+def load(path: Path, check: Check = verify) -> dict[str, State]:
+    """The parts of a checkpoint, read where they are looked at. UserError if it does not verify.
+
+    check: what is wrong with a checkpoint; of a run's, run_state.verify.
+    """
+    wrong = check(path)
     if wrong:
-        other, _ = newest_good(path.parent)
+        other, _ = newest_good(path.parent, check)
         raise problem(
             "--checkpoint",
             f"{path} is damaged or no checkpoint: {'; '.join(wrong)}",
@@ -90,11 +114,11 @@ def read(path: Path) -> dict[str, State]:
     return {name: read_part(path, name) for name in read_manifest(path).parts}
 
 
-def newest_good(root: Path) -> tuple[Path | None, list[str]]:
+def newest_good(root: Path, check: Check = verify) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that verifies, and why each newer one was skipped."""
     skipped: list[str] = []
     for path in reversed(steps(root)):
-        wrong = verify(path)
+        wrong = check(path)
         if not wrong:
             return path, skipped
         skipped.append(f"{path.name}: {'; '.join(wrong)}")
@@ -133,9 +157,10 @@ def clean_partials(root: Path) -> None:
 def read_manifest(path: Path) -> Manifest:
     """Raises OSError, or ValueError if it is cut off, of another format, or not a manifest at all."""
     try:
-        return Manifest.model_validate_json((path / MANIFEST).read_bytes())
+        return Manifest.model_validate_json(plain_file(path, MANIFEST).read_bytes())
     except ValidationError as error:
-        found = "; ".join(f"{'.'.join(map(str, e['loc']))} {e['msg']}".strip() for e in error.errors()[:3])
+        told = ((".".join(map(str, e["loc"])), e["msg"].removeprefix("Value error, ")) for e in error.errors()[:3])
+        found = "; ".join(f"{where} {what}".strip() for where, what in told)
         raise ValueError(found) from None
 
 
@@ -169,12 +194,31 @@ def hidden(checkpoint: Path, purpose: Literal["partial", "replaced", "deleted"])
 
 
 def read_part(folder: Path, name: str) -> State:
-    tree = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-    return join(load_file(folder / f"{name}.safetensors"), tree)
+    tree = json.loads(plain_file(folder, f"{name}.json").read_text(encoding="utf-8"))
+    return join(load_file(plain_file(folder, f"{name}.safetensors")), tree)
 
 
-def _wrong_with(file: Path, name: str, record: FileRecord) -> str | None:
+def plain_file(folder: Path, name: str) -> Path:
+    """Where a file of the folder is. OSError if it is missing, a folder, a device, or a link out of it."""
     try:
+        file = (folder / name).resolve(strict=True)
+    except RuntimeError as error:  # of links that lead in a circle
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from error
+    if not file.is_relative_to(folder.resolve()):
+        raise OSError(errno.EPERM, "it is a link that leads out of the checkpoint")
+    if not file.is_file():
+        raise OSError(errno.EPERM, "it is no file")
+    return file
+
+
+def _is_plain(name: str) -> bool:
+    path = PurePosixPath(name)
+    return bool(name) and not path.is_absolute() and ".." not in path.parts and not {"\\", "\0"} & set(name)
+
+
+def _wrong_with(folder: Path, name: str, record: FileRecord) -> str | None:
+    try:
+        file = plain_file(folder, name)
         size = file.stat().st_size
         if size != record.bytes:
             return f"{name} has {size} bytes, not {record.bytes}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -146,7 +146,10 @@ class _Decoder:
         if key not in self._restored:
             tensor = self._tensors[key]
             if strides is not None:
-                tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
+                if not _without_gaps(tensor.shape, strides):  # which would ask for memory without bound
+                    raise ValueError(f"{key} of shape {tuple(tensor.shape)} has strides {strides}")
+                empty = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+                tensor = empty.copy_(tensor)
             self._restored[key] = tensor
         return self._restored[key]
 
@@ -159,12 +162,17 @@ def _own_strides(tensor: Tensor) -> list[int] | None:
     """
     if tensor.stride() == torch.empty(tensor.shape, device="meta").stride():
         return None
+    return list(tensor.stride()) if _without_gaps(tensor.shape, tensor.stride()) else None
+
+
+def _without_gaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a tensor of these strides takes as many places as it has numbers."""
     expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+    for stride, size in sorted(zip(strides, shape, strict=True)):
         if size > 1 and stride != expected:
-            return None
+            return False
         expected *= size
-    return list(tensor.stride())
+    return True
 
 
 _PLAIN: dict[type, Callable[[Any], Any]] = {  # bool before int: it is one

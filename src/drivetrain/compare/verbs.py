@@ -19,7 +19,7 @@ from drivetrain.compare.rows import Comparison, Result, Row
 from drivetrain.compare.runner import Again, Limits, run_matrix
 from drivetrain.config.files import read_yaml
 from drivetrain.errors import Problem, UserError, problem
-from drivetrain.folder import RunFolder
+from drivetrain.folder import RunFolder, refuse_code_of_folders
 from drivetrain.hardware import detect
 from drivetrain.whole_file import write_whole
 
@@ -32,6 +32,7 @@ def compare(
     job: Job,
     limits: Limits,
     again: Again,
+    trust: bool = False,
 ) -> tuple[Comparison, str]:
     """Run the matrix and write its files into the folder. UserError before any cell starts.
 
@@ -43,6 +44,9 @@ def compare(
     folder = root or Path("runs") / f"{run_file.stem}-compare"
     versions = environment.versions()
     matrix = build_matrix(run_file, fixed, axes, num_seeds, job, folder, machine, versions)
+    for cell in matrix.cells:
+        if cell.run is not None:
+            refuse_code_of_folders(cell.run, run_file, trust)
     if all(cell.run is None for cell in matrix.cells):
         raise UserError(list(dict.fromkeys(found for cell in matrix.cells for found in cell.problems)))
     with MatrixView(matrix) as view:

@@ -14,6 +14,7 @@ from drivetrain.converting.formats import reader_of
 from drivetrain.converting.onto_run import put, refuse
 from drivetrain.converting.theirs import Note, Theirs
 from drivetrain.errors import UserError, last_line, problem
+from drivetrain.folder import refuse_code_of_folders
 from drivetrain.hardware import detect
 from drivetrain.lock import held
 
@@ -25,11 +26,13 @@ def convert_from(
     overrides: Sequence[str],
     step: int | None = None,
     weights_only: bool = False,
+    trust: bool = False,
 ) -> tuple[str, Path, list[Note]]:
     """Another software's checkpoint → its format, the new checkpoint in the run's folder, and the notes."""
     run, problems = load(run_file, overrides)
     if run is None or problems:
         raise UserError(problems)
+    refuse_code_of_folders(run, run_file, trust)
     machine = detect("cpu")
     run = resolved(run, machine)
     if problems := check_anywhere(run):  # what it asks of a machine is asked where it is trained

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from drivetrain.checkpoint.directory import MANIFEST, load, newest_good, read_manifest, steps
+from drivetrain.checkpoint.run_state import verify
 from drivetrain.converting.theirs import Moments, Note
 from drivetrain.errors import problem
 
@@ -64,7 +65,7 @@ def find(path: Path) -> tuple[Path, list[str]]:
         return path, []
     for root in (path / "checkpoints", path):
         if steps(root):
-            newest, skipped = newest_good(root)
+            newest, skipped = newest_good(root, verify)
             if newest is None:
                 why = f"no checkpoint in {root} verifies: {'; '.join(skipped[:3])}"
                 raise problem("PATH", why, "give another folder")
@@ -81,7 +82,7 @@ def all_of(path: Path) -> list[Path]:
 
 def ours(path: Path) -> Ours:
     """UserError unless it verifies."""
-    parts = load(path)
+    parts = load(path, verify)
     manifest, optimizer = read_manifest(path), parts["optimizer"]
     moments, notes = _with_form(optimizer["state"])
     return Ours(

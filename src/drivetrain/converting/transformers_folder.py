@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from drivetrain.checkpoint.directory import MANIFEST
+from drivetrain.checkpoint.directory import MANIFEST, plain_file, read_manifest
 from drivetrain.converting.ours import Ours, is_adapter
 from drivetrain.converting.theirs import Note, Theirs, of_torch
 from drivetrain.errors import problem
@@ -38,7 +38,7 @@ def write(saved: Ours, folder: Path, dtype: torch.dtype | None) -> list[Note]:
         _name_dtype(folder / "config.json", dtype)
         if any(tensor.dtype == torch.float32 for tensor in saved.weights.values()) and dtype != torch.float32:
             what += ": rounded, which cannot be undone"
-    files = sorted(path.name for path in folder.iterdir() if not path.name.startswith("model"))
+    files = sorted(path.name for path in folder.iterdir() if not path.name.startswith(("model.", "model-")))
     return [
         Note("weights", carried=True, what=what),
         Note("assets", carried=True, what=", ".join(files)),
@@ -57,11 +57,11 @@ def _write_adapter(saved: Ours, folder: Path, dtype: torch.dtype | None) -> list
 
 
 def _copy_assets(source: Path, folder: Path) -> None:
-    for path in sorted(source.iterdir()):
-        if path.is_dir():
-            shutil.copytree(path, folder / path.name)
-        elif not path.name.startswith(OWN):
-            shutil.copy2(path, folder / path.name)
+    """Those that the manifest names: what else lies there may be anything."""
+    for name in sorted(read_manifest(source).files):
+        if not name.startswith(OWN):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(plain_file(source, name), folder / name)
 
 
 def _as(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

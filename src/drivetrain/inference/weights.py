@@ -8,6 +8,7 @@ from typing import Any
 
 from drivetrain.checkpoint.directory import check_fits, load, newest_good, read_manifest, steps
 from drivetrain.checkpoint.retention import best
+from drivetrain.checkpoint.run_state import verify
 from drivetrain.config.run import RunConfig
 from drivetrain.engines.base import Engine
 from drivetrain.errors import UserError, problem
@@ -33,7 +34,7 @@ def find_checkpoint(run: RunConfig, workload: Workload, given: str) -> Path:
     root = RunFolder(run.folder).checkpoints
     metric = best_metric(run, workload)
     found = best(root, metric.higher_is_better, metric.name) if given == "best" else None
-    found = found or newest_good(root)[0]
+    found = found or newest_good(root, verify)[0]
     if found is None:
         raise _none(run)
     if given == "best":
@@ -72,7 +73,7 @@ def _none(run: RunConfig) -> UserError:
 
 def load_into(engine: Engine, path: Path) -> None:
     """Put a checkpoint's weights into the engine's model. UserError if they are of another model."""
-    saved = load(path)["model"]
+    saved = load(path, verify)["model"]
     check_fits(engine.shapes(), saved, path)
     for message in engine.check_base(path):
         LOG.warning(message)

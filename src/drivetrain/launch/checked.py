@@ -11,6 +11,7 @@ from drivetrain.config.load import load
 from drivetrain.config.notices import notices
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError
+from drivetrain.folder import refuse_code_of_folders
 from drivetrain.launch.outer import OuterLauncher, accelerate_problems
 from drivetrain.launch.task import Node
 
@@ -30,15 +31,17 @@ def checked(
     checkpoint: str | None = None,
     data: str | None = None,
     output: Path | None = None,
+    trust: bool = False,
 ) -> Checked:
     """UserError with what schema and rules say, and for a checkpoint that is not there.
 
     nodes: in place of the run file's. checkpoint: what is to be loaded: best, last or a folder. data, output: of
-    predictions.
+    predictions. trust: whether Python runs that a run's own run.yaml names.
     """
     run, problems = load(run_file, [*overrides, *([] if nodes is None else [f"nodes={nodes}"])])
     if run is None:
         raise UserError(problems)
+    refuse_code_of_folders(run, run_file, trust)
     from drivetrain.hardware import detect  # only now: a broken run file is answered without importing torch
 
     machine = detect(run.device)

@@ -1,0 +1,71 @@
+"""Python that a run names: refused where the run came in a folder, and the code lies outside the current one.
+
+A run file that the user writes is the user's word. The run.yaml that a training left in its folder came with that
+folder, from whoever made it: what it names runs only where it lies in the current folder and did not come with the
+run, or where `--trust` is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from drivetrain.config.run import RunConfig
+from drivetrain.config.workload import UserModule
+from drivetrain.errors import Problem, UserError
+from drivetrain.trust.remote_code import PERMISSIONS
+
+
+@dataclass(frozen=True)
+class NamedCode:
+    """place: None where no file or folder here is known to hold it."""
+
+    field: str
+    name: str
+    place: Path | None
+
+
+def refuse_named_code(run: RunConfig, came_with: Path, trusted: bool) -> None:
+    """UserError for all Python that a run would have executed, unless it is trusted. came_with: the run's folder."""
+    here, folder = Path.cwd().resolve(), came_with.resolve()
+    problems = []
+    for code in () if trusted else named_code(run):
+        place = None if code.place is None else code.place.expanduser().resolve()
+        if place is not None and place.is_relative_to(here) and not place.is_relative_to(folder):
+            continue
+        came = place is not None and place.is_relative_to(folder)
+        where = "came with the folder" if came else f"lies outside the current folder, {here}"
+        why = f"{came_with} names Python code, {code.name}, which {where}: it could do anything on this machine"
+        problems.append(Problem(code.field, why, "read that code, and where you trust it give --trust"))
+    if problems:
+        raise UserError(problems)
+
+
+def named_code(run: RunConfig) -> Iterator[NamedCode]:
+    """Every place of a run from which Python is executed that is not this package's own."""
+    if isinstance(run.workload, UserModule):
+        yield NamedCode("workload.path", str(run.workload.path), run.workload.path)
+    else:
+        for key, permission in PERMISSIONS.items():
+            if getattr(run.workload.model, permission, False):
+                path = str(getattr(run.workload.model, key))
+                here = Path(path).expanduser()
+                yield NamedCode(f"workload.model.{permission}", path, here if here.exists() else None)
+    paths = [("optimizer.name", run.optimizer.name), *(("tracking.trackers", name) for name in run.tracking.trackers)]
+    for field, path in paths:
+        if set(path) & set(".:"):  # an import path: other names are of this package's own tables
+            yield NamedCode(field, path, _package(path))
+
+
+def _package(path: str) -> Path | None:
+    """Where the outermost package of an import path lies, found without importing it."""
+    try:
+        found = find_spec(path.replace(":", ".").partition(".")[0])
+    except (ImportError, ValueError):
+        return None
+    if found is None:
+        return None
+    places = [found.origin] if found.has_location else list(found.submodule_search_locations or ())
+    return Path(places[0]) if places and places[0] else None
