@@ -153,7 +153,7 @@ def test_what_cannot_be_replayed_is_refused(run: Path, drivetrain: Call) -> None
     code, _, err = drivetrain("replay", str(run / "checkpoints"), "--step", "1")
     assert code == 2
     assert "holds no run.yaml" in err
-    code, _, err = drivetrain("replay", str(run), "--step", str(STEP + 1))
+    code, _, err = drivetrain("replay", "--trust", str(run), "--step", str(STEP + 1))
     assert code == 1
     assert f"step {STEP}: the loss is nan" in err
 

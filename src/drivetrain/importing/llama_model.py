@@ -46,7 +46,10 @@ def _only(value: Any, why: str, otherwise: str, fate: Fate = "refused", alters: 
     return handle
 
 
-OWN_CLASSES = "code that comes with a model or data set is not run: Transformers' own classes are taken"
+OWN_CLASSES = (
+    "Transformers' own classes are taken; to run code that comes with the model, read it and give "
+    "workload.model.trust_remote_code=true yourself"
+)
 TOKENIZERS = "tokenizers are fast ones"
 INTERNAL = fated("unneeded", "LLaMA-Factory derives it itself")
 NEWEST = "the newest is taken: download that one, and give its folder"
