@@ -71,7 +71,7 @@ def _make(auto_class: str, given: Mapping[str, Any], labels: Sequence[str], fiel
     with _quiet():
         config = transformers.CONFIG_MAPPING[model_type](**fields, **_label_maps(labels))
         try:
-            return auto.from_config(config, dtype=torch.float32)
+            return auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
         except Exception as error:  # whatever a config's combination breaks inside the architecture
             if is_shortage(error):
                 raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import shlex
+import warnings
 from collections.abc import Sequence
 from enum import EnumMeta
 from pathlib import Path
@@ -45,13 +46,14 @@ def load(file: Path, allowed: Sequence[type] = (), are_weights: bool = False) ->
         raise problem("PATH", f"{file} is missing", "give a complete folder") from None
     except pickle.UnpicklingError as error:
         raise unsafe(file, "PATH", are_weights) from error
-    except (RuntimeError, EOFError, OSError, KeyError) as error:
+    except Exception as error:  # a broken pickle can raise nearly anything
         raise problem("PATH", f"{file} cannot be read: {last_line(error)}", "copy or save it again") from error
 
 
 def restrained(file: Path | IO[bytes], allowed: Sequence[type] = ()) -> Any:
     """pickle.UnpicklingError for what could run code."""
-    with torch.serialization.safe_globals([*allowed, (member, GETATTR)]):
+    with torch.serialization.safe_globals([*allowed, (member, GETATTR)]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)  # of which torch is only not sure
         return torch.load(file, map_location="cpu", weights_only=True)
 
 
