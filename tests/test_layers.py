@@ -17,7 +17,7 @@ MOST_LINES = 350
 LAYERS = [
     ["errors", "__init__"],
     ["imports", "whole_file", "strict_json", "best", "config"],
-    ["lock", "attempt", "heartbeat"],
+    ["lock", "attempt", "heartbeat", "scratch"],
     [
         *("hardware", "environment", "emulation", "rng", "signals", "ranks", "pieces"),
         *("low_bit", "low_rank", "builds", "hub", "trust"),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from drivetrain.engines import native
 from drivetrain.errors import UserError
+from drivetrain.ranks import Ranks
+from tests.ranks import RankPool
+from tests.test_scratch import dead
 
 SLOW_BUILD = """
 import sys, time
@@ -70,3 +74,37 @@ def test_what_does_not_compile_is_told_with_the_compilers_words() -> None:
 
     with pytest.raises(UserError, match=r"libaio\.h: No such file"):
         native.built("broken_op", load)
+
+
+def test_a_swap_folder_takes_away_what_a_killed_run_left_on_the_disk(tmp_path: Path) -> None:
+    disk = tmp_path / "new" / "disk"
+    disk.mkdir(parents=True)
+    left = dead(disk)
+    swap = native.swap_folder(disk, Ranks())
+    assert not left.exists()
+    assert swap.path.parent == disk
+    (swap.path / "zero_stage_3").mkdir()
+    swap.close()
+    assert list(disk.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"engine.nvme_path: cannot be written"):
+        native.swap_folder(tmp_path / "file" / "disk", Ranks())
+
+
+def swapped(disk: Path) -> list[bool]:
+    """Whether the folder of two ranks is there after each of them closes it in turn."""
+    ranks, there = Ranks(), []
+    swap = native.swap_folder(disk, ranks)
+    (swap.path / str(ranks.rank)).write_text("x")
+    for turn in range(ranks.world):
+        ranks.all_gather(None)
+        if ranks.rank == turn:
+            swap.close()
+        ranks.all_gather(None)
+        there.append(swap.path.exists())
+    return there
+
+
+def test_ranks_share_a_swap_folder_which_the_last_one_deletes(ranks: Callable[[int], RankPool], tmp_path: Path) -> None:
+    assert ranks(2).run(swapped, tmp_path / "disk") == [[True, False]] * 2
+    assert list((tmp_path / "disk").iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from drivetrain.workloads.base import Workload
 from tests.parity import promises
 from tests.prove.traced import mutated_traces, traced_on_ranks
 from tests.ranks import RankPool
+from tests.test_scratch import dead
 from tests.tiny_workload import CPU
 
 WORKLOAD = """
@@ -146,3 +148,16 @@ def test_the_command_prints_a_verdict_a_promise(
     assert "FSDPSequential, 2 ranks of 2 asked for" in " ".join(out.split())
     left = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
     assert left == {"run.yaml", "workload.py"}, "nothing is kept"
+
+
+def test_a_proof_takes_away_what_a_killed_one_left_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "temporary"
+    place.mkdir()
+    left = dead(place)
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    run = config(tmp_path).model_copy(update={"processes": None})
+    assert trace(run, CPU, 2, resume=True).resumed is True
+    assert not left.exists()
+    assert list(place.iterdir()) == []

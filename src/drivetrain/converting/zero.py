@@ -10,11 +10,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from drivetrain import scratch
 from drivetrain.converting import universal
 from drivetrain.converting.theirs import Note, Theirs, of_torch
 from drivetrain.errors import problem
@@ -39,8 +39,8 @@ def _read(tag: Path, allowed: tuple[type, ...]) -> Theirs:
     states = [each["optimizer_state_dict"] for each in found.values() if "optimizer_state_dict" in each]
     for name in (name for each in [*found.values(), *states] for name in _names(each)):
         universal.refuse_path(name)
-    with tempfile.TemporaryDirectory(prefix="zero-") as aside:
-        known = Path(aside) / tag.name
+    with scratch.make() as aside:
+        known = aside / tag.name
         known.mkdir()
         for file in found:
             (known / file.name).symlink_to(file.resolve())
@@ -97,10 +97,10 @@ def _merged(tag: Path, allowed: tuple[type, ...]) -> Theirs:
     """By ds_to_universal, through a folder that is gone afterwards."""
     from deepspeed.checkpoint import ds_to_universal
 
-    with tempfile.TemporaryDirectory(prefix="universal-") as aside:
+    with scratch.make() as aside:
         arguments = argparse.Namespace(
             input_folder=str(tag),
-            output_folder=str(Path(aside) / "universal"),
+            output_folder=str(aside / "universal"),
             num_extract_workers=1,
             num_merge_workers=1,
             keep_temp_folder=False,
@@ -109,7 +109,7 @@ def _merged(tag: Path, allowed: tuple[type, ...]) -> Theirs:
         )
         with _quietly():
             ds_to_universal.main(arguments)
-        return universal.read(Path(aside) / "universal", allowed)
+        return universal.read(aside / "universal", allowed)
 
 
 def _weights_alone(tag: Path, allowed: tuple[type, ...]) -> Theirs:

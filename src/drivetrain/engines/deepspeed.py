@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import copy
 import logging
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -32,6 +30,7 @@ from drivetrain.models.quantised_base import weights_of_codes
 from drivetrain.optim import OptimizerFactory, plainly
 from drivetrain.pieces import Piece
 from drivetrain.precision import autocast
+from drivetrain.scratch import Scratch
 
 T = TypeVar("T")
 LOG = logging.getLogger(__name__)
@@ -65,7 +64,7 @@ class DeepspeedEngine(EagerEngine):
     _config: config.DeepspeedEngine
     _zero: Any = None  # the DeepSpeedEngine
     _groups: list[list[str]]  # parameter names of each group of the optimizer
-    _swap: Path | None = None  # what nvme means to this run
+    _swap: Scratch | None = None  # what nvme means to this run
     _told_of_idle = False
 
     # --- setting up --------------------------------------------------------------------------------------------------
@@ -107,7 +106,7 @@ class DeepspeedEngine(EagerEngine):
         block, on_gpu = self._config, self._device.type == "cuda"
         if self._on_disk:
             self._swap = swap_folder(block.nvme_path, self._ranks)
-            block = block.model_copy(update={"nvme_path": self._swap})
+            block = block.model_copy(update={"nvme_path": self._swap.path})
         return zero_json(block, self._options.precision, self._options.max_grad_norm, sizes, on_gpu)
 
     def _check_engaged(self) -> None:
@@ -324,7 +323,8 @@ class DeepspeedEngine(EagerEngine):
             self._zero = None
             nn.functional.linear = self._linear
         if self._swap is not None:
-            shutil.rmtree(self._swap, ignore_errors=True)
+            self._swap.close()
+            self._swap = None
 
 
 def _without_fused_sgd(

@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,9 +15,11 @@ from pathlib import Path
 import torch.distributed as dist
 from filelock import FileLock, Timeout
 
+from drivetrain import scratch
 from drivetrain.builds import build_folder, is_building, is_built
 from drivetrain.errors import RunError, problem
 from drivetrain.ranks import Ranks
+from drivetrain.scratch import Scratch
 
 LOG = logging.getLogger(__name__)
 
@@ -113,13 +114,26 @@ def _until_it_ends(folder: Path, patience: float) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def swap_folder(parent: Path | None, ranks: Ranks) -> Path:
+def swap_folder(parent: Path | None, ranks: Ranks) -> Scratch:
     """A folder of this run alone: DeepSpeed's own file names are the same in every run."""
     assert parent is not None, "a rule asks for it"
+    made: list[Scratch] = []
+
+    def made_by_first() -> Path:
+        with _on_its_disk():
+            parent.mkdir(parents=True, exist_ok=True)
+            made.append(scratch.make(parent))
+        return made[0].path
+
+    path = ranks.on_first(made_by_first)
+    with _on_its_disk():
+        parent.mkdir(parents=True, exist_ok=True)  # on the disks of other machines
+        return made[0] if made else scratch.join(path)
+
+
+@contextmanager
+def _on_its_disk() -> Iterator[None]:
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        folder = ranks.on_first(lambda: Path(tempfile.mkdtemp(prefix="drivetrain-", dir=parent)))
-        folder.mkdir(exist_ok=True)  # on the disks of other machines
+        yield
     except OSError as error:
         raise problem("engine.nvme_path", f"cannot be written: {error}", "give a folder on that disk") from None
-    return folder

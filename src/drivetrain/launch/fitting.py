@@ -14,6 +14,7 @@ from drivetrain.launch.elastic import Died, Hung, one_attempt
 from drivetrain.launch.meeting import Meeting
 from drivetrain.launch.rank import TASK
 from drivetrain.launch.task import Task
+from drivetrain.whole_file import writing
 
 # what decides on the memory that a sample takes, and how many there are
 DECIDING = (
@@ -32,8 +33,9 @@ def fitted(task: Task, folder: Path, meeting: Meeting) -> Task:
     if known is not None or task.verb not in ("train", "trace"):
         return _with(task, known)
     search = task.model_copy(update={"verb": "fit"})
-    (folder / TASK).write_text(search.model_dump_json(), encoding="utf-8")
-    Attempt(folder=folder).write()
+    with writing(folder, then="start again"):
+        (folder / TASK).write_text(search.model_dump_json(), encoding="utf-8")
+        Attempt(folder=folder).write()
     possible = sizes(task.run)
     while Tried.read(folder).next(possible) is not None:
         try:

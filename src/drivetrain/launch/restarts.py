@@ -7,13 +7,12 @@ in halves then, and counts as no death.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from drivetrain import scratch
 from drivetrain.attempt import Attempt
 from drivetrain.config.reduced import AUTO, reduced, reduction
 from drivetrain.errors import OutOfMemory, RankError
@@ -22,6 +21,7 @@ from drivetrain.launch.fitting import fitted
 from drivetrain.launch.meeting import Meeting
 from drivetrain.launch.rank import TASK
 from drivetrain.launch.task import Node, Result, Task
+from drivetrain.whole_file import writing
 
 
 def in_ranks(task: Task, node: Node) -> Result:
@@ -42,18 +42,18 @@ def cut_to_fit(task: Task, node: Node) -> Task:
 
 @contextmanager
 def _launch(task: Task, node: Node) -> Iterator[tuple[Path, Meeting]]:
-    folder = Path(tempfile.mkdtemp(prefix="drivetrain-"))
-    try:
+    with writing("the temporary folder", then="start again"):
+        own = scratch.make()
+    with own as folder:
         yield folder, Meeting(task.run, node)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _until_done(task: Task, folder: Path, meeting: Meeting) -> Result:
     since, causes, processes, run = time.time(), list[str](), task.run.processes or 1, task.run
     while True:
-        (folder / TASK).write_text(task.model_dump_json(), encoding="utf-8")
-        Attempt(since, task.max_restarts, causes, folder, reduction(task.run, run)).write()
+        with writing(folder):
+            (folder / TASK).write_text(task.model_dump_json(), encoding="utf-8")
+            Attempt(since, task.max_restarts, causes, folder, reduction(task.run, run)).write()
         try:
             return one_attempt(task, folder, meeting, processes)
         except OutOfMemory as shortage:

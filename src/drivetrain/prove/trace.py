@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
+from drivetrain import scratch
 from drivetrain.assemble import assemble_around
 from drivetrain.checkpoint.state import same
 from drivetrain.checkpointing import RunCheckpoints
@@ -27,6 +29,7 @@ from drivetrain.prove.stilled import Stilled, without_dropout
 from drivetrain.ranks import Ranks
 from drivetrain.run import evaluate
 from drivetrain.tracking.events import Event
+from drivetrain.whole_file import writing
 from drivetrain.workload_rules import best_metric
 from drivetrain.workloads.base import Samples
 from drivetrain.workloads.build import build_workload
@@ -113,8 +116,7 @@ class _Tracer:
             resumed=None,
         )
         middle = self._steps // 2
-        with tempfile.TemporaryDirectory(prefix="drivetrain-prove-") as own:
-            root = Path(self._ranks.on_first(lambda: own))  # the first rank's, for all
+        with self._aside() as root:
             progress = Progress()
             self._go(engine, progress, middle, found)
             if resume:
@@ -127,6 +129,17 @@ class _Tracer:
                 # on the first rank, which has the weights; the folder stays until all are through
                 found.resumed = self._ranks.on_first(lambda: same(through, resumed))
         return found
+
+    @contextmanager
+    def _aside(self) -> Iterator[Path]:
+        """A folder for all ranks, which the first one makes, and deletes at the end."""
+        with ExitStack() as stack:
+
+            def made() -> Path:
+                with writing("the temporary folder", then="start again"):
+                    return stack.enter_context(scratch.make())
+
+            yield self._ranks.on_first(made)
 
     def _engine(self) -> Engine:
         return assemble_around(self._workload, self._run, self._machine, self._ranks)

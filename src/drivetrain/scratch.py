@@ -1,0 +1,150 @@
+"""Folders that live as long as a launch: its temporary ones, and what DeepSpeed swaps to a disk.
+
+Their owner deletes them. If it was killed, the next one that makes such a folder in the same place does. What is alive
+is never deleted, whatever process numbers or users or containers share the place: each process that uses a folder keeps
+a file in it that names the machine and is locked (flock) as long as the process lives, and a folder goes only if it
+holds such files, all of this machine and this user, and none of them is locked. A file system without locks keeps them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+
+PREFIX = "drivetrain-"
+_LOCKED, _NEW, _ENDED = ".owner-", ".new-", ".ended-"  # how names of the files begin that users keep in a folder
+
+
+class Scratch:
+    """A folder that this process uses. `with` closes it at the end."""
+
+    def __init__(self, path: Path) -> None:
+        """Joins those who use it already. Raises OSError."""
+        self.path = path
+        self._descriptor, name = tempfile.mkstemp(prefix=_NEW, dir=path)
+        self._file = Path(name)
+        os.write(self._descriptor, json.dumps(_machine() | {"process": os.getpid(), "since": _now()}).encode())
+        with suppress(OSError):  # a file system without locks: the file proves nothing, and the folder stays
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._file = _renamed(self._file, _NEW, _LOCKED)  # only a locked one has the name that counts
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Deletes the folder, unless another process that lives uses it too: the last one does."""
+        with suppress(OSError):
+            _renamed(self._file, self._file.name[: self._file.name.index("-") + 1], _ENDED)
+        with suppress(OSError):
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also for processes that were forked off and live
+        os.close(self._descriptor)
+        if any(True for _ in self.path.glob(f"{_LOCKED}*")):
+            _delete_if_dead(self.path)
+        else:
+            with suppress(OSError):
+                _delete(self.path, list(self.path.glob(f"{_ENDED}*")))
+
+
+def make(parent: Path | None = None) -> Scratch:
+    """A new folder, in the system's temporary one if not in `parent`; what dead launches left there goes before.
+
+    Raises OSError.
+    """
+    parent = Path(tempfile.gettempdir()) if parent is None else parent
+    delete_dead(parent)
+    path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    try:
+        return Scratch(path)
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+
+
+def join(path: Path) -> Scratch:
+    """The folder that another process made, or its like on this machine's own disk. Raises OSError."""
+    delete_dead(path.parent)
+    path.mkdir(exist_ok=True)
+    return Scratch(path)
+
+
+def delete_dead(parent: Path) -> list[Path]:
+    """Deletes the folders whose users are all dead, and returns them."""
+    return [path for path in sorted(parent.glob(f"{PREFIX}*")) if _delete_if_dead(path)]
+
+
+def _delete_if_dead(folder: Path) -> bool:
+    with suppress(OSError), ExitStack() as locks:
+        if folder.is_symlink() or folder.lstat().st_uid != os.getuid():
+            return False
+        files = [file for begin in (_LOCKED, _ENDED, _NEW) for file in folder.glob(f"{begin}*")]
+        if files and all(locks.enter_context(_dead(file)) for file in files):
+            _delete(folder, files)
+            return not folder.exists()
+    return False
+
+
+@contextmanager
+def _dead(file: Path) -> Iterator[bool]:
+    """Whether the user of a folder that keeps this file there is dead. Within, the file is locked by this process.
+
+    OSError where the user lives, or where nothing can be known of it.
+    """
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_same = os.path.samestat(os.fstat(descriptor), file.lstat())
+        yield is_same and not file.name.startswith(_NEW) and _here(os.read(descriptor, 4096))
+    finally:
+        os.close(descriptor)
+
+
+def _delete(folder: Path, files: list[Path]) -> None:
+    """Its users' files last: where something stays, or this process is killed, another one goes on."""
+    for path in set(folder.iterdir()) - set(files):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    if set(folder.iterdir()) <= set(files):
+        for file in files:
+            file.unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def _renamed(file: Path, begin: str, other: str) -> Path:
+    return file.rename(file.with_name(other + file.name.removeprefix(begin)))
+
+
+def _here(signed: bytes) -> bool:
+    """Whether it was signed on this machine: a disk that several share may have locks that end at each one's border."""
+    try:
+        there = json.loads(signed)
+        return any(there[name] == value for name, value in _machine().items() if value)
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _machine() -> dict[str, str]:
+    """boot: the same in all containers of a machine, whose host names differ."""
+    boot = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return {"host": socket.gethostname(), "boot": boot}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
