@@ -13,14 +13,17 @@ import threading
 import time
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
+from drivetrain.errors import last_line
 from drivetrain.heartbeat import Heart
 from drivetrain.launch.asked import Answers, pulse_file
-from drivetrain.launch.outcome import clear, done, failed
+from drivetrain.launch.outcome import RankOutcome, clear, done, failed
 from drivetrain.launch.standing import waits_on_gpu
 from drivetrain.launch.task import Task
 
 TASK = "task.json"
+_ending = threading.Lock()
 
 
 def main(folder: Path, parent: int) -> None:
@@ -40,10 +43,10 @@ def main(folder: Path, parent: int) -> None:
         if world > 1:
             join(detect(task.run.device).device, task.run.hang_seconds)
         result = perform(task, Attempt.read(folder), heart)
-        done(rank, result).write(folder)
-        code = result.code
+        outcome, code = done(rank, result), result.code
     except BaseException as error:  # also KeyboardInterrupt: the parent tells it once, for all ranks
-        failed(rank, error, traceback.format_exc()).write(folder)
+        outcome = failed(rank, error, traceback.format_exc())
+    _leave(outcome, folder, parent)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # threads of a broken process group may never end
@@ -66,10 +69,29 @@ def _fitted(task: Task, world: int, local: int) -> Task:
     return task.model_copy(update={"run": run, "notices": [*task.notices, told]})
 
 
+def _leave(outcome: RankOutcome, folder: Path, parent: int) -> None:
+    """Tells the parent how this rank ended. Where the parent is gone, so is what this rank's errors say of others."""
+    if os.getppid() != parent:
+        _end_alone(folder)
+    try:
+        outcome.write(folder)
+    except OSError as error:  # the disk is full, say: the parent reads the last line of this rank's stderr
+        why = outcome.message or "; ".join(map(str, outcome.problems)) or outcome.kind
+        sys.stderr.write(f"{outcome.traceback}{folder} cannot be written: {last_line(error)}; {why}\n")
+
+
 def _end_with(parent: int, folder: Path) -> None:
     """A parent killed in the middle must not leave ranks computing, nor its folder."""
     while os.getppid() == parent:
         time.sleep(0.5)
+    _end_alone(folder)
+
+
+def _end_alone(folder: Path) -> NoReturn:
+    """Ends a rank whose parent is gone, in one line."""
+    _ending.acquire()  # once: it is never given back
+    sys.stderr.write(f"rank {os.environ['RANK']} ends: the process that started it is gone\n")
+    sys.stderr.flush()
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
