@@ -8,10 +8,12 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from drivetrain.checkpoint.directory import steps
 from drivetrain.errors import UserError
 from drivetrain.folder import RunFolder
 from drivetrain.lock import LOCK, held
@@ -36,7 +38,8 @@ def test_a_second_run_on_a_folder_is_refused_until_the_first_is_gone(tmp_path: P
         first.send_signal(signal.SIGKILL)
         first.wait()
     assert (folder / "run" / LOCK).exists(), "nobody could take it away"
-    finished(folder, *settings, "--resume", "loop.steps=12")
+    last = steps(folder / "run" / "checkpoints")[-1]
+    finished(folder, *settings, "--resume", f"loop.steps={int(last.name.removeprefix('step-')) + 2}")
     assert report(folder / "run")["status"] == "completed"
     assert not (folder / "run" / LOCK).exists()
 
@@ -65,6 +68,47 @@ def test_a_lock_file_that_its_holder_takes_away_is_no_lock(tmp_path: Path, monke
     monkeypatch.setattr(fcntl, "lockf", lockf)
     with held(tmp_path):
         assert (tmp_path / LOCK).exists(), "the lock is on the file that others will open"
+
+
+def test_a_lock_is_on_the_file_that_others_open_though_a_third_run_put_a_new_one_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new file has the old one's name and not its inode: a lock on the old one keeps nobody out."""
+    (tmp_path / LOCK).touch()
+    real, taken = fcntl.lockf, []
+
+    def lockf(descriptor: int, flags: int) -> None:
+        if not taken:
+            (tmp_path / LOCK).unlink()
+            taken.append((tmp_path / LOCK).touch())
+        real(descriptor, flags)
+
+    monkeypatch.setattr(fcntl, "lockf", lockf)
+    with held(tmp_path):
+        # by another process: this one would lose its lock by reading the file
+        look = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+        other = subprocess.run(
+            [sys.executable, "-c", look, str(tmp_path / LOCK)], capture_output=True, text=True, check=False
+        )
+        assert "BlockingIOError" in other.stderr or "PermissionError" in other.stderr
+
+
+def test_the_lock_of_another_run_stays_where_a_folder_took_the_place_of_ours(tmp_path: Path) -> None:
+    with held(tmp_path / "run"):
+        (tmp_path / "run").rename(tmp_path / "moved")
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / LOCK).write_text("another's")
+    assert (tmp_path / "run" / LOCK).read_text() == "another's"
+
+
+def test_a_full_disk_refuses_no_lock_and_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with held(tmp_path) as notice:
+        assert notice is None
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_system_without_locks_is_told_and_keeps_nobody_out(

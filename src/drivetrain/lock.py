@@ -39,7 +39,7 @@ def held(folder: Path) -> Iterator[str | None]:
         yield notice
     finally:
         with suppress(OSError):  # the folder may be gone, or its disk
-            if notice is None:
+            if notice is None and _is(descriptor, folder / LOCK):  # not another run's, in a folder of this name
                 (folder / LOCK).unlink()
             if is_new:
                 folder.rmdir()  # if nothing came into it
@@ -95,8 +95,9 @@ def _is(descriptor: int, path: Path) -> bool:
 def _sign(descriptor: int) -> None:
     since = datetime.now(UTC).isoformat(timespec="seconds")
     text = json.dumps({"host": socket.gethostname(), "process": os.getpid(), "since": since})
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, text.encode(), 0)
+    with suppress(OSError):  # a full disk: the lock holds without a name, and what needs the room says so
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, text.encode(), 0)
 
 
 def _taken(path: Path) -> UserError:
