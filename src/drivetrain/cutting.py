@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -49,9 +50,19 @@ def check_shares(order: GlobalOrder, mine: Slice, engine: Engine, ranks: Ranks) 
     """RunError unless the ranks' samples of the first step are disjoint and together the global batch."""
     _, indices = order.batch(0)
     own = [int(index) for piece in mine.pieces(indices) for index in piece] if engine.counts_samples else []
-    taken = [index for share in ranks.all_gather(own) for index in share]
-    if sorted(taken) != sorted(indices.tolist()):
-        raise RunError(f"the ranks take {len(taken)} samples of a global batch of {len(indices)}, some of them twice")
+    taken = Counter(index for share in ranks.all_gather(own) for index in share)
+    wanted = Counter(indices.tolist())
+    more, fewer = sorted((taken - wanted).elements()), sorted((wanted - taken).elements())
+    if more or fewer:
+        raise RunError(
+            f"the ranks' samples of the first step are not its global batch of {len(indices)}: taken once too often: "
+            f"{_some(more)}; missing: {_some(fewer)}. This is a mistake of drivetrain: please report the run file"
+        )
+
+
+def _some(indices: list[int]) -> str:
+    more = f" and {len(indices) - 8} more" if len(indices) > 8 else ""
+    return f"samples {', '.join(map(str, indices[:8]))}{more}" if indices else "none"
 
 
 class Cutting:
