@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from drivetrain.config.load import load, validate
-from drivetrain.errors import UserError
-from drivetrain.folder import RunFolder
+from drivetrain.config.run import RunConfig
+from drivetrain.errors import RunError, UserError
+from drivetrain.folder import RunFolder, SameFolder
 
 
 @pytest.fixture
@@ -139,19 +142,71 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
         RunFolder(tmp_path / "file" / "run").prepare(resume=False, overwrite=False)
 
 
-def test_the_described_run_is_a_run_file_of_the_same_run(tmp_path: Path) -> None:
-    config, _ = validate(
-        {
-            "workload": {"type": "module", "path": "mine.py", "options": {"width": 3}},
-            "batch_size": 2,
-            "loop": {"steps": 1},
-        },
-        [],
-    )
+def config_of(width: int) -> RunConfig:
+    workload = {"type": "module", "path": "mine.py", "options": {"width": width}}
+    config, _ = validate({"workload": workload, "batch_size": 2, "loop": {"steps": 1}}, [])
     assert config is not None
+    return config
+
+
+def test_the_described_run_is_a_run_file_of_the_same_run(tmp_path: Path) -> None:
+    config = config_of(3)
     folder = RunFolder(tmp_path)
     folder.describe(config, {"versions": {"torch": "2"}})
     again, problems = load(folder.run_file)
     assert not problems
     assert again == config
     assert json.loads((tmp_path / "environment.json").read_text())["versions"] == {"torch": "2"}
+
+
+@pytest.mark.parametrize(
+    ("failing", "call"), [("environment.json", "write_text"), ("run.yaml", "write_text"), ("run.yaml", "replace")]
+)
+@pytest.mark.parametrize(
+    ("number", "cure"),
+    [(errno.ENOSPC, "make room"), (errno.EDQUOT, "quota"), (errno.EROFS, "make the file system writable")],
+)
+def test_a_run_that_cannot_be_described_keeps_the_description_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str, call: str, number: int, cure: str
+) -> None:
+    folder, real = RunFolder(tmp_path), getattr(Path, call)
+    folder.describe(config_of(3), {"versions": {"torch": "2"}})
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(path: Path, *given: object, **named: object) -> object:
+        if path.name.startswith(f".{failing}"):
+            raise OSError(number, os.strerror(number))
+        return real(path, *given, **named)
+
+    monkeypatch.setattr(Path, call, full)
+    with pytest.raises(RunError, match=f"{failing} cannot be written: {os.strerror(number)}; .*{cure}.* --resume"):
+        folder.describe(config_of(4), {"versions": {"torch": "3"}})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_folder_that_is_deleted_moved_or_replaced_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    same = SameFolder(path)
+    (path / "file").write_text("")
+    same.check()
+    path.rename(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match=r"run is no longer the folder .* \(No such file or directory\).*put it back"):
+        same.check()
+    path.mkdir()
+    with pytest.raises(RunError, match="another one lies there"):
+        same.check()
+    path.rmdir()
+    (tmp_path / "elsewhere").rename(path)
+    same.check()
+
+
+def test_a_folder_that_is_deleted_and_made_again_is_another_one(tmp_path: Path) -> None:
+    """Though many file systems give a new folder the number of the one that was deleted last."""
+    path = tmp_path / "run"
+    path.mkdir()
+    same = SameFolder(path)
+    for _ in range(20):
+        path.rmdir()
+        path.mkdir()
+        assert not same.in_place

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import json
 import math
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from drivetrain import run
+from drivetrain.checkpoint import saving
+from drivetrain.errors import RunError
+from drivetrain.loop import Progress
+from drivetrain.ranks import Ranks
+from drivetrain.tracking import jsonl
+from drivetrain.tracking.build import EventStream, build_trackers
+from drivetrain.tracking.events import StepDone
 from drivetrain.tracking.jsonl import read_events
-from tests.launch.test_start import losses, prepared, report
+from tests.launch.test_start import finished, losses, prepared, report
+from tests.ranks import RankPool
 
 Command = Callable[..., tuple[int, str, str]]
 LINEAR = "schedule={name: linear, warmup_steps: 2}"
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = prepared(tmp_path_factory.mktemp("made"))
+    finished(folder, "train", "run.yaml", "output=out", "--quiet")
+    return folder
+
+
 @pytest.fixture
-def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drivetrain: Command) -> Path:
-    monkeypatch.chdir(prepared(tmp_path))
-    assert drivetrain("train", "run.yaml", "output=out", "--quiet")[0] == 0
+def trained(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a run of twelve steps, as `out` of the current folder."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
     return tmp_path / "out"
 
 
@@ -66,6 +89,123 @@ def test_resuming_a_finished_run_keeps_what_was_measured(trained: Path, drivetra
     (trained / "report.json").write_text(json.dumps(told))
     assert drivetrain("train", "run.yaml", "output=out", "--resume", "--quiet", "loop.steps=14")[0] == 0
     assert report(trained)["status"] == "completed"
+
+
+def test_a_run_that_is_past_the_steps_it_is_asked_for_says_so_and_stays_as_it_is(
+    trained: Path, drivetrain: Command
+) -> None:
+    before = held(trained)
+    code, out, err = drivetrain("train", "run.yaml", "output=out", "--resume", "loop.steps=5")
+    assert code == 2
+    assert "loop.steps: the run is at step 12 already, beyond 5: nothing was trained" in err
+    assert "completed" not in out, "no report, which would pass for a new one"
+    code, _, err = drivetrain("train", "run.yaml", "output=out", "--resume", "loop.steps=null", "loop.epochs=1")
+    assert code == 2
+    assert "loop.epochs: the run is at step 12 already, beyond 6: nothing was trained" in err
+    changed = {name for name, content in held(trained).items() if before.get(name) != content}
+    assert changed == {"events.jsonl"}, "which holds both refusals"
+    assert drivetrain("train", "run.yaml", "output=out", "--resume", "--quiet", "loop.steps=13")[0] == 0
+
+
+ODD = (b"17", b"null", b'{"step": null}', b'{"event": "step"}', b"\xff\x00", b'{"event": "che')
+
+
+def test_odd_lines_in_the_record_keep_no_verb_from_its_work(trained: Path, drivetrain: Command) -> None:
+    events = trained / "events.jsonl"
+    first = len(events.read_bytes().splitlines()) + 1
+    with events.open("ab") as file:
+        file.write(b"\n".join(ODD) + b"\n")
+    code, _, err = drivetrain("train", "run.yaml", "output=out", "--resume", "loop.steps=14")
+    assert code == 0, err
+    numbers = ", ".join(str(first + n) for n in range(5))
+    assert err.count(f"out/events.jsonl: lines {numbers} and 1 more of it are no events of a run") == 1
+    assert sorted(losses(trained)) == [*range(1, 15)]
+    assert [events.read_bytes().split(b"\n").count(odd) for odd in ODD] == [1] * len(ODD), "they stay"
+    (trained / "checkpoints").rename(trained.parent / "away")
+    code, _, err = drivetrain("train", "run.yaml", "output=out", "--resume", "loop.steps=16")
+    assert (code, "the last checkpoint was of step 14" in err) == (2, True), err
+    assert drivetrain("report", "out")[0] == 0
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_file_of_the_run_that_cannot_be_written_is_told_and_what_was_there_stays(
+    trained: Path, drivetrain: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = Path.replace
+    for name in ("run.yaml", "environment.json", "report.json", "events.jsonl"):
+        before = (trained / name).read_bytes()
+
+        def full(path: Path, target: Path, name: str = name) -> Path:
+            if path.name.startswith(f".{name}"):
+                raise FULL
+            return replace(path, target)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "replace", full)
+            code, _, err = drivetrain("train", "run.yaml", "output=out", "--resume", "--quiet", "loop.steps=14")
+        assert code == 1
+        assert f"out/{name} cannot be written: No space left on device; make room, then go on with --resume" in err
+        assert (trained / name).read_bytes().startswith(before)
+        assert not list(trained.glob(".*.partial-*"))
+    assert drivetrain("train", "run.yaml", "output=out", "--resume", "--quiet", "loop.steps=15")[0] == 0
+    assert sorted(losses(trained)) == [*range(1, 16)]
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_disk_that_is_full_for_the_record_too_does_not_hide_what_failed_first(
+    drivetrain: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = jsonl._append
+
+    def full(*_: object) -> None:
+        raise FULL
+
+    def full_at_the_end(path: Path, lines: list[dict[str, Any]]) -> None:
+        if lines[0]["event"] == "run_finished":
+            raise RunError("events.jsonl cannot be written")
+        append(path, lines)
+
+    monkeypatch.setattr(saving, "_put_in_place", full)
+    monkeypatch.setattr(jsonl, "_append", full_at_the_end)
+    code, _, err = drivetrain("train", "run.yaml", "output=out", "--resume", "--quiet", "loop.steps=14")
+    assert code == 1
+    assert "the checkpoint of step 14 could not be saved" in err
+    assert "The last good checkpoint is" in err
+
+
+GONE = """
+if Model.steps == 8:
+    import pathlib, shutil
+    HOW
+"""
+HOWS = {
+    "deleted": "shutil.rmtree('out')",
+    "moved": "pathlib.Path('out').rename('elsewhere')",
+    "replaced": "pathlib.Path('out').rename('elsewhere'); shutil.copytree('elsewhere', 'out')",
+}
+
+
+@pytest.mark.parametrize(("how", "every"), [("deleted", 1000), ("moved", 1), ("replaced", 1), ("replaced", 1000)])
+def test_a_run_whose_folder_is_gone_ends_at_the_next_point_of_its_curve_or_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drivetrain: Command, how: str, every: int
+) -> None:
+    """And writes nothing more at the old path, where another run may be by now."""
+    hook = GONE.replace("HOW", HOWS[how]).strip().replace("\n", "\n            ")
+    monkeypatch.chdir(prepared(tmp_path, hook))
+    seldom = ("checkpoints.every_steps=20", "evaluation.every_steps=1000", f"tracking.log_every={every}")
+    code, _, err = drivetrain("train", "run.yaml", "output=out", "--quiet", "loop.steps=1000", *seldom)
+    assert code == 1
+    assert "out is no longer the folder that this run began in" in err
+    assert "if it was deleted, start anew" in err
+    if how != "replaced":
+        assert not (tmp_path / "out").exists()
+    else:
+        assert held(tmp_path / "out") == held(tmp_path / "elsewhere")
+    if how != "deleted":
+        last = 7 if every == 1 else 0
+        assert max(losses(tmp_path / "elsewhere"), default=0) == last
 
 
 def test_the_best_by_another_metric_is_no_best(trained: Path, drivetrain: Command) -> None:
@@ -136,3 +276,35 @@ def test_evaluate_takes_the_best_that_is_there_and_says_if_another_was_better(
     assert json.loads(out)["checkpoint"].endswith("step-00000006")
     said = " ".join((*caplog.messages, err))
     assert "at step 12) has no good checkpoint: taking out/checkpoints/step-00000006" in said
+
+
+def ended_together(out: Path) -> list[str]:
+    """What each rank hears of a point of the curve, before and after the folder is gone, and of a save."""
+    ranks = Ranks()
+    events = EventStream(build_trackers([], out), out) if ranks.is_first else EventStream([])
+    saves: list[Progress] = []
+    parts: Any = SimpleNamespace(ranks=ranks, events=events)
+    checkpoints: Any = SimpleNamespace(save=saves.append)
+    point = StepDone(1, 0.5, 1.0, 1.0, 1e-3, None, 0, 10, 5.0, 2.0)
+    run._send(parts, point)
+    run._save(parts, checkpoints, Progress())
+    ranks.on_first(lambda: shutil.rmtree(out))
+    heard = []
+    for do in (
+        functools.partial(run._send, parts, point),
+        functools.partial(run._save, parts, checkpoints, Progress()),
+    ):
+        try:
+            do()
+        except RunError as error:
+            heard.append(str(error))
+    return [*heard, str(len(saves))]
+
+
+def test_all_ranks_hear_that_the_folder_is_gone(ranks: Callable[[int], RankPool], tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    first, second = ranks(2).run(ended_together, tmp_path / "out")
+    assert first == second
+    assert ["no longer the folder that this run began in" in each for each in first] == [True, True, False]
+    assert first[-1] == "1", "nothing is saved after it"
+    assert not (tmp_path / "out").exists()

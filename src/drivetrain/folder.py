@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,10 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from drivetrain.config.run import RunConfig
-from drivetrain.errors import problem
+from drivetrain.errors import RunError, last_line, problem
 from drivetrain.lock import refuse_if_held
 from drivetrain.trust.named_code import refuse_named_code
-from drivetrain.whole_file import write_whole
+from drivetrain.whole_file import replacing, writing
 
 _MARKS = ("events.jsonl", "environment.json")  # each run begins with the first
 
@@ -145,11 +146,50 @@ class RunFolder:
             ) from None
 
     def describe(self, run: RunConfig, environment: dict[str, Any]) -> None:
-        """Write the environment and the resolved run file beside the results."""
-        write_whole(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
-        text = io.StringIO()
+        """Write the environment and the resolved run file beside the results: both, or (RunError) none."""
+        text, file = io.StringIO(), self.path / "environment.json"
         YAML(typ="safe", pure=True).dump(run.model_dump(mode="json"), text)
-        write_whole(self.run_file, text.getvalue())
+        with writing(file), replacing(file) as beside:
+            beside.write_text(json.dumps(environment, indent=2) + "\n", encoding="utf-8")
+            with writing(self.run_file), replacing(self.run_file) as aside:
+                aside.write_text(text.getvalue(), encoding="utf-8")
+
+
+class SameFolder:
+    """Notices when a path leads no longer to the folder that it led to: it was deleted, moved, or replaced.
+
+    The folder is kept open, so that the file system gives its inode's number to no other one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """RunError if it cannot be opened."""
+        self._path = path
+        with writing(path):
+            self._descriptor = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    @property
+    def in_place(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), self._path.stat())
+        except OSError:
+            return False
+
+    def check(self) -> None:
+        """RunError unless the path leads there still."""
+        if not self.in_place:
+            raise RunError(
+                f"{self._path} is no longer the folder that this run began in{self._now}: nothing more is written "
+                "there. If it was moved, put it back and go on with --resume; if it was deleted, start anew"
+            )
+
+    @property
+    def _now(self) -> str:
+        try:
+            self._path.stat()
+        except OSError as error:
+            return f" ({last_line(error)})"
+        return " (another one lies there)"
 
 
 def refuse_code_of_folders(run: RunConfig, run_file: Path, trusted: bool) -> None:

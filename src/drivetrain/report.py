@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from drivetrain.strict_json import dumps, restored
-from drivetrain.whole_file import write_whole
+from drivetrain.whole_file import write_whole, writing
 
 Status = Literal["completed", "stopped_early", "interrupted"]
 
@@ -73,7 +73,9 @@ class RunReport(BaseModel):
         return float(share)
 
     def write(self, path: Path) -> None:
-        write_whole(path, dumps({**self.model_dump(), "flops_share": self.flops_share}, indent=2) + "\n")
+        """RunError if there is no room for it; an earlier report stays."""
+        with writing(path):
+            write_whole(path, dumps({**self.model_dump(), "flops_share": self.flops_share}, indent=2) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> RunReport:

@@ -37,8 +37,8 @@ from drivetrain.ranks import Ranks
 from drivetrain.report import RunReport, Status
 from drivetrain.signals import StopRequest, stop_on_signals
 from drivetrain.tracking.build import EventStream, build_trackers
-from drivetrain.tracking.events import RunFinished, RunStarted, Warned
-from drivetrain.tracking.jsonl import FILE_NAME, read_events
+from drivetrain.tracking.events import Event, RunFinished, RunStarted, StepDone, Warned
+from drivetrain.tracking.jsonl import FILE_NAME, odd_lines, read_events
 from drivetrain.trouble import Troubles, set_aside
 from drivetrain.workload_rules import best_metric
 from drivetrain.workloads.base import Generates, Workload
@@ -98,20 +98,23 @@ def run(
         attempt.prepared()
         events = EventStream([])
         try:
-            events = EventStream(build_trackers(config.tracking.trackers, folder.path, quiet) if ranks.is_first else [])
-            for message in (*attempt.notices, *warnings, *workload.warnings, *lacking):
+            if ranks.is_first:
+                events = EventStream(build_trackers(config.tracking.trackers, folder.path, quiet), folder.path)
+            odd = odd_lines(folder.path / FILE_NAME) if ranks.is_first else ()
+            for message in (*attempt.notices, *warnings, *workload.warnings, *lacking, *odd):
                 events.send(Warned(message=message))
             warn = functools.partial(_warn, events)
             meters = Meters(machine, config.precision_spec, engine, not config.compile, stopwatch, warn)
             report = _train(
                 Parts(config, machine, ranks, workload, engine, meters, folder, events, stop, attempt, given), resume
             )
+            events.close()
         except BaseException as error:
-            events.send(RunFinished(status="failed", step=-1, message=f"{type(error).__name__}: {error}"))
+            events.close_failed(error)
             raise
         finally:
-            events.close()
-            if ranks.is_first and config.nodes == 1 and folder.put_back():  # it had not begun
+            not_begun = ranks.is_first and config.nodes == 1 and events.in_place and folder.put_back()
+            if not_begun:
                 attempt.unprepared()
             engine.close()
         # one rank may have got the signal for all
@@ -143,6 +146,7 @@ def _train(parts: Parts, resume: bool) -> RunReport:
     progress = checkpoints.restore() if resume else Progress()
     if resume and progress.step == 0:
         ranks.on_first(lambda: _refuse_lost(parts.folder))
+    _refuse_beyond(config, total_steps, progress)
     started = progress.step
     former = ranks.on_first(lambda: _begun(parts, progress.step))
     if former:
@@ -152,8 +156,8 @@ def _train(parts: Parts, resume: bool) -> RunReport:
     events.send(_started(parts, total_steps, progress))
     around = Surroundings(
         evaluate=functools.partial(evaluate, config, workload, engine) if workload.evaluation is not None else None,
-        save=checkpoints.save,
-        send=events.send,
+        save=functools.partial(_save, parts, checkpoints),
+        send=functools.partial(_send, parts),
         stop=lambda: ranks.any_asked(parts.stop.signal_number is not None),
         best_metric=metric,
         meters=parts.meters,
@@ -175,11 +179,33 @@ def _train(parts: Parts, resume: bool) -> RunReport:
     return report
 
 
+def _save(parts: Parts, checkpoints: RunCheckpoints, progress: Progress) -> None:
+    """RunError on all ranks where the run's folder is gone: a save would make a new one in its place."""
+    parts.ranks.on_first(parts.events.check)
+    checkpoints.save(progress)
+
+
+def _send(parts: Parts, event: Event) -> None:
+    """A point of the curve is sent by all ranks together, which end alike where it cannot be written."""
+    if isinstance(event, StepDone):
+        parts.ranks.on_first(lambda: parts.events.send(event))
+    else:
+        parts.events.send(event)
+
+
+def _refuse_beyond(config: RunConfig, total_steps: int, progress: Progress) -> None:
+    """UserError for a run that is past the end that was asked for: to print its old report would pass for a result."""
+    if progress.step > total_steps:
+        field = "loop.steps" if config.loop.steps is not None else "loop.epochs"
+        why = f"the run is at step {progress.step} already, beyond {total_steps}: nothing was trained"
+        raise problem(field, why, f"give more than {progress.step} steps, or start anew with --overwrite")
+
+
 def _refuse_lost(folder: RunFolder) -> None:
     """A fresh start would cut the curve of what was trained, whose checkpoints are on a disk that is away, say."""
     file = folder.path / FILE_NAME
-    events = read_events(file) if file.exists() else ()
-    saved = [event["step"] for event in events if event.get("event") == "checkpoint"]
+    events = read_events(file, lambda _: None) if file.exists() else ()  # its odd lines are in the record
+    saved = [event["step"] for event in events if event["event"] == "checkpoint"]
     if saved:
         why = f"the last checkpoint was of step {max(saved)}, and {folder.checkpoints} holds none now"
         raise problem("--resume", why, "put them back (is a disk away?), or start anew with --overwrite")

@@ -10,6 +10,7 @@ from typing import Any
 from drivetrain.compare.outcome import Outcome, Status
 from drivetrain.compare.rows import Comparison, Result, Row
 from drivetrain.report import RunReport
+from drivetrain.tracking.events import StepDone
 
 
 def report(rate: float = 100.0, accuracy: float = 0.9, memory: int = 2**20, **changes: Any) -> RunReport:
@@ -47,10 +48,10 @@ def result(folder: Path, made: RunReport | None, losses: dict[int, float] | None
     """A completed run with a curve on disk; without a report, one that failed."""
     folder.mkdir(parents=True, exist_ok=True)
     points = [
-        {"event": "step", "step": step, "epoch": step / 10, "samples": 10 * step, "loss": loss}
+        StepDone(step, step / 10, loss, 1.0, 1e-3, None, 0, 10 * step, 5.0, 2.0)
         for step, loss in (losses or {}).items()
     ]
-    lines = [json.dumps(point) for point in points]
+    lines = [json.dumps(point.as_dict()) for point in points]
     (folder / "events.jsonl").write_text("".join(f"{line}\n" for line in lines))
     status: Status = "failed" if made is None else "completed"
     return Result(Outcome(key="k", status=status, reason="" if made else "it broke <b>badly</b> | so"), folder, made)

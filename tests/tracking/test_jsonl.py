@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivetrain.errors import RunError
-from drivetrain.tracking.events import Evaluated, RunStarted, StepDone, Warned
-from drivetrain.tracking.jsonl import FILE_NAME, JsonlTracker, read_events
+from drivetrain.strict_json import dumps
+from drivetrain.tracking.events import (
+    EVENTS,
+    CheckpointSaved,
+    Evaluated,
+    Event,
+    Generated,
+    RunFinished,
+    RunStarted,
+    StepDone,
+    Troubled,
+    Warned,
+)
+from drivetrain.tracking.jsonl import FILE_NAME, LONGEST, SAMPLES, JsonlTracker, odd_lines, parsed, read_events
 
 
 def started(first_step: int = 0) -> RunStarted:
@@ -61,6 +76,113 @@ def test_a_line_cut_off_by_a_kill_is_left_out(tmp_path: Path) -> None:
     assert [event["event"] for event in read_events(file)] == ["run_started", "step", "run_started"]
 
 
+ODD = {
+    "a number": b"17",
+    "nothing": b"null",
+    "a text": b'"text"',
+    "a list": b"[1, 2]",
+    "no event": b'{"step": 5}',
+    "a step of no number": b'{"step": null}',
+    "an event of no name": b'{"event": ["step"], "step": 1}',
+    "an event without fields": b'{"event": "step"}',
+    "an event of another software": b'{"event": "epoch", "step": null}',
+    "a field of another type": json.dumps({**step(7).as_dict(), "step": "7"}).encode(),
+    "a truth for a number": json.dumps({**step(7).as_dict(), "loss": True}).encode(),
+    "rubbish": bytes(range(128, 256)) + b"\0\r",
+    "half a line": json.dumps(step(7).as_dict()).encode()[:40],
+    "depths": b"[" * 100_000,
+    "a number of many digits": b'{"event": "step", "step": ' + b"1" * 10_000 + b"}",
+    "a number beyond all floats": json.dumps({**step(7).as_dict(), "loss": 10**400}).encode(),
+}
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD.keys())
+def test_an_odd_line_is_passed_over_and_named_once_and_stays_when_a_run_resumes(tmp_path: Path, odd: bytes) -> None:
+    tracker, file = JsonlTracker(tmp_path), tmp_path / FILE_NAME
+    for event in (started(), step(1)):
+        tracker.handle(event)
+    with file.open("ab") as opened:
+        opened.write(odd + b"\n" + odd)  # the second one at the end of the file, cut off by a kill
+    assert parsed(odd) is None
+    resumed = JsonlTracker(tmp_path)
+    for event in (started(first_step=1), step(2), step(3)):
+        resumed.handle(event)
+    warnings: list[str] = []
+    found = list(read_events(file, warnings.append))
+    assert [(e["event"], e.get("step")) for e in found if e["event"] == "step"] == [("step", n) for n in (1, 2, 3)]
+    assert warnings == [f"{file}: lines 3, 4 of it are no events of a run, and passed over"] == odd_lines(file)
+    JsonlTracker(tmp_path).handle(started(first_step=2))
+    assert file.read_bytes().split(b"\n").count(odd) == 2, "never lost"
+    assert [e["step"] for e in read_events(file, warnings.append) if e["event"] == "step"] == [1, 2]
+
+
+def test_a_line_of_a_hundred_megabytes_is_neither_held_nor_lost(tmp_path: Path) -> None:
+    JsonlTracker(tmp_path).handle(started())
+    file, long = tmp_path / FILE_NAME, {**step(9).as_dict(), "more": "x" * 100_000_000}
+    with file.open("a") as opened:
+        opened.write(json.dumps(long) + "\n")
+    size = file.stat().st_size
+    tracemalloc.start()
+    JsonlTracker(tmp_path).handle(started(first_step=1))
+    warnings: list[str] = []
+    events = list(read_events(file, warnings.append))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4 * LONGEST < 100_000_000
+    assert [event["event"] for event in events] == ["run_started", "run_started"]
+    assert warnings == [f"{file}: line 2 of it is no event of a run, and passed over"]
+    assert file.stat().st_size > size
+
+
+def test_many_odd_lines_are_counted(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_text("17\n\n" * 20)
+    [warning] = odd_lines(tmp_path / FILE_NAME)
+    assert "lines 1, 3, 5, 7, 9 and 15 more of it" in warning
+    assert odd_lines(tmp_path / "none") == []
+
+
+def test_readers_of_nothing_particular_are_warned_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / FILE_NAME).write_text("17\n")
+    assert list(read_events(tmp_path / FILE_NAME)) == []
+    assert "line 1 of it is no event of a run" in caplog.text
+
+
+def test_answered_prompts_of_later_steps_go_and_odd_lines_among_them_stay(tmp_path: Path) -> None:
+    tracker, file = JsonlTracker(tmp_path), tmp_path / SAMPLES
+    for number in (2, 4):
+        tracker.handle(Generated(number, [{"prompt": "p", "answer": str(number), "reference": None}]))
+        with file.open("a") as opened:
+            opened.write('null\n{"step": "4"}\n')
+    JsonlTracker(tmp_path).handle(started(first_step=2))
+    lines = file.read_text().splitlines()
+    assert lines[1:] == ["null", '{"step": "4"}'] * 2
+    assert json.loads(lines[0])["answer"] == "2"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        RunStarted("run", "out", 10, 0, 5, {"precision": "fp32", "blocks": [1, {"a": None}]}),
+        StepDone(1, 0.5, math.inf, -math.inf, 1e-3, None, 0, 10, 5.0, 2.0),
+        StepDone(1, 1, 2, 3, 0, 65536.0, 0, 10, 5, 2),
+        Evaluated(1, {"loss": math.inf, "accuracy": 1}, 0.1, best=False),
+        CheckpointSaved(1, "path", 5, 0.1),
+        Warned("nan"),
+        Troubled(1, "spike", "told", "m", math.inf, 1.0, None, 0.5, [3, 4], None),
+        RunFinished("failed", -1, "why"),
+    ],
+    ids=lambda event: event.kind,
+)
+def test_every_event_is_read_as_it_was_sent(event: Event) -> None:
+    found = parsed(dumps(event.as_dict()).encode())
+    assert found == event.as_dict()
+
+
+def test_every_kind_of_event_can_be_read() -> None:
+    """Generated goes into a file of its own."""
+    assert {event for event in Event.__subclasses__() if event.__module__ == Event.__module__} == set(EVENTS)
+
+
 def test_a_broken_line_within_a_file_costs_that_line_alone(tmp_path: Path) -> None:
     tracker = JsonlTracker(tmp_path)
     tracker.handle(started())
@@ -99,6 +221,7 @@ def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path) -> None:
 FILLED = """
 import resource, signal
 from pathlib import Path
+from drivetrain.strict_json import dumps
 from drivetrain.tracking.events import Warned
 from drivetrain.tracking.jsonl import JsonlTracker
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -135,6 +258,31 @@ def test_numbers_that_json_lacks_are_null_for_others_and_themselves_for_us(tmp_p
         assert evaluated["metrics"] == {"accuracy": 0.5, "perplexity": math.inf}
         assert warned["message"] == "nan", "a text is none of them"
         assert not any("not_finite" in event for event in (stepped, evaluated, warned))
+
+
+@pytest.mark.parametrize("name", [FILE_NAME, SAMPLES])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO])
+def test_a_record_that_cannot_be_cut_is_told_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
+) -> None:
+    tracker = JsonlTracker(tmp_path)
+    for event in (started(), step(1), step(2), Generated(2, [{"prompt": "p", "answer": "a", "reference": None}])):
+        tracker.handle(event)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    replace = Path.replace
+
+    def refused(path: Path, target: Path) -> Path:
+        if path.name.startswith(f".{name}"):
+            raise OSError(number, os.strerror(number))
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", refused)
+    with pytest.raises(RunError, match=rf"{name} cannot be written: {os.strerror(number)}; .*, then go on with --res"):
+        tracker.handle(started(first_step=1))
+    assert (tmp_path / name).read_bytes() == before[name]
+    assert not list(tmp_path.glob(".*"))
+
 
 
 def test_a_folder_that_is_gone_ends_the_run_with_a_reason(tmp_path: Path) -> None:

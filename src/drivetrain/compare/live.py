@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +15,7 @@ from rich.text import Text
 from drivetrain.compare.matrix import Cell, Matrix
 from drivetrain.compare.outcome import Outcome
 from drivetrain.compare.runner import Glance
-from drivetrain.strict_json import restored
+from drivetrain.tracking.jsonl import parsed
 
 SHOWN_AROUND = 6  # cells before and after the running one: a matrix may be longer than the screen
 TAIL_BYTES = 4096  # of the running cell's events
@@ -115,11 +114,8 @@ def _progress(run_folder: Path) -> str:
     except OSError:
         return ""
     for line in reversed(lines):
-        try:
-            event = restored(json.loads(line))
-        except ValueError:
-            continue
-        if event.get("event") == "step":
+        event = parsed(line)
+        if event is not None and event["event"] == "step":
             return f"step {event['step']}  loss {event['loss']:.4f}  {event['samples_per_second']:,.0f} samples/s"
     return ""
 

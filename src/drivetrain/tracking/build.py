@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import cast
 
 from drivetrain.errors import RunError, UserError, problem
+from drivetrain.folder import SameFolder
 from drivetrain.imports import import_object
-from drivetrain.tracking.events import Event, Tracker
+from drivetrain.tracking.events import Event, RunFinished, Tracker
 from drivetrain.tracking.jsonl import JsonlTracker
 from drivetrain.tracking.progress import ProgressTracker
 
@@ -34,28 +36,52 @@ def build_trackers(names: Sequence[str], folder: Path, quiet: bool = False) -> l
 class EventStream:
     """Tells every tracker of every event, in order."""
 
-    def __init__(self, trackers: Sequence[Tracker]) -> None:
-        self._trackers = list(trackers)
+    def __init__(self, trackers: Sequence[Tracker], folder: Path | None = None) -> None:
+        """folder: the run's, which has to stay where it is."""
+        self._trackers, self._folder = list(trackers), None if folder is None else SameFolder(folder)
         self._lock = threading.RLock()  # a save tells from a thread of its own
 
     def send(self, event: Event) -> None:
         """A tracker that fails ends the run: silence would be a gap in the record."""
         with self._lock:
+            self.check()
             for tracker in self._trackers:
-                self._tell(tracker, event)
+                with _blamed(tracker, event.kind):
+                    tracker.handle(event)
 
-    def _tell(self, tracker: Tracker, event: Event) -> None:
-        try:
-            tracker.handle(event)
-        except (RunError, UserError):
-            raise
-        except Exception as error:
-            name = type(tracker).__name__
-            raise RunError(f"the tracker {name} failed on {event.kind}: {type(error).__name__}: {error}") from error
+    @property
+    def in_place(self) -> bool:
+        """Whether the run's folder is still where it was."""
+        return self._folder is None or self._folder.in_place
+
+    def check(self) -> None:
+        """RunError if the run's folder was deleted, moved or replaced."""
+        if self._folder is not None:
+            self._folder.check()
+
+    def close_failed(self, error: BaseException) -> None:
+        """Sends the end of a run that failed. What fails here too (a full disk) came later and is passed over."""
+        with suppress(RunError):
+            self.send(RunFinished(status="failed", step=-1, message=f"{type(error).__name__}: {error}"))
+        with suppress(RunError):
+            self.close()
 
     def close(self) -> None:
-        for tracker in self._trackers:
-            tracker.close()
+        with ExitStack() as stack:  # each, also where another one's fails
+            for tracker in self._trackers:
+                stack.enter_context(_blamed(tracker, "closing"))
+                stack.callback(tracker.close)
+
+
+@contextmanager
+def _blamed(tracker: Tracker, what: str) -> Iterator[None]:
+    try:
+        yield
+    except (RunError, UserError):
+        raise
+    except Exception as error:
+        name = type(tracker).__name__
+        raise RunError(f"the tracker {name} failed on {what}: {type(error).__name__}: {error}") from error
 
 
 def _tracker_class(name: str) -> Callable[[Path], Tracker]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from types import UnionType
+from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,50 @@ class RunFinished(Event):
     status: str  # completed, stopped_early, interrupted, failed
     step: int
     message: str
+
+
+EVENTS: tuple[type[Event], ...] = (
+    *(RunStarted, StepDone, Evaluated, Generated),
+    *(CheckpointSaved, Warned, Troubled, RunFinished),
+)
+_HINTS = {event.kind: get_type_hints(event) for event in EVENTS}
+_FIELDS = {event.kind: fields(event) for event in EVENTS}
+_NUMBERS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}  # as JSON has them, which lacks these
+
+
+def well_formed(found: Any) -> dict[str, Any] | None:
+    """An event as it was read of JSON, its fields of their types; None for what is no event of a run."""
+    kind = found.get("event") if isinstance(found, dict) else None
+    if not isinstance(kind, str) or kind not in _FIELDS:
+        return None
+    values = dict(found)
+    try:
+        for each in _FIELDS[kind]:
+            if each.name in found:
+                values[each.name] = _typed(found[each.name], _HINTS[kind][each.name])
+            elif each.default is MISSING and each.default_factory is MISSING:
+                return None
+    except (TypeError, OverflowError):
+        return None
+    return values
+
+
+def _typed(value: Any, hint: Any) -> Any:
+    """The value as a field of this type holds it. TypeError where it is of another type."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is UnionType:  # X | None
+        return None if value is None else _typed(value, inner[0])
+    if origin is list and isinstance(value, list):
+        return [_typed(item, inner[0]) for item in value]
+    if origin is dict and isinstance(value, dict):
+        return {key: _typed(item, inner[1]) for key, item in value.items()}
+    if hint is float:
+        number = _NUMBERS.get(value, value) if isinstance(value, str) else value
+        if type(number) in (int, float):
+            return float(number)
+    elif hint is Any or type(value) is hint:
+        return value
+    raise TypeError(hint)
 
 
 class Tracker(ABC):

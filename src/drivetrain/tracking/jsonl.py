@@ -1,23 +1,29 @@
-"""events.jsonl: every event of a run, a JSON object a line. samples.jsonl: prompts that were answered, one a line."""
+"""events.jsonl: every event of a run, a JSON object a line. samples.jsonl: prompts that were answered, one a line.
+
+What else stands in these files (a line cut off by a kill, an editor's doing) is never taken for an event and never
+taken away: readers pass over it and say so once, and a resumed run leaves it where it is.
+"""
 
 from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from drivetrain.errors import RunError
 from drivetrain.strict_json import dumps, restored
-from drivetrain.tracking.events import Event, Generated, RunStarted, Tracker
-from drivetrain.whole_file import write_whole
+from drivetrain.tracking.events import Event, Generated, RunStarted, Tracker, well_formed
+from drivetrain.whole_file import replacing, writing
 
+LOG = logging.getLogger(__name__)
 FILE_NAME = "events.jsonl"
 SAMPLES = "samples.jsonl"
+LONGEST = 2**24  # bytes of a line that is looked into
+NAMED = 5  # odd lines, by their numbers
 
 
 class JsonlTracker(Tracker):
@@ -29,31 +35,85 @@ class JsonlTracker(Tracker):
     def __init__(self, folder: Path) -> None:
         self._path, self._samples = folder / FILE_NAME, folder / SAMPLES
         for path in (self._path, self._samples):
-            _drop_part(path)
+            with writing(path):
+                _end_line(path)
 
     def handle(self, event: Event) -> None:
-        try:
-            if isinstance(event, RunStarted):
-                _cut_after(self._path, event.first_step)
-                _cut_after(self._samples, event.first_step)
-            if isinstance(event, Generated):
-                _append(self._samples, ({"step": event.step, **sample} for sample in event.samples))
-                return
-            now = datetime.now(UTC).isoformat(timespec="milliseconds")
-            _append(self._path, [{"time": now, **event.as_dict()}])
-        except OSError as error:
-            raise RunError(
-                f"{self._path} cannot be written: {error.strerror}; make room, then go on with --resume"
-            ) from error
+        if isinstance(event, RunStarted):
+            _cut_after(self._path, event.first_step, parsed)
+            _cut_after(self._samples, event.first_step, _sample)
+        if isinstance(event, Generated):
+            _append(self._samples, ({"step": event.step, **sample} for sample in event.samples))
+            return
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        _append(self._path, [{"time": now, **event.as_dict()}])
 
     def close(self) -> None:
         """Every line was closed when it was written."""
 
 
+def read_events(path: Path, warn: Callable[[str], None] = LOG.warning) -> Iterator[dict[str, Any]]:
+    """The events of a file, their fields of the types that events.py gives them.
+
+    warn: called at the end, once, with the numbers of the lines that are no events; those are passed over.
+    """
+    odd: list[int] = []
+    for number, part, is_whole in _lines(path):
+        event = parsed(part) if is_whole else None
+        if event is not None:
+            yield event
+        elif part.strip() and number not in odd[-1:]:
+            odd.append(number)
+    if odd:
+        warn(_named(path, odd))
+
+
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """The event of a line, numbers as they were sent, or None."""
+    found = _json(line)
+    return well_formed(restored(found)) if isinstance(found, dict) else None
+
+
+def odd_lines(path: Path) -> list[str]:
+    """What there is to warn of in a file of events, if anything."""
+    found: list[str] = []
+    for _ in read_events(path, found.append) if path.exists() else ():
+        pass
+    return found
+
+
+def _named(path: Path, odd: list[int]) -> str:
+    more = f" and {len(odd) - NAMED} more" if len(odd) > NAMED else ""
+    numbers = f"line{'s' if len(odd) > 1 else ''} {', '.join(map(str, odd[:NAMED]))}{more}"
+    return f"{path}: {numbers} of it {'are no events' if len(odd) > 1 else 'is no event'} of a run, and passed over"
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
+    """(number, bytes, whether they are a whole line). A line longer than LONGEST comes in parts, all of its number."""
+    number, begins = 1, True
+    with path.open("rb") as file:
+        while part := file.readline(LONGEST):
+            ends = part.endswith(b"\n")
+            yield number, part, begins and (ends or len(part) < LONGEST)
+            number, begins = number + ends, ends
+
+
+def _json(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):  # also bytes that are no UTF-8, and numbers of thousands of digits
+        return None
+
+
+def _sample(line: bytes) -> dict[str, Any] | None:
+    found = _json(line)
+    return found if isinstance(found, dict) and type(found.get("step")) is int else None
+
+
 def _append(path: Path, lines: Iterable[dict[str, Any]]) -> None:
-    """All of the lines or, where there is no room, none."""
+    """All of the lines or, where there is no room, none. RunError if they cannot be written."""
     text = "".join(dumps(line) + "\n" for line in lines)
-    with path.open("ab", buffering=0) as file:
+    with writing(path), path.open("ab", buffering=0) as file:
         end = file.tell()
         try:
             if file.write(text.encode()) < len(text.encode()):
@@ -63,31 +123,21 @@ def _append(path: Path, lines: Iterable[dict[str, Any]]) -> None:
             raise
 
 
-def _drop_part(path: Path) -> None:
-    """Take out the end of a line that a kill cut off, or the next one would go on with it."""
-    text = path.read_bytes() if path.exists() else b""
-    whole = text.rfind(b"\n") + 1
-    if whole == len(text):
+def _end_line(path: Path) -> None:
+    """Ends a line that a kill cut off, or the next one would go on with it."""
+    if not path.exists():
         return
-    try:
-        json.loads(text[whole:])
-    except ValueError:
-        os.truncate(path, whole)
-    else:  # an editor took the line's end
-        with path.open("ab") as file:
+    with path.open("r+b", buffering=0) as file:
+        if file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
             file.write(b"\n")
 
 
-def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a file, numbers as they were sent; a line cut off by a kill or a full disk is left out."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            with suppress(json.JSONDecodeError):
-                yield restored(json.loads(line))
-
-
-def _cut_after(path: Path, step: int) -> None:
+def _cut_after(path: Path, step: int, read: Callable[[bytes], dict[str, Any] | None]) -> None:
+    """Takes out what is of later steps. Lines in which `read` finds nothing stay as they are."""
     if not path.exists():
         return
-    kept = [event for event in read_events(path) if event.get("step", 0) <= step]
-    write_whole(path, "".join(dumps(event) + "\n" for event in kept))
+    with writing(path), replacing(path) as aside, aside.open("wb") as kept:
+        for _, part, is_whole in _lines(path):
+            found = read(part) if is_whole else None
+            if found is None or found.get("step", 0) <= step:
+                kept.write(part)
