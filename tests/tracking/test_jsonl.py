@@ -284,7 +284,6 @@ def test_a_record_that_cannot_be_cut_is_told_and_stays(
     assert not list(tmp_path.glob(".*"))
 
 
-
 def test_a_folder_that_is_gone_ends_the_run_with_a_reason(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"cannot be written.*--resume"):
         JsonlTracker(tmp_path / "gone").handle(step(1))
