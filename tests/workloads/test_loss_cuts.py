@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -38,14 +38,16 @@ SUMMED = "F.cross_entropy(model(batch['input']), batch['target'], reduction='sum
 
 
 @pytest.fixture
-def build(tmp_path: Path) -> Build:
+def build(tmp_path: Path) -> Iterator[Build]:
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
 
     def made(text: str) -> UserModuleWorkload:
         (tmp_path / "mine.py").write_text(HEADER + text)
         return UserModuleWorkload(UserModule(path=tmp_path / "mine.py"), 0)
 
-    return made
+    yield made
+    torch.set_num_threads(threads)
 
 
 WEIGHTED = SORTED + DATA + WEIGHTS + "def loss(o, t):\n    return F.cross_entropy(o, t, weight=W)\n"
@@ -216,3 +218,17 @@ def test_rounding_is_no_fault_and_a_thousandth_is() -> None:
                 check_adds_up("it", 16, value, 1e-4, "mend it")
         else:
             check_adds_up("it", 16, value, 1e-4, "mend it")
+
+
+SMALL = (
+    "class Net(nn.Linear):\n    def forward(self, x):\n"
+    "        if len(x) > 4:\n            raise torch.OutOfMemoryError('CUDA out of memory')\n"
+    "        return super().forward(x)\nmodel = Net(3, 4)\n"
+)
+
+
+def test_samples_that_do_not_fit_into_memory_together_are_fewer(build: Build) -> None:
+    """What trains in micro-batches of four is not refused for want of memory, and is checked all the same."""
+    build(SORTED + DATA + SMALL + "loss = nn.CrossEntropyLoss()\n")
+    with pytest.raises(UserError, match="is not the sum of each one's"):
+        build(WEIGHTED + SMALL)

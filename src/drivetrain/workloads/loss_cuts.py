@@ -24,6 +24,7 @@ Collate = Callable[[Sequence[Any]], Batch]
 
 LOOKED_AT = 48  # samples whose targets are compared, spread over the data set
 MOST = 16  # samples that are run, whatever the global batch: a loss that splits does so at any size
+FEWEST = 2  # that can be cut
 # Both keep the check to seconds and to the memory of a few samples: 16 images of 224 x 224 through a ResNet-50, four
 # texts through a BERT, and two, the fewest that can be cut, of what is larger.
 MOST_NUMBERS = 2**22  # in all samples together
@@ -37,14 +38,14 @@ OF_A_LOSS, OF_A_MODEL = 1e-4, 1e-3
 DRAWS = 5  # of a loss that draws random numbers
 
 
-def varied_samples(samples: Samples, collate: Collate, model: nn.Module) -> list[Any]:
-    """Up to MOST of them from all over the data set, in the order of their targets; several of each target where there
-    are few."""
+def varied_samples(samples: Samples, collate: Collate, model: nn.Module, most: int = MOST) -> list[Any]:
+    """Up to `most` of them from all over the data set, in the order of their targets; several of each where these are
+    few."""
     spread = np.unique(np.linspace(0, len(samples) - 1, LOOKED_AT).round().astype(int)).tolist()
     first = _pair(samples, collate, spread[0])
     numbers = sum(value.numel() for value in first.values()) // 2
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    most = max(2, min(MOST, MOST_NUMBERS // max(1, numbers), MOST_PARAMETERS // max(1, parameters)))
+    most = max(FEWEST, min(most, MOST_NUMBERS // max(1, numbers), MOST_PARAMETERS // max(1, parameters)))
     name = next((name for name in TARGETS if name in first), None)
     if name is None:
         chosen = _evenly(spread, most)

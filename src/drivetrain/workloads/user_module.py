@@ -33,9 +33,10 @@ from torch.utils.data import default_collate
 
 from drivetrain.config.workload import UserModule
 from drivetrain.errors import problem
+from drivetrain.memory.shortage import give_back, is_shortage
 from drivetrain.rng import restore_rng_state, rng_state, seed_everything
 from drivetrain.workloads.base import Batch, BestMetric, Layout, NamedSamples, Outputs, Workload
-from drivetrain.workloads.loss_cuts import OF_A_LOSS, OF_A_MODEL, check_adds_up, off_zero, varied_samples
+from drivetrain.workloads.loss_cuts import FEWEST, MOST, OF_A_LOSS, OF_A_MODEL, check_adds_up, off_zero, varied_samples
 from drivetrain.workloads.metrics import Metric
 from drivetrain.workloads.user_file import FIELD, UserFile
 from drivetrain.workloads.user_loss import SummedLoss
@@ -187,7 +188,7 @@ class UserModuleWorkload(Workload):
                 task = self._tried(model, self.collate(samples))
             if self.splits_batches and len(self.train) > 1:
                 with self._file.telling("some samples at once and in parts could not be tried"), off_zero(model):
-                    self._check_that_it_splits(model)
+                    self._check_with_what_fits(model)
             return task
         finally:
             restore_rng_state(state)
@@ -213,9 +214,21 @@ class UserModuleWorkload(Workload):
             raise problem(FIELD, f"{shapes}: the loss would compare each with all", "give them one shape")
         return task_of(output, target, self._loss)
 
-    def _check_that_it_splits(self, model: nn.Module) -> None:
-        """UserError if the loss of some samples is not made of the losses of each, or their count."""
-        samples = varied_samples(self.train, self.collate, model)
+    def _check_with_what_fits(self, model: nn.Module) -> None:
+        """The check below with as many samples as memory has room for; two were run before."""
+        most = MOST
+        while True:
+            try:
+                return self._check_that_it_splits(model, most)
+            except Exception as error:
+                if most <= FEWEST or not is_shortage(error):
+                    raise
+            most //= 2
+            give_back()
+
+    def _check_that_it_splits(self, model: nn.Module, most: int) -> None:
+        """UserError if the loss of up to `most` samples is not made of the losses of each, or their count."""
+        samples = varied_samples(self.train, self.collate, model, most)
         name, count, batch = self._file.path.name, len(samples), self.collate(samples)
         if self._loss is not None:
             loss, output, target = self._loss, _output(model, batch).detach(), batch["target"]
