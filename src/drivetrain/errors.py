@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+MOST_SHOWN = 60  # characters of a value that a message quotes
+MOST_SAID = 4000  # characters of each part of a problem
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,10 @@ class Problem:
     field: str
     why: str
     fix: str
+
+    def __post_init__(self) -> None:
+        for part in ("field", "why", "fix"):  # which may quote what was given, however long
+            object.__setattr__(self, part, clipped(getattr(self, part), MOST_SAID))
 
     def __str__(self) -> str:
         return f"{self.field}: {self.why}\n    {self.fix}"
@@ -59,6 +66,31 @@ class RankError(RuntimeError):
     def __init__(self, message: str, traceback: str = "") -> None:
         super().__init__(message)
         self.traceback = traceback
+
+
+class _Shown(reprlib.Repr):
+    """repr of a value's beginning, whatever its size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 3, MOST_SHOWN, MOST_SHOWN
+        self.maxdict = self.maxlist = self.maxtuple = 8
+
+    def repr_int(self, value: int, level: int) -> str:  # noqa: ARG002  reprlib's signature
+        return repr(value) if value.bit_length() < 1000 else f"an integer of {value.bit_length()} bits"
+
+
+_SHOWN = _Shown()
+
+
+def shown(value: Any) -> str:
+    """A value as a message quotes it: at most its first MOST_SHOWN characters."""
+    return clipped(_SHOWN.repr(value), MOST_SHOWN)
+
+
+def clipped(text: str, most: int) -> str:
+    """The text, or as much of its beginning as fits into `most` characters with an ellipsis."""
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def problem(field: str, why: str, fix: str) -> UserError:

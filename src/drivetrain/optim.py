@@ -106,9 +106,6 @@ def _imported(config: training.Optimizer) -> type[torch.optim.Optimizer]:
     if name != path and find_spec(package) is None:
         why = f"{name} is {package}'s, which is not installed"
         raise problem("optimizer.name", why, f"pip install 'drivetrain[{EXTRAS[package]}]'")
-    if "." not in path and ":" not in path:
-        known = ", ".join([*OPTIMIZERS, *training.LOW_BIT, *training.LOW_RANK])
-        raise problem("optimizer.name", f"{name} was given", f"known: {known}; others as package.module:Class")
     low_rank.check_does_as_it_says(path)
     cls = import_object(path, "optimizer.name")
     if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from drivetrain.config.base import Frozen, doc
-from drivetrain.errors import Problem
+from drivetrain.config.files import read_json
+from drivetrain.errors import Problem, UserError
 
 Method = Literal["lora", "ia3", "prompt", "prefix", "p-tuning"]
 PROMPTS = ("prompt", "prefix", "p-tuning")  # virtual tokens before each sample; nothing within the model changes
@@ -67,10 +67,10 @@ class Adapter(Frozen):
     def saved_as_dora(self) -> bool:
         """Whether the adapter at path is; False of a file that cannot be read, which whoever loads it tells."""
         try:
-            told = json.loads((self.path.expanduser() / "adapter_config.json").read_bytes()) if self.path else {}
-        except (OSError, ValueError):
+            told = read_json(self.path.expanduser() / "adapter_config.json") if self.path else {}
+        except UserError:
             return False
-        return isinstance(told, dict) and bool(told.get("use_dora"))
+        return bool(told.get("use_dora"))
 
     @property
     def function(self) -> dict[str, Any] | None:
@@ -88,7 +88,7 @@ def _listed(given: Any) -> Any:
     if given is None:
         return None
     listed = given if isinstance(given, list | tuple) else [given]
-    return [{"method": each} if isinstance(each, str) else each for each in listed]
+    return tuple({"method": each} if isinstance(each, str) else each for each in listed)
 
 
 Adapters = Annotated[tuple[Adapter, ...], BeforeValidator(_listed), Field(min_length=1)]

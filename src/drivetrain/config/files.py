@@ -1,28 +1,43 @@
-"""Text files that people write: run files, and the configurations of other software."""
+"""YAML and JSON that people write: run files, overrides, and the configurations of other software.
+
+What is read has bounds, so that no file, however it is made, takes more than seconds or all of the memory: its size,
+how deep it is nested, and how many values it has once each alias stands for what it repeats.
+"""
 
 from __future__ import annotations
 
 import difflib
 import json
+import stat
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, NodeEvent
 
-from drivetrain.errors import problem
+from drivetrain.errors import UserError, problem
+
+MOST_YAML_BYTES = 2**20  # the reader takes some microseconds a byte
+MOST_JSON_BYTES = 2**24
+MOST_VALUES = 50_000
+MOST_LEVELS = 64
+MOST_QUOTED = 200  # characters of a parser's own words
+
+
+class BrokenText(ValueError):
+    """A text that is no YAML or JSON, or is beyond the bounds. The message completes "the file ..."."""
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML 1.2 file. UserError if it is missing, empty, broken, or no mapping."""
+    """The mapping in a YAML 1.2 file. UserError if it is missing, empty, broken, beyond the bounds, or no mapping."""
     try:
-        raw = YAML(typ="safe", pure=True).load(_text(path))
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-        raise problem(str(path), f"broken YAML{where}: {error.problem}", "correct the line and try again") from None
-    except (YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise problem(str(path), f"broken YAML: {error}", "correct the file and try again") from None
+        raw = parsed_yaml(read_text(path, MOST_YAML_BYTES))
+    except BrokenText as error:
+        raise problem(str(path), str(error), "correct the file and try again") from None
     if raw is None:
         raise problem(str(path), "the file is empty", "a run file needs at least workload, batch_size and loop")
     if not isinstance(raw, dict):
@@ -33,29 +48,172 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The mapping in a JSON file. UserError if it is missing, broken, no mapping, or says a key twice."""
+    """The mapping in a JSON file. UserError if it is missing, broken, out of bounds, no mapping, or has a key twice."""
     try:
-        raw = json.loads(_text(path), object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:
-        raise problem(str(path), f"broken JSON: {error}", "correct the file and try again") from None
+        raw = parsed_json(read_text(path, MOST_JSON_BYTES))
+    except BrokenText as error:
+        raise problem(str(path), str(error), "correct the file and try again") from None
     if not isinstance(raw, dict):
         raise problem(str(path), f"holds a {type(raw).__name__}, not a mapping of keys", "write {...}")
     return raw
 
 
+def parsed_yaml(text: str) -> Any:
+    """The value of a YAML 1.2 text; of its types those that JSON has too. BrokenText says what is wrong with it."""
+    try:
+        _check_bounds(text)
+        yaml = YAML(typ="safe", pure=True)
+        yaml.Constructor = _PlainConstructor
+        return yaml.load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise BrokenText(f"broken YAML{where}: {str(error.problem)[:MOST_QUOTED]}") from None
+    except BrokenText:
+        raise
+    except (
+        YAMLError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        RecursionError,
+    ) as error:  # as `!!bool maybe`
+        raise BrokenText(f"broken YAML: {str(error)[:MOST_QUOTED]}") from None
+
+
+def parsed_json(text: str) -> Any:
+    """The value of a JSON text. BrokenText says what is wrong with it."""
+    try:
+        value = json.loads(text, object_pairs_hook=_once)
+    except RecursionError:
+        raise BrokenText(f"is nested in more than {MOST_LEVELS} levels") from None
+    except ValueError as error:
+        raise BrokenText(f"broken JSON: {str(error)[:MOST_QUOTED]}") from None
+    check_levels(value)
+    return value
+
+
+def check_levels(value: Any) -> None:
+    """BrokenText if lists and mappings are within one another more often than MOST_LEVELS."""
+    level = [value]
+    for _ in range(MOST_LEVELS + 1):
+        collections = [node for node in level if isinstance(node, dict | list)]
+        level = [part for node in collections for part in (node.values() if isinstance(node, dict) else node)]
+    if level:
+        raise BrokenText(f"is nested in more than {MOST_LEVELS} levels")
+
+
+def read_text(path: Path, most_bytes: int) -> str:
+    """The text of a regular file: a pipe or a device might never end. UserError if it cannot be read, or is larger."""
+    cure = "give a readable UTF-8 text file"
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise problem(str(path), "cannot be read: it is a folder, a pipe or a device", cure)
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)
+        if len(content) > most_bytes:
+            why = f"has more than {most_bytes / 2**20:g} MiB, which no such file needs"
+            raise problem(str(path), why, "keep data in files of their own")
+        return content.decode("utf-8-sig")
+    except FileNotFoundError:
+        near = difflib.get_close_matches(path.name, _beside(path), n=1)
+        hint = f"did you mean {path.parent / near[0]}?" if near else "recipes/ has run files as examples"
+        raise problem(str(path), "there is no such file", hint) from None
+    except UnicodeDecodeError as error:
+        raise problem(str(path), f"cannot be read: {error}", cure) from None
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in its name
+        raise problem(str(path), f"cannot be read: {getattr(error, 'strerror', None) or error}", cure) from None
+
+
+def _beside(path: Path) -> list[str]:
+    """Files in the same folder that end alike."""
+    try:
+        return [each.name for each in path.parent.iterdir() if each.suffix[:2] == path.suffix[:2]]
+    except OSError:
+        return []
+
+
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    twice = {key for key, _ in pairs if [other for other, _ in pairs].count(key) > 1}
+    twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
     if twice:
         raise ValueError(f"{', '.join(sorted(twice))} is given twice")
     return dict(pairs)
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob(f"*{path.suffix[:2]}*")], n=1)
-        hint = f"did you mean {path.parent / near[0]}?" if near else "recipes/ has run files as examples"
-        raise problem(str(path), "there is no such file", hint) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise problem(str(path), f"cannot be read: {error}", "give a readable UTF-8 text file") from None
+# --- YAML within bounds ----------------------------------------------------------------------------------------------
+
+
+class _PlainConstructor(SafeConstructor):
+    """Builds what JSON has as well. YAML 1.2 has no dates: what looks like one is a text."""
+
+    def construct_yaml_str(self, node: Any) -> str:
+        value: str = super().construct_yaml_str(node)
+        value.encode()  # ValueError for half a character
+        return value
+
+    def construct_yaml_int(self, node: Any) -> int:
+        value: int = super().construct_yaml_int(node)
+        str(value)  # ValueError where 0xfff... has so many digits that no run.yaml could hold it
+        return value
+
+
+_KEPT = ("null", "bool", "int", "float", "str", "seq", "map")
+_PlainConstructor.yaml_constructors = {
+    tag: make
+    for tag, make in SafeConstructor.yaml_constructors.items()
+    if tag is None or tag.rpartition(":")[2] in _KEPT
+} | {
+    "tag:yaml.org,2002:int": _PlainConstructor.construct_yaml_int,
+    "tag:yaml.org,2002:str": _PlainConstructor.construct_yaml_str,
+    "tag:yaml.org,2002:timestamp": _PlainConstructor.construct_yaml_str,
+}
+
+
+@dataclass
+class _Collection:
+    """A sequence or mapping that is being read. first: values before it; levels: how deep it is, itself counted."""
+
+    anchor: str | None
+    first: int
+    levels: int = 1
+
+
+def _check_bounds(text: str) -> None:
+    """BrokenText as soon as a text nests too deeply or, its aliases written out, holds too much."""
+    bounds = _Bounds()
+    for event in YAML(typ="safe", pure=True).parse(text):
+        bounds.see(event)
+
+
+class _Bounds:
+    def __init__(self) -> None:
+        self.values = 0
+        self.opened: list[_Collection] = []
+        self.named: dict[str, tuple[int, int]] = {}  # anchor → values and levels of what it names
+
+    def see(self, event: Any) -> None:
+        if isinstance(event, AliasEvent):
+            if any(event.anchor == each.anchor for each in self.opened):
+                raise BrokenText(f"the alias *{event.anchor} refers to itself")
+            self._add(*self.named.get(event.anchor, (1, 0)))
+        elif isinstance(event, CollectionEndEvent):
+            ended = self.opened.pop()
+            if ended.anchor is not None:
+                self.named[ended.anchor] = (self.values - ended.first, ended.levels)
+            self._add(0, ended.levels)
+        elif isinstance(event, NodeEvent):
+            if isinstance(event, CollectionStartEvent):
+                self.opened.append(_Collection(event.anchor, self.values))
+            self._add(1, 0)
+
+    def _add(self, values: int, levels: int) -> None:
+        self.values += values
+        if self.opened:
+            self.opened[-1].levels = max(self.opened[-1].levels, levels + 1)
+        if len(self.opened) + levels > MOST_LEVELS:
+            raise BrokenText(f"is nested in more than {MOST_LEVELS} levels")
+        if self.values > MOST_VALUES:
+            raise BrokenText(f"is too large: more than {MOST_VALUES:,} values, each alias counted as what it repeats")

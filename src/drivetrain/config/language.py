@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from drivetrain.config.base import Frozen, doc
+from drivetrain.config.base import Frozen, MaybeEmpty, doc
 
 MOST_DROPPED = 0.05  # share of a data set's rows that "drop" leaves out; more is seldom meant
 BadRows = Literal["error", "drop"] | Annotated[float, Field(gt=0, le=1, strict=True)]
@@ -66,7 +66,7 @@ class DataSource(Frozen):
         gt=0,
         allow_inf_nan=False,
     )
-    replace: dict[str, str] = doc("Texts put in the place of others, such as {'{{name}}': Ada}", {})
+    replace: dict[str, MaybeEmpty] = doc("Texts put in the place of others, such as {'{{name}}': Ada}", {})
 
 
 def _sources(given: Any) -> Any:
@@ -92,7 +92,7 @@ class LanguageData(Frozen):
     template: str | None = doc(
         "Chat template: alpaca, chatml, plain, vicuna or a Jinja file; left out, the tokenizer's", None
     )
-    system: str | None = doc("sft: the system message of conversations that have none", None)
+    system: MaybeEmpty | None = doc("sft: the system message of conversations that have none", None)
     train_on: Literal["responses", "last_response", "all"] = doc("sft: the tokens that are targets", "responses")
     too_long: Literal["truncate", "drop", "error"] = doc("sft: what to do with a sample of more tokens", "truncate")
     bad_rows: BadRows = doc(

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from drivetrain.config.engine import ENGINES, block_of
-from drivetrain.config.files import read_yaml
+from drivetrain.config.files import BrokenText, parsed_yaml, read_yaml
 from drivetrain.config.run import RunConfig
-from drivetrain.errors import Problem, UserError, problem
+from drivetrain.errors import Problem, UserError, clipped, problem, shown
 
 UNKNOWN, MISSING = "extra_forbidden", "missing"  # pydantic's names of these errors
 DRIVER = ["engine", "driver"]  # its fields are those of engine, and are written in full
+EXPECTED = {  # in place of pydantic's words, which name Python's types
+    "is_instance_of": "input should be a path, written as a text",
+    "tuple_type": "input should be a list",
+    "dict_type": "input should be a mapping of keys",
+    **dict.fromkeys(("model_type", "model_attributes_type"), "input should be a block of keys"),
+}
+MOST_PROBLEMS = 100
+MOST_KEY = 200  # characters of a key that a problem names
 UNION_TAGS = {  # what pydantic puts into a location to tell which kind of block it tried
     "workload": ("image_classification", "text_classification", "language_model", "module"),
     "engine": tuple(ENGINES),
@@ -49,13 +56,20 @@ def validate(raw: dict[str, Any], problems: list[Problem]) -> tuple[RunConfig | 
     A misspelt key's value takes the place that it was meant for: it is not told besides that this is missing.
     """
     moved: list[list[Any]] = []
+    wrong: list[list[Any]] = []  # what was there and could not stay: it is not missing
     for _ in range(5):
         try:
             return RunConfig.model_validate(raw), problems
         except ValidationError as error:
-            found = [(detail["type"], _path_in(detail["loc"], raw), _problem(detail, raw)) for detail in error.errors()]
+            details = error.errors(include_url=False)
+        found = [(each["type"], _path_in(each["loc"], raw), _problem(each, raw)) for each in details[:MOST_PROBLEMS]]
+        found = [(kind, path, told) for kind, path, told in found if kind != MISSING or not _holds(path, wrong)]
+        wrong += [path for kind, path, _ in found if kind != UNKNOWN]
         moved += [place for kind, path, _ in found if kind == UNKNOWN and (place := _moved(path, raw))]
         problems += _once([told for kind, path, told in found if path not in moved or kind not in (UNKNOWN, MISSING)])
+        if len(details) > MOST_PROBLEMS:
+            why = f"has {len(details):,} problems, of which {MOST_PROBLEMS} are listed"
+            return None, [*problems, Problem("run file", why, "correct these first")]
         if not all([_remove(raw, path) for kind, path, _ in reversed(found) if path not in moved or kind != MISSING]):
             break
     return None, problems
@@ -69,10 +83,9 @@ def _apply(raw: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise problem(override, "is no override", "write key=value, e.g. precision=bf16-mixed or optimizer.lr=3e-4")
     try:
-        value = YAML(typ="safe", pure=True).load(text) if text else None
-    except (YAMLError, ValueError, TypeError) as error:
-        message = getattr(error, "problem", None) or error
-        raise problem(key, f"the value {text!r} is broken YAML: {message}", "quote it") from None
+        value = parsed_yaml(text) if text else None
+    except BrokenText as error:
+        raise problem(key, f"the value {shown(text)}: {error}", "correct it, or quote a text") from None
     path = resolve_key(key)
     node = raw
     for part in path[:-1]:
@@ -127,7 +140,7 @@ def _blocks(annotation: Any) -> list[type[BaseModel]]:
 
 def _problem(detail: ErrorDetails, raw: dict[str, Any]) -> Problem:
     path = _path_in(detail["loc"], raw)
-    field = ".".join(map(str, path)) or "run file"
+    field = clipped(".".join(map(str, path)), MOST_KEY) or "run file"
     if detail["type"] == UNKNOWN:
         return Problem(field, "there is no such key", _nearest(str(path[-1]), _siblings(path)))
     if detail["type"] == "union_tag_invalid":
@@ -136,9 +149,9 @@ def _problem(detail: ErrorDetails, raw: dict[str, Any]) -> Problem:
     documentation = next((info.description for p, info in field_paths() if p == path), None)
     if detail["type"] == MISSING:
         return Problem(field, "is required and was not given", documentation or "add it to the run file")
-    message = detail["msg"].removeprefix("Value error, ")
+    message = EXPECTED.get(detail["type"]) or detail["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    return Problem(field, f"{_shown(detail['input'])} was given; {message}", documentation or "correct the value")
+    return Problem(field, f"{_in_yaml(detail['input'])} was given; {message}", documentation or "correct the value")
 
 
 def _once(problems: Sequence[Problem]) -> list[Problem]:
@@ -150,6 +163,11 @@ def _once(problems: Sequence[Problem]) -> list[Problem]:
         Problem(field, ", or ".join([found[0], *(why.partition(" given; ")[2] for why in found[1:])]), fix)
         for (field, fix), found in whys.items()
     ]
+
+
+def _holds(path: Sequence[Any], others: Sequence[Sequence[Any]]) -> bool:
+    """Whether one of the other paths is this one, or lies within it."""
+    return any(list(other[: len(path)]) == list(path) for other in others)
 
 
 def _siblings(path: Sequence[Any]) -> list[str]:
@@ -168,9 +186,9 @@ def _moved(path: Sequence[Any], raw: Any) -> list[Any] | None:
     return [*path[:-1], near[0]]
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _in_yaml(value: Any) -> str:
+    """A value as a run file has it: Python would write None and True."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else shown(value)
 
 
 def _nearest(key: str, names: Sequence[str]) -> str:

@@ -41,7 +41,9 @@ class RunConfig(Frozen):
     min_nodes: int | None = doc("Machines that are enough to start, and to go on when others are lost", None, gt=0)
     max_restarts: int = doc("Restarts from the newest good checkpoint after a process or a machine died", 0, ge=0)
     grace_seconds: int = doc("Time to save in after SIGTERM or Ctrl-C; then ranks are ended", 300, gt=0)
-    hang_seconds: int | None = doc("End the run, and say who waits where, after so long a standstill", 300, gt=0)
+    hang_seconds: int | None = doc(
+        "End the run, and say who waits where, after so long a standstill; null: never", 300, gt=0
+    )
     device: Literal["auto", "cpu", "cuda"] = doc("auto takes a GPU if there is one", "auto")
     memory_limit: float | None = doc("GiB that a process may take of its device; left out, all there is", None, gt=0)
 

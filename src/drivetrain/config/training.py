@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import difflib
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator
 
 from drivetrain.config.base import Frozen, doc
 
@@ -15,10 +19,21 @@ LOW_BIT = {
     "bnb-paged-adamw8bit": "bitsandbytes.optim:PagedAdamW8bit",
 }
 LOW_RANK = {"galore": "pytorch_optimizer:GaLore"}
+OPTIMIZERS = ("sgd", "adam", "adamw", "adafactor", *LOW_BIT, *LOW_RANK)
+IMPORT_PATH = r"[^\W\d]\w*(\.[^\W\d]\w*)*[.:][^\W\d]\w*"
+
+
+def _optimizer(name: str) -> str:
+    """One of OPTIMIZERS, or an import path. ValueError for what neither could be."""
+    if name in OPTIMIZERS or re.fullmatch(IMPORT_PATH, name):
+        return name
+    near = difflib.get_close_matches(name[:40], OPTIMIZERS, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ValueError(f"known: {', '.join(OPTIMIZERS)}; others as package.module:Class{hint}")
 
 
 class Optimizer(Frozen):
-    name: str = doc(
+    name: Annotated[str, AfterValidator(_optimizer)] = doc(
         "sgd, adam, adamw; with a smaller state (docs/optimizers.md) adafactor, galore, adamw8bit, adamw4bit, "
         "adamw-fp8, bnb-adamw8bit, bnb-paged-adamw8bit; or an optimizer class's import path (package.module:Class)",
         "adamw",

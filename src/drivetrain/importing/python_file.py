@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from drivetrain.config.files import MOST_YAML_BYTES, read_text
 from drivetrain.errors import problem
 from drivetrain.importing.python_values import Name, Scope, Unknown, clipped
 
@@ -204,12 +205,7 @@ class _Reader:
 
 
 def _parsed(path: Path) -> ast.Module:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise problem(str(path), "there is no such file", "check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise problem(str(path), f"cannot be read: {error}", "give a readable UTF-8 text file") from None
+    text = read_text(path, MOST_YAML_BYTES)
     try:
         with warnings.catch_warnings(action="ignore"):  # a stray backslash in someone's text
             return ast.parse(text)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.config import accelerate, deepspeed
-from drivetrain.config.files import read_json, read_yaml
-from drivetrain.errors import problem
+from drivetrain.config.files import MOST_JSON_BYTES, read_json, read_text, read_yaml
+from drivetrain.errors import UserError, problem
 from drivetrain.importing import (
     engines,
     llama_factory,
@@ -123,8 +123,8 @@ def _some(names: Iterable[str]) -> str:
 def _hold_something(path: Path) -> None:
     """An empty file is told here: what the readers say of one is meant for run files."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError):
+        text = read_text(path, MOST_JSON_BYTES)
+    except UserError:
         return  # the reader says why
     if not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines()):
         raise problem(str(path), "the file is empty", CURE)

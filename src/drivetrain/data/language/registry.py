@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from drivetrain.config.files import check_levels
 from drivetrain.data.language.conversation_form import COLUMNS, TAGS, USED, Form, Formatting, kind
 from drivetrain.data.tables import not_utf8
 from drivetrain.errors import Problem, UserError, problem
@@ -68,6 +69,7 @@ def read_registry(path: str, field: str) -> dict[str, Entry]:
         raise problem(field, f"{file} does not exist", fix)
     try:
         held = json.loads(file.read_bytes().decode("utf-8-sig"))
+        check_levels(held)
     except UnicodeDecodeError as error:
         raise not_utf8(error, str(file), field) from None
     except json.JSONDecodeError as error:
