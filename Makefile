@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
-.PHONY: help demo test test-all parity chaos lint bench clean
+.PHONY: help demo test test-all parity chaos fuzz lint bench clean
 
 help:
 	@echo "make demo      install, train the digits recipe at four precisions and on eight engines, and compare"
@@ -16,6 +16,7 @@ help:
 	@echo "make test-all  the slow tests too"
 	@echo "make parity    every engine against plain PyTorch, all cases; writes docs/parity.md"
 	@echo "make chaos     runs of four engines killed a hundred times (twenty minutes to an hour)"
+	@echo "make fuzz      1,400 almost right command lines of every verb; writes bench/results/fuzz.md"
 	@echo "make lint      ruff and mypy"
 	@echo "make bench     the benchmarks of bench/ (tens of minutes; wants a quiet machine)"
 	@echo "make clean     remove .venv, runs and caches"
@@ -36,6 +37,9 @@ parity: $(VENV)/.installed-dev
 
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python -m bench.chaos
+
+fuzz: $(VENV)/.installed-dev
+	$(BIN)/python -m bench.fuzz
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from drivetrain.config.files import MOST_JSON_BYTES, parsed_json, read_text
 from drivetrain.strict_json import dumps, restored
 from drivetrain.whole_file import write_whole, writing
 
@@ -79,4 +80,4 @@ class RunReport(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> RunReport:
-        return cls.model_validate(restored(json.loads(path.read_text(encoding="utf-8"))))
+        return cls.model_validate(restored(parsed_json(read_text(path, MOST_JSON_BYTES))))

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from drivetrain.config.files import usable_path
 from drivetrain.strict_json import dumps
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 checkpoint = typer.Typer(help="Look into checkpoints, verify them, convert them.", no_args_is_help=True)
 errors = Console(stderr=True, highlight=False)
 
-Folder = Annotated[Path, typer.Argument(metavar="PATH", help="A folder step-..., or a run's.", show_default=False)]
+Folder = Annotated[
+    Path, typer.Argument(metavar="PATH", help="A folder step-..., or a run's.", show_default=False, parser=usable_path)
+]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="With --run: overrides.")]
 
 
@@ -57,14 +60,19 @@ def verify(path: Folder) -> None:
 
 @checkpoint.command()
 def convert(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="Checkpoint or run; with --run, others' folder.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="Checkpoint or run; with --run, others' folder.", parser=usable_path)
+    ],
     overrides: Overrides = None,
     to: Annotated[str | None, typer.Option(help="transformers, dcp, deepspeed or accelerate.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="With --to: a new folder.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="With --to: a new folder.", parser=usable_path)
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="With --to transformers: fp32, bf16 or fp16.")] = None,
     from_: Annotated[str | None, typer.Option("--from", help="Format of PATH; left out, what it looks like.")] = None,
     run: Annotated[
-        Path | None, typer.Option(metavar="RUN.YAML", help="Put others' checkpoint into this run's folder.")
+        Path | None,
+        typer.Option(metavar="RUN.YAML", help="Put others' checkpoint into this run's folder.", parser=usable_path),
     ] = None,
     step: Annotated[int | None, typer.Option(min=0, help="With --run: the step that it is of.")] = None,
     weights_only: Annotated[bool, typer.Option("--weights-only", help="With --run: no optimizer's states.")] = False,

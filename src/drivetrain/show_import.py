@@ -9,16 +9,24 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from drivetrain.config.files import usable_path
+
 errors = Console(stderr=True, highlight=False)
 
 
 def import_(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Configurations that belong together.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="Configurations that belong together.", parser=usable_path)
+    ],
     onto: Annotated[
-        Path | None, typer.Option(metavar="RUN.YAML", help="Run file that has the workload, and what else is not said.")
+        Path | None,
+        typer.Option(
+            metavar="RUN.YAML", help="Run file that has the workload, and what else is not said.", parser=usable_path
+        ),
     ] = None,
     to: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Run file; left out, <first file>-run.yaml.")
+        Path | None,
+        typer.Option("--output", "-o", help="Run file; left out, <first file>-run.yaml.", parser=usable_path),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
     without: Annotated[

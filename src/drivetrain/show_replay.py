@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from drivetrain.config.files import usable_path
 from drivetrain.strict_json import dumps
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ BACKWARD = (
 
 
 def replay(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", show_default=False)],
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a run.", show_default=False, parser=usable_path)
+    ],
     step: Annotated[int, typer.Option(min=1, help="Step to do again, counted from 1.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every module.")] = False,
     trust: Annotated[bool, typer.Option("--trust", help="Run Python that the folder's run.yaml names.")] = False,

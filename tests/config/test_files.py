@@ -15,7 +15,7 @@ from drivetrain.config.load import load, validate
 from drivetrain.errors import Problem, UserError, shown
 from tests.config.test_load import MODULE
 
-SECONDS = 8  # on a busy machine; each of these took tens of seconds, or all of the memory
+SECONDS = 5  # of this process; each of these took tens of seconds, or all of the memory
 
 BOMB = "a0: &a0 [x, x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30))
 CHAIN = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 400))
@@ -27,7 +27,7 @@ YAML_OUT_OF_BOUNDS = {
     "billion laughs": (BOMB, "too large"),
     "aliases of aliases": (CHAIN, "nested in more than 64 levels"),
     "an alias within itself": ("a: &x [*x]", "refers to itself"),
-    "many values": ("a: [" + "1," * 60_000 + "]", "too large"),
+    "many values": ("a: [" + "1," * 30_000 + "]", "too large"),
     "many bytes": ("a: " + "x" * MOST_YAML_BYTES, "more than 1 MiB"),
     "digits": ("a: 0x" + "f" * 100_000, "broken YAML"),
     "an unknown truth": ("a: !!bool maybe", "broken YAML"),
@@ -36,10 +36,10 @@ YAML_OUT_OF_BOUNDS = {
 
 
 def refused(call: Callable[[Path], object], path: Path) -> str:
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(UserError) as caught:
         call(path)
-    assert time.monotonic() - start < SECONDS
+    assert time.process_time() - start < SECONDS
     (found,) = caught.value.problems
     assert len(str(found)) < 1000
     return found.why
@@ -54,9 +54,9 @@ def test_yaml_out_of_bounds_is_refused_soon(text: str, why: str, tmp_path: Path)
 @pytest.mark.parametrize("text", ["[" * 3000, "[" * 3000 + "]" * 3000, "&a [*a]"], ids=["open", "closed", "itself"])
 def test_an_override_out_of_bounds_is_refused_soon(text: str, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(MODULE))
-    start = time.monotonic()
+    start = time.process_time()
     _, [found] = load(tmp_path / "run.json", [f"optimizer.options={text}"])
-    assert time.monotonic() - start < SECONDS
+    assert time.process_time() - start < SECONDS
     assert found.field == "optimizer.options"
     assert len(str(found)) < 400
 
@@ -98,16 +98,16 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_a_value_is_quoted_at_its_beginning_only() -> None:
-    start = time.monotonic()
+    start = time.process_time()
     for value in ("x" * 10_000_000, ["x" * 1_000_000] * 10, {"a": [["b"] * 10_000] * 10_000}, 16**100_000):
         assert len(shown(value)) <= 60
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 1
     assert len(str(Problem("f" * 10**6, "w" * 10**6, "x" * 10**6))) < 20_000
 
 
 def test_of_thousands_of_problems_the_first_are_listed() -> None:
-    start = time.monotonic()
-    _, problems = validate({**json.loads(json.dumps(MODULE)), "tracking": {"trackers": [1] * 20_000}}, [])
-    assert time.monotonic() - start < SECONDS
+    start = time.process_time()
+    _, problems = validate({**json.loads(json.dumps(MODULE)), "tracking": {"trackers": [1] * 15_000}}, [])
+    assert time.process_time() - start < SECONDS
     assert len(problems) == 101
-    assert "20,000 problems" in problems[-1].why
+    assert "15,000 problems" in problems[-1].why

@@ -16,6 +16,7 @@ from typing import Any
 from drivetrain.compare.matrix import slug
 from drivetrain.compare.outcome import Outcome
 from drivetrain.compare.rows import Comparison, Result, Row
+from drivetrain.config.files import read_json
 from drivetrain.errors import problem
 from drivetrain.whole_file import write_whole
 
@@ -51,7 +52,7 @@ def remember(comparison: Comparison, folder: Path) -> Path | None:
 def remembered(folder: Path) -> list[Row]:
     """The rows of a comparison. UserError if rows.json cannot be read."""
     try:
-        kept = json.loads((folder / ROWS).read_text(encoding="utf-8"))
+        kept = read_json(folder / ROWS)
         return [
             Row(
                 row["label"],

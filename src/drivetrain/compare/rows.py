@@ -43,8 +43,7 @@ class Result:
 
     @cached_property
     def events(self) -> list[dict[str, Any]]:
-        path = self.folder / "events.jsonl"
-        return list(read_events(path)) if path.exists() else []
+        return list(read_events(self.folder / "events.jsonl"))
 
     @cached_property
     def config(self) -> dict[str, Any] | None:
@@ -57,14 +56,19 @@ class Result:
     @cached_property
     def curve(self) -> list[tuple[float, float]]:
         """(epoch, training loss): batches of other sizes take other numbers of steps to the same epoch."""
-        return [(event["epoch"], float(event["loss"])) for event in self.events if event["event"] == "step"]
+        return [(event["epoch"], event["loss"]) for event in self._steps]
 
     @cached_property
     def losses(self) -> dict[Point, float]:
         """Training loss at the points of the curve."""
-        return {
-            (event["step"], event["samples"]): float(event["loss"]) for event in self.events if event["event"] == "step"
-        }
+        return {(event["step"], event["samples"]): event["loss"] for event in self._steps}
+
+    @property
+    def _steps(self) -> list[dict[str, Any]]:
+        """Events of steps with all their numbers: a file that was edited may lack some."""
+        named = ("epoch", "loss", "step", "samples")
+        steps = [event for event in self.events if event["event"] == "step"]
+        return [event for event in steps if all(isinstance(event.get(name), int | float) for name in named)]
 
 
 @dataclass(frozen=True, eq=False)

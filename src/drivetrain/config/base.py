@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -19,6 +20,17 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
+from drivetrain.config.files import no_path, no_text
+
+
+def _named(given: str) -> str:
+    why = no_path(given)
+    if why is not None:
+        raise ValueError(f"input should be a path or a hub id; {why}")
+    return given
+
+
+PathOrId = Annotated[str, AfterValidator(_named)]
 MaybeEmpty = Annotated[str, Field(min_length=0)]  # a text that means something with nothing in it
 
 
@@ -83,13 +95,11 @@ def _converted(given: Any, kinds: frozenset[type], in_python: bool) -> Any:
     in_python: not of JSON, where pydantic takes texts for paths by itself.
     """
     if isinstance(given, str):
-        if "\0" in given:
-            raise ValueError("no text may hold a NUL character")
-        try:
-            given.encode()
-        except UnicodeEncodeError:
-            raise ValueError("it is no UTF-8 text") from None
-        if given and in_python and Path in kinds and str not in kinds:
+        is_path = Path in kinds and str not in kinds
+        why = no_path(given) if is_path else no_text(given)
+        if why is not None:
+            raise ValueError(f"input should be a {'path' if is_path else 'text'}; {why}")
+        if is_path and in_python:
             return Path(given)
     elif isinstance(given, bool) and bool not in kinds and int in kinds:
         raise ValueError("input should be a number")

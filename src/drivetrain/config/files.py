@@ -19,12 +19,13 @@ from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, NodeEvent
 
-from drivetrain.errors import UserError, problem
+from drivetrain.errors import UserError, problem, shown
 
 MOST_YAML_BYTES = 2**20  # the reader takes some microseconds a byte
 MOST_JSON_BYTES = 2**24
-MOST_VALUES = 50_000
+MOST_VALUES = 20_000
 MOST_LEVELS = 64
+MOST_NAME, MOST_PATH = 255, 4000  # bytes: Linux and macOS take no more
 MOST_QUOTED = 200  # characters of a parser's own words
 
 
@@ -126,6 +127,33 @@ def read_text(path: Path, most_bytes: int) -> str:
         raise
     except (OSError, ValueError) as error:  # ValueError: a NUL character in its name
         raise problem(str(path), f"cannot be read: {getattr(error, 'strerror', None) or error}", cure) from None
+
+
+def usable_path(text: str) -> Path:
+    """A path that a file could have. UserError for an empty text, and for names that no file system takes."""
+    why = no_path(text)
+    if why is not None:
+        raise problem(shown(text), f"is no path: {why}", "correct it")
+    return Path(text)
+
+
+def no_path(text: str) -> str | None:
+    """Why a text is the path of no file; None if it may be one."""
+    if not text:
+        return "it is empty"
+    long = len(text) > MOST_PATH or any(len(part.encode("utf-8", "replace")) > MOST_NAME for part in text.split("/"))
+    return no_text(text) or (f"a name has at most {MOST_NAME} bytes, a path {MOST_PATH}" if long else None)
+
+
+def no_text(text: str) -> str | None:
+    """Why a text is none that could be written into a file; None if it is one."""
+    if "\0" in text:
+        return "it has a NUL character"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "it is not UTF-8"
+    return None
 
 
 def _beside(path: Path) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from drivetrain.config.base import Frozen, MaybeEmpty, doc
+from drivetrain.config.base import Frozen, MaybeEmpty, PathOrId, doc
 
 MOST_DROPPED = 0.05  # share of a data set's rows that "drop" leaves out; more is seldom meant
 BadRows = Literal["error", "drop"] | Annotated[float, Field(gt=0, le=1, strict=True)]
@@ -21,12 +21,12 @@ def most_dropped(bad_rows: BadRows) -> float:
 
 
 class LanguageModelModel(Frozen):
-    path: str | None = doc("Transformers causal language model to start from: a local folder or a hub id", None)
+    path: PathOrId | None = doc("Transformers causal language model to start from: a local folder or a hub id", None)
     trust_remote_code: bool = doc("Run Python code that lies beside the model at path (docs/security.md)", False)
     config: dict[str, Any] | None = doc(
         "Transformers config of a model made from scratch: model_type and its fields", None
     )
-    tokenizer: str | None = doc(
+    tokenizer: PathOrId | None = doc(
         "A folder or hub id; bytes, characters or bpe are made from the training data. "
         "Left out, model.path's, or bytes from scratch",
         None,
@@ -50,7 +50,7 @@ class LanguageModelModel(Frozen):
 class DataSource(Frozen):
     """One data set of a mixture."""
 
-    path: str = doc("A file, a folder of files, a name in the registry, or a hub id")
+    path: PathOrId = doc("A file, a folder of files, a name in the registry, or a hub id")
     formatting: Literal["auto", "text", "alpaca", "sharegpt", "openai"] = doc(
         "What a row holds; auto looks at the first rows", "auto"
     )
@@ -89,7 +89,7 @@ class LanguageData(Frozen):
     )
     registry: Path | None = doc("LLaMA-Factory's dataset_info.json, or its folder: data sets by name", None)
     length: int = doc("Tokens of a sample: of each window of text, at most of a conversation", 256, gt=1)
-    template: str | None = doc(
+    template: PathOrId | None = doc(
         "Chat template: alpaca, chatml, plain, vicuna or a Jinja file; left out, the tokenizer's", None
     )
     system: MaybeEmpty | None = doc("sft: the system message of conversations that have none", None)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from drivetrain.config.base import Frozen, doc
+from drivetrain.config.base import Frozen, PathOrId, doc
 from drivetrain.config.language import BadRows, LanguageModel
 
 
 class ImageModel(Frozen):
-    path: str | None = doc("Transformers image classifier to start from: a local folder or a hub id", None)
+    path: PathOrId | None = doc("Transformers image classifier to start from: a local folder or a hub id", None)
     trust_remote_code: bool = doc("Run Python code that lies beside the model at path (docs/security.md)", False)
     config: dict[str, Any] | None = doc(
         "Transformers config of a model made from scratch: model_type and its fields", None
@@ -24,8 +24,8 @@ class ImageData(Frozen):
     source: Literal["digits", "folder", "cifar10", "parquet", "hub"] = doc(
         "digits (bundled), folder of class folders, CIFAR-10 python pickles, parquet files, or a hub data set"
     )
-    train: str | None = doc("Training data: a folder, a file or a hub id (not for digits)", None)
-    evaluation: str | None = doc("Evaluation data, same form; split off from train if left out", None)
+    train: PathOrId | None = doc("Training data: a folder, a file or a hub id (not for digits)", None)
+    evaluation: PathOrId | None = doc("Evaluation data, same form; split off from train if left out", None)
     evaluation_fraction: float = doc("Stratified share split off when evaluation is not given", 0.1, gt=0, lt=1)
     image_column: str = doc("Column that holds the images (parquet, hub)", "image")
     label_column: str = doc("Column that holds the labels (parquet, hub)", "label")
@@ -46,18 +46,20 @@ class ImageClassification(Frozen):
 
 
 class TextModel(Frozen):
-    path: str | None = doc("Transformers model to start from: a local folder or a hub id", None)
+    path: PathOrId | None = doc("Transformers model to start from: a local folder or a hub id", None)
     trust_remote_code: bool = doc("Run Python code that lies beside the model at path (docs/security.md)", False)
     config: dict[str, Any] | None = doc(
         "Transformers config of a model made from scratch: model_type and its fields", None
     )
-    tokenizer: str | None = doc("Tokenizer: a folder, a WordPiece vocab.txt or a hub id; left out, model.path's", None)
+    tokenizer: PathOrId | None = doc(
+        "Tokenizer: a folder, a WordPiece vocab.txt or a hub id; left out, model.path's", None
+    )
     trust_tokenizer_code: bool = doc("Run Python code that lies beside the tokenizer (docs/security.md)", False)
 
 
 class TextData(Frozen):
-    train: str = doc("CSV, TSV, JSONL or parquet file, or a hub id")
-    evaluation: str | None = doc("Evaluation data, same form; split off from train if left out", None)
+    train: PathOrId = doc("CSV, TSV, JSONL or parquet file, or a hub id")
+    evaluation: PathOrId | None = doc("Evaluation data, same form; split off from train if left out", None)
     evaluation_fraction: float = doc("Stratified share split off when evaluation is not given", 0.1, gt=0, lt=1)
     text_column: str | int = doc("Column of the text: its name, or its position from 0 if there is no header", "text")
     text_pair_column: str | int | None = doc("Column of a second text, for tasks over pairs", None)

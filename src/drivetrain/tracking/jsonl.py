@@ -91,6 +91,8 @@ def _named(path: Path, odd: list[int]) -> str:
 def _lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
     """(number, bytes, whether they are a whole line). A line longer than LONGEST comes in parts, all of its number."""
     number, begins = 1, True
+    if not path.is_file():  # a pipe or a device would never end
+        return
     with path.open("rb") as file:
         while part := file.readline(LONGEST):
             ends = part.endswith(b"\n")
