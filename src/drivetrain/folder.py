@@ -18,7 +18,7 @@ from drivetrain.config.run import RunConfig
 from drivetrain.errors import RunError, last_line, problem
 from drivetrain.lock import refuse_if_held
 from drivetrain.trust.named_code import refuse_named_code
-from drivetrain.whole_file import replacing, writing
+from drivetrain.whole_file import followed, replacing, writing
 
 _MARKS = ("events.jsonl", "environment.json")  # each run begins with the first
 
@@ -127,9 +127,9 @@ class RunFolder:
             raise problem("output", why, "give another output or name")
 
     def _refuse_made_from(self, sources: Iterable[str]) -> None:
-        doomed = {path.resolve() for path in self._there}
+        doomed = set(map(followed, self._there))
         for source in sources:
-            path = Path(source).expanduser().resolve()
+            path = followed(source)
             if len(Path(source).parts) > 1 and doomed & {path, *path.parents}:
                 why = f"{source} is what the run is made from, and would be overwritten with what {self.path} holds"
                 raise problem("output", why, "give another output or name")

@@ -20,6 +20,14 @@ _CURES = {
 }
 
 
+def followed(path: Path | str) -> Path:
+    """Where a path leads, ~ and links followed. One that leads nowhere, such as a link to itself, is as it was."""
+    try:
+        return Path(os.path.realpath(os.path.expanduser(path)))
+    except ValueError:  # a text with a NUL character
+        return Path(path)
+
+
 def write_whole(path: Path, text: str) -> None:
     """UTF-8, line ends as they are. What a link points at is replaced, and the link stays. Raises OSError."""
     with replacing(path) as aside:
@@ -29,7 +37,7 @@ def write_whole(path: Path, text: str) -> None:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Gives a file beside `path` to write, which takes its place at the end; after an error all is as it was."""
-    target = path.resolve()
+    target = followed(path)
     aside = target.with_name(f".{target.name}.partial-{os.getpid()}")
     try:
         yield aside

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.config.files import MOST_JSON_BYTES, MOST_YAML_BYTES, parsed_yaml, read_json, read_yaml
+from drivetrain.config.files import MOST_JSON_BYTES, MOST_YAML_BYTES, parsed_yaml, read_json, read_yaml, usable_path
 from drivetrain.config.load import load, validate
 from drivetrain.errors import Problem, UserError, shown
 from tests.config.test_load import MODULE
@@ -111,3 +111,10 @@ def test_of_thousands_of_problems_the_first_are_listed() -> None:
     assert time.process_time() - start < SECONDS
     assert len(problems) == 101
     assert "15,000 problems" in problems[-1].why
+
+
+@pytest.mark.parametrize("text", ["", "a\0b", "\udcff", "x" * 300, "a/" * 3000])
+def test_a_path_that_no_file_can_have_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="is no path") as caught:
+        usable_path(text)
+    assert len(str(caught.value)) < 300

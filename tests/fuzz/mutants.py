@@ -78,7 +78,7 @@ PATHS = [
 # no device and no folder of the machine's among the places that are written to
 PLACES = [
     *(*ODD, *NAMES, "folder/new", "runs/run", "new.jsonl", "x.csv", "x.CSV"),
-    *("loop.csv", "loop.yaml", "fifo.csv", "fifo.yaml"),
+    *("loop.csv", "loop.yaml", "fifo.csv", "fifo.yaml", "~nobody-there/x"),
 ]
 WRITES_TO = {"--output", "-o"}
 VALUES = [
@@ -247,7 +247,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 def apply(found: Mutant) -> None:
     """Damage the files, in the current folder. A folder's share is one of its files."""
     for named, what in found.damage:
-        file, _, lot = named.rpartition("#")
+        file, _, lot = named.partition("#")
         path = Path(file)
         if path.is_dir():
             below = sorted(each for each in path.rglob("*") if each.is_file() and not each.is_symlink())

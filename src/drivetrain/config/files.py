@@ -7,7 +7,9 @@ how deep it is nested, and how many values it has once each alias stands for wha
 from __future__ import annotations
 
 import difflib
+import errno
 import json
+import os
 import stat
 from collections import Counter
 from dataclasses import dataclass
@@ -130,17 +132,27 @@ def read_text(path: Path, most_bytes: int) -> str:
 
 
 def usable_path(text: str) -> Path:
-    """A path that a file could have. UserError for an empty text, and for names that no file system takes."""
-    why = no_path(text)
+    """A path that a file could have. UserError for what no file system takes, and for a link that leads to itself."""
+    why = no_path(text) or ("it is a link that leads to itself" if _is_endless(Path(text)) else None)
     if why is not None:
         raise problem(shown(text), f"is no path: {why}", "correct it")
     return Path(text)
+
+
+def _is_endless(link: Path) -> bool:
+    try:
+        link.stat()
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
 
 
 def no_path(text: str) -> str | None:
     """Why a text is the path of no file; None if it may be one."""
     if not text:
         return "it is empty"
+    if text.startswith("~") and os.path.expanduser(text).startswith("~"):
+        return "there is no such user"
     long = len(text) > MOST_PATH or any(len(part.encode("utf-8", "replace")) > MOST_NAME for part in text.split("/"))
     return no_text(text) or (f"a name has at most {MOST_NAME} bytes, a path {MOST_PATH}" if long else None)
 

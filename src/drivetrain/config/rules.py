@@ -205,6 +205,8 @@ def _paths(run: RunConfig) -> Iterator[Problem]:
     """Files that must be there. A hub id looks like a relative path, so only what cannot be one is refused here."""
     if isinstance(run.workload, UserModule):
         yield from _missing("workload.path", run.workload.path)
+        if run.workload.path.exists() and not run.workload.path.is_file():
+            yield Problem("workload.path", f"{run.workload.path} is a folder, a pipe or a device", "give a Python file")
         return
     if isinstance(run.workload, LanguageModel):
         yield from _language_paths(run.workload.data)

@@ -14,6 +14,7 @@ from drivetrain.converting.formats import WRITERS
 from drivetrain.converting.ours import Ours, find, is_adapter, ours
 from drivetrain.converting.theirs import Note
 from drivetrain.errors import UserError, last_line, problem
+from drivetrain.whole_file import followed
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -30,7 +31,7 @@ def convert_to(path: Path, format_: str, output: Path, dtype: str | None) -> tup
         raise problem("--dtype", why, f"give {', '.join(DTYPES)} with --to transformers; others keep every bit")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise problem("--output", f"{output} is there already", "give a folder that is new or empty")
-    output = output.resolve()  # an empty folder behind a link is replaced itself
+    output = followed(output)  # an empty folder behind a link is replaced itself
     source, skipped, saved = _newest(path)
     aside = output.with_name(f".{output.name}.partial-{os.getpid()}")
     try:

@@ -16,6 +16,7 @@ from typing import Any
 from drivetrain.config.files import MOST_YAML_BYTES, read_text
 from drivetrain.errors import problem
 from drivetrain.importing.python_values import Name, Scope, Unknown, clipped
+from drivetrain.whole_file import followed
 
 MOST_BASES = 20
 SKIPPED = "statements not run"  # among the values: where → what stands there
@@ -24,7 +25,7 @@ READ_BY = "names read by"  # among the values: name → names whose values it is
 
 def read_python(path: Path) -> dict[str, Any]:
     """Top-level names and their values, in order, with SKIPPED and READ_BY. UserError if it is no Python file."""
-    reader = _Reader([path.resolve()])
+    reader = _Reader([followed(path)])
     reader.read(path)
     read_by = {name: sorted(by) for name, by in reader.scope.read_by.items()}
     return {**reader.scope.values, SKIPPED: reader.skipped, READ_BY: read_by}
@@ -192,7 +193,7 @@ class _Reader:
         return values
 
     def _base(self, path: Path) -> _Reader:
-        resolved = path.resolve()
+        resolved = followed(path)
         if resolved in self.under_way or len(self.under_way) > MOST_BASES:
             raise problem(str(path), "takes in itself", "take the base out")
         base = _Reader([*self.under_way, resolved])

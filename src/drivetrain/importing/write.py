@@ -15,6 +15,7 @@ from ruamel.yaml.error import YAMLError
 from drivetrain.config.files import read_yaml
 from drivetrain.config.translation import Note
 from drivetrain.errors import UserError, problem
+from drivetrain.whole_file import followed
 
 WIDTH = 118
 MOST_KEYS = 8  # named for one reason; the list on the screen has all
@@ -64,11 +65,11 @@ def check_place(path: Path, overwrite: bool, sources: Sequence[Path]) -> None:
     field = "--output"
     if path.suffix.lower() not in (".yaml", ".yml"):
         raise problem(field, f"{path} does not end in .yaml", "give a YAML file")
-    if path.is_dir():
-        raise problem(field, f"{path} is a folder", "give a file")
+    if path.exists() and not path.is_file():
+        raise problem(field, f"{path} is a folder, a pipe or a device", "give a file")
     if not path.parent.is_dir():
         raise problem(field, f"there is no folder {path.parent}", "make it, or give another")
-    if any(path.resolve() == source.resolve() for source in sources):
+    if followed(path) in set(map(followed, sources)):
         raise problem(field, f"{path} is one of the files that are imported", "give another")
     if path.exists() and not overwrite:
         raise problem(field, f"{path} exists already", "give another, or --overwrite")

@@ -12,6 +12,7 @@ from typing import Any
 from drivetrain.config.run import RunConfig
 from drivetrain.config.texts import texts
 from drivetrain.errors import problem
+from drivetrain.whole_file import followed
 
 ENDINGS = (".jsonl", ".csv")
 
@@ -21,7 +22,7 @@ def check_place(path: Path, run: RunConfig, data: str | None) -> None:
     if path.suffix not in ENDINGS:
         raise problem("--output", f"{path} does not end in .jsonl or .csv", "give one of these, or leave it out")
     given = [*texts(run.model_dump(mode="json")), *([] if data is None else [data])]
-    if path.exists() and path.resolve() in {Path(each).resolve() for each in given}:
+    if path.exists() and followed(path) in set(map(followed, given)):
         raise problem("--output", f"{path} is a file that the run is made from", "give another")
     if path.exists() and not _holds_predictions(path):
         raise problem("--output", f"{path} is there, and holds something else than predictions", "give another")
@@ -29,6 +30,8 @@ def check_place(path: Path, run: RunConfig, data: str | None) -> None:
 
 def _holds_predictions(path: Path) -> bool:
     """Or nothing. A row begins with the sample's name."""
+    if not path.is_file():
+        return False
     try:
         with path.open(encoding="utf-8") as file:
             first = file.readline()
@@ -39,7 +42,7 @@ def _holds_predictions(path: Path) -> bool:
 
 def write_predictions(rows: Iterator[dict[str, Any]], path: Path) -> int:
     """JSON Lines or, where the name ends in .csv, CSV. Written aside and renamed; returns the number of rows."""
-    path = path.resolve()  # a link stays
+    path = followed(path)  # a link stays
     aside = path.with_name(f".{path.name}.partial-{os.getpid()}")
     count = 0
     try:

@@ -53,8 +53,6 @@ class UserFile:
 
     def __init__(self, path: Path, options: Mapping[str, Any]) -> None:
         self.path, self._options = path, options
-        if path.exists() and not path.is_file():
-            raise problem(FIELD, f"{path} is a folder, a pipe or a device", "give a Python file")
         self.text = path.read_bytes() if path.is_file() else b""  # of what is trained, whatever becomes of the file
         with self.telling("it failed while it was read"):
             self._module = _imported(path)
