@@ -14,9 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from drivetrain import __version__
-from drivetrain.config.files import usable_path
 from drivetrain.errors import Interrupted, RankError, RunError, UserError
-from drivetrain.show_checkpoint import checkpoint
+from drivetrain.show_checkpoint import checkpoint, path_argument, path_option
 from drivetrain.show_import import import_
 from drivetrain.show_replay import replay
 from drivetrain.strict_json import dumps
@@ -43,7 +42,7 @@ class Verb(StrEnum):
     predict = "predict"
 
 
-RunFile = Annotated[Path, typer.Argument(metavar="RUN.YAML", help="Run file.", show_default=False, parser=usable_path)]
+RunFile = Annotated[Path, path_argument(metavar="RUN.YAML", help="Run file.", show_default=False)]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides, e.g. precision=bf16-mixed lr=3e-4.")
 ]
@@ -109,10 +108,7 @@ def predict(
     overrides: Overrides = None,
     checkpoint: CheckpointOption = "best",
     data: Annotated[str | None, typer.Option(help="What to predict for; left out, the evaluation data.")] = None,
-    to: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="File .jsonl or .csv; left out, the screen.", parser=usable_path),
-    ] = None,
+    to: Annotated[Path | None, path_option("--output", "-o", help="File .jsonl or .csv; left out, the screen.")] = None,
     trust: TrustOption = False,
 ) -> None:
     """Predict with a checkpoint of a run: one row a sample, in order."""
@@ -133,9 +129,7 @@ def compare(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each cell, at seed, seed + 1, ...")] = 1,
     verb: Annotated[Verb, typer.Option(help="What each cell does.")] = Verb.train,
-    to: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder; left out, runs/<file>-compare.", parser=usable_path)
-    ] = None,
+    to: Annotated[Path | None, path_option("--output", "-o", help="Folder; left out, runs/<file>-compare.")] = None,
     cell_timeout: Annotated[float | None, typer.Option(min=0, help="Seconds a cell may take.")] = None,
     cell_memory: Annotated[float | None, typer.Option(min=0, help="MiB of resident memory a cell may take.")] = None,
     checkpoint: Annotated[str | None, typer.Option(help="To predict with: a folder; left out, fresh weights.")] = None,
@@ -165,12 +159,8 @@ def compare(
 
 @app.command()
 def report(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="FOLDER", help="Folders of runs and of comparisons.", parser=usable_path)
-    ],
-    to: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for page, tables and plots.", parser=usable_path)
-    ] = None,
+    folders: Annotated[list[Path], path_argument(metavar="FOLDER", help="Folders of runs and of comparisons.")],
+    to: Annotated[Path | None, path_option("--output", "-o", help="Folder for page, tables and plots.")] = None,
 ) -> None:
     """Put runs and comparisons of different times side by side."""
     from drivetrain.compare import verbs

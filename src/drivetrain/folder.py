@@ -22,6 +22,8 @@ from drivetrain.whole_file import followed, replacing, writing
 
 _MARKS = ("events.jsonl", "environment.json")  # each run begins with the first
 
+NEXT_LINE = "\x85"
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -147,12 +149,14 @@ class RunFolder:
 
     def describe(self, run: RunConfig, environment: dict[str, Any]) -> None:
         """Write the environment and the resolved run file beside the results: both, or (RunError) none."""
-        text, file = io.StringIO(), self.path / "environment.json"
-        YAML(typ="safe", pure=True).dump(run.model_dump(mode="json"), text)
+        resolved, file = run.model_dump(mode="json"), self.path / "environment.json"
+        text = _in_yaml(resolved)
+        if NEXT_LINE in text:  # which a reader takes for the end of the line
+            text = _in_yaml(resolved, escapes=True)
         with writing(file), replacing(file) as beside:
             beside.write_text(json.dumps(environment, indent=2) + "\n", encoding="utf-8")
             with writing(self.run_file), replacing(self.run_file) as aside:
-                aside.write_text(text.getvalue(), encoding="utf-8")
+                aside.write_text(text, encoding="utf-8")
 
 
 class SameFolder:
@@ -201,6 +205,13 @@ def refuse_code_of_folders(run: RunConfig, run_file: Path, trusted: bool) -> Non
 
 def present(*paths: Path) -> list[Path]:
     return [path for path in paths if path.exists()]
+
+
+def _in_yaml(value: Any, escapes: bool = False) -> str:
+    yaml, text = YAML(typ="safe", pure=True), io.StringIO()
+    yaml.allow_unicode = not escapes
+    yaml.dump(value, text)
+    return text.getvalue()
 
 
 def _names(paths: Iterable[Path]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
 checkpoint = typer.Typer(help="Look into checkpoints, verify them, convert them.", no_args_is_help=True)
 errors = Console(stderr=True, highlight=False)
 
-Folder = Annotated[
-    Path, typer.Argument(metavar="PATH", help="A folder step-..., or a run's.", show_default=False, parser=usable_path)
-]
+# of a file or folder, which it refuses to take from a text that is no path
+path_argument = functools.partial(typer.Argument, parser=usable_path)
+path_option = functools.partial(typer.Option, parser=usable_path)
+
+Folder = Annotated[Path, path_argument(metavar="PATH", help="A folder step-..., or a run's.", show_default=False)]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="With --run: overrides.")]
 
 
@@ -60,19 +63,15 @@ def verify(path: Folder) -> None:
 
 @checkpoint.command()
 def convert(
-    path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="Checkpoint or run; with --run, others' folder.", parser=usable_path)
-    ],
+    path: Annotated[Path, path_argument(metavar="PATH", help="Checkpoint or run; with --run, others' folder.")],
     overrides: Overrides = None,
     to: Annotated[str | None, typer.Option(help="transformers, dcp, deepspeed or accelerate.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="With --to: a new folder.", parser=usable_path)
-    ] = None,
+    output: Annotated[Path | None, path_option("--output", "-o", help="With --to: a new folder.")] = None,
     dtype: Annotated[str | None, typer.Option(help="With --to transformers: fp32, bf16 or fp16.")] = None,
     from_: Annotated[str | None, typer.Option("--from", help="Format of PATH; left out, what it looks like.")] = None,
     run: Annotated[
         Path | None,
-        typer.Option(metavar="RUN.YAML", help="Put others' checkpoint into this run's folder.", parser=usable_path),
+        path_option(metavar="RUN.YAML", help="Put others' checkpoint into this run's folder."),
     ] = None,
     step: Annotated[int | None, typer.Option(min=0, help="With --run: the step that it is of.")] = None,
     weights_only: Annotated[bool, typer.Option("--weights-only", help="With --run: no optimizer's states.")] = False,

@@ -9,25 +9,17 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from drivetrain.config.files import usable_path
+from drivetrain.show_checkpoint import path_argument, path_option
 
 errors = Console(stderr=True, highlight=False)
 
 
 def import_(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE", help="Configurations that belong together.", parser=usable_path)
-    ],
+    files: Annotated[list[Path], path_argument(metavar="FILE", help="Configurations that belong together.")],
     onto: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN.YAML", help="Run file that has the workload, and what else is not said.", parser=usable_path
-        ),
+        Path | None, path_option(metavar="RUN.YAML", help="Run file that has the workload, and what else is not said.")
     ] = None,
-    to: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Run file; left out, <first file>-run.yaml.", parser=usable_path),
-    ] = None,
+    to: Annotated[Path | None, path_option("--output", "-o", help="Run file; left out, <first file>-run.yaml.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
     without: Annotated[
         list[str] | None,

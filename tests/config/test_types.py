@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from ruamel.yaml import YAML
@@ -181,6 +181,7 @@ free = st.dictionaries(
 
 
 @settings(max_examples=100)
+@example(raw=MODULE, changes={"optimizer": {"name": "adamw", "options": {"a": "\x85", "\u2028": "\U0001f600"}}})
 @given(
     raw=st.sampled_from(VALID),
     changes=st.fixed_dictionaries(

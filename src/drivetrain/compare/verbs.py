@@ -17,7 +17,7 @@ from drivetrain.compare.page import as_html
 from drivetrain.compare.plots import as_png, as_svg, plots
 from drivetrain.compare.rows import Comparison, Result, Row
 from drivetrain.compare.runner import Again, Limits, run_matrix
-from drivetrain.config.files import read_json, read_yaml
+from drivetrain.config.files import read_yaml
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.folder import RunFolder, refuse_code_of_folders
 from drivetrain.hardware import detect

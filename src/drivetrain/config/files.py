@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import errno
 import json
-import os
 import stat
 from collections import Counter
 from dataclasses import dataclass
@@ -151,7 +150,9 @@ def no_path(text: str) -> str | None:
     """Why a text is the path of no file; None if it may be one."""
     if not text:
         return "it is empty"
-    if text.startswith("~") and os.path.expanduser(text).startswith("~"):
+    try:
+        Path(text).expanduser()
+    except RuntimeError:
         return "there is no such user"
     long = len(text) > MOST_PATH or any(len(part.encode("utf-8", "replace")) > MOST_NAME for part in text.split("/"))
     return no_text(text) or (f"a name has at most {MOST_NAME} bytes, a path {MOST_PATH}" if long else None)
