@@ -2,13 +2,16 @@
 PYTHON ?= python3
 # e.g. PIP_ARGS="--extra-index-url <an index with CPU builds of torch>"
 PIP_ARGS ?=
+# make mutants: how many more; or which once more, e.g. AGAIN=survived
+N ?= 20
+AGAIN ?=
 VENV := .venv
 BIN := $(VENV)/bin
 # each process of several would compile all sources anew
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
-.PHONY: help demo test test-all parity chaos fuzz lint bench clean
+.PHONY: help demo test test-all parity chaos fuzz mutants lint bench clean
 
 help:
 	@echo "make demo      install, train the digits recipe at four precisions and on eight engines, and compare"
@@ -17,6 +20,7 @@ help:
 	@echo "make parity    every engine against plain PyTorch, all cases; writes docs/parity.md"
 	@echo "make chaos     runs of four engines killed a hundred times (twenty minutes to an hour)"
 	@echo "make fuzz      1,400 almost right command lines of every verb; writes bench/results/fuzz.md"
+	@echo "make mutants   N=20 more small changes to src that tests should notice (a minute or two each); AGAIN=survived repeats"
 	@echo "make lint      ruff and mypy"
 	@echo "make bench     the benchmarks of bench/ (tens of minutes; wants a quiet machine)"
 	@echo "make clean     remove .venv, runs and caches"
@@ -40,6 +44,9 @@ chaos: $(VENV)/.installed-dev
 
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python -m bench.fuzz
+
+mutants: $(VENV)/.installed-dev
+	$(BIN)/python -m bench.mutants --number $(N) $(if $(AGAIN),--again $(AGAIN))
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

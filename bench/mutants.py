@@ -1,0 +1,117 @@
+"""Mutation testing: a seeded sample of small changes to src, each of which the nearest tests should notice.
+
+    python -m bench.mutants                       twenty more of the sample
+    python -m bench.mutants --number 50 --workers 2
+    python -m bench.mutants --again survived      those that survived, once more
+    python -m bench.mutants --again 1a2b3c4d5e    this one
+
+Results accumulate in bench/results/mutants.jsonl, the page beside it is made from them, and bench/mutants.toml holds
+why a survivor was judged equivalent. Nothing is done to the working tree: tests run in a copy.
+
+Why a tool of our own (looked at in November 2026):
+- cosmic-ray 8.7 changes files on disk and runs any command, which suits tests that start processes; but it runs one
+  command for all mutations and names a mutation by its place in the file, so that results end with the next edit. It
+  knows no statement removal, no dropped argument and no forced condition, and swaps each operator for eleven others.
+- mutmut 3.8 names the mutation in the environment, which reaches other processes; but it calls every function through
+  a switch, which changes what torch traces, pickles and inspects, leaves module and class bodies as they are, and must
+  run the whole suite first.
+- mutatest 3.1 (2022) changes compiled files of one process and does not install beside a coverage of today.
+"""
+
+from __future__ import annotations
+
+import argparse
+import queue
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from bench.mutation import page, records
+from bench.mutation.nearest import Nearest
+from bench.mutation.operators import Mutation
+from bench.mutation.records import Record
+from bench.mutation.sample import of_project, ordered
+from bench.mutation.tree import Tree
+from bench.mutation.trial import tried
+
+PROJECT = Path(__file__).resolve().parents[1]
+SEED = 2026
+TEST_SECONDS = 240.0  # that a test may take
+
+
+def main(arguments: Sequence[str] | None = None, project: Path = PROJECT) -> None:
+    parser = argparse.ArgumentParser(description="mutation testing")
+    parser.add_argument("--number", type=int, default=20, help="further mutations of the sample to try")
+    parser.add_argument("--again", nargs="+", default=[], metavar="KEY", help="try these once more, or all 'survived'")
+    parser.add_argument("--workers", type=int, default=1, help="mutations tried at once")
+    parser.add_argument("--seconds", type=float, default=240.0, help="of tests that a mutation may pass")
+    parser.add_argument("--seed", type=int, default=SEED, help="another seed is another sample")
+    options = parser.parse_args(arguments)
+
+    path = project / "bench" / "results" / "mutants.jsonl"
+    judgements = project / "bench" / "mutants.toml"
+    sample = {mutation.key: mutation for mutation in ordered(project, of_project(project), options.seed)}
+    known = records.current(records.read(path), sample)
+    chosen = _chosen(sample, known, options.again, options.number, records.equivalents(judgements, known))
+    for record in _trials(project, chosen, options.workers, options.seconds):
+        before = known.get(record.key)
+        known[record.key] = replace(record, first=before.first) if before else record
+        records.write(path, known.values())
+        print(f"{record.result:8} {record.key} {record.seconds:4.0f} s  {record.file}: {record.operator}", flush=True)
+    records.write(path, known.values())
+    setting = (
+        f"Written by `make mutants` (`bench/mutants.py`), seed {options.seed}; {len(sample):,} mutations are possible."
+    )
+    equivalent = records.equivalents(judgements, known)
+    path.with_suffix(".md").write_text(page.page(known, equivalent, setting))
+    killed = sum(record.killed for record in known.values())
+    print(f"{len(known)} tried, {killed} killed, {len(equivalent)} judged equivalent: {path.with_suffix('.md')}")
+
+
+def _chosen(
+    sample: dict[str, Mutation], known: dict[str, Record], again: Sequence[str], number: int, equivalent: dict[str, str]
+) -> list[Mutation]:
+    """The next of the sample, or those asked for by name. SystemExit for a name that no mutation has."""
+    if not again:
+        return [mutation for key, mutation in sample.items() if key not in known][:number]
+    survived = [key for key, record in known.items() if not record.killed and key not in equivalent]
+    keys = [key for name in again for key in (survived if name == "survived" else [name])]
+    if missing := [key for key in keys if key not in sample]:
+        sys.exit(f"no such mutation: {', '.join(missing)}; bench/results/mutants.jsonl has their keys")
+    return [sample[key] for key in keys]
+
+
+def _trials(project: Path, chosen: Sequence[Mutation], workers: int, seconds: float) -> Iterator[Record]:
+    """Records as trials end. Each worker has its own copy of the project."""
+    nearest = Nearest(project)
+    trees: queue.Queue[Tree] = queue.Queue()
+    made: list[Tree] = []
+
+    def one(mutation: Mutation) -> Record:
+        tree = trees.get()
+        try:
+            return tried(mutation, tree, nearest, seconds)
+        finally:
+            trees.put(tree)
+
+    with ExitStack() as stack:
+        for _ in range(min(workers, len(chosen))):
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-"))
+            made.append(Tree(project, Path(folder), TEST_SECONDS))
+            trees.put(made[-1])
+        pool = stack.enter_context(ThreadPoolExecutor(max(workers, 1)))
+        try:
+            for done in as_completed([pool.submit(one, mutation) for mutation in chosen]):
+                yield done.result()
+        finally:  # all done, or Ctrl-C: what runs ends, what waits does not begin
+            pool.shutdown(wait=False, cancel_futures=True)
+            for tree in made:
+                tree.close()
+
+
+if __name__ == "__main__":
+    main()
