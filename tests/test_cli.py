@@ -265,6 +265,18 @@ def test_doctor_says_what_works_and_why_not(drivetrain: Callable[..., tuple[int,
     assert drivetrain("doctor")[0] == 0
 
 
+def test_an_interrupted_comparison_ends_with_130_and_how_to_go_on(
+    drivetrain: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("drivetrain.compare.verbs.compare", interrupted)
+    code, out, err = drivetrain("compare", "digits.yaml", "precision=fp32,bf16")
+    assert (code, out) == (130, "")
+    assert "Finished cells are kept: the same command goes on with the others" in err
+
+
 def test_an_occupied_folder_is_told_before_any_rank_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -156,6 +156,16 @@ def test_a_disk_without_room_for_one_checkpoint_is_refused_before_an_old_run_is_
     assert sorted(path.name for path in (place / "run" / "checkpoints").iterdir()) == before
 
 
+def test_a_disk_with_room_for_exactly_one_checkpoint_is_not_refused(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(place, "output=run", "checkpoints.keep_last=1", "checkpoints.keep_best=0")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 2**20))
+    assert len(preflight.disk(config, 2**20, place / "checkpoints", False)) == 1, "a warning: two while it is replaced"
+    with pytest.raises(UserError, match=r"takes at least 1.0 MiB"):
+        preflight.disk(config, 2**20 + 1, place / "checkpoints", False)
+
+
 def test_a_disk_with_room_for_fewer_checkpoints_than_are_kept_is_told(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

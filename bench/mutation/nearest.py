@@ -4,8 +4,8 @@ Round 0: the files that mirror the module, src/<package>/a/b.py → tests/a/test
 Round n: other test files that reach the module over n imports. What a test's helpers import counts as its own, and a
 dotted path in a string as an import: tables of lazy imports and processes started with -m name modules so.
 
-Within a round the files whose tests start no process come first, being quick; among those and the others the ones that
-name the mutated class or function, then those that reach fewest modules.
+Within a round the files of the mirrored folder come first, then those whose tests start no process, being quick; among
+equals the ones that name the mutated class or function, then those that reach fewest modules.
 A map of which test runs which line would be nearer still; measuring it takes longer than the suite itself.
 """
 
@@ -42,9 +42,12 @@ class Nearest:
                 found[distance].append(test)
         names = [name for name in mutation.scope.split(".") if not name.startswith("__")]
 
-        def order(test: str) -> tuple[bool, int, int, str]:
+        folder = ".".join(["tests", *module.split(".")[1:-1]])
+
+        def order(test: str) -> tuple[bool, bool, int, int, str]:
             naming = sum(name in self._texts[test] for name in names)
-            return self.starts_processes(self._path(test)), -naming, len(self._distances(test)), test
+            elsewhere = test.rpartition(".")[0] != folder
+            return elsewhere, self.starts_processes(self._path(test)), -naming, len(self._distances(test)), test
 
         return [[self._path(test) for test in sorted(each, key=order)] for each in found if each]
 

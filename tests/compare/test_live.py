@@ -1,13 +1,62 @@
-"""The running cell, as its events show it."""
+"""What is seen of a matrix that fills: a line a cell in a log, a table on a terminal."""
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 
-from drivetrain.compare.live import _progress
+import pytest
+from rich.console import Console
+
+from drivetrain.compare.axes import read_axes
+from drivetrain.compare.live import MatrixView, _progress
+from drivetrain.compare.matrix import Job, Matrix, build_matrix
+from drivetrain.compare.outcome import Outcome
+from drivetrain.compare.runner import Glance
 from drivetrain.tracking.events import StepDone
 from drivetrain.tracking.jsonl import JsonlTracker
+from tests.compare.test_matrix import CPU, RUN
+
+GLANCE = Glance(seconds=12.0, resident_bytes=3 * 2**20, utilisation=0.5)
+
+
+@pytest.fixture
+def matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Matrix:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(RUN)
+    Path("reviews.csv").write_text("text,label\na,1\n")
+    fixed, axes = read_axes(["precision=fp32,tf32"])
+    return build_matrix(Path("run.yaml"), fixed, axes, 1, Job("train", None), Path("out"), CPU, {"torch": "2.13"})
+
+
+def seen(matrix: Matrix, terminal: bool) -> str:
+    """The text that a first cell that completes and a second one that is refused leave."""
+    written = io.StringIO()
+    first, second = matrix.cells
+    with MatrixView(matrix, Console(file=written, force_terminal=terminal, width=120, color_system=None)) as view:
+        view.started(first)
+        view.glanced(first, GLANCE)
+        view.ended(first, Outcome(key="a", status="completed", seconds=3.0), False)
+        view.started(second)
+        view.ended(second, Outcome(key="b", status="refused", reason="no [GPU]"), False)
+    return written.getvalue()
+
+
+def test_a_log_has_a_line_for_each_start_and_end_of_a_cell_and_none_for_a_glance(matrix: Matrix) -> None:
+    assert seen(matrix, terminal=False).splitlines() == [
+        "cell 1/2  fp32 (seed 7)",
+        "cell 1/2  fp32 (seed 7): completed in 3.0 s",
+        "cell 2/2  tf32",
+        "cell 2/2  tf32: refused: no [GPU]",
+    ]
+
+
+def test_a_terminal_shows_how_the_running_cell_does(matrix: Matrix) -> None:
+    text = seen(matrix, terminal=True)
+    assert "12 s  resident 3 MiB  processor 50%" in text
+    assert "1 of 2 cells: 1 completed" in text
+    assert "2 of 2 cells: 1 completed, 1 refused" in text
 
 
 def test_a_loss_that_is_not_finite_is_shown_and_ends_nothing(tmp_path: Path) -> None:

@@ -52,6 +52,12 @@ def test_every_combination_runs_at_every_seed_and_all_of_one_seed_come_first() -
     )
 
 
+def test_seeds_are_counted_or_are_an_axis_but_not_both() -> None:
+    assert [cell.run.seed for cell in matrix("seed=1,2").cells if cell.run is not None] == [1, 2]
+    with pytest.raises(UserError, match="--seeds: seed is an axis already"):
+        matrix("seed=1,2", seeds=2)
+
+
 def test_a_cell_that_cannot_work_keeps_its_problems() -> None:
     good, refused, unknown = matrix("precision=fp32,tf32,fp17").cells
     assert good.run is not None

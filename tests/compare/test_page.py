@@ -83,6 +83,13 @@ def test_plots_are_pictures_and_the_same_each_time(tmp_path: Path) -> None:
         assert as_png(figure)[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+def test_shares_of_a_device_are_drawn_against_the_whole_of_it(tmp_path: Path) -> None:
+    (axes,) = plots(comparison(tmp_path, fp32=[report()]))["utilisation"].axes
+    least, most = axes.get_ylim()
+    assert least == 0
+    assert 1 <= most < 1.1
+
+
 def test_what_has_nothing_to_show_is_not_drawn(tmp_path: Path) -> None:
     assert plots(comparison(tmp_path, broken=[None])) == {}
     bare = report(utilisation={"mean": 0, "peak": 0, "samples": 0, "series": []}, seconds_by_part={})

@@ -10,18 +10,21 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from drivetrain.errors import RankError, RunError, problem
+from drivetrain.errors import OutOfMemory, RankError, RunError, problem
 from drivetrain.launch.elastic import Died, _result
 from drivetrain.launch.outcome import cause_of, failed, outcomes, raised
 
+REFUSED, FULL = problem("data.train", "no such folder", "give one"), OutOfMemory("no room", samples=8)
 
-@pytest.mark.parametrize("error", [problem("data.train", "no such folder", "give one"), RunError("a NaN"), KeyError()])
+
+@pytest.mark.parametrize("error", [REFUSED, RunError("a NaN"), FULL, KeyError()])
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_failure_goes_through_the_file_and_names_its_rank(tmp_path: Path, error: Exception, rank: int) -> None:
     failed(rank, error, "Traceback").write(tmp_path)
     (outcome,) = outcomes(tmp_path)
     again = raised(outcome)
     assert type(again) is (RankError if isinstance(error, KeyError) else type(error))
+    assert getattr(again, "samples", None) == getattr(error, "samples", None)
     is_first_users = rank == 0 and not isinstance(error, KeyError | RunError)
     assert (f"rank {rank}" in str(again)) is not is_first_users, "what the first rank is told, all are"
 

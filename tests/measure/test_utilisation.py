@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
 from drivetrain.hardware import usable_cores
-from drivetrain.measure.utilisation import MOST_POINTS, UtilisationSampler
+from drivetrain.measure.utilisation import MOST_POINTS, UtilisationSampler, _Cpu
 
 CPU = torch.device("cpu")
 
@@ -23,6 +25,23 @@ def test_the_mean_is_the_processor_time_used_over_what_there_was(monkeypatch: py
         expected = (time.process_time() - used) / (time.perf_counter() - wall) / usable_cores()
     assert busy.summary()["mean"] == pytest.approx(expected, rel=0.3)
     assert 1 >= busy.summary()["peak"] >= busy.summary()["mean"]
+
+
+def test_workers_count_as_the_run_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker whose processor time grows by a second; another that has ended."""
+    spent = iter([0.0, 1.0])
+
+    def process(pid: int) -> SimpleNamespace:
+        if pid == 2:
+            raise psutil.NoSuchProcess(pid)
+        return SimpleNamespace(cpu_times=lambda: SimpleNamespace(user=next(spent), system=5.0))
+
+    monkeypatch.setattr("multiprocessing.active_children", lambda: [SimpleNamespace(pid=2), SimpleNamespace(pid=1)])
+    monkeypatch.setattr("psutil.Process", process)
+    monkeypatch.setattr("time.process_time", lambda: 3.0)
+    clock = iter([0.0, 2.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    assert _Cpu().read() == pytest.approx(0.5 / usable_cores())
 
 
 def test_sleep_reads_as_nothing() -> None:
