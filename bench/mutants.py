@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None, project: Path = PROJECT) -> Non
     parser.add_argument("--number", type=int, default=20, help="further mutations of the sample to try")
     parser.add_argument("--again", nargs="+", default=[], metavar="KEY", help="try these once more, or all 'survived'")
     parser.add_argument("--workers", type=int, default=1, help="mutations tried at once")
-    parser.add_argument("--seconds", type=float, default=240.0, help="of tests that a mutation may pass")
+    parser.add_argument("--seconds", type=float, default=240.0, help="of passing tests, the mirror's apart")
     parser.add_argument("--seed", type=int, default=SEED, help="another seed is another sample")
     options = parser.parse_args(arguments)
 

@@ -33,7 +33,7 @@ class Nearest:
         self._imports = {name: self._imported(name) for name in self._modules}
 
     def rounds(self, mutation: Mutation) -> list[list[str]]:
-        """Test files (relative to the root), nearest first; no file twice."""
+        """Test files (relative to the root) by round, nearest first; no file twice, and a round may be empty."""
         module = _module(self._root / "src", self._root / mutation.file)
         found: list[list[str]] = [[] for _ in range(FARTHEST + 1)]
         for test in self._tests:
@@ -49,7 +49,7 @@ class Nearest:
             elsewhere = test.rpartition(".")[0] != folder
             return elsewhere, self.starts_processes(self._path(test)), -naming, len(self._distances(test)), test
 
-        return [[self._path(test) for test in sorted(each, key=order)] for each in found if each]
+        return [[self._path(test) for test in sorted(each, key=order)] for each in found]
 
     def starts_processes(self, test: str) -> bool:
         """Whether tests of a file (or the one of a pytest node id) may start processes, which a busy machine delays."""

@@ -3,7 +3,7 @@
 On a busy machine those imports take ten times as long as the test that kills a mutation. The project's own modules are
 never imported before the fork, so that each run reads them as they are on disk.
 
-    python server.py MODULE ...     modules to import first; what cannot be imported is left to the tests
+    python server.py MODULE[:NAME] ...     imported first; what cannot be imported is left to the tests
 
 A line of JSON on stdin asks for a run: [pytest's arguments, additions to the environment, file for the output]. The
 answers are two lines: the process id, which is its group's too, and the exit code.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import importlib.metadata
 import json
 import os
 import sys
@@ -26,7 +27,8 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
-    preload(["pytest", *sys.argv[1:]])
+    plugins = [entry.value for entry in importlib.metadata.entry_points(group="pytest11")]
+    preload(["pytest", *plugins, *sys.argv[1:]])
     gc.freeze()
     for line in sys.stdin:
         serve(answers, *json.loads(line))
@@ -37,7 +39,9 @@ def preload(modules: list[str]) -> None:
         warnings.simplefilter("ignore")
         for module in modules:
             with contextlib.suppress(Exception):
-                importlib.import_module(module)
+                path, _, name = module.partition(":")
+                imported = importlib.import_module(path)
+                getattr(imported, name, None)  # Transformers imports a class's module when the class is asked for
 
 
 def serve(answers: TextIO, arguments: list[str], added: dict[str, str], output: str) -> None:

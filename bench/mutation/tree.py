@@ -6,12 +6,14 @@ import ast
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +28,6 @@ from bench.mutation.operators import Mutation
 
 LEFT_OUT = (".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info", "runs", "build", "dist")
 MARK = "MUTATION_TREE"  # in the environment of all that a test starts
-NOT_BEFOREHAND = {"deepspeed"}  # looks for its device in the environment, which tests set, as it is imported
 POLL_SECONDS = 0.1
 END_SECONDS = 20  # pytest may take after its last test
 
@@ -89,6 +90,7 @@ class Tree:
         `seconds`: after which none is waited for ("out of time")."""
         own = Path(tempfile.mkdtemp(dir=self._folder, prefix="tests-"))
         arguments = ["-x", "-p", "mutation_observer", "-p", "no:cacheprovider", *(["-m", marker] if marker else [])]
+        arguments += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]  # before the fork
         arguments += [f"--deselect={test}" for test in sorted(self.failing)]
         (own / "tmp").mkdir()
         (own / "observed").touch()
@@ -171,13 +173,22 @@ def _end_marked(own: Path) -> None:
 
 
 def outside(root: Path) -> list[str]:
-    """Modules of other packages that the project's files import as they are loaded."""
-    own = {path.name for path in (root / "src").iterdir()} | NOT_BEFOREHAND
+    """What the project's files and its tests' conftest import of other packages, as module or module:name.
+
+    Optional packages are left out: importing one may do something, as DeepSpeed looks for its device then.
+    """
+    own = {path.name for path in (root / "src").iterdir()} | _optional(root / "pyproject.toml")
     found: set[str] = set()
-    for file in sorted((root / "src").rglob("*.py")):
-        for node in ast.parse(file.read_text()).body:
+    for file in sorted([*(root / "src").rglob("*.py"), *(root / "tests").rglob("conftest.py")]):
+        for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
-                found.add(node.module)
-    return sorted(name for name in found if name.split(".")[0] not in own)
+                found |= {f"{node.module}:{alias.name}" for alias in node.names}
+    return sorted(name for name in found if re.split("[.:]", name)[0] not in own)
+
+
+def _optional(file: Path) -> set[str]:
+    extras = tomllib.loads(file.read_text()).get("project", {}).get("optional-dependencies", {})
+    named = {each for extra, names in extras.items() if extra != "dev" for each in names}
+    return {re.split(r"[^\w-]", each)[0].replace("-", "_") for each in named} | {"tests"}

@@ -7,6 +7,7 @@ passes without it kills it too.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -19,17 +20,16 @@ SLOW_ROUNDS = 2  # nearest rounds whose slow tests are run as well, after all ot
 
 
 def tried(mutation: Mutation, tree: Tree, nearest: Nearest, seconds: float) -> Record:
-    """`seconds`: for tests that pass; a survivor's record has `whole` where they were enough for all rounds."""
+    """`seconds`: for tests that pass, beyond those of the mirror, which are always run; a survivor's record has `whole`
+    where they were enough for all rounds."""
     begun = time.monotonic()
     rounds = nearest.rounds(mutation)
     near = [test for files in rounds[:SLOW_ROUNDS] for test in files]
     asked = [*((files, "not slow") for files in rounds), (near, "slow")]
     left, count, whole = seconds, 0, True
-    for files, marker in asked:
-        if not files:
-            continue
-        outcome, spent = _round(mutation, tree, nearest, files, left, marker)
-        left, count = left - spent, count + outcome.started
+    for number, (files, marker) in enumerate(asked):
+        outcome, spent = _round(mutation, tree, nearest, files, left if number else math.inf, marker)
+        left, count = left - (spent if number else 0), count + outcome.started
         if outcome.verdict in ("failed", "hung"):
             result = "killed" if outcome.verdict == "failed" else "hung"
             return Record.of(mutation, result, outcome.tests[0], count, time.monotonic() - begun)
