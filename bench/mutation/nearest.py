@@ -1,8 +1,9 @@
 """Which tests are near a mutation, in rounds from the nearest on, read off names and imports.
 
 Round 0: the files that mirror the module, src/<package>/a/b.py → tests/a/test_b.py and tests/a/test_b_*.py.
-Round n: other test files that reach the module over n imports. What a test's helpers import counts as its own, and a
-dotted path in a string as an import: tables of lazy imports and processes started with -m name modules so.
+Round 1: those that import it, and those of tests/a that reach it in any way. Round n: those that reach it by n imports.
+What a test's helpers import counts as its own, and a dotted path in a string as an import: tables of lazy imports and
+processes started with -m name modules so.
 
 Within a round the files of the mirrored folder come first, then those whose tests start no process, being quick; among
 equals the ones that name the mutated class or function, then those that reach fewest modules.
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from bench.mutation.operators import Mutation
 
-FARTHEST = 3
+FARTHEST = 6
 STARTS_PROCESSES = re.compile(r"\branks\(|subprocess|Popen|multiprocessing|spawned|processes=")
 
 
@@ -35,14 +36,14 @@ class Nearest:
     def rounds(self, mutation: Mutation) -> list[list[str]]:
         """Test files (relative to the root) by round, nearest first; no file twice, and a round may be empty."""
         module = _module(self._root / "src", self._root / mutation.file)
+        folder = ".".join(["tests", *module.split(".")[1:-1]])
         found: list[list[str]] = [[] for _ in range(FARTHEST + 1)]
         for test in self._tests:
             distance = 0 if self._mirrors(test, module) else self._distances(test).get(module)
             if distance is not None and distance <= FARTHEST:
-                found[distance].append(test)
+                is_beside = folder != "tests" and test.rpartition(".")[0] == folder
+                found[min(distance, 1) if is_beside else distance].append(test)
         names = [name for name in mutation.scope.split(".") if not name.startswith("__")]
-
-        folder = ".".join(["tests", *module.split(".")[1:-1]])
 
         def order(test: str) -> tuple[bool, bool, int, int, str]:
             naming = sum(name in self._texts[test] for name in names)

@@ -34,7 +34,7 @@ END_SECONDS = 20  # pytest may take after its last test
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run of tests came to. `test`: the one that failed or hung, or the files where none had begun."""
+    """What a run of tests came to. `tests`: the one that failed or hung, or the files where none had begun."""
 
     verdict: Literal["passed", "failed", "hung", "out of time"]
     tests: tuple[str, ...] = ()
@@ -79,18 +79,20 @@ class Tree:
     def passes(self, tests: tuple[str, ...]) -> bool:
         """Whether tests pass without a mutation, each asked once; those that do not are left out from then on."""
         if tests not in self._passing:
-            if self.run(tests, self.test_seconds * 2).verdict == "passed":
+            files = not any("::" in test for test in tests)  # no test had begun: they could not be imported
+            if self.run(tests, self.test_seconds * 2, only_import=files).verdict == "passed":
                 self._passing.add(tests)
             else:
                 self.failing |= set(tests)
         return tests in self._passing
 
-    def run(self, tests: Sequence[str], seconds: float, marker: str = "") -> Outcome:
+    def run(self, tests: Sequence[str], seconds: float, marker: str = "", only_import: bool = False) -> Outcome:
         """Runs test files or single tests in this order up to the first that fails or takes longer than a test may.
         `seconds`: after which none is waited for ("out of time")."""
         own = Path(tempfile.mkdtemp(dir=self._folder, prefix="tests-"))
         arguments = ["-x", "-p", "mutation_observer", "-p", "no:cacheprovider", *(["-m", marker] if marker else [])]
         arguments += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]  # before the fork
+        arguments += ["--collect-only"] if only_import else []
         arguments += [f"--deselect={test}" for test in sorted(self.failing)]
         (own / "tmp").mkdir()
         (own / "observed").touch()

@@ -233,7 +233,7 @@ def test_the_mirror_is_nearest_and_tables_of_lazy_imports_are_imports(tmp_path: 
         ["tests/test_sums.py", "tests/test_sums_of_more.py"],
         ["tests/test_second.py", "tests/test_first.py"],
         ["tests/test_third.py"],
-        [],
+        *([[]] * 4),
     ]
     assert nearest.starts_processes("tests/test_first.py::test_any")
 
