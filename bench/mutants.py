@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import queue
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -114,4 +115,5 @@ def _trials(project: Path, chosen: Sequence[Mutation], workers: int, seconds: fl
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that copies and what runs in them go too
     main()

@@ -33,14 +33,16 @@ def _score(records: Mapping[str, Record], equivalent: Mapping[str, str]) -> str:
     at_first = [record for record in judged if record.first != "survived"]
     killed = [record for record in judged if record.killed]
     hung = [record for record in killed if record.result == "hung"]
+    cut_short = [record for record in judged if not record.killed and not record.whole]
     seconds = sum(record.seconds for record in records.values())
     share, killed_share = _share(len(equivalent), len(records)), _share(len(killed), len(judged))
     return (
         f"{len(records)} mutations tried; {len(equivalent)} judged equivalent ({share}; at most {MOST_EQUIVALENT:.0%} "
         f"may be). Of the other {len(judged)}, {len(killed)} are killed: **{killed_share}**; the aim is {TARGET:.0%}. "
-        f"A time limit killed {len(hung)} of them. Before tests were added for survivors it was "
-        f"{_share(len(at_first), len(judged))}, which is what to expect of mutations that were not tried yet. A trial "
-        f"took {seconds / max(len(records), 1):.0f} s on average."
+        f"A time limit killed {len(hung)} of them. For {len(cut_short)} of the survivors time ran out before all "
+        "rounds of tests were run: a test further off may kill them (`AGAIN=survived`). Before tests were added for "
+        f"survivors it was {_share(len(at_first), len(judged))}, the better guess of what mutations not yet tried "
+        f"would show. A trial took {seconds / max(len(records), 1):.0f} s on average."
     )
 
 

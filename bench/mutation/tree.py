@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -54,7 +55,7 @@ class Tree:
         (folder / "plugin").mkdir()
         shutil.copy(observer.__file__, folder / "plugin" / "mutation_observer.py")
         self.failing: set[str] = set()  # tests that fail without any mutation
-        self._passing: set[tuple[str, ...]] = set()
+        self._passing: set[tuple[tuple[str, ...], float]] = set()
         self.stopped = threading.Event()  # set by another thread: what runs ends
         self._check_imports()
         self._server = Server(self.root, self._environment(), outside(self.root))
@@ -76,19 +77,22 @@ class Tree:
             path.write_bytes(original)
             os.utime(path, (stamp.st_atime, stamp.st_mtime))
 
-    def passes(self, tests: tuple[str, ...]) -> bool:
-        """Whether tests pass without a mutation, each asked once; those that do not are left out from then on."""
-        if tests not in self._passing:
+    def passes(self, tests: tuple[str, ...], seconds: float) -> bool:
+        """Whether tests pass without a mutation, each in so many seconds; they are asked once. Those that do not are
+        left out from then on."""
+        if (tests, seconds) not in self._passing:
             files = not any("::" in test for test in tests)  # no test had begun: they could not be imported
-            if self.run(tests, self.test_seconds * 2, only_import=files).verdict == "passed":
-                self._passing.add(tests)
+            if self.run(tests, math.inf, only_import=files, each=seconds).verdict == "passed":
+                self._passing.add((tests, seconds))
             else:
                 self.failing |= set(tests)
-        return tests in self._passing
+        return (tests, seconds) in self._passing
 
-    def run(self, tests: Sequence[str], seconds: float, marker: str = "", only_import: bool = False) -> Outcome:
-        """Runs test files or single tests in this order up to the first that fails or takes longer than a test may.
-        `seconds`: after which none is waited for ("out of time")."""
+    def run(
+        self, tests: Sequence[str], seconds: float, marker: str = "", only_import: bool = False, each: float = 0
+    ) -> Outcome:
+        """Runs test files or single tests in this order up to the first that fails or takes longer than a test may
+        (`each` seconds, else the tree's). `seconds`: after which none is waited for ("out of time")."""
         own = Path(tempfile.mkdtemp(dir=self._folder, prefix="tests-"))
         arguments = ["-x", "-p", "mutation_observer", "-p", "no:cacheprovider", *(["-m", marker] if marker else [])]
         arguments += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]  # before the fork
@@ -99,7 +103,7 @@ class Tree:
         added = {"TMPDIR": str(own / "tmp"), observer.VARIABLE: str(own / "observed"), MARK: str(own)}
         run = self._server.start([*arguments, *tests], added, own / "output")
         try:
-            return self._watched(run, own, tuple(tests), seconds)
+            return self._watched(run, own, tuple(tests), seconds, each or self.test_seconds)
         finally:
             run.end()
             _end_marked(own)
@@ -127,7 +131,7 @@ class Tree:
         kept = {name: value for name, value in os.environ.items() if name not in left_out}
         return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
-    def _watched(self, run: Forked, own: Path, tests: tuple[str, ...], seconds: float) -> Outcome:
+    def _watched(self, run: Forked, own: Path, tests: tuple[str, ...], seconds: float, each: float) -> Outcome:
         until, since, seen = time.monotonic() + seconds, time.monotonic(), 0
         while run.ended(POLL_SECONDS) is None:
             size = (own / "observed").stat().st_size
@@ -136,7 +140,7 @@ class Tree:
             if self._failed(own):  # what pytest still tears down is no part of the verdict
                 run.ended(END_SECONDS)
                 break
-            if time.monotonic() - since > self.test_seconds:
+            if time.monotonic() - since > each:
                 return Outcome("hung", self._last(own, tests), len(self._started(own)))
             if time.monotonic() > until or self.stopped.is_set():
                 return Outcome("out of time", started=len(self._started(own)))

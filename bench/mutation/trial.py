@@ -16,6 +16,7 @@ from bench.mutation.operators import Mutation
 from bench.mutation.records import Record
 from bench.mutation.tree import Outcome, Tree
 
+PATIENCE = 4  # a test that fails at once with a mutation may take long without it
 SLOW_ROUNDS = 2  # nearest rounds whose slow tests are run as well, after all others
 
 
@@ -54,12 +55,13 @@ def _round(
         spent += time.monotonic() - begun
         if outcome.verdict in ("passed", "out of time"):
             return outcome, spent
-        if not tree.passes(outcome.tests):
+        patience = tree.test_seconds * (1 if outcome.verdict == "hung" else PATIENCE)
+        if not tree.passes(outcome.tests, patience):
             continue
         if outcome.verdict == "hung" or not nearest.starts_processes(outcome.tests[0]):
             return outcome, spent
         with tree.mutated(mutation):
-            again = tree.run(outcome.tests, tree.test_seconds * 2)
+            again = tree.run(outcome.tests, math.inf)
         if again.verdict in ("failed", "hung"):
             return outcome, spent
         tree.failing |= set(outcome.tests)  # now it fails and now it does not

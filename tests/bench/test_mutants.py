@@ -210,7 +210,7 @@ def test_a_test_that_hangs_with_a_change_is_ended_with_all_that_it_started(tmp_p
     with tree.mutated(mutation(root / "src" / "toy" / "sums.py", "return a", "return 2")):
         outcome = tree.run(["tests/test_sums.py"], seconds=60)
     assert (outcome.verdict, outcome.tests) == ("hung", ("tests/test_sums.py::test_that_waits",))
-    assert tree.passes(outcome.tests)
+    assert tree.passes(outcome.tests, seconds=30)
     tree.close()
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(int((tmp_path / "left").read_text())).wait(timeout=10)
