@@ -1,5 +1,6 @@
 """What the runs of chaos.py train: a classifier of hotel reviews, character by character; or, where these are not at
-hand, of scikit-learn's handwritten digits, pixel by pixel. Dropout, so that random generators matter.
+hand, of scikit-learn's handwritten digits, pixel by pixel. Dropout, so that random generators matter. Its blocks can be
+split over ranks and dealt to stages (engine: mesh).
 
 Each rank writes down which samples it takes (tests/launch/history.py).
 """
@@ -14,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from tests.launch.history import record_if_asked
 
-TOKENS, LENGTH, WIDTH = 4000, 64, 256
+TOKENS, LENGTH, WIDTH = 1000, 64, 64
 TRAINED, SAMPLES = 1498, 1700  # the last batch of an epoch has 26
 
 
@@ -30,29 +31,38 @@ def samples():
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    places = torch.arange(LENGTH) * 17
+    places = torch.arange(LENGTH) * 15
     return places + torch.from_numpy(digits.data[:SAMPLES]).long(), digits.target[:SAMPLES].tolist()
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.drop = nn.LayerNorm(WIDTH), nn.Dropout(0.1)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, hidden):
+        return hidden + self.drop(self.down(torch.relu(self.up(self.norm(hidden)))))
 
 
 class Classifier(nn.Module):
     def __init__(self):
         super().__init__()
         self.tokens = nn.Embedding(TOKENS, WIDTH)
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
-        self.norm, self.drop, self.head = nn.LayerNorm(WIDTH), nn.Dropout(0.1), nn.Linear(WIDTH, 10)
+        self.blocks = nn.Sequential(*(Block() for _ in range(4)))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 10)
 
     def forward(self, ids):
-        hidden = self.tokens(ids).mean(1)
-        for layer in self.layers:
-            hidden = hidden + self.drop(torch.relu(layer(hidden)))
-        return self.head(self.norm(hidden))
+        return self.head(self.norm(self.blocks(self.tokens(ids).mean(1))))
 
 
 def build_model():
     return Classifier()
 
 
+torch.set_num_threads(1)  # more ranks than cores, and the same bits whatever started them
 record_if_asked()
+tensor_parallel = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
 order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(0))
 inputs, labels = samples()
 inputs, labels = inputs[order], torch.tensor(labels)[order]

@@ -21,7 +21,7 @@ class Attempt:
     """restarts: why each earlier attempt of this launch died. folder: the launch's own on this machine, which outlives
     the attempts; without one (nobody restarts this process) nothing is remembered."""
 
-    since: float = field(default_factory=time.time)  # when the launch began, in seconds since 1970
+    since: float = field(default_factory=time.monotonic)  # when the launch began: the clock of the machine's processes
     most: int = 0
     restarts: Sequence[str] = ()
     folder: Path | None = None

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from tests.launch.test_start import command, losses
 
 MOST_SECONDS = 400
 FEWEST = 5  # steps
+WARM = "warm-rank"  # what the system calls a forked rank, which has no command of its own
 
 
 @dataclass
@@ -33,14 +35,24 @@ class Ended:
 
 
 def ranks_of(launcher: int) -> list[psutil.Process]:
-    """Its ranks, which are its children that were started as such; not their loaders' processes."""
+    """Its ranks, which are its children that were started as such or forked (bench/warm.py); not their loaders'."""
     found = []
-    for process in psutil.Process(launcher).children():
+    for own in children_of(launcher):
         try:
-            if "drivetrain.launch.rank" in process.cmdline():
+            process = psutil.Process(own)
+            if "drivetrain.launch.rank" in process.cmdline() or process.name() == WARM:
                 found.append(process)
         except psutil.Error:  # it ended just now
             continue
+    return found
+
+
+def children_of(process: int) -> list[int]:
+    """As the kernel lists them: psutil would look at every process of the machine."""
+    found = []
+    for listed in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):
+            found += [int(child) for child in listed.read_text().split()]
     return found
 
 

@@ -50,7 +50,7 @@ def record(folder: Path) -> None:
         return load(self, key)
 
     def windows(*given: Any, **options: Any) -> Iterator[Window]:
-        name = f"{os.environ.get('RANK', '0')}-{time.time_ns()}.jsonl"
+        name = f"{os.environ.get('RANK', '0')}-{time.monotonic_ns()}.jsonl"
         source = training_windows(*given, **options)
         with (folder / name).open("w", buffering=1) as file:
             while True:
@@ -66,17 +66,23 @@ def record(folder: Path) -> None:
     cutting.training_windows = windows
 
 
-def surviving(folder: Path) -> dict[int, tuple[int, list[int]]]:
-    """Step → (epoch, samples in ascending order) of all that went into the weights that a finished run ended with."""
-    newest: dict[tuple[int, str], tuple[int, list[int]]] = {}
+def surviving(folder: Path, copies: int = 1) -> dict[int, tuple[int, list[int]]]:
+    """Step → (epoch, samples in ascending order) of all that went into the weights that a finished run ended with.
+
+    copies: ranks that take the same samples (those of a mesh that share a layer or are stages); AssertionError if they
+    did not.
+    """
+    newest: dict[int, dict[str, tuple[int, list[int]]]] = {}
     for path in sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem.split("-")[1])):
         for line in path.read_text().splitlines(keepends=True):
             if line.endswith("\n"):  # or it was cut off by a kill
                 step, epoch, samples = json.loads(line)
-                newest[step, path.stem.split("-")[0]] = (epoch, samples)
+                newest.setdefault(step, {})[path.stem.split("-")[0]] = (epoch, sorted(samples))
     found: dict[int, tuple[int, list[int]]] = {}
-    for (step, _), (epoch, samples) in sorted(newest.items()):
-        found[step] = (epoch, sorted(found.get(step, (epoch, []))[1] + samples))
+    for step, taken in sorted(newest.items()):
+        shares = Counter(tuple(samples) for _, samples in taken.values())
+        assert {*shares.values()} == {copies}, f"of step {step} {copies} ranks each should have the same: {taken}"
+        found[step] = max(epoch for epoch, _ in taken.values()), sorted(sample for share in shares for sample in share)
     return found
 
 

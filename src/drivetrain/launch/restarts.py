@@ -49,7 +49,7 @@ def _launch(task: Task, node: Node) -> Iterator[tuple[Path, Meeting]]:
 
 
 def _until_done(task: Task, folder: Path, meeting: Meeting) -> Result:
-    since, causes, processes, run = time.time(), list[str](), task.run.processes or 1, task.run
+    since, causes, processes, run = time.monotonic(), list[str](), task.run.processes or 1, task.run
     while True:
         with writing(folder):
             (folder / TASK).write_text(task.model_dump_json(), encoding="utf-8")
