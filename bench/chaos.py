@@ -4,12 +4,12 @@
     python -m bench.chaos --minutes 60
     python -m bench.chaos --engines ddp --seed 7 --run 3       that run alone, with the same faults
 
-Engines take turns. Each has an undisturbed run, by the command as a user types it, and then runs with a dozen faults
-each (faults.py): SIGKILL for one rank, all of them, the launching process (`--resume` after it), or a whole node; a
-full disk; ranks that stand still for a while or for good; a wall clock that jumps. They come while a run steps, starts,
-or saves (killing.py). A run is as it should be if it ends with the bits of the undisturbed one (weights, optimizer,
-curve), no checkpoint that was whole at a fault is lost but by retention, each start goes on from the newest one, in the
-surviving history every epoch has each sample once, and no time in its report is negative.
+Engines take turns. Each has an undisturbed run, by the command as a user types it, and then runs with two dozen
+faults each (faults.py): SIGKILL for one rank, all of them, the launching process (`--resume` after it), or a whole
+node; a full disk; ranks that stand still for a while or for good; a wall clock that jumps. They come while a run steps,
+starts, or saves (killing.py). A run is as it should be if it ends with the bits of the undisturbed one (weights,
+optimizer, curve), no checkpoint that was whole at a fault is lost but by retention, each start goes on from the newest
+one, in the surviving history every epoch has each sample once, and no time in its report is negative.
 
 Every run adds a line to the record (chaos_record.py), of which the page is made. Four of five runs are started from
 processes that have imported everything already (warm.py), which makes a kill cost a second or two in place of six.
@@ -44,7 +44,7 @@ from tests.launch.history import VARIABLE, check_each_once, surviving
 BENCH = Path(__file__).resolve().parent
 REVIEWS = BENCH.parents[1] / "shared" / "data" / "ChnSentiCorp_htl_all.csv"
 STEPS, BATCH, SAMPLES = 240, 64, 1498  # ten epochs
-AT_ONCE = 12  # faults of one run
+AT_ONCE = 24  # faults of one run
 COLD_EVERY = 5  # of so many runs one is started as a user does
 
 # of lengths without a common divisor, so that in a row of them each meets each
@@ -66,6 +66,7 @@ class Kind:
     modules: Sequence[str] = ()  # that its ranks import besides
 
 
+DATA = () if REVIEWS.exists() else ("sklearn.datasets",)
 MESH = ("drivetrain.engines.mesh", "torch.distributed.pipelining")
 ENGINES = {
     "single": Kind([], ALONE),
@@ -200,7 +201,7 @@ class Session:
         name = " ".join(kind.modules)
         if name not in self.nurseries:
             added = {"DS_ACCELERATOR": "cpu"} if "deepspeed" in kind.modules else {}
-            self.nurseries[name] = Nursery(self._environment() | added, kind.modules)
+            self.nurseries[name] = Nursery(self._environment() | added, [*kind.modules, *DATA])
         return self.nurseries[name]
 
     def _disturbed(
@@ -287,8 +288,8 @@ def head() -> str:
     data = "hotel reviews (ChnSentiCorp)" if REVIEWS.exists() else "scikit-learn's digits"
     setting = (
         f"A residual network of 130,000 parameters (the first 100 kills: 1.3 million) on {data}, {STEPS} steps (480), "
-        "a checkpoint every 10 (20), dropout. A death of ranks is one restart, one of the launcher one --resume; nothing "
-        "else died. Two launchers on one machine stand for two nodes."
+        "a checkpoint every 10 (20), dropout. A death of ranks is one restart, one of the launcher one --resume; "
+        "nothing else died. Two launchers on one machine stand for two nodes."
     )
     return f"{(__doc__ or '').split(chr(10) * 2, 2)[2].strip()}\n\n{setting}\n\n{machine_line()}"
 
