@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import functools
+import itertools
 import json
 import math
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -308,3 +310,17 @@ def test_all_ranks_hear_that_the_folder_is_gone(ranks: Callable[[int], RankPool]
     assert ["no longer the folder that this run began in" in each for each in first] == [True, True, False]
     assert first[-1] == "1", "nothing is saved after it"
     assert not (tmp_path / "out").exists()
+
+
+def test_a_clock_that_is_set_while_a_run_trains_is_in_none_of_its_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drivetrain: Command
+) -> None:
+    """A day back each time that the time of day is asked for."""
+    now, days = time.time(), itertools.count(1)
+    monkeypatch.chdir(prepared(tmp_path, "time.sleep(0.02)"))
+    monkeypatch.setattr("time.time", lambda: now - 86400 * next(days))
+    assert drivetrain("train", "run.yaml", "output=out", "--quiet")[0] == 0
+    told = report(tmp_path / "out")
+    assert 12 * 0.02 < told["seconds"] < 600
+    assert 0.05 < told["effective_share"] < 0.9999, "it was started before its first step"
+    assert all(seconds >= 0 for seconds in told["seconds_by_part"].values())

@@ -59,7 +59,7 @@ class Heart:
         self._part, self._moves, self._beats = "", 0, 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heart", daemon=True)
-        _HEAD.pack_into(self._bytes, 0, os.getpid(), rank, 0, time.time())
+        _HEAD.pack_into(self._bytes, 0, os.getpid(), rank, 0, time.monotonic())
 
     def start(self) -> Heart:
         self._thread.start()
@@ -110,7 +110,7 @@ class Heart:
                 since = now
             stood, worked, moves = place, work, self._moves
             self._beats += 1
-            _HEAD.pack_into(self._bytes, 0, os.getpid(), self._rank, self._beats, time.time())
+            _HEAD.pack_into(self._bytes, 0, os.getpid(), self._rank, self._beats, time.monotonic())
             if self._listener is not None:
                 self._listener(self, now - since)
 
@@ -133,7 +133,7 @@ class Pulse:
     process: int
     rank: int
     beats: int
-    time: float  # of the last beat, in seconds since 1970
+    time: float  # of the last beat, by time.monotonic
     moves: int  # counts up whenever something goes on
     step: int  # 0 before the first
     part: str

@@ -37,6 +37,13 @@ def test_the_first_failure_is_the_cause_and_what_all_saw_is_the_first_ranks() ->
     assert cause_of([*failures, earlier]).rank == 1, "the lowest that failed as the first one did"
 
 
+def test_a_clock_that_is_set_back_does_not_change_which_failure_came_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = failed(1, RunError("the cause"), "")
+    before = time.time() - 3600
+    monkeypatch.setattr(time, "time", lambda: before)
+    assert cause_of([first, failed(0, RunError("what came of it"), "")]).rank == 1
+
+
 GLOO = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:8094")
 JOINING = RunError("rank 1 could not join")
 JOINING.__cause__ = dist.DistNetworkError("timed out")

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,11 +145,12 @@ def _silent(
     if failure is None:
         return None
     first_error = min((outcome.time for outcome in explained), default=float("inf"))
+    zero = time.time() - time.monotonic()  # torch elastic stamps by the wall clock, ranks by one that is never set
     follows = {0, -signal.SIGTERM} | ({-signal.SIGABRT} if explained else set())
     found = [
         (process.timestamp, rank, process.exitcode)
         for rank, process in failure.failures.items()
-        if rank not in told and process.exitcode not in follows and process.timestamp <= first_error
+        if rank not in told and process.exitcode not in follows and process.timestamp - zero <= first_error
     ]
     _, rank, code = min(found, default=(0, -1, 0))
     return (rank, code) if found else None

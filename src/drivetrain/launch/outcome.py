@@ -22,7 +22,7 @@ _GLOO = re.compile(r"gloo/transport|Connection (closed|reset) by peer|Broken pip
 class RankOutcome(BaseModel):
     rank: int
     kind: Kind
-    time: float  # seconds since 1970: the first failure is the cause of the others
+    time: float  # by time.monotonic, one clock for all of a machine: the first failure is the cause of the others
     result: Result | None = None
     problems: list[Problem] = []
     message: str = ""
@@ -47,11 +47,11 @@ def clear(folder: Path) -> None:
 
 
 def done(rank: int, result: Result) -> RankOutcome:
-    return RankOutcome(rank=rank, kind="done", time=time.time(), result=result)
+    return RankOutcome(rank=rank, kind="done", time=time.monotonic(), result=result)
 
 
 def failed(rank: int, error: BaseException, traceback: str) -> RankOutcome:
-    now, lost = time.time(), isinstance(error, PeerError) or _lost_a_peer(error)
+    now, lost = time.monotonic(), isinstance(error, PeerError) or _lost_a_peer(error)
     if isinstance(error, UserError):
         return RankOutcome(rank=rank, kind="user", time=now, problems=list(error.problems))
     if isinstance(error, OutOfMemory):

@@ -190,7 +190,7 @@ def _state(pulse: Pulse, unbeaten: float) -> State:
 def left_quietly(folder: Path, told: Mapping[int, Any]) -> str | None:
     """Of ranks of which some lost a peer: the one that ended before, without a word and with exit code 0.
 
-    told: when each rank that said how it ended did, in seconds since 1970.
+    told: when each rank that said how it ended did, by time.monotonic.
     """
     for pulse in pulses(folder).values():
         if pulse.rank not in told and pulse.time < min(told.values()) and _state(pulse, 0.0) == "gone":
