@@ -23,7 +23,6 @@ import os
 import random
 import shutil
 import signal
-import sys
 import tempfile
 import time
 import traceback
@@ -34,7 +33,7 @@ from typing import Any
 
 from bench import chaos_record
 from bench.faults import FAULTS, HANG_SECONDS, Clock, Disk, Fault
-from bench.killing import KEEP_BEST, KEEP_LAST, Disturbed, Made
+from bench.killing import KEEP_BEST, KEEP_LAST, Disturbed
 from bench.tables import machine_line, write
 from bench.warm import Nursery
 from drivetrain.tracking.jsonl import read_events
@@ -92,18 +91,25 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="leave the runs' folders there")
     parser.add_argument("--page", action="store_true", help="make the page from the record, and run nothing")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is mounted goes
-    if not options.page:
-        print(f"seed {options.seed}", flush=True)
-        folder = Path(tempfile.mkdtemp(prefix="chaos-"))
-        try:
-            failed = session(folder, options)
-        finally:
-            if not options.keep:
-                shutil.rmtree(folder, ignore_errors=True)
-    found = chaos_record.read(options.record)
-    write(options.record.with_suffix(".md"), chaos_record.page(found, head()))
-    raise SystemExit(0 if options.page or not failed else f"{failed} runs failed")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is mounted goes
+    failed = 0
+    try:
+        if not options.page:
+            failed = in_folder(options)
+    except KeyboardInterrupt:
+        print("interrupted; the runs that had ended are kept", flush=True)
+    write(options.record.with_suffix(".md"), chaos_record.page(chaos_record.read(options.record), head()))
+    raise SystemExit(f"{failed} runs failed" if failed else 0)
+
+
+def in_folder(options: argparse.Namespace) -> int:
+    print(f"seed {options.seed}", flush=True)
+    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+    try:
+        return session(folder, options)
+    finally:
+        if not options.keep:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def session(folder: Path, options: argparse.Namespace) -> int:
@@ -172,7 +178,7 @@ class Session:
         kind, seed = ENGINES[engine], f"{self.seed} {engine}"
         dice, start = random.Random(f"{seed} {number}"), "cold" if number % COLD_EVERY == COLD_EVERY - 1 else "warm"
         faults = deck(kind, seed, number, self.possible)
-        made, why, began = list[Made](), "", time.monotonic()
+        run, why, began = None, "", time.monotonic()
         try:
             if engine not in self.whole:
                 undisturbed = self._disturbed(engine, "whole", dice, None, on_disk=False)
@@ -183,8 +189,7 @@ class Session:
             nursery = self._nursery(kind) if start == "warm" else None
             run = self._disturbed(engine, f"run-{number}", dice, nursery, on_disk)
             run.run(faults)
-            made = run.made
-            assert made, "the run is too short for any fault"
+            assert run.made, "the run is too short for any fault"
             check(self.whole[engine], run, kind.copies)
         except (AssertionError, OSError, ValueError) as error:
             self.failed += 1
@@ -193,6 +198,7 @@ class Session:
         finally:
             if self.disk is not None and not self.keep:
                 self.disk.empty()
+        made = run.made if run is not None else []
         found = chaos_record.line(engine, self.seed, number, start, made, time.monotonic() - began, why)
         self.kills += chaos_record.kills([found])
         return found

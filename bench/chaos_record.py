@@ -72,7 +72,7 @@ def page(lines: Sequence[Line], head: str) -> str:
     parts = [
         "# Chaos: runs killed and disturbed at random moments",
         head,
-        _sentence(runs),
+        sentence(runs),
         markdown_table(titles, rows),
     ]
     parts += [_failures(lines), _quiet(runs)]
@@ -100,7 +100,9 @@ def faults(lines: Sequence[Line]) -> int:
     return _times([each for each in lines if "engine" in each], *FAULTS)
 
 
-def _sentence(runs: Sequence[Line]) -> str:
+def sentence(lines: Sequence[Line]) -> str:
+    """The sum."""
+    runs = [each for each in lines if "engine" in each]
     bad = [each for each in runs if each["outcome"] == FAILED]
     good = sum(each.get("runs", 1) for each in runs) - len(bad)
     seeds = len({each["seed"] for each in runs})
