@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
 import struct
@@ -121,8 +122,8 @@ class NodeLoss:
 
 @dataclass(frozen=True)
 class FullDisk:
-    """The disk is filled, to its last byte or to less than a checkpoint: the run ends and says so. Then there is room
-    again, and `--resume` is typed."""
+    """The disk is filled, to its last byte or to less than a checkpoint: the run ends, and says so and how to go on.
+    Then there is room again, and `--resume` is typed."""
 
     ends: ClassVar[bool] = True
     relaunches: ClassVar[bool] = True
@@ -140,9 +141,10 @@ class FullDisk:
         if code == 0:
             return False
         told = run.said_since
-        assert code == 1, f"exit code {code}: {run.said}"
-        assert "No space left" in told or "no space left" in told, f"a full disk is not what it says: {run.said}"
-        assert "--resume" in told or "--overwrite" in told, f"it does not say how to go on: {run.said}"
+        assert code in (1, 2), f"exit code {code}: {run.said}"
+        # a start on a disk that is full already is refused before any work
+        ways = (r"[Nn]o space left.*--(resume|overwrite)", r"MiB free make room")
+        assert re.search(ways[code - 1], told), f"it does not say so: {run.said}"
         run.launch("--resume")
         return True
 

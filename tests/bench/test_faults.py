@@ -154,7 +154,7 @@ def test_a_full_disk_that_a_run_does_not_name_is_noticed(disk: Disk, run: Any) -
     run.disk, process = disk, subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)", "launcher"])
     run.launchers[0] = process
     run.said_since = "The run failed. Something is wrong; go on with --resume"
-    with pytest.raises(AssertionError, match="not what it says"):
+    with pytest.raises(AssertionError, match="it does not say so"):
         FAULTS["full disk"].follow(run, [])
     run.said_since = "The run failed. events.jsonl cannot be written: No space left on device; go on with --resume"
     assert FAULTS["full disk"].follow(run, [])
