@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -31,7 +32,9 @@ class RankOutcome(BaseModel):
     lost: bool = False  # it failed because another rank had ended
 
     def write(self, folder: Path) -> None:
-        write_whole(folder / f"rank-{self.rank}.json", self.model_dump_json())
+        """Leaves it for the launching process. If that was killed, the folder goes with it, and none reads this."""
+        with suppress(FileNotFoundError):
+            write_whole(folder / f"rank-{self.rank}.json", self.model_dump_json())
 
 
 def outcomes(folder: Path) -> list[RankOutcome]:
