@@ -18,7 +18,7 @@ help:
 	@echo "make test      install and run the tests"
 	@echo "make test-all  the slow tests too"
 	@echo "make parity    every engine against plain PyTorch, all cases; writes docs/parity.md"
-	@echo "make chaos     runs of four engines killed a hundred times (twenty minutes to an hour)"
+	@echo "make chaos     runs of nine kinds killed a hundred times and disturbed otherwise; MINUTES=60: for an hour"
 	@echo "make fuzz      1,400 almost right command lines of every verb; writes bench/results/fuzz.md"
 	@echo "make mutants   N=20 more small changes to src that tests should notice (a minute or two each); AGAIN=survived repeats"
 	@echo "make lint      ruff and mypy"
@@ -40,7 +40,7 @@ parity: $(VENV)/.installed-dev
 	PARITY_TABLE=docs/parity.md CROSSING_TABLE=docs/checkpoints.md $(BIN)/python -m pytest tests/parity
 
 chaos: $(VENV)/.installed-dev
-	$(BIN)/python -m bench.chaos
+	$(BIN)/python -m bench.chaos $(if $(MINUTES),--minutes $(MINUTES))
 
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python -m bench.fuzz

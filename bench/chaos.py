@@ -32,17 +32,16 @@ from pathlib import Path
 from typing import Any
 
 from bench import chaos_record
-from bench.faults import FAULTS, HANG_SECONDS, Clock, Disk, Fault
+from bench.chaos_checks import BATCH, STEPS, check
+from bench.chaos_machine import Clock, Disk
+from bench.faults import FAULTS, HANG_SECONDS, Fault
 from bench.killing import KEEP_BEST, KEEP_LAST, Disturbed
 from bench.tables import machine_line, write
 from bench.warm import Nursery
-from drivetrain.tracking.jsonl import read_events
-from tests.launch.chaos import same_end
-from tests.launch.history import VARIABLE, check_each_once, surviving
+from tests.launch.history import VARIABLE
 
 BENCH = Path(__file__).resolve().parent
 REVIEWS = BENCH.parents[1] / "shared" / "data" / "ChnSentiCorp_htl_all.csv"
-STEPS, BATCH, SAMPLES = 240, 64, 1498  # ten epochs
 AT_ONCE = 24  # faults of one run
 COLD_EVERY = 5  # of so many runs one is started as a user does
 
@@ -113,7 +112,7 @@ def in_folder(options: argparse.Namespace) -> int:
 
 
 def session(folder: Path, options: argparse.Namespace) -> int:
-    """Runs until there are enough kills, or the time is over. How many failed."""
+    """Runs until there are enough kills, or the time is over. Returns how many runs failed."""
     until = time.monotonic() + 60 * (options.minutes or 10**6)
     with Session(folder, options.seed, options.keep) as found:
         for engine, number in turns(options):
@@ -121,13 +120,13 @@ def session(folder: Path, options: argparse.Namespace) -> int:
                 break
             new = found.one_more(engine, number)
             chaos_record.add(options.record, new)
-            told = f"{new['outcome']} after {len(new['order'])} faults, {new['seconds']:.0f} s, {new['start']}"
-            print(f"{engine}, run {number}: {told} {new.get('why', '')}", flush=True)
+            text = f"{new['outcome']} after {len(new['order'])} faults, {new['seconds']:.0f} s, {new['start']}"
+            print(f"{engine}, run {number}: {text} {new.get('why', '')}", flush=True)
     return found.failed
 
 
 def turns(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
-    """(engine, its run's number from 0): all engines in each round, in an order of its own."""
+    """Yields (engine, its run's number from 0): all engines in each round, in an order of its own."""
     dice = random.Random(options.seed)
     for number in range(10**6) if options.run is None else [options.run]:
         engines = list(options.engines)
@@ -138,7 +137,7 @@ def turns(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
 
 
 def deck(kind: Kind, seed: str, number: int, possible: Sequence[str] = tuple(FAULTS)) -> list[Fault]:
-    """The faults of a run. Over the runs of an engine each comes in its share, at every moment."""
+    """Returns the faults of a run. Over the runs of an engine each comes in its share, at every moment."""
     own = [what for what in kind.faults if what in possible]
     found = []
     for place in range(number * AT_ONCE, (number + 1) * AT_ONCE):
@@ -174,7 +173,7 @@ class Session:
             self.disk.close()
 
     def one_more(self, engine: str, number: int) -> chaos_record.Line:
-        """The run's line for the record; a failure is one as well."""
+        """Returns the run's line for the record; a failure is one as well."""
         kind, seed = ENGINES[engine], f"{self.seed} {engine}"
         dice, start = random.Random(f"{seed} {number}"), "cold" if number % COLD_EVERY == COLD_EVERY - 1 else "warm"
         faults = deck(kind, seed, number, self.possible)
@@ -213,7 +212,7 @@ class Session:
     def _disturbed(
         self, engine: str, name: str, dice: random.Random, nursery: Nursery | None, on_disk: bool
     ) -> Disturbed:
-        """TMPDIR: what killed launchers leave in it goes with the folder."""
+        """Returns a run that has not begun. TMPDIR: what killed launchers leave in it goes with the folder."""
         kind, folder = ENGINES[engine], self.folder / engine.replace(", ", "-").replace(" ", "-")
         (folder / "tmp").mkdir(parents=True, exist_ok=True)
         (folder / "run.yaml").write_text(json.dumps(run_file()))
@@ -252,42 +251,6 @@ def run_file() -> dict[str, Any]:
         "tracking": {"log_every": 1},
         "hang_seconds": HANG_SECONDS,
     }
-
-
-def check(whole: Disturbed, run: Disturbed, copies: int) -> None:
-    """AssertionError unless a disturbed run came to what the undisturbed one did."""
-    output = run.folder / run.output
-    same_end(whole.folder / whole.output, output)
-    taken = [surviving(Path(each.environment[VARIABLE]), copies) for each in (whole, run)]
-    check_each_once(taken[1], STEPS, SAMPLES)
-    assert taken[0] == taken[1], "a step took other samples"
-    report = json.loads((output / "report.json").read_text())
-    assert report["status"] == "completed"
-    check_restarts(run, report)
-    check_times(run, report)
-    ended = [e["status"] for e in read_events(output / "events.jsonl") if e["event"] == "run_finished"]
-    assert ended[-1] == "completed"
-
-
-def check_restarts(run: Disturbed, report: dict[str, Any]) -> None:
-    """As many as there were deaths since the last launch: nothing else died. A lost node may be two."""
-    deaths = 0
-    for made in run.made:
-        does = FAULTS[made.fault.what]
-        deaths = 0 if does.relaunches else deaths + does.ends
-    told = report["restarts"]
-    most = deaths * run.nodes
-    assert deaths <= len(told) <= most, f"{deaths} deaths since the last launch, but {told}"
-
-
-def check_times(run: Disturbed, report: dict[str, Any]) -> None:
-    """No clock's jump is in them: none is negative, and the share of the launch that counts is right."""
-    negative = [key for key, value in report.items() if "seconds" in key and isinstance(value, float) and value < 0]
-    assert not negative, f"{negative} are negative"
-    assert 0 < report["effective_share"] <= 1, report["effective_share"]
-    if not run.relaunched:
-        share = report["seconds"] / run.lasted
-        assert share <= report["effective_share"] <= min(1, 3 * share + 0.3), (share, report["effective_share"])
 
 
 def head() -> str:

@@ -2,8 +2,8 @@
 
    cc -shared -fPIC -o chaos_clock.so chaos_clock.c -ldl; LD_PRELOAD=chaos_clock.so CHAOS_CLOCK=offset command
 
-   As when the system's clock is set, only the time of day jumps, and whoever waits until a time of day is let go by
-   the kernel's clock, so that such times are taken back to it. */
+   As when the system's clock is set, only the time of day jumps. A wait until a time of day goes by the kernel's clock, so
+   that such times are taken back to it. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -26,7 +26,7 @@ Line = dict[str, Any]
 
 
 def line(engine: str, seed: int, run: int, start: str, made: Sequence[Made], seconds: float, why: str = "") -> Line:
-    """start: warm or cold."""
+    """Returns what a run adds to the record. start: warm or cold."""
     from drivetrain.environment import versions
 
     return {
@@ -53,7 +53,7 @@ def commit() -> str:
 
 
 def add(record: Path, new: Line) -> None:
-    """At once, so that an interruption costs none."""
+    """Appends at once, so that an interruption costs none."""
     with record.open("a") as file:
         file.write(json.dumps(new) + "\n")
 
@@ -63,7 +63,7 @@ def read(record: Path) -> list[Line]:
 
 
 def page(lines: Sequence[Line], head: str) -> str:
-    """head: what is done and checked."""
+    """Returns the page. head: what is done and checked."""
     runs = [each for each in lines if "engine" in each]
     engines = list(dict.fromkeys(each["engine"] for each in runs))
     titles = ["engine", "runs", *FAULTS, "kills", "faults", "inside a save", "while starting", "failed runs"]
@@ -92,7 +92,7 @@ def _times(runs: Sequence[Line], *names: str) -> int:
 
 
 def kills(lines: Sequence[Line]) -> int:
-    """SIGKILLs at a chosen moment, however many processes each was for."""
+    """Counts SIGKILLs at a chosen moment, however many processes each was for."""
     return _times([each for each in lines if "engine" in each], *DEADLY)
 
 
@@ -101,7 +101,7 @@ def faults(lines: Sequence[Line]) -> int:
 
 
 def sentence(lines: Sequence[Line]) -> str:
-    """The sum."""
+    """Returns the sum of all runs, in words."""
     runs = [each for each in lines if "engine" in each]
     bad = [each for each in runs if each["outcome"] == FAILED]
     good = sum(each.get("runs", 1) for each in runs) - len(bad)
@@ -124,15 +124,15 @@ def _failures(lines: Sequence[Line]) -> str:
 
 
 def _quiet(runs: Sequence[Line]) -> str:
-    """Figures of time, of sessions that had the machine to themselves."""
+    """Returns figures of time, of sessions that had the machine to themselves."""
     found = [each["quiet"] | {"engine": each["engine"]} for each in runs if "quiet" in each]
     titles = ["engine", "useful, s", "elapsed, s", "effective", "undisturbed", "a kill costs, s"]
     names = ["engine", "useful", "elapsed", "effective", "undisturbed", "a_kill_costs"]
     rows = [[str(each[name]) for name in names] for each in found]
-    told = (
+    text = (
         "Time, of the first 100 kills (seed 28317), which had two cores to themselves and a model of 1.3 million "
         "parameters; later sessions shared theirs, so that their seconds say nothing. Useful: seconds of steps, "
         "evaluations and saves that count in the end. Effective: useful / elapsed. A kill costs: what is neither "
         "useful nor part of the undisturbed run's own start and end, divided by the kills."
     )
-    return f"## What a kill costs\n\n{told}\n\n{markdown_table(titles, rows)}" if rows else ""
+    return f"## What a kill costs\n\n{text}\n\n{markdown_table(titles, rows)}" if rows else ""

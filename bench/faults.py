@@ -7,16 +7,11 @@ to what the documentation promises of it.
 from __future__ import annotations
 
 import os
-import random
 import re
-import shutil
 import signal
-import struct
-import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import psutil
@@ -29,9 +24,6 @@ MOST_SECONDS = 180  # that a run may take to notice
 HANG_SECONDS = 8  # of the run file (chaos.py)
 PAUSE_SECONDS = (0.5, 4.0)
 BACK_SECONDS = 1.5  # at most, until a lost node is there again
-JUMP_SECONDS = (60, 200_000)
-SHIM = Path(__file__).with_name("chaos_clock.c")
-DISK_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
@@ -115,7 +107,7 @@ class NodeLoss:
             return True
         codes = [launcher.wait(MOST_SECONDS) for launcher in run.launchers[1:]]
         assert all(codes), f"a node goes on without the first one, exit codes {codes}: {run.said}"
-        assert "The run failed." in run.said_since, run.said
+        assert "The run failed." in run.printed_since, run.said
         run.launch("--resume")
         return True
 
@@ -140,11 +132,11 @@ class FullDisk:
         run.disk.free()
         if code == 0:
             return False
-        told = run.said_since
+        text = run.printed_since
         assert code in (1, 2), f"exit code {code}: {run.said}"
         # a start on a disk that is full already is refused before any work
         ways = (r"[Nn]o space left.*--(resume|overwrite)", r"MiB free make room")
-        assert re.search(ways[code - 1], told), f"it does not say so: {run.said}"
+        assert re.search(ways[code - 1], text), f"it does not say so: {run.said}"
         run.launch("--resume")
         return True
 
@@ -185,10 +177,10 @@ class Stop:
     def follow(self, run: Disturbed, victims: list[int]) -> bool:
         until = time.monotonic() + MOST_SECONDS
         while psutil.pid_exists(victims[0]):
-            assert time.monotonic() < until, f"nobody ends the stopped rank {victims}: {run.said}"
+            assert time.monotonic() < until, f"the stopped rank {victims} is not ended: {run.said}"
             time.sleep(0.05)
         until = time.monotonic() + MOST_SECONDS
-        while f"is stopped by a signal (SIGSTOP): process {victims[0]}" not in run.said_since:
+        while f"is stopped by a signal (SIGSTOP): process {victims[0]}" not in run.printed_since:
             assert time.monotonic() < until, f"the stopped rank {victims} is not named: {run.said}"
             time.sleep(0.05)
         return True
@@ -227,72 +219,3 @@ FAULTS: dict[str, Does] = {
 def _kill(victims: Sequence[int]) -> None:
     for victim in victims:
         os.kill(victim, signal.SIGKILL)
-
-
-# --- what they need --------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Disk:
-    """A small file system in memory, mounted at `folder`."""
-
-    folder: Path
-    filler: Path = field(init=False)
-
-    def __post_init__(self) -> None:
-        """OSError where mounting is not permitted."""
-        self.filler = self.folder / "filler"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        words = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(self.folder)]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise OSError(f"a small disk cannot be mounted: {done.stderr.strip()}")
-
-    def fill(self, slack: int) -> None:
-        """To its end, but for `slack` bytes."""
-        with self.filler.open("wb", buffering=0) as file:
-            size = max(0, shutil.disk_usage(self.folder).free - slack)
-            while size > 0:
-                try:
-                    size -= file.write(bytes(min(size, 2**20)))
-                except OSError:  # the run was quicker
-                    return
-
-    def free(self) -> None:
-        self.filler.unlink(missing_ok=True)
-
-    def empty(self) -> None:
-        for path in self.folder.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-    def close(self) -> None:
-        subprocess.run(["umount", "--lazy", str(self.folder)], check=False)
-
-
-@dataclass
-class Clock:
-    """The wall clock of processes that have `variables` in their environment."""
-
-    folder: Path
-    variables: dict[str, str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        """OSError where there is no C compiler."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        library, self._offset = self.folder / "clock.so", self.folder / "offset"
-        self.set(0)
-        words = ["cc", "-O2", "-shared", "-fPIC", "-o", str(library), str(SHIM), "-ldl"]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise OSError(f"{SHIM.name} cannot be compiled: {done.stderr.strip()}")
-        self.variables = {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(self._offset)}
-
-    def set(self, seconds: int) -> None:
-        """So far ahead of the machine's."""
-        if not self._offset.exists():
-            self._offset.write_bytes(bytes(8))
-        with self._offset.open("r+b") as file:
-            file.write(struct.pack("q", seconds))
-
-    def jump(self, dice: random.Random) -> None:
-        self.set(round(dice.choice([-1, 1]) * dice.uniform(*JUMP_SECONDS)))

@@ -16,7 +16,8 @@ from typing import Any
 
 import psutil
 
-from bench.faults import FAULTS, Clock, Disk, Fault
+from bench.chaos_machine import Clock, Disk
+from bench.faults import FAULTS, Fault
 from bench.warm import Born, Nursery, reap
 from drivetrain.checkpoint.directory import read_manifest, verify
 from drivetrain.tracking.jsonl import read_events
@@ -66,8 +67,8 @@ class Disturbed:
     lasted: float = 0.0  # from then to its end
 
     def run(self, faults: list[Fault]) -> float:
-        """Until it ends; takes faults from the front of the list as long as there are some. Gives the seconds that
-        went by. AssertionError if it fails, or if a fault cost a checkpoint."""
+        """Runs until it ends; takes faults from the front of the list as long as there are some. Returns the seconds
+        that went by. AssertionError if it fails, or if a fault cost a checkpoint."""
         started, self._left, self._gone = time.monotonic(), len(faults), set[int]()
         self._starts = self._step = self._logged = 0
         self.launch()
@@ -88,8 +89,8 @@ class Disturbed:
     # --- for faults ----------------------------------------------------------------------------------------------
 
     def launch(self, *options: str) -> None:
-        """Every node, allowed as many restarts as there are faults: a death of another cause ends the run, and is
-        noticed. `--resume` goes on."""
+        """Starts every node, allowed as many restarts as there are faults: a death of another cause ends the run, and
+        is noticed."""
         # a node that is lost may be a death twice, by its peer and by a meeting that was over
         allowed = max(self._left, 1) * self.nodes
         self._words = ["train", *self.arguments, f"output={self.output}", f"max_restarts={allowed}", *options]
@@ -99,23 +100,23 @@ class Disturbed:
         self.launchers = [self._launcher(node) for node in range(self.nodes)]
 
     def launch_again(self, node: int) -> None:
-        """One of them, with the same command."""
+        """Starts one node with the same command."""
         self.launchers[node] = self._launcher(node)
 
     def ranks(self, node: int | None = None) -> list[psutil.Process]:
-        """Those that work now, of one node or of all: none of an earlier attempt that is still ending."""
+        """Returns the ranks that work now, of one node or of all: none of an earlier attempt that is still ending."""
         launchers = self.launchers if node is None else [self.launchers[node]]
         found = [rank for each in launchers if each.poll() is None for rank in ranks_of(each.pid)]
         return [rank for rank in found if rank.pid not in self._gone]
 
     @property
     def said(self) -> str:
-        """The end of what was printed."""
+        """Returns the end of what was printed."""
         return self._log.read_text(errors="replace")[-4000:]
 
     @property
-    def said_since(self) -> str:
-        """What was printed since the fault, in one line."""
+    def printed_since(self) -> str:
+        """Returns what was printed since the fault, in one line."""
         return " ".join(self._log.read_bytes()[self._logged :].decode(errors="replace").split())
 
     @property
@@ -134,7 +135,7 @@ class Disturbed:
     # --- the moment ----------------------------------------------------------------------------------------------
 
     def _moment(self, fault: Fault) -> list[psutil.Process] | None:
-        """The ranks, once it has come; None if the run ended by itself first."""
+        """Waits for the moment. Returns the ranks, or None if the run ended by itself first."""
         steps = self.dice.randrange(STEPS)
         for _ in self._polled():
             if self.ranks() and (fault.when == "starting" or self._made_since() > steps):
@@ -162,7 +163,7 @@ class Disturbed:
         return list(read_events(path)) if path.exists() else []
 
     def _made_since(self) -> int:
-        """Steps that were made since the last fault, by ranks that started after the last death."""
+        """Counts the steps since the last fault, by ranks that started after the last death."""
         events = self._events()
         starts = [event["first_step"] for event in events if event["event"] == "run_started"]
         made = [event["step"] for event in events if event["event"] == "step"]
@@ -171,7 +172,7 @@ class Disturbed:
     # --- the fault -----------------------------------------------------------------------------------------------
 
     def _strike(self, fault: Fault, ranks: list[psutil.Process]) -> bool:
-        """Whether it had an effect: a run that ends just then is spared some."""
+        """Does it, and returns whether it had an effect: a run that ends just then is spared some faults."""
         does = FAULTS[fault.what]
         self._logged, names, unfinished = self._log.stat().st_size, self._whole, self._unfinished
         victims = does.hit(self, ranks)

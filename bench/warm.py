@@ -113,8 +113,14 @@ def _ask(
     asking: socket.socket, do: Any, words: Sequence[str], environment: Mapping[str, str], folder: Path, *files: IO[Any]
 ) -> Born:
     """A process of this one's that does `do(words)` in the folder. files: its standard output and its errors."""
-    told = {"do": do.__name__, "words": words, "environment": environment, "folder": str(folder), "parent": os.getpid()}
-    socket.send_fds(asking, [json.dumps(told).encode()], [file.fileno() for file in files])
+    request = {
+        "do": do.__name__,
+        "words": words,
+        "environment": environment,
+        "folder": str(folder),
+        "parent": os.getpid(),
+    }
+    socket.send_fds(asking, [json.dumps(request).encode()], [file.fileno() for file in files])
     return Born(int(asking.recv(_LARGEST)))
 
 
@@ -122,36 +128,36 @@ def _serve(asking: socket.socket) -> None:
     """Until the other end is gone."""
     os.setpgid(0, 0)  # Ctrl-C is for the one that asks
     while True:
-        told, files, _, _ = socket.recv_fds(asking, _LARGEST, 2)
-        if not told:
+        request, files, _, _ = socket.recv_fds(asking, _LARGEST, 2)
+        if not request:
             os._exit(0)
         between = os.fork()
         if not between:
             if not os.fork():
-                _begin(json.loads(told), files, asking)
+                _begin(json.loads(request), files, asking)
             os._exit(0)
         os.waitpid(between, 0)
         for file in files:
             os.close(file)
 
 
-def _begin(told: Mapping[str, Any], files: Sequence[int], asking: socket.socket) -> None:
+def _begin(request: Mapping[str, Any], files: Sequence[int], asking: socket.socket) -> None:
     """Does not return."""
     code = 1
     try:
-        while os.getppid() != told["parent"]:
+        while os.getppid() != request["parent"]:
             time.sleep(0.0005)
         os.setsid()
         for file, place in zip(files, (1, 2), strict=True):
             os.dup2(file, place)
             os.close(file)
         os.environ.clear()
-        os.environ.update(told["environment"])
-        os.chdir(told["folder"])
+        os.environ.update(request["environment"])
+        os.chdir(request["folder"])
         tempfile.tempdir = None
         asking.send(str(os.getpid()).encode())
         asking.close()
-        globals()[told["do"]](told["words"])
+        globals()[request["do"]](request["words"])
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1

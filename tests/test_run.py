@@ -320,7 +320,7 @@ def test_a_clock_that_is_set_while_a_run_trains_is_in_none_of_its_times(
     monkeypatch.chdir(prepared(tmp_path, "time.sleep(0.02)"))
     monkeypatch.setattr("time.time", lambda: now - 86400 * next(days))
     assert drivetrain("train", "run.yaml", "output=out", "--quiet")[0] == 0
-    told = report(tmp_path / "out")
-    assert 12 * 0.02 < told["seconds"] < 600
-    assert 0.05 < told["effective_share"] < 0.9999, "it was started before its first step"
-    assert all(seconds >= 0 for seconds in told["seconds_by_part"].values())
+    found = report(tmp_path / "out")
+    assert 12 * 0.02 < found["seconds"] < 600
+    assert 0.05 < found["effective_share"] < 0.9999, "it was started before its first step"
+    assert all(seconds >= 0 for seconds in found["seconds_by_part"].values())

@@ -313,9 +313,9 @@ def _report(
 
 def _effective(parts: Parts, elapsed_seconds: float, before: float) -> dict[str, Any]:
     """What became of the time since the launch began; all ranks must ask. A machine that came late knows less."""
-    told = parts.ranks.all_gather((time.monotonic() - parts.attempt.since, before))
-    lasted, before = max(seconds for seconds, _ in told), min(seconds for _, seconds in told)
-    share = (elapsed_seconds - before) / max(1e-9, lasted)
+    launches = parts.ranks.all_gather((time.monotonic() - parts.attempt.since, before))
+    lasted = max(seconds for seconds, _ in launches)
+    share = (elapsed_seconds - min(seconds for _, seconds in launches)) / max(1e-9, lasted)
     return {"restarts": list(parts.attempt.restarts), "effective_share": min(1.0, share)}
 
 

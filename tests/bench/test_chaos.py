@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from bench import chaos_record
-from bench.chaos import AT_ONCE, ENGINES, WHEN, check_restarts, check_times, deck
+from bench.chaos import AT_ONCE, ENGINES, WHEN, deck
+from bench.chaos_checks import check_restarts, check_times
 from bench.faults import FAULTS, Fault
 from bench.killing import Disturbed, Made, kept
 from drivetrain.checkpoint.saving import save
@@ -116,9 +117,9 @@ def test_a_death_that_was_no_fault_and_one_that_was_not_counted_are_noticed(tmp_
     run = disturbed(tmp_path, 1)
     run.made += [Made(Fault(what, "stepping"), False, 1, 1, 1) for what in ("launcher", "all ranks", "clock jump")]
     check_restarts(run, {"restarts": ["rank 0 was ended by SIGKILL"]})
-    for told in ([], ["one", "another"]):
+    for restarts in ([], ["one", "another"]):
         with pytest.raises(AssertionError, match="1 deaths since the last launch"):
-            check_restarts(run, {"restarts": told})
+            check_restarts(run, {"restarts": restarts})
 
 
 @pytest.mark.parametrize(

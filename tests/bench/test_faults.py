@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from bench import faults, warm
-from bench.faults import FAULTS, Clock, Disk
+from bench.chaos_machine import Clock, Disk
+from bench.faults import FAULTS
 from bench.warm import Nursery, reap
 from tests.launch.chaos import children_of, ranks_of
 
@@ -28,7 +29,7 @@ class Standing:
     def __init__(self, *processes: subprocess.Popen[bytes]) -> None:
         self.processes, self.dice, self.launched = processes, random.Random(0), list[tuple[str, ...]]()
         self.launchers = [process for process in processes if process.args[-1] == "launcher"]  # type: ignore[index]
-        self.said = self.said_since = ""
+        self.said = self.printed_since = ""
         self.disk: Disk | None = None
 
     def ranks(self, node: int | None = None) -> list[psutil.Process]:
@@ -95,7 +96,7 @@ def test_the_first_nodes_loss_has_the_others_end_before_all_are_started_again(
     with pytest.raises(subprocess.TimeoutExpired):
         FAULTS["first node"].follow(run, [])
     run.launchers[1].kill()
-    run.said_since = "The run failed. node 1 could not meet the others"
+    run.printed_since = "The run failed. node 1 could not meet the others"
     assert FAULTS["first node"].follow(run, [])
     assert run.launched == [("--resume",)]
 
@@ -113,14 +114,14 @@ def test_a_rank_that_is_stopped_for_good_has_to_be_ended_and_named(run: Any, mon
     until = time.monotonic() + 10
     while psutil.Process(victim).status() != psutil.STATUS_STOPPED:
         assert time.monotonic() < until
-    with pytest.raises(AssertionError, match="nobody ends the stopped rank"):
+    with pytest.raises(AssertionError, match="is not ended"):
         FAULTS["stopped for good"].follow(run, [victim])
     [process] = [process for process in run.processes if process.pid == victim]
     process.kill()
     process.wait()
     with pytest.raises(AssertionError, match="is not named"):
         FAULTS["stopped for good"].follow(run, [victim])
-    run.said_since = f"rank 1 is stopped by a signal (SIGSTOP): process {victim} on here"
+    run.printed_since = f"rank 1 is stopped by a signal (SIGSTOP): process {victim} on here"
     assert FAULTS["stopped for good"].follow(run, [victim])
 
 
@@ -153,10 +154,10 @@ def test_a_disk_that_is_filled_takes_no_more_until_it_is_freed(disk: Disk, run: 
 def test_a_full_disk_that_a_run_does_not_name_is_noticed(disk: Disk, run: Any) -> None:
     run.disk, process = disk, subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)", "launcher"])
     run.launchers[0] = process
-    run.said_since = "The run failed. Something is wrong; go on with --resume"
+    run.printed_since = "The run failed. Something is wrong; go on with --resume"
     with pytest.raises(AssertionError, match="it does not say so"):
         FAULTS["full disk"].follow(run, [])
-    run.said_since = "The run failed. events.jsonl cannot be written: No space left on device; go on with --resume"
+    run.printed_since = "The run failed. events.jsonl cannot be written: No space left on device; go on with --resume"
     assert FAULTS["full disk"].follow(run, [])
 
 
@@ -180,8 +181,8 @@ def test_a_clock_jumps_under_a_process_that_runs_and_nothing_waits_longer(tmp_pa
     with subprocess.Popen(words, env={**os.environ, **clock.variables}, **pipes) as process:
         process.stdout.readline()
         clock.set(-86400)
-        told, _ = process.communicate("go\n", timeout=30)
-    of_day, monotonic = map(float, told.split())
+        text, _ = process.communicate("go\n", timeout=30)
+    of_day, monotonic = map(float, text.split())
     assert of_day < -86000
     assert 0.2 <= monotonic < 30
 
