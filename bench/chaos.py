@@ -12,7 +12,7 @@ optimizer, curve), no checkpoint that was whole at a fault is lost but by retent
 one, in the surviving history every epoch has each sample once, and no time in its report is negative.
 
 Every run adds a line to the record (chaos_record.py), of which the page is made. Four of five runs are started from
-processes that have imported everything already (warm.py), which makes a kill cost a second or two in place of six.
+processes that have imported everything already (warm.py), which saves each rank some three seconds of a processor.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tests.launch.history import VARIABLE
 BENCH = Path(__file__).resolve().parent
 REVIEWS = BENCH.parents[1] / "shared" / "data" / "ChnSentiCorp_htl_all.csv"
 AT_ONCE = 24  # faults of one run
-COLD_EVERY = 5  # of so many runs one is started as a user does
+COLD = 0.2  # the share of runs that are started as a user does, importing everything
 
 # of lengths without a common divisor, so that in a row of them each meets each
 WHEN = ("saving", "stepping", "saving", "stepping", "starting")
@@ -175,7 +175,8 @@ class Session:
     def one_more(self, engine: str, number: int) -> chaos_record.Line:
         """Returns the run's line for the record; a failure is one as well."""
         kind, seed = ENGINES[engine], f"{self.seed} {engine}"
-        dice, start = random.Random(f"{seed} {number}"), "cold" if number % COLD_EVERY == COLD_EVERY - 1 else "warm"
+        dice = random.Random(f"{seed} {number}")
+        start = "cold" if dice.random() < COLD else "warm"
         faults = deck(kind, seed, number, self.possible)
         run, why, began = None, "", time.monotonic()
         try:

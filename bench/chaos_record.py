@@ -106,7 +106,11 @@ def sentence(lines: Sequence[Line]) -> str:
     bad = [each for each in runs if each["outcome"] == FAILED]
     good = sum(each.get("runs", 1) for each in runs) - len(bad)
     seeds = len({each["seed"] for each in runs})
-    ended = f"{good} runs ended with the bits of the undisturbed one, and nothing was lost, repeated or left out"
+    cold = sum(each.get("runs", 1) for each in runs if each["start"] == "cold")
+    ended = (
+        f"{good} runs ({cold} of them started as a user does) ended with the bits of the undisturbed one, and nothing "
+        "was lost, repeated or left out"
+    )
     other = f"; {len(bad)} did not (below)" if bad else "; none did not"
     return f"{kills(runs)} kills and {faults(runs) - kills(runs)} other faults, of {seeds} seeds: {ended}{other}."
 

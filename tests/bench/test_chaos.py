@@ -152,7 +152,7 @@ def test_a_failure_stays_in_the_record_when_the_same_run_goes_well_later(tmp_pat
     assert chaos_record.kills(lines) == 4
     assert chaos_record.faults(lines) == 6
     page = chaos_record.page(lines, "how")
-    assert "4 kills and 2 other faults, of 1 seeds: 1 runs ended with the bits" in page
+    assert "4 kills and 2 other faults, of 1 seeds: 1 runs (0 of them started as a user does) ended" in page
     assert "1 did not (below)" in page
     assert "| ddp | 7 | 3 | " in page
     assert "AssertionError: a / lost | open |" in page

@@ -37,9 +37,9 @@ class Ended:
 def ranks_of(launcher: int) -> list[psutil.Process]:
     """Its ranks, which are its children that were started as such or forked (bench/warm.py); not their loaders'."""
     found = []
-    for own in children_of(launcher):
+    for child in children_of(launcher):
         try:
-            process = psutil.Process(own)
+            process = psutil.Process(child)
             if "drivetrain.launch.rank" in process.cmdline() or process.name() == WARM:
                 found.append(process)
         except psutil.Error:  # it ended just now
@@ -48,11 +48,14 @@ def ranks_of(launcher: int) -> list[psutil.Process]:
 
 
 def children_of(process: int) -> list[int]:
-    """As the kernel lists them: psutil would look at every process of the machine."""
+    """Returns the processes that one has started, as Linux lists them: psutil looks at every process of a machine."""
+    lists = [*Path(f"/proc/{process}/task").glob("*/children")]
+    if not lists:
+        return [child.pid for child in psutil.Process(process).children()]
     found = []
-    for listed in Path(f"/proc/{process}/task").glob("*/children"):
-        with suppress(OSError):
-            found += [int(child) for child in listed.read_text().split()]
+    for each in lists:
+        with suppress(OSError):  # a thread ended just now
+            found += [int(child) for child in each.read_text().split()]
     return found
 
 
