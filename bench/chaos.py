@@ -23,6 +23,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 import traceback
@@ -30,6 +31,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from bench import chaos_record
 from bench.chaos_checks import BATCH, STEPS, check
@@ -191,7 +194,7 @@ class Session:
             run.run(faults)
             assert run.made, "the run is too short for any fault"
             check(self.whole[engine], run, kind.copies)
-        except (AssertionError, OSError, ValueError) as error:
+        except (AssertionError, OSError, ValueError, psutil.Error, subprocess.TimeoutExpired) as error:
             self.failed += 1
             traceback.print_exc()
             why = f"{type(error).__name__}: {error}"

@@ -18,10 +18,12 @@ from typing import Any
 import pytest
 
 from drivetrain import run
+from drivetrain.attempt import Attempt
 from drivetrain.checkpoint import saving
 from drivetrain.errors import RunError
 from drivetrain.loop import Progress
 from drivetrain.ranks import Ranks
+from drivetrain.run import _effective
 from drivetrain.tracking import jsonl
 from drivetrain.tracking.build import EventStream, build_trackers
 from drivetrain.tracking.events import StepDone
@@ -324,3 +326,11 @@ def test_a_clock_that_is_set_while_a_run_trains_is_in_none_of_its_times(
     assert 12 * 0.02 < found["seconds"] < 600
     assert 0.05 < found["effective_share"] < 0.9999, "it was started before its first step"
     assert all(seconds >= 0 for seconds in found["seconds_by_part"].values())
+
+
+def test_restarts_are_those_of_the_machine_that_was_there_longest() -> None:
+    """The first rank may be on one that was lost and came back, which has seen the last restart alone."""
+    mine = Attempt(since=time.monotonic() - 10, restarts=["the third"])
+    others = (100.0, ["the first", "the second", "the third"], 0.0)
+    parts: Any = SimpleNamespace(attempt=mine, ranks=SimpleNamespace(all_gather=lambda own: [own, others]))
+    assert _effective(parts, 60.0, 50.0) == {"restarts": others[1], "effective_share": 0.6}

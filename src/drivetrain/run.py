@@ -313,10 +313,11 @@ def _report(
 
 def _effective(parts: Parts, elapsed_seconds: float, before: float) -> dict[str, Any]:
     """What became of the time since the launch began; all ranks must ask. A machine that came late knows less."""
-    launches = parts.ranks.all_gather((time.monotonic() - parts.attempt.since, before))
-    lasted = max(seconds for seconds, _ in launches)
-    share = (elapsed_seconds - min(seconds for _, seconds in launches)) / max(1e-9, lasted)
-    return {"restarts": list(parts.attempt.restarts), "effective_share": min(1.0, share)}
+    attempt = parts.attempt
+    launches = parts.ranks.all_gather((time.monotonic() - attempt.since, list(attempt.restarts), before))
+    lasted, restarts, _ = max(launches, key=lambda launch: launch[0])
+    share = (elapsed_seconds - min(before for _, _, before in launches)) / max(1e-9, lasted)
+    return {"restarts": restarts, "effective_share": min(1.0, share)}
 
 
 def measured(meters: Meters, engine: Engine, ranks: Ranks) -> dict[str, Any]:

@@ -49,12 +49,11 @@ def ranks_of(launcher: int) -> list[psutil.Process]:
 
 def children_of(process: int) -> list[int]:
     """Returns the processes that one has started, as Linux lists them: psutil looks at every process of a machine."""
-    lists = [*Path(f"/proc/{process}/task").glob("*/children")]
-    if not lists:
+    if not Path("/proc/self/task").is_dir():
         return [child.pid for child in psutil.Process(process).children()]
     found = []
-    for each in lists:
-        with suppress(OSError):  # a thread ended just now
+    for each in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):  # it, or a thread of it, ended just now
             found += [int(child) for child in each.read_text().split()]
     return found
 
