@@ -29,12 +29,6 @@ def test_a_failure_goes_through_the_file_and_names_its_rank(tmp_path: Path, erro
     assert (f"rank {rank}" in str(again)) is not is_first_users, "what the first rank is told, all are"
 
 
-def test_a_failure_whose_launcher_was_killed_is_no_second_error(tmp_path: Path) -> None:
-    """Another rank has noticed it before and taken the launch's folder away."""
-    failed(0, RunError("a peer was lost"), "Traceback").write(tmp_path / "gone")
-    assert not (tmp_path / "gone").exists()
-
-
 def test_the_first_failure_is_the_cause_and_what_all_saw_is_the_first_ranks() -> None:
     one, other = problem("data.train", "no such folder", "give one"), RunError("the others are gone")
     earlier, *failures = [failed(rank, error, "") for rank, error in ((1, other), (1, one), (2, other), (0, one))]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -32,9 +31,7 @@ class RankOutcome(BaseModel):
     lost: bool = False  # it failed because another rank had ended
 
     def write(self, folder: Path) -> None:
-        """Leaves it for the launching process. If that was killed, the folder goes with it, and none reads this."""
-        with suppress(FileNotFoundError):
-            write_whole(folder / f"rank-{self.rank}.json", self.model_dump_json())
+        write_whole(folder / f"rank-{self.rank}.json", self.model_dump_json())
 
 
 def outcomes(folder: Path) -> list[RankOutcome]:
