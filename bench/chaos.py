@@ -24,6 +24,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import traceback
@@ -198,6 +199,8 @@ class Session:
             self.failed += 1
             traceback.print_exc()
             why = f"{type(error).__name__}: {error}"
+            for path in (self.folder, BENCH.parent, sys.prefix):  # of this machine alone
+                why = why.replace(f"{path}/", "")
         finally:
             if self.disk is not None and not self.keep:
                 self.disk.empty()

@@ -3,8 +3,8 @@
     {"engine", "seed", "run", "start", "faults": {name: times}, "inside_save", "while_starting", "order": [...],
      "outcome": "as undisturbed" or "failed", "why", "seconds", "commit", "versions"}
 
-Nothing is taken out of the record: a failure stays when the same run goes well later. A line {"mended": [engine, seed,
-run], "by": ...} says what became of one. A line with "runs" sums up runs of which no more is known.
+Nothing is taken out of the record: a failure stays when the same run goes well later. A line {"cause_of": [engine, seed,
+run], "cause": ...} says what was found of one. A line with "runs" sums up runs of which no more is known.
 """
 
 from __future__ import annotations
@@ -116,13 +116,14 @@ def sentence(lines: Sequence[Line]) -> str:
 
 
 def _failures(lines: Sequence[Line]) -> str:
-    mended = {tuple(each["mended"]): each["by"] for each in lines if "mended" in each}
+    causes = {tuple(each["cause_of"]): each["cause"] for each in lines if "cause_of" in each}
     rows = []
     for each in lines:
         if each.get("outcome") == FAILED:
             name = (each["engine"], each["seed"], each["run"])
-            why = " ".join(each["why"].split())[:300].replace("|", "/")
-            rows.append([*map(str, name), each["commit"], why, mended.get(name, "open")])
+            why = " ".join(each["why"].split()).replace("|", "/")
+            why = why if len(why) < 400 else f"{why[:150]} ... {why[-250:]}"
+            rows.append([*map(str, name), each["commit"], why, causes.get(name, "open")])
     table = markdown_table(["engine", "seed", "run", "commit", "what was seen", "what it was"], rows)
     return f"## Runs that failed\n\n{table}" if rows else ""
 

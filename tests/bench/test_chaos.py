@@ -156,7 +156,7 @@ def test_a_failure_stays_in_the_record_when_the_same_run_goes_well_later(tmp_pat
     assert "1 did not (below)" in page
     assert "| ddp | 7 | 3 | " in page
     assert "AssertionError: a / lost | open |" in page
-    chaos_record.add(record, {"mended": ["ddp", 7, 3], "by": "a rename"})
+    chaos_record.add(record, {"cause_of": ["ddp", 7, 3], "cause": "a rename"})
     assert "AssertionError: a / lost | a rename |" in chaos_record.page(chaos_record.read(record), "how")
 
 
