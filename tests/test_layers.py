@@ -20,7 +20,7 @@ LAYERS = [
     ["lock", "attempt", "heartbeat", "scratch"],
     [
         *("hardware", "environment", "emulation", "rng", "signals", "ranks", "pieces"),
-        *("low_bit", "low_rank", "builds", "hub", "trust"),
+        *("low_bit", "low_rank", "builds", "hub", "trust", "transfers"),
     ],
     ["memory"],
     ["precision", "data", "models", "optim", "folder"],

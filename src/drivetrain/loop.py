@@ -103,19 +103,20 @@ def train(
     while progress.step < total_steps:
         if _patience_is_over(run, progress):
             return "stopped_early"
-        mark, was = rng_mark(), replace(progress)
+        mark = rng_mark()
         meters.begin(progress.step + 1)
         with meters.part("data"), room_for("reading the samples", fix=LESS_READ):
             window = next(windows)
         meters.batch(window.indices)
-        lr_now = factor(progress.updates, progress.skipped)
-        made = _made(engine, window, meters, lr_now, functools.partial(watch.judge, progress.step + 1), mark)
+        judge = functools.partial(watch.judge, progress.step + 1)
+        made = _made(engine, window, meters, lambda: _rate(factor, curve.settled()), judge, mark)
         if made is None:
+            curve.settled()
             windows = around.cut_smaller(progress, window.largest)
             continue
-        loss, result = made
+        loss, result, lr_now = made
+        was = replace(progress)
         progress.step += 1
-        progress.updates += not result.skipped
         progress.samples += len(window.indices)
         curve.add(Pending(progress.step, window.indices, loss, result, mark, was), lr_now)
         progress.elapsed_seconds = before + time.perf_counter() - start
@@ -136,10 +137,17 @@ def train(
 
 
 def _made(
-    engine: Engine, window: Window, meters: Meters, lr_factor: float, judge: Callable[[Tensor], Judge], mark: Any
-) -> tuple[Tensor, StepResult] | None:
-    """The window's loss and update; None if memory ran out before the update, and all is as it was at `mark`.
+    engine: Engine,
+    window: Window,
+    meters: Meters,
+    rate: Callable[[], float],
+    judge: Callable[[Tensor], Judge],
+    mark: Any,
+) -> tuple[Tensor, StepResult, float] | None:
+    """The window's loss and update, and the factor of its learning rate; None if memory ran out before the update, and
+    all is as it was at `mark`.
 
+    rate: gives the factor. It may wait for the step before, and is asked once this step's window is queued behind that.
     OutOfMemory where an engine cannot take it back.
     """
     undo = engine.savepoint()
@@ -149,7 +157,8 @@ def _made(
             with room_for(f"micro-batches of {window.largest} sample(s)", window.largest):
                 loss = engine.forward_backward(window.micro_batches)
             with meters.part("optimizer"), room_for("the optimizer's step"):
-                return loss, engine.optimizer_step(lr_factor, _putting_back(engine.statistics, judge(loss)))
+                factor = rate()
+                return loss, engine.optimizer_step(factor, _putting_back(engine.statistics, judge(loss))), factor
     except OutOfMemory as shortage:
         if undo is None or not shortage.samples:
             raise
@@ -204,24 +213,35 @@ class Curve:
         self._run, self._engine, self._progress, self._watch = run, engine, progress, watch
         self._steps_per_epoch, self._around = steps_per_epoch, around
         self._pending: list[Pending] = []
+        self._unsettled: Pending | None = None  # the newest step, until it is known whether it was skipped
         self._newest: Pending
         self._factor = 0.0
 
     def add(self, pending: Pending, factor: float) -> None:
         self._pending.append(pending)
-        self._factor = factor
+        self._unsettled, self._factor = pending, factor
+
+    def settled(self) -> Progress:
+        """The progress, in which the newest step counts as an update unless it was skipped. Asks the device for that,
+        where the loss is scaled."""
+        pending, self._unsettled = self._unsettled, None
+        if pending is None:
+            return self._progress
         scale = pending.result.scale
         if scale is not None and scale < SMALLEST_SCALE:
             raise RunError(
                 f"step {pending.step}: the loss scale fell to {scale:.1e} and the gradients still overflow. They are "
                 "not finite for another reason than fp16's range: try precision=fp32, or a lower learning rate"
             )
+        self._progress.updates += not pending.result.skipped
+        return self._progress
 
     def read(self) -> tuple[float, float] | None:
         """One exchange and one transfer for all pending numbers; loss and norm of the newest.
 
         RunError names the first step whose loss or gradient is not finite, unless it was skipped.
         """
+        self.settled()
         if not self._pending:
             return None
         pending, self._pending = self._pending, []

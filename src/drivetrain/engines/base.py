@@ -59,12 +59,26 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What an optimizer step gives."""
+    """What an optimizer step gives. `scale` and `skipped` wait for the device where the loss is scaled: ask for them
+    once it has other work to do, after the next window is queued."""
 
     grad_norm: Tensor  # scalar: the global norm before clipping, unscaled
-    scale: float | None  # loss scale this step used
-    skipped: bool  # the step overflowed or was refused; weights and schedule stay
+    refused: bool  # no update was made, as the host knows
     held: bool = False  # the judge's answer is on the device, and where it is true nothing was updated
+    scales: Callable[[], Sequence[float]] | None = None  # the loss scale that this step used, and the next one's
+
+    @property
+    def scale(self) -> float | None:
+        """The loss scale that this step used."""
+        return None if self.scales is None else self.scales()[0]
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the step overflowed or was refused; weights and schedule stay."""
+        if self.refused or self.scales is None:
+            return self.refused
+        used, next_one = self.scales()
+        return next_one < used
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ class DeepspeedEngine(EagerEngine):
             self._rescale(skipped)
         if judge is not None:
             judge(norm)
-        return StepResult(norm, scale, skipped)
+        return StepResult(norm, skipped, scales=None if scale is None else lambda: (scale, scale))
 
     def _rescale(self, overflowed: bool) -> None:
         """GradScaler's rule, told by DeepSpeed whether the step overflowed."""

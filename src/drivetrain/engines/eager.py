@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ from drivetrain.optim import OptimizerFactory
 from drivetrain.pieces import Piece, piece_of
 from drivetrain.precision import autocast, dtype
 from drivetrain.ranks import Ranks
+from drivetrain.transfers import Later, sent
 from drivetrain.workloads.base import Batch, Workload, few
 from drivetrain.workloads.metrics import Metric
 
@@ -198,19 +199,24 @@ class EagerEngine(Engine):
         count = sum(self._workload.count(batch.tensors) for batch in micro_batches if batch.counts)
         if self.data_world == 1:
             return lambda: max(1, count)
-        summed = self._ranks.sum_soon(torch.tensor(count, device=self._device))
+        summed = self._ranks.sum_soon(torch.full((), count, device=self._device))
         return lambda: summed().clamp(min=1)
 
     def optimizer_step(self, lr_factor: float, judge: Judge | None = None) -> StepResult:
         optimizer = self._at_rate(lr_factor)
         self._scaler.unscale_(optimizer)  # before the norm, so that clipping sees true gradients
         grad_norm = self._clip()
-        scale = self._scaler.get_scale() if self._scaler.is_enabled() else None
+        scale = self._scale()
         refused, held = update(self._scaler, optimizer, grad_norm, judge)
         self._scaler.update()
         optimizer.zero_grad(set_to_none=True)
-        skipped = refused or (scale is not None and self._scaler.get_scale() < scale)
-        return StepResult(grad_norm, scale, skipped, held)
+        scales = None if scale is None else Later(torch.stack([scale, cast(Tensor, self._scale())])).numbers
+        return StepResult(grad_norm, refused, held, scales)
+
+    def _scale(self) -> Tensor | None:
+        """The loss scale of the next step, scalar, on the device; None where the loss is not scaled."""
+        one = torch.ones((), device=self._device)
+        return self._scaler.scale(one) if self._scaler.is_enabled() else None
 
     def _at_rate(self, lr_factor: float) -> torch.optim.Optimizer:
         assert self._optimizer is not None, "set up for evaluation only"
@@ -279,10 +285,7 @@ class EagerEngine(Engine):
         precision = self._options.precision
         kept = dtype(precision.compute if precision.cast else precision.parameters)
 
-        def move(tensor: Tensor) -> Tensor:
-            return tensor.to(self._device, kept if tensor.is_floating_point() else None, non_blocking=True)
-
-        return {name: move(tensor) for name, tensor in batch.items()}
+        return {name: sent(t, self._device, kept if t.is_floating_point() else None) for name, t in batch.items()}
 
     # --- state -------------------------------------------------------------------------------------------------------
 

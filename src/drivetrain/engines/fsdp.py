@@ -26,6 +26,7 @@ from drivetrain.engines.state import local_part, refuse_scalars
 from drivetrain.errors import RunError, problem
 from drivetrain.memory.recompute import repeated_blocks
 from drivetrain.precision import dtype
+from drivetrain.transfers import Later, sent
 from drivetrain.workloads.base import Workload
 
 
@@ -141,22 +142,23 @@ class SameParameters:
     def __init__(self, model: nn.Module, group: dist.ProcessGroup | None, device: torch.device, fix: str) -> None:
         """fix: what may be done but to let every batch use all parameters."""
         self._named, self._group, self._device, self._fix = dict(model.named_parameters()), group, device, fix
-        self._uneven: Tensor | None = None  # a parameter → not 0 if only some ranks had its gradient in the last window
+        self._uneven: Later | None = None  # a parameter → not 0 if only some ranks had its gradient in the last window
 
     def look(self) -> None:
         """After a window. A GPU is asked for the window before, which it is done with."""
-        got = torch.tensor([p.grad is not None for p in self._named.values()], dtype=torch.int32, device=self._device)
+        got = sent(torch.tensor([p.grad is not None for p in self._named.values()], dtype=torch.int32), self._device)
         dist.all_reduce(got, group=self._group)
-        before, self._uneven = self._uneven, got % dist.get_world_size(self._group)
+        before, self._uneven = self._uneven, Later(got % dist.get_world_size(self._group))
         self._refuse(self._uneven if self._device.type == "cpu" else before)
 
     def check(self) -> None:
         """Of the last window too, before anything is saved."""
         self._refuse(self._uneven)
 
-    def _refuse(self, uneven: Tensor | None) -> None:
-        if uneven is not None and uneven.any():
-            some = [name for name, differs in zip(self._named, uneven.tolist(), strict=True) if differs]
+    def _refuse(self, uneven: Later | None) -> None:
+        differs = [] if uneven is None else uneven.numbers()
+        some = [name for name, each in zip(self._named, differs, strict=False) if each]
+        if some:
             raise RunError(
                 f"{', '.join(some[:5])} got a gradient on some ranks only, and FSDP then sums gradients of different "
                 f"parameters. Let every batch use all of them, or {self._fix}"

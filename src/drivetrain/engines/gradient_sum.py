@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from drivetrain.engines.state import local_part, place_gradient
+from drivetrain.transfers import sent
 
 BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's; the first bucket is smaller there too, to begin early
 FIRST_BUCKET_BYTES = 2**20
@@ -35,7 +36,7 @@ class _Bucket:
             torch.zeros_like(local_part(p)).flatten() if p.grad is None else local_part(p.grad).flatten()
             for p in self.parameters
         ]
-        have = torch.tensor([float(p.grad is not None) for p in self.parameters]).to(like, non_blocking=True)
+        have = sent(torch.tensor([float(p.grad is not None) for p in self.parameters]), like.device, like.dtype)
         self._sums = torch.cat([*parts, have])
         self._work = dist.all_reduce(self._sums, group=self._group, async_op=True)
 

@@ -47,6 +47,7 @@ from drivetrain.optim import OptimizerFactory
 from drivetrain.pieces import Piece
 from drivetrain.precision import arithmetic, autocast, dtype
 from drivetrain.ranks import Ranks
+from drivetrain.transfers import sent
 from drivetrain.workloads.base import Batch, Workload
 from drivetrain.workloads.metrics import Metric
 
@@ -226,7 +227,7 @@ class MeshEngine(EagerEngine):
         if self.data_world == 1:
             return lambda: max(1, count)
         own = count if self.counts_samples else 0
-        summed = self._ranks.sum_soon(torch.tensor(own, device=self._device))
+        summed = self._ranks.sum_soon(torch.full((), own, device=self._device))
         return lambda: summed().clamp(min=1)
 
     def optimizer_step(self, lr_factor: float, judge: Judge | None = None) -> StepResult:
@@ -236,7 +237,7 @@ class MeshEngine(EagerEngine):
 
     def _global_norm(self, norms: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
         """Each piece once, however many ranks hold it."""
-        copies = torch.tensor([self._copies(p) for p in parameters], device=self._device)
+        copies = sent(torch.tensor([self._copies(p) for p in parameters]), self._device)
         squares = (norms**2 / copies).sum()
         return self._ranks.sum(squares).sqrt()
 

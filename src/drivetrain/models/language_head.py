@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 from drivetrain.models.cross_entropy import IGNORED, cross_entropy_sum
 from drivetrain.models.fused_loss import linear_argmax_and_losses, linear_cross_entropy_sum
 from drivetrain.models.language_options import evaluating, output_layer
+from drivetrain.transfers import on_host, sent
 
 Wanted = Literal["logits", "loss", "predictions"]
 
@@ -39,14 +41,14 @@ class _Call:
 
     @classmethod
     def of(cls, targets: Tensor, wanted: Wanted) -> _Call:
-        """On a GPU this waits for the number of targets. Without any, one ignored position stands for them: the head
-        takes part in the backward pass, with gradients of 0, and no kernel meets a batch of no rows."""
+        """Without any target one ignored position stands for them: the head takes part in the backward pass, with
+        gradients of 0, and no kernel meets a batch of no rows."""
         flat = targets.flatten()
-        places = (flat != IGNORED).nonzero().squeeze(1)
-        count = len(places)
+        found = np.flatnonzero(on_host(targets) != IGNORED)
+        count = len(found)
         if count == len(flat):
             return cls(wanted, targets.shape, count, None, flat)
-        places = places if count else places.new_zeros(1)
+        places = sent(torch.from_numpy(found if count else np.zeros(1, dtype=np.int64)), targets.device)
         return cls(wanted, targets.shape, count, places, flat[places])
 
 

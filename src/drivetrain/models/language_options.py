@@ -107,7 +107,9 @@ class _Noise:
             return None
         lengths = getattr(self._seen, "lengths", None)
         length = output.shape[1] if lengths is None else lengths[..., None]
-        bound = self._alpha / torch.as_tensor(length * output.shape[-1], device=output.device).sqrt()
+        width = output.shape[-1]
+        numbers = length * width if isinstance(length, Tensor) else torch.full((), length * width, device=output.device)
+        bound = self._alpha / numbers.sqrt()
         if isinstance(output, DTensor):
             whole = [Replicate()] * output.device_mesh.ndim
             local = self._noisy(output.redistribute(placements=whole).to_local(), bound)

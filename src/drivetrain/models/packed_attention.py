@@ -20,6 +20,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import varlen
@@ -27,6 +28,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from drivetrain.errors import RunError
 from drivetrain.models.language_options import evaluating
+from drivetrain.transfers import on_host, remember, sent
 
 NAME = "drivetrain_packed"  # in Transformers' tables of attention implementations and of masks
 Warn = Callable[[str], None]
@@ -134,18 +136,21 @@ def bounds_of(positions: Tensor) -> Tensor | None:
     which takes no memory and tells the longest sequence to every layer on the host. Rows that hold fewer than S are
     filled with T. None if each row holds one.
 
-    positions: (B, T). On a GPU this waits for them.
+    positions: (B, T).
     """
-    begins = positions[:, 1:] == 0
-    rows, places = begins.nonzero(as_tuple=True)
+    begins = on_host(positions)[:, 1:] == 0
+    rows, places = begins.nonzero()
     if not len(rows):
         return None
     number = begins.cumsum(1)[rows, places]
-    length, most = positions.shape[1], int(number.max())
-    bounds = positions.new_full((len(positions), most + 2), length, dtype=torch.int32)
-    bounds[:, 0] = 0
-    bounds[rows, number] = (places + 1).int()
-    return bounds[:, None, None].expand(-1, 1, int(bounds.diff(dim=1).max()), -1)
+    table = np.full((len(positions), number.max() + 2), positions.shape[1], dtype=np.int32)
+    table[:, 0] = 0
+    table[rows, number] = places + 1
+    own = torch.from_numpy(table)
+    longest = int(np.diff(table).max())
+    bounds = sent(own, positions.device)[:, None, None].expand(-1, 1, longest, -1)
+    remember(bounds, own[:, None, None])
+    return bounds
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
@@ -161,11 +166,11 @@ def _one_by_one(
     band: Callable[[int, int | None], Tensor | None],
     how: dict[str, Any],
 ) -> Tensor:
-    """Transformers' sdpa for each sequence; on a GPU this waits for the boundaries. band: length and window → mask."""
+    """Transformers' sdpa for each sequence. band: length and window → mask."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     window, rows = how.get("sliding_window"), []
-    for row, lengths in enumerate(bounds[:, 0, 0].diff(dim=1).tolist()):
+    for row, lengths in enumerate(np.diff(on_host(bounds)[:, 0, 0]).tolist()):
         pieces = [length for length in lengths if length]
         own = (tensor if len(tensor) == 1 else tensor[row : row + 1] for tensor in (query, key, value))
         parts = (tensor.split(pieces, dim=2) for tensor in own)
