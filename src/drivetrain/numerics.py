@@ -21,6 +21,7 @@ from torch import Tensor
 from drivetrain.config.numerics import Numerics
 from drivetrain.engines.base import Judge, StepResult
 from drivetrain.errors import RunError
+from drivetrain.transfers import works_behind
 
 RECENT = 100  # steps whose losses and norms say what is usual
 LEAST = 30  # of them, before anything is unusual
@@ -153,7 +154,7 @@ class Watch:
         """By the norm alone, which all ranks have: a loss that is not finite makes it so, but for odd models."""
         if self._scaled:
             return False
-        if norm.device.type != "cpu":
+        if works_behind(norm.device):
             bad = ~norm.isfinite()
             self._bad = bad if self._bad is None else self._bad | bad
             return self._bad

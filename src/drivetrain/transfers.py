@@ -18,6 +18,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 _ON_HOST: Any = WeakTensorKeyDictionary()  # tensor on a device → the tensor in CPU memory that it was copied from
 
 
+def works_behind(device: torch.device) -> bool:
+    """Whether the device computes while the program goes on, so that asking it for a number stops the program."""
+    return device.type != "cpu"
+
+
 def sent(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """The tensor on the device, in the dtype if one is given. tensor: in CPU memory; `on_host` finds it again."""
     moved = _moved(tensor, device, dtype)

@@ -26,7 +26,7 @@ from drivetrain.engines.state import local_part, refuse_scalars
 from drivetrain.errors import RunError, problem
 from drivetrain.memory.recompute import repeated_blocks
 from drivetrain.precision import dtype
-from drivetrain.transfers import Later, sent
+from drivetrain.transfers import Later, sent, works_behind
 from drivetrain.workloads.base import Workload
 
 
@@ -149,7 +149,7 @@ class SameParameters:
         got = sent(torch.tensor([p.grad is not None for p in self._named.values()], dtype=torch.int32), self._device)
         dist.all_reduce(got, group=self._group)
         before, self._uneven = self._uneven, Later(got % dist.get_world_size(self._group))
-        self._refuse(self._uneven if self._device.type == "cpu" else before)
+        self._refuse(before if works_behind(self._device) else self._uneven)
 
     def check(self) -> None:
         """Of the last window too, before anything is saved."""

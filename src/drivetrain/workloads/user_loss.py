@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.nn.modules import loss as losses
 
 from drivetrain.errors import problem
+from drivetrain.transfers import on_host
 from drivetrain.workloads.user_file import FIELD
 
 OVER_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
@@ -60,7 +61,7 @@ class SummedLoss:
 
     def count(self, target: Tensor) -> int:
         if self._over_samples:
-            if not target.is_floating_point() and bool((target == IGNORED).any()):
+            if not target.is_floating_point() and bool((on_host(target) == IGNORED).any()):
                 raise problem(
                     FIELD,
                     f"targets of {IGNORED} do not count in some losses, and nothing says so of this one",
@@ -71,7 +72,7 @@ class SummedLoss:
             return target.numel()
         if target.is_floating_point():  # class probabilities: (B, classes, ...)
             return target.numel() // target.shape[1]
-        return int((target != self.ignored).sum())
+        return int((on_host(target) != self.ignored).sum())
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
         """Scalar, in fp32."""

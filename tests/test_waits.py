@@ -1,0 +1,190 @@
+"""Between two points of the curve a step waits for nothing that the device computes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from drivetrain.config.engine import DdpEngine, FsdpEngine
+from drivetrain.config.load import validate
+from drivetrain.config.mesh import MeshEngine
+from drivetrain.config.run import RunConfig
+from drivetrain.config.training import Loader, Optimizer
+from drivetrain.data.loader import Window, training_windows
+from drivetrain.data.micro_batches import Slice
+from drivetrain.data.order import GlobalOrder
+from drivetrain.loop import Progress, Surroundings, train
+from drivetrain.measure.meters import Meters
+from drivetrain.measure.throughput import Stopwatch
+from drivetrain.workloads.base import Batch, BestMetric, Workload
+from drivetrain.workloads.build import build_workload
+from tests.ranks import RankPool
+from tests.tiny_language import LLAMA, ROWS, write_lines
+from tests.tiny_workload import CPU, tiny_engine
+from tests.waits import watched
+
+WARM_UP, STEPS, BATCH, MICRO_BATCH = 3, 4, 8, 4
+MISTRAL = {**LLAMA, "model_type": "mistral", "sliding_window": 8}
+BERT = {
+    "model_type": "bert",
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "max_position_embeddings": 32,
+}
+RESNET = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8], "depths": [1], "layer_type": "basic"}
+MODULE = """
+import torch
+from torch import nn
+model = nn.Linear(4, 3)
+train_data = [{"input": torch.randn(4), "target": torch.tensor(i % 3)} for i in range(20)]
+loss = nn.CrossEntropyLoss()
+"""
+
+
+def language(folder: Path, stage: str = "sft", config: dict[str, Any] = LLAMA, **more: Any) -> dict[str, Any]:
+    data: dict[str, Any] = {"cache": str(folder / "cache"), "length": 64, **more.pop("data", {})}
+    if stage == "sft":
+        data |= {"template": "chatml", "train": write_lines(folder / "train.jsonl", ROWS)}
+    else:
+        (folder / "text.txt").write_text("once upon a time there was a text. " * 40)
+        data |= {"train": str(folder / "text.txt")}
+    return {"type": "language_model", "stage": stage, "model": {"config": config, **more}, "data": data}
+
+
+def texts(folder: Path) -> dict[str, Any]:
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "hotel"]))
+    (folder / "train.csv").write_text("\n".join(["label,text", *["1,good hotel", "0,bad bad hotel", "0,bad"] * 10]))
+    data = {"train": str(folder / "train.csv"), "cache": str(folder / "cache"), "max_length": 16}
+    model = {"tokenizer": str(folder / "vocab.txt"), "config": BERT}
+    return {"type": "text_classification", "model": model, "data": data}
+
+
+def module(folder: Path) -> dict[str, Any]:
+    (folder / "tiny.py").write_text(MODULE)
+    return {"type": "module", "path": str(folder / "tiny.py")}
+
+
+WORKLOADS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "packed": language,
+    "packed, a window": lambda folder: language(folder, config=MISTRAL),
+    "packed, fused loss": lambda folder: language(folder, fused_loss=True, neftune_alpha=5.0),
+    "padded": lambda folder: language(folder, data={"packing": False}),
+    "padded, a window": lambda folder: language(folder, config=MISTRAL, data={"packing": False}),
+    "texts": lambda folder: language(folder, stage="pretrain"),
+    "text classes": texts,
+    "image classes": lambda _: {
+        "type": "image_classification", "model": {"config": RESNET}, "data": {"source": "digits", "limit_train": 40}
+    },
+    "a user's module": module,
+}  # fmt: skip
+
+
+def run_of(workload: dict[str, Any], precision: str) -> RunConfig:
+    raw = {
+        "workload": workload,
+        "batch_size": BATCH,
+        "micro_batch_size": MICRO_BATCH,
+        "precision": precision,
+        "loop": {"steps": WARM_UP + STEPS + 1},
+        "scaler": {"init_scale": 1024.0},
+        "tracking": {"log_every": 1000},
+        "checkpoints": {"every_steps": 1000},
+    }
+    run, problems = validate(raw, [])
+    assert run is not None, problems
+    return run
+
+
+def waits_of(
+    raw: dict[str, Any],
+    precision: str = "fp32",
+    engine: Any = None,
+    change: Callable[[Workload], None] = lambda _: None,
+    **settings: Any,
+) -> dict[str, int]:
+    """What would wait for a device in STEPS steps of the loop between two points of the curve, and how often."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    run = run_of(raw, precision)
+    workload = build_workload(run.workload, run.seed)
+    optimizer = Optimizer(name="adamw", lr=1e-3)
+    made = tiny_engine(workload, precision, optimizer, config=engine, max_grad_norm=1.0, scaler=run.scaler, **settings)
+    change(workload)
+    order, total = GlobalOrder(len(workload.train), BATCH, run.seed), WARM_UP + STEPS + 1
+    mine = Slice(made.data_rank, made.data_world, MICRO_BATCH // made.data_world)
+    windows = list(training_windows(workload.train, workload.collate, order, range(total), mine, Loader()))
+    found: dict[str, int] = {}
+
+    def given() -> Iterator[Window]:
+        """What is watched begins when its first step is asked for, and ends when the step after its last is."""
+        yield from windows[:WARM_UP]
+        with watched(made) as waits:
+            yield from windows[WARM_UP:-1]
+        found.update(waits.found)
+        yield windows[-1]
+
+    meters = Meters(CPU, run.precision_spec, made, instrument=False, stopwatch=Stopwatch(torch.device("cpu")))
+    best = BestMetric("loss", higher_is_better=False)
+    around = Surroundings(None, lambda _: None, lambda _: None, lambda: False, best, meters)
+    with meters:
+        train(made, given(), run, total, order.steps_per_epoch, Progress(), around)
+    return found
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_step_on_one_device_waits_for_nothing(name: str, tmp_path: Path) -> None:
+    assert waits_of(WORKLOADS[name](tmp_path)) == {}
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "fp16-mixed"])
+@pytest.mark.parametrize("name", ["packed", "image classes"])
+def test_a_step_in_mixed_precision_waits_for_nothing(name: str, precision: str, tmp_path: Path) -> None:
+    assert waits_of(WORKLOADS[name](tmp_path), precision) == {}
+
+
+def test_recomputing_layers_waits_for_nothing(tmp_path: Path) -> None:
+    assert waits_of(language(tmp_path), recompute=True) == {}
+
+
+CASES = [
+    (name, engine, precision)
+    for engine in (DdpEngine(), FsdpEngine(), MeshEngine(dp=2))
+    for name, precision in (("packed", "fp32"), ("packed", "fp16-mixed"), ("padded", "fp32"), ("image classes", "fp32"))
+]
+
+
+def of_ranks(folder: str) -> dict[str, dict[str, int]]:
+    own = Path(folder) / os.environ["RANK"]
+    own.mkdir()
+    return {
+        f"{engine.name}, {name}, {precision}": waits_of(WORKLOADS[name](own), precision, engine)
+        for name, engine, precision in CASES
+    }
+
+
+def test_ranks_wait_for_nothing(tmp_path: Path, ranks: Callable[[int], RankPool]) -> None:
+    for found in ranks(2).run(of_ranks, str(tmp_path)):
+        assert found == {case: {} for case in found}
+
+
+def test_a_workload_that_reads_its_loss_is_found(tmp_path: Path) -> None:
+    def change(workload: Workload) -> None:
+        whole: Any = workload.loss_sum
+
+        def loss_sum(model: nn.Module, batch: Batch) -> Tensor:
+            loss: Tensor = whole(model, batch)
+            assert loss.item() > 0
+            return loss
+
+        vars(workload)["loss_sum"] = loss_sum
+
+    found = waits_of(module(tmp_path), change=change)
+    assert found == {"_local_scalar_dense in loss_sum (test_waits.py)": 7}  # micro-batches: one of the batches has but 4 samples
