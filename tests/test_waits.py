@@ -187,4 +187,6 @@ def test_a_workload_that_reads_its_loss_is_found(tmp_path: Path) -> None:
         vars(workload)["loss_sum"] = loss_sum
 
     found = waits_of(module(tmp_path), change=change)
-    assert found == {"_local_scalar_dense in loss_sum (test_waits.py)": 7}  # micro-batches: one of the batches has but 4 samples
+    assert found == {
+        "_local_scalar_dense in loss_sum (test_waits.py)": 7
+    }  # micro-batches: one of the batches has but 4 samples

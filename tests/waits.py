@@ -47,7 +47,7 @@ class Waits(TorchDispatchMode):
 
     def add(self, what: str) -> None:
         frames = [frame for frame in traceback.extract_stack() if "/torch/" not in frame.filename]
-        inner = next((f for f in reversed(frames) if not f.filename.endswith(("tests/waits.py", "transfers.py"))))
+        inner = next(f for f in reversed(frames) if not f.filename.endswith(("tests/waits.py", "transfers.py")))
         self.found[f"{what} in {inner.name} ({inner.filename.rpartition('/')[2]})"] += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

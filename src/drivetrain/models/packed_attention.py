@@ -27,14 +27,13 @@ from torch.nn.attention import varlen
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from drivetrain.errors import RunError
-from drivetrain.models.language_options import evaluating
+from drivetrain.models.packing_trial import Windows, tried, why_not, why_not_tried
 from drivetrain.transfers import on_host, remember, sent
 
 NAME = "drivetrain_packed"  # in Transformers' tables of attention implementations and of masks
 Warn = Callable[[str], None]
 LOG = logging.getLogger(__name__)
 UNKNOWN = ("softcap", "s_aux", "position_bias")  # what some models ask of attention beside a window
-ATTENDING = {"full_attention", "sliding_attention"}  # kinds of layers, as Transformers' configs name them
 
 
 class PackedAttention:
@@ -43,7 +42,7 @@ class PackedAttention:
     def __init__(self, choice: str) -> None:
         self._choice = choice
         self._masks: Any = WeakTensorKeyDictionary()  # boundaries → masks made for them, for all layers
-        self.windows: dict[int | None, int | None] = {}  # of each layer that has run
+        self.windows: Windows = {}  # of each layer that has run
 
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **how: Any
@@ -51,14 +50,17 @@ class PackedAttention:
         """query: (B, heads, T, width), key and value with their own heads → (B, T, heads, width)."""
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        if not _are_bounds(attention_mask):
-            found: Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, **how)[0]
+        window = how.get("sliding_window")
+        self.windows[getattr(module, "layer_idx", None)] = window
+        if not _are_bounds(attention_mask) or attention_mask.shape[3] == 2:
+            mask = attention_mask
+            if _are_bounds(mask):  # of one sequence in each row
+                mask = self._mask(_band, attention_mask, query.shape[2], window)
+            found: Tensor = sdpa_attention_forward(module, query, key, value, mask, **how)[0]
             return found, None
         asked = [name for name in UNKNOWN if how.get(name) is not None]
         if asked:
             raise RunError(f"packed sequences: {type(module).__name__} asks for {', '.join(asked)} in its attention")
-        window = how.get("sliding_window")
-        self.windows[getattr(module, "layer_idx", None)] = window
         kernel = "sdpa"
         if _is_on_gpu(query):
             query, key, value = _as_autocast_would(query, key, value)
@@ -93,10 +95,15 @@ class PackedAttention:
         return made[make, *of]
 
 
-def use_packed_attention(model: nn.Module, choice: str, warn: Warn = LOG.warning) -> PackedAttention | None:
+def use_packed_attention(
+    model: nn.Module, choice: str, warn: Warn = LOG.warning, several: bool = True
+) -> PackedAttention | None:
     """Let rows of a batch hold several sequences, whose position_ids begin at 0; no attention_mask is given then.
 
     None where the model cannot take them, which is then as it was; `warn` is told why.
+
+    several: False where each row holds one sequence, for the sake of what is not asked: Transformers reads positions
+    on the device to see whether sequences are packed, unless it gets a mask in four dimensions.
 
     model: before any wrapping. If it has weights, two sequences are run packed and alone, to see that nothing else
     in the model mixes them (convolutions, recurrences, positions it counts itself).
@@ -105,30 +112,38 @@ def use_packed_attention(model: nn.Module, choice: str, warn: Warn = LOG.warning
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-    why_not = _why_not_tried(model, choice)
-    if why_not is None:
+    reason = why_not_tried(model, choice)
+    if reason is None:
         attention, before = PackedAttention(choice), model.config._attn_implementation  # type: ignore[union-attr]
+        alone = tried(model, together=False)
         AttentionInterface.register(NAME, attention)
         AttentionMaskInterface.register(NAME, sdpa_mask)
         model.set_attn_implementation(NAME)  # type: ignore[operator]
-        hook = model.register_forward_pre_hook(_with_bounds, with_kwargs=True)
-        why_not = _why_not(model, attention)
-        if why_not is None:
+        hook = model.register_forward_pre_hook(functools.partial(_with_bounds, several), with_kwargs=True)
+        reason = why_not(model, attention.windows, alone, tried(model, together=several))
+        if reason is None:
             return attention
         hook.remove()
         model.set_attn_implementation(before)  # type: ignore[operator]
-    warn(f"sequences cannot be packed: {why_not}")
+    warn(f"sequences cannot be packed: {reason}")
     return None
 
 
 @torch.compiler.disable
-def _with_bounds(model: nn.Module, args: Any, inputs: dict[str, Any]) -> Any:
-    del model
+def _with_bounds(several: bool, model: nn.Module, args: Any, inputs: dict[str, Any]) -> Any:
     positions = inputs.get("position_ids")
     if positions is None or inputs.get("attention_mask") is not None or inputs.get("past_key_values") is not None:
         return None
-    bounds = bounds_of(positions)
-    return None if bounds is None else (args, {**inputs, "attention_mask": bounds})
+    if model.config._attn_implementation != NAME:  # type: ignore[union-attr]
+        return None  # context parallel has put its own in the place
+    bounds = bounds_of(positions) if several else None
+    return args, {**inputs, "attention_mask": _one_each(positions) if bounds is None else bounds}
+
+
+def _one_each(positions: Tensor) -> Tensor:
+    """Boundaries of rows that hold one sequence each: (B, 1, T, 2)."""
+    ends = torch.arange(2, dtype=torch.int32, device=positions.device) * positions.shape[1]
+    return ends.expand(*positions.shape, 2)[:, None]
 
 
 def bounds_of(positions: Tensor) -> Tensor | None:
@@ -282,61 +297,3 @@ def _starts(bounds: Tensor, length: int) -> Tensor:
     rows = torch.arange(len(bounds), device=bounds.device, dtype=torch.int32)[:, None] * length
     starts = (bounds[:, 0, 0, :-1] + rows).flatten()
     return torch.cat([starts, starts.new_full((1,), len(bounds) * length)])
-
-
-# --- whether a model can take packed sequences ------------------------------------------------------------------------
-
-
-def _why_not_tried(model: nn.Module, choice: str) -> str | None:
-    """What is known without running it."""
-    name, config = type(model).__name__, getattr(model, "config", None)
-    if choice == "eager":
-        return "attention=eager computes all pairs of a row"
-    if config is None or not hasattr(model, "set_attn_implementation"):
-        return f"{name} is no Transformers model, whose attention can be replaced"
-    if not {"attention_mask", "position_ids"} <= inspect.signature(model.forward).parameters.keys():
-        return f"{name} takes no positions, but counts them through the row"
-    if not model._can_set_attn_implementation():  # type: ignore[operator]
-        return f"{name} has an attention of its own, which cannot be replaced"
-    other = set(getattr(config.get_text_config(), "layer_types", None) or ()) - ATTENDING
-    return f"{name} has layers of other kinds than attention: {', '.join(sorted(other))}" if other else None
-
-
-@torch.no_grad()
-def _why_not(model: nn.Module, attention: PackedAttention) -> str | None:
-    """What running it shows."""
-    name, device = type(model).__name__, next(model.parameters()).device
-    if device.type == "meta":
-        return None  # the rank that has the weights looks
-    known = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
-    tokens = torch.randint(known, (7,), generator=torch.Generator().manual_seed(0)).to(device)
-    parts = tokens.split([3, 4])
-    positions = [torch.arange(len(part), device=device) for part in parts]
-    try:
-        with evaluating(model):
-            together = _logits(model, tokens, torch.cat(positions))
-            alone = torch.cat([_logits(model, *each) for each in zip(parts, positions, strict=True)])
-    except Exception as error:  # whatever an architecture cannot do with such a mask
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        return f"{name} cannot run them: {reason}"
-    if not torch.allclose(together, alone, rtol=0, atol=1e-3 * float(alone.abs().max())):
-        return f"{name} mixes the sequences of a row elsewhere than in its attention"
-    missed = _window_missed(model, attention.windows)
-    return f"{name} does not tell its attention of the sliding window" if missed else None
-
-
-def _window_missed(model: nn.Module, windows: dict[int | None, int | None]) -> bool:
-    """Some architectures keep attention to a window by their mask alone, which boundaries take the place of."""
-    config: Any = model.config.get_text_config()  # type: ignore[union-attr, operator]
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None:
-        sliding = [layer for layer, kind in enumerate(kinds) if kind == "sliding_attention"]
-        return any(windows.get(layer) != config.sliding_window for layer in sliding)
-    limited = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
-    return bool(limited) and set(windows.values()) != {config.sliding_window}
-
-
-def _logits(model: nn.Module, tokens: Tensor, positions: Tensor) -> Tensor:
-    extra = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
-    given: Tensor = model(input_ids=tokens[None], position_ids=positions[None], **extra).logits
-    return given[0].float()

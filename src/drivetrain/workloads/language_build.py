@@ -104,10 +104,14 @@ def _attend(model: Any, choice: str, packs: bool, notes: list[str]) -> PackedAtt
     if choice != "auto" and (reason := kernels[choice]) is not None:
         known = ", ".join(name for name, missing in kernels.items() if missing is None)
         raise problem(f"{FIELD}.attention", f"{choice} was given, but {reason}", f"works here: {known}")
-    packed = use_packed_attention(model, choice, warn=notes.append) if packs else None
-    if packed is None and choice != "auto":
+    if packs:
+        used = use_packed_attention(model, choice, warn=notes.append)
+    else:
+        own = IMPLEMENTATIONS.get(choice, getattr(model.config, "_attn_implementation", None))
+        used = use_packed_attention(model, choice, lambda _: None, several=False) if own == "sdpa" else None
+    if used is None and choice != "auto":
         model.set_attn_implementation(IMPLEMENTATIONS[choice])
-    return packed
+    return used if packs else None
 
 
 def _completed(given: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
