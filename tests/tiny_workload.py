@@ -136,16 +136,17 @@ def tiny_engine(
     compile: bool = False,
     scaler: Scaler | None = None,
     devices: int = 1,
+    device: str = "cpu",
     trains: bool = True,
 ) -> Engine:
-    """Set up on the CPU, among the ranks of this process's group; SGD at 0.1 unless an optimizer is given."""
+    """Set up, among the ranks of this process's group; SGD at 0.1 unless an optimizer is given."""
     made = build_engine(
         config or Single(),
         EngineOptions(
             precision=PRECISIONS[precision],
             scaler=scaler or Scaler(),
             machine=CPU,
-            device=torch.device("cpu"),
+            device=torch.device(device),
             devices=devices,
             max_grad_norm=max_grad_norm,
             recompute=recompute,

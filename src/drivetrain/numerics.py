@@ -170,8 +170,9 @@ class Watch:
         bad = norm > most_norm
         if not self._scaled:
             bad = bad | ~norm.isfinite()
-        loss, votes = self._summed(torch.stack([share.float(), bad.to(share.device).float()])).tolist()
-        numbers = Numbers(step, loss, norm.item(), usual_loss, usual_norm)
+        summed = self._summed(torch.stack([share.float(), bad.to(share.device).float()]))
+        loss, votes, own_norm = torch.cat([summed, norm.to(summed)[None]]).tolist()  # one wait for all three
+        numbers = Numbers(step, loss, own_norm, usual_loss, usual_norm)
         self._judged[step] = numbers
         self._remember(numbers)
         if votes or not math.isfinite(loss) or loss > most_loss:

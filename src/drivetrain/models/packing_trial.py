@@ -32,10 +32,13 @@ def why_not_tried(model: nn.Module, choice: str) -> str | None:
 def why_not(
     model: nn.Module, windows: Windows, alone: Tensor | Exception | None, found: Tensor | Exception | None
 ) -> str | None:
-    """What running it shows. windows: by layer, as its attention was asked for them. alone: logits of sequences each in a row of its own, as the model was before. found: what
-    it gives for them now."""
+    """What running it shows.
+
+    windows: of each layer that has run. alone: logits of sequences each in a row of its own, by the model as it was.
+    found: what it gives for them now. An exception in place of logits is why there are none.
+    """
     name = type(model).__name__
-    error = next((each for each in (alone, found) if isinstance(each, Exception)), None)
+    error = next((each for each in (found, alone) if isinstance(each, Exception)), None)
     if error is not None:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         return f"{name} cannot run them: {reason}"

@@ -104,11 +104,11 @@ def _attend(model: Any, choice: str, packs: bool, notes: list[str]) -> PackedAtt
     if choice != "auto" and (reason := kernels[choice]) is not None:
         known = ", ".join(name for name, missing in kernels.items() if missing is None)
         raise problem(f"{FIELD}.attention", f"{choice} was given, but {reason}", f"works here: {known}")
+    used = None
     if packs:
         used = use_packed_attention(model, choice, warn=notes.append)
-    else:
-        own = IMPLEMENTATIONS.get(choice, getattr(model.config, "_attn_implementation", None))
-        used = use_packed_attention(model, choice, lambda _: None, several=False) if own == "sdpa" else None
+    elif choice == "auto" and getattr(model.config, "_attn_implementation", None) == "sdpa":
+        used = use_packed_attention(model, choice, lambda _: None, several=False)
     if used is None and choice != "auto":
         model.set_attn_implementation(IMPLEMENTATIONS[choice])
     return used if packs else None
