@@ -60,7 +60,10 @@ class Waits(TorchDispatchMode):
         by_mask = name.startswith("index") and any(t.dtype in (torch.bool, torch.uint8) for t in tensors[1:])
         if name in READS or (by_mask and name in ("index", "index_put", "index_put_")):
             self.add(name)
-        self.mark(*(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)))
+        given = {**dict(zip((each.name for each in func._schema.arguments), args, strict=False)), **(kwargs or {})}
+        written = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        changed = [result, *(given.get(each) for each in written)]
+        self.mark(*(leaf for leaf in tree_leaves(changed) if isinstance(leaf, Tensor)))
         return result
 
 

@@ -214,9 +214,8 @@ class EagerEngine(Engine):
         return StepResult(grad_norm, refused, held, scales)
 
     def _scale(self) -> Tensor | None:
-        """The loss scale of the next step, scalar, on the device; None where the loss is not scaled."""
-        one = torch.ones((), device=self._device)
-        return self._scaler.scale(one) if self._scaler.is_enabled() else None
+        """The loss scale of the next step, on the device; None where the loss is not scaled."""
+        return self._scaler.scale(torch.ones((), device=self._device)) if self._scaler.is_enabled() else None
 
     def _at_rate(self, lr_factor: float) -> torch.optim.Optimizer:
         assert self._optimizer is not None, "set up for evaluation only"
