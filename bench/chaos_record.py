@@ -3,8 +3,8 @@
     {"engine", "seed", "run", "start", "faults": {name: times}, "inside_save", "while_starting", "order": [...],
      "outcome": "as undisturbed" or "failed", "why", "seconds", "commit", "versions"}
 
-Nothing is taken out of the record: a failure stays when the same run goes well later. A line {"cause_of": [engine, seed,
-run], "cause": ...} says what was found of one. A line with "runs" sums up runs of which no more is known.
+Nothing is taken out of the record: a failure stays when the same run goes well later. A line {"cause_of": [engine,
+seed, run], "cause": ...} says what was found of one. A line with "runs" sums up runs of which no more is known.
 """
 
 from __future__ import annotations

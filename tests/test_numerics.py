@@ -263,7 +263,7 @@ def test_as_many_steps_as_allowed_are_skipped_among_any_hundred(skips: list[int]
     for step in skips:
         loss, norm = torch.tensor(1.0), torch.tensor(math.nan)
         assert watch.judge(step, loss)(norm) is True
-        trouble = watch.read(Pending(step, np.arange(3), loss, StepResult(norm, None, True)), 1.0, math.nan)
+        trouble = watch.read(Pending(step, np.arange(3), loss, StepResult(norm, refused=True)), 1.0, math.nan)
         assert trouble is not None
         found.append(trouble.action)
     assert found == ["skipped"] * (len(skips) - 1) + ["stopped" if stopped else "skipped"]

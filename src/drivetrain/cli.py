@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from drivetrain import __version__
+from drivetrain.arguments import path_argument, path_option
 from drivetrain.errors import Interrupted, RankError, RunError, UserError
-from drivetrain.show_checkpoint import checkpoint, path_argument, path_option
+from drivetrain.show_checkpoint import checkpoint
 from drivetrain.show_import import import_
 from drivetrain.show_replay import replay
 from drivetrain.strict_json import dumps

@@ -62,6 +62,11 @@ class Progress:
     def skipped(self) -> int:
         return self.step - self.updates
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Updates made and steps skipped so far, as the schedule takes them."""
+        return self.updates, self.skipped
+
 
 def uncut(progress: Progress, samples: int) -> Iterator[Window]:
     raise OutOfMemory(f"step {progress.step + 1}: out of memory with {samples} sample(s) at once: try {LESS}")
@@ -109,7 +114,7 @@ def train(
             window = next(windows)
         meters.batch(window.indices)
         judge = functools.partial(watch.judge, progress.step + 1)
-        made = _made(engine, window, meters, lambda: _rate(factor, curve.settled()), judge, mark)
+        made = _made(engine, window, meters, lambda: factor(*curve.settled().counts), judge, mark)
         if made is None:
             curve.settled()
             windows = around.cut_smaller(progress, window.largest)

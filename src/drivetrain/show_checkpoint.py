@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from drivetrain.config.files import usable_path
+from drivetrain.arguments import path_argument, path_option
 from drivetrain.strict_json import dumps
 
 if TYPE_CHECKING:
@@ -20,10 +19,6 @@ if TYPE_CHECKING:
 
 checkpoint = typer.Typer(help="Look into checkpoints, verify them, convert them.", no_args_is_help=True)
 errors = Console(stderr=True, highlight=False)
-
-# of a file or folder, which it refuses to take from a text that is no path
-path_argument = functools.partial(typer.Argument, parser=usable_path)
-path_option = functools.partial(typer.Option, parser=usable_path)
 
 Folder = Annotated[Path, path_argument(metavar="PATH", help="A folder step-..., or a run's.", show_default=False)]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="With --run: overrides.")]

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from drivetrain.show_checkpoint import path_argument, path_option
+from drivetrain.arguments import path_argument, path_option
 
 errors = Console(stderr=True, highlight=False)
 
