@@ -18,6 +18,8 @@ from drivetrain.compare.plots import plots
 from drivetrain.compare.rows import Comparison, largest_difference
 from drivetrain.compare.table import comparison_table
 from drivetrain.strict_json import restored
+from drivetrain.tracking.events import StepDone
+from drivetrain.tracking.jsonl import JsonlTracker
 from tests.compare.made import comparison, report
 
 
@@ -67,8 +69,8 @@ def test_losses_and_metrics_that_are_not_finite_are_neither_an_error_nor_the_bes
     metrics = [{"accuracy": 0.5, "perplexity": value} for value in (math.inf, 7.0, 9.0, math.nan)]
     first, second, third, fourth = (report(metrics=each) for each in metrics)
     found = comparison(tmp_path, fp32=[first, second], bf16=[second, third], other=[fourth], last=[third])
-    cut = {"event": "step", "step": 1, "epoch": 0.1, "samples": 10, "loss": None, "not_finite": {"loss": "inf"}}
-    (tmp_path / "bf160" / "events.jsonl").write_text(json.dumps(cut) + "\n")
+    (tmp_path / "bf160" / "events.jsonl").unlink()
+    JsonlTracker(tmp_path / "bf160").handle(StepDone(1, 0.1, math.inf, 1.0, 1e-3, None, 0, 10, 5.0, 2.0))
     assert texts(found, "loss differs")["bf16"] == "inf"
     assert texts(found, "perplexity") == {
         "fp32": "inf",

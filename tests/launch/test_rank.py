@@ -32,6 +32,15 @@ def test_a_rank_that_outlives_its_launcher_ends_in_one_line(tmp_path: Path, is_t
     assert not folder.exists()
 
 
+def test_a_rank_whose_words_are_read_by_no_process_ends_too(tmp_path: Path) -> None:
+    """The launcher's terminal or pipe may be gone with it."""
+    words = [sys.executable, "-m", "drivetrain.launch.rank", str(tmp_path / "launch"), "1"]
+    rank = subprocess.Popen(words, env=os.environ | ENVIRONMENT, stderr=subprocess.PIPE)
+    assert rank.stderr is not None
+    rank.stderr.close()
+    assert rank.wait(60) == 1
+
+
 def test_a_rank_that_cannot_say_how_it_ended_says_it_in_its_last_line(tmp_path: Path) -> None:
     """Its parent reads that line: the disk of the launch's folder may be full."""
     words = [sys.executable, "-m", "drivetrain.launch.rank", str(tmp_path / "gone"), str(os.getpid())]

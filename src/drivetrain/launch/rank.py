@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -77,7 +78,7 @@ def _leave(outcome: RankOutcome, folder: Path, parent: int) -> None:
         outcome.write(folder)
     except OSError as error:  # the disk is full, say: the parent reads the last line of this rank's stderr
         why = outcome.message or "; ".join(map(str, outcome.problems)) or outcome.kind
-        sys.stderr.write(f"{outcome.traceback}{folder} cannot be written: {last_line(error)}; {why}\n")
+        _say(f"{outcome.traceback}{folder} cannot be written: {last_line(error)}; {why}")
 
 
 def _end_with(parent: int, folder: Path) -> None:
@@ -90,10 +91,18 @@ def _end_with(parent: int, folder: Path) -> None:
 def _end_alone(folder: Path) -> NoReturn:
     """Ends a rank whose parent is gone, in one line."""
     _ending.acquire()  # once: it is never given back
-    sys.stderr.write(f"rank {os.environ['RANK']} ends: the process that started it is gone\n")
-    sys.stderr.flush()
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(1)
+    try:
+        _say(f"rank {os.environ['RANK']} ends: the process that started it is gone")
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os._exit(1)
+
+
+def _say(line: str) -> None:
+    """Writes to stderr, if anything reads it: its reader may have gone with the parent."""
+    with suppress(OSError, ValueError):
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
 
 
 if __name__ == "__main__":
