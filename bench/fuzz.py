@@ -66,7 +66,7 @@ def page(answers: list[Answer], in_here: int, in_processes: int, seed: int) -> s
         faults = bad.total() if verb == "all" else bad[verb]
         rows.append([verb, str(total), *map(str, of_code), str(faults)])
     assert __doc__ is not None
-    about = __doc__.split("\n\n")[2]
+    about = __doc__.split("\n\n")[2].strip()
     made = f"Seed {seed}: {in_here} in one process, {in_processes} through the real command."
     table = markdown_table(["verb", "mutants", *(f"exit {code}" for code in codes), "faults"], rows)
     return f"# Fuzz: almost right command lines\n\n{about}\n\n{made}\n\n{machine_line()}\n\n{table}\n"
