@@ -151,8 +151,8 @@ class HeadSplit(Declared):
         return Layout(tensor_parallel={"head": "colwise_gather_output"})
 
 
-def language(**config: Any) -> Workload:
-    block = {"type": "language_model", "model": {"config": config}}
+def language(attention: str = "auto", **config: Any) -> Workload:
+    block = {"type": "language_model", "model": {"config": config, "attention": attention}}
     data = {"train": str(text()), "length": LENGTH, "evaluation_fraction": 0.1}
     return Seeded(LanguageModel.model_validate({**block, "data": data}), seed=0)
 
@@ -212,9 +212,12 @@ ATTEMPTS = {
     "attention in chunks": Attempt({"cp": 2}, "engine.cp: some layers are chunked_attention", config=CHUNKED),
     "experts split apart": Attempt({"tp": 2}, "experts.gate_up_proj as packed_colwise", config=MIXTRAL),
     "attention sinks": Attempt({"cp": 2}, "GptOssAttention asks for s_aux", config=GPT_OSS),
-    "a window over parts": Attempt(
-        {"tp": 2, "sequence_parallel": True}, "leave sequence_parallel out, or leave tp out", config=MISTRAL
+    "a window in a mask over parts": Attempt(
+        {"tp": 2, "sequence_parallel": True},
+        "leave sequence_parallel out, or leave tp out",
+        config={**MISTRAL, "attention": "sdpa"},
     ),
+    "a window that attention keeps": Attempt({"tp": 2, "sequence_parallel": True}, "engaged", config=MISTRAL),
     "heads of a user's own": Attempt({"tp": 2}, "engine.tp: ", OwnHeads, workload=HeadsDeclared),
     "a cap on scores": Attempt({"cp": 2}, "Gemma2Attention asks for softcap", config=GEMMA2),
     "layers left out": Attempt({"cp": 2}, "engine.cp: layerdrop is 0.5", config={**OPT, "layerdrop": 0.5}),

@@ -128,7 +128,7 @@ def test_texts_are_windows_of_all_of_them_and_not_streamed(tmp_path: Path) -> No
         ("val_size: 100\n", "val_size", "refused", "a number of samples"),
         ("rope_scaling: yarn\n", "rope_scaling", "refused", "no config.json is here"),
         ("flash_attn: fa3\n", "flash_attn", "refused", "fa3: there are auto"),
-        ("trust_remote_code: true\n", "trust_remote_code", "changed", "is not run"),
+        ("trust_remote_code: true\n", "trust_remote_code", "changed", "own classes are taken"),
         ("model_revision: v1\n", "model_revision", "refused", "the newest is taken"),
         ("model_revision: main\n", "model_revision", "unneeded", "the newest"),
         ("add_tokens: a,b\n", "add_tokens", "refused", "add them to the tokenizer"),
