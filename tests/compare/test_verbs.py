@@ -41,8 +41,8 @@ class Model(nn.Module):
         self.layer, self.behaviour = nn.Linear(4, 2), behaviour
 
     def forward(self, x):
-        if len(x) <= 2:
-            return self.layer(x)  # two samples are tried before any work
+        if not self.training:
+            return self.layer(x)  # some samples are tried before any work
         if self.behaviour == "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
         if self.behaviour == "slow":
