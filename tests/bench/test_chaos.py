@@ -16,6 +16,7 @@ from bench.chaos_checks import check_restarts, check_times
 from bench.faults import FAULTS, Fault
 from bench.killing import Disturbed, Made, kept
 from drivetrain.checkpoint.saving import save
+from drivetrain.tracking.events import RunStarted
 from tests.launch.history import check_each_once, surviving
 
 
@@ -97,11 +98,15 @@ def test_a_checkpoint_that_is_lost_or_damaged_is_noticed(tmp_path: Path) -> None
 
 def test_a_start_from_an_older_checkpoint_than_there_was_is_noticed(tmp_path: Path) -> None:
     run = disturbed(tmp_path, 1, 2, 3)
-    events = [{"event": "run_started", "first_step": step} for step in (0, 3)]
-    (tmp_path / "run" / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+
+    def started(*first_steps: int) -> None:
+        events = [RunStarted("run", "run", 9, first_step=step, samples_per_epoch=5) for step in first_steps]
+        lines = [json.dumps(event.as_dict()) + "\n" for event in events]
+        (tmp_path / "run" / "events.jsonl").write_text("".join(lines))
+
+    started(0, 3)
     run._check_starts()
-    events[1]["first_step"] = 2
-    (tmp_path / "run" / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    started(0, 2)
     with pytest.raises(AssertionError, match="threw a checkpoint away"):
         run._check_starts()
 
