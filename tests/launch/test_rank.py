@@ -38,7 +38,10 @@ def test_a_rank_whose_words_are_read_by_no_process_ends_too(tmp_path: Path) -> N
     rank = subprocess.Popen(words, env=os.environ | ENVIRONMENT, stderr=subprocess.PIPE)
     assert rank.stderr is not None
     rank.stderr.close()
-    assert rank.wait(60) == 1
+    try:
+        assert rank.wait(60) == 1
+    finally:
+        rank.kill()
 
 
 def test_a_rank_that_cannot_say_how_it_ended_says_it_in_its_last_line(tmp_path: Path) -> None:
