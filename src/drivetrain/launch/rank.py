@@ -24,6 +24,7 @@ from drivetrain.launch.standing import waits_on_gpu
 from drivetrain.launch.task import Task
 
 TASK = "task.json"
+MOST_REMOVALS = 10  # of a folder in which this rank's own threads may be making a file just then
 _ending = threading.Lock()
 
 
@@ -93,7 +94,11 @@ def _end_alone(folder: Path) -> NoReturn:
     _ending.acquire()  # once: it is never given back
     try:
         _say(f"rank {os.environ['RANK']} ends: the process that started it is gone")
-        shutil.rmtree(folder, ignore_errors=True)
+        for _ in range(MOST_REMOVALS):
+            shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists():
+                break
+            time.sleep(0.05)
     finally:
         os._exit(1)
 
