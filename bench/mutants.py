@@ -15,7 +15,6 @@ Why a tool of our own (looked at in November 2026):
 - mutmut 3.8 names the mutation in the environment, which reaches other processes; but it calls every function through
   a switch, which changes what torch traces, pickles and inspects, leaves module and class bodies as they are, and must
   run the whole suite first.
-- mutatest 3.1 (2022) changes compiled files of one process and does not install beside a coverage of today.
 """
 
 from __future__ import annotations
