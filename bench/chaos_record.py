@@ -1,4 +1,4 @@
-"""What all sessions of chaos.py came to: a line for each run in chaos.jsonl, and the page that is made of them.
+"""The record of all runs that chaos.py made, a line each in chaos.jsonl, and the page that is made of it.
 
     {"engine", "seed", "run", "start", "faults": {name: times}, "inside_save", "while_starting", "order": [...],
      "outcome": "as undisturbed" or "failed", "why", "seconds", "commit", "versions"}

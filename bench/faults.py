@@ -1,4 +1,4 @@
-"""What chaos.py does to a run: deaths, a full disk, processes that stand still, a clock that jumps.
+"""The faults that chaos.py makes: deaths, a full disk, processes that stand still, a clock that jumps.
 
 Each fault has a `hit`, which takes an instant, and a `follow`, which does what a user would do then and holds the run
 to what the documentation promises of it.

@@ -1,4 +1,4 @@
-"""What became of each mutation that was tried, a line of JSON each, and what people judged of survivors."""
+"""The record of mutations that were tried, a line of JSON each, and the judgements on survivors."""
 
 from __future__ import annotations
 

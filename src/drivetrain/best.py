@@ -24,6 +24,6 @@ def gain(value: float, best: float | None, higher_is_better: bool) -> float:
 
 
 def ranked(scores: Iterable[tuple[float, T]], higher_is_better: bool) -> list[T]:
-    """What was scored, the best first. scores: in the order of their steps; those that are not finite are left out."""
+    """Returns what was scored, the best first. scores: in the order of their steps; not finite ones are left out."""
     finite = [(value, each) for value, each in scores if math.isfinite(value)]
     return [each for _, each in sorted(finite, key=lambda pair: pair[0], reverse=higher_is_better)]

@@ -1,4 +1,4 @@
-"""What a checkpoint of a run must hold, beside files that are whole: the parts, their fields and types.
+"""Checks that a checkpoint of a run holds, beside whole files, the parts, fields and types that a run needs.
 
 A checksum proves that a file is as it was written, not that a run could go on from it: whoever writes a file can write
 its checksum. So before a checkpoint is restored, its trees are decoded over the tensors' headers and looked through.

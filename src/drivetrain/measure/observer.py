@@ -8,12 +8,13 @@ operators; and an error in what is counted would come out of the model's forward
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class Observer(TorchDispatchMode):
+class Observer(TorchDispatchMode, ABC):
     """`failure` is the first error of `_observe`, after which nothing more is observed; None as a rule.
 
     Compiled code runs as compiled, unseen.
@@ -44,6 +45,6 @@ class Observer(TorchDispatchMode):
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
+    @abstractmethod
     def _observe(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Look at one operator's inputs and result."""
-        raise NotImplementedError
+        """Looks at one operator's inputs and result."""
