@@ -5,22 +5,31 @@ PIP_ARGS ?=
 # make mutants: how many more; or which once more, e.g. AGAIN=survived
 N ?= 20
 AGAIN ?=
+# make gpu: which of doctor, tests, parity, resume, bench-sft, bench-pretrain, bench-images, bench-texts; DEVICE=cpu rehearses
+PART ?=
+DEVICE ?= cuda
+# make test-versions: which combinations, e.g. ONLY=3.12-lowest, and which tests, e.g. SELECT="tests/models tests/data"
+ONLY ?=
+SELECT ?=
 VENV := .venv
 BIN := $(VENV)/bin
 # each process of several would compile all sources anew
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
-.PHONY: help demo test test-all parity chaos fuzz mutants lint bench clean
+.PHONY: help demo test test-all test-versions parity chaos fuzz mutants gpu gpu-report lint bench clean
 
 help:
 	@echo "make demo      install, train the digits recipe at four precisions and on eight engines, and compare"
 	@echo "make test      install and run the tests"
 	@echo "make test-all  the slow tests too"
+	@echo "make test-versions  the tests on Python 3.11 to 3.13 with the lowest and the newest packages; needs uv, 30 GB, hours"
 	@echo "make parity    every engine against plain PyTorch, all cases; writes docs/parity.md"
 	@echo "make chaos     runs of nine kinds killed a hundred times and disturbed otherwise; MINUTES=60: for an hour"
 	@echo "make fuzz      1,400 almost right command lines of every verb; writes bench/results/fuzz.md"
-	@echo "make mutants   N=20 more small changes to src that tests should notice (a minute or two each); AGAIN=survived repeats"
+	@echo "make mutants   N=20 more small changes to src that tests should notice (seconds to minutes each); AGAIN=survived repeats"
+	@echo "make gpu       on a machine with a GPU, with the packages of PYTHON=: tests, parity, resume, benches; PART=parity: one"
+	@echo "make gpu-report  what make gpu found, as bench/results/gpu-<name>.md"
 	@echo "make lint      ruff and mypy"
 	@echo "make bench     the benchmarks of bench/ (tens of minutes; wants a quiet machine)"
 	@echo "make clean     remove .venv, runs and caches"
@@ -36,6 +45,9 @@ test: $(VENV)/.installed-dev
 test-all: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest
 
+test-versions:
+	$(PYTHON) -m bench.versions $(if $(ONLY),--only $(ONLY)) $(if $(SELECT),--select $(SELECT))
+
 parity: $(VENV)/.installed-dev
 	PARITY_TABLE=docs/parity.md CROSSING_TABLE=docs/checkpoints.md $(BIN)/python -m pytest tests/parity
 
@@ -46,7 +58,14 @@ fuzz: $(VENV)/.installed-dev
 	$(BIN)/python -m bench.fuzz
 
 mutants: $(VENV)/.installed-dev
-	$(BIN)/python -m bench.mutants --number $(N) $(if $(AGAIN),--again $(AGAIN))
+	$(BIN)/python -m bench.mutants $(if $(AGAIN),--again $(AGAIN),--number $(N))
+
+# these install nothing
+gpu:
+	PYTHONPATH=src:. $(PYTHON) -m bench.gpu $(PART) --device $(DEVICE) $(if $(AGAIN),--again)
+
+gpu-report:
+	PYTHONPATH=src:. $(PYTHON) -m bench.gpu report --device $(DEVICE)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

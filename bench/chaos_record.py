@@ -129,14 +129,14 @@ def _failures(lines: Sequence[Line]) -> str:
 
 
 def _quiet(runs: Sequence[Line]) -> str:
-    """Returns figures of time, of sessions that had the machine to themselves."""
+    """Returns figures of time, of runs that had the machine to themselves."""
     found = [each["quiet"] | {"engine": each["engine"]} for each in runs if "quiet" in each]
     titles = ["engine", "useful, s", "elapsed, s", "effective", "undisturbed", "a kill costs, s"]
     names = ["engine", "useful", "elapsed", "effective", "undisturbed", "a_kill_costs"]
     rows = [[str(each[name]) for name in names] for each in found]
     text = (
         "Time, of the first 100 kills (seed 28317), which had two cores to themselves and a model of 1.3 million "
-        "parameters; later sessions shared theirs, so that their seconds say nothing. Useful: seconds of steps, "
+        "parameters; later runs shared theirs, so that their seconds say nothing. Useful: seconds of steps, "
         "evaluations and saves that count in the end. Effective: useful / elapsed. A kill costs: what is neither "
         "useful nor part of the undisturbed run's own start and end, divided by the kills."
     )

@@ -111,7 +111,7 @@ def batches(config: RunConfig, workload: Workload) -> Iterator[dict[str, torch.T
             Keyed(workload),
             batch_sampler=keys,
             collate_fn=workload.collate,
-            num_workers=config.loader.workers,
+            num_workers=0 if config.loader.workers == "auto" else config.loader.workers,
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator().manual_seed(0),  # or it would draw from the generator that dropout uses
         )

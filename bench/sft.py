@@ -49,7 +49,7 @@ class Case:
 
 LORA = {"adapter": {"method": "lora", "rank": 16}}
 NF4 = {"quantised_base": {"format": "nf4"}}
-FUSED = {"workload.model.fused_loss": True}
+FUSED, ALL_LOGITS = {"workload.model.fused_loss": True}, {"workload.model.fused_loss": False}
 BF16 = {"precision": "bf16-mixed"}
 CASES = [
     Case("trainer-like", "padded to the longest of the batch, fp32, both", 1.0, 1.0, "trainer", ours=PADDED),
@@ -89,8 +89,8 @@ OPTIONS = [
     Case("compile", "`compile: true`", None, None, OURS, ours={"compile": True}),
     Case("bf16-mixed", "`precision: bf16-mixed`", None, None, OURS, ours=BF16),
     Case("recompute", "`recompute: true`", None, None, OURS, ours={"recompute": True}),
-    Case("fused-8k", "`fused_loss: true`, 8,000 tokens", None, None, OURS, ours=FUSED),
-    Case("fused-128k-own", "`fused_loss: true`, 128,256 tokens", None, None, OURS, "128k", ours=FUSED),
+    Case("fused-8k", "`fused_loss: true`, 8,000 tokens", None, None, OURS, ours=FUSED, theirs=ALL_LOGITS),
+    Case("fused-128k-own", "`fused_loss: true`, 128,256 tokens", None, None, OURS, "128k", FUSED, ALL_LOGITS),
     Case(
         "eager", "`attention: eager` (which cannot pack)", None, None, OURS, ours={"workload.model.attention": "eager"}
     ),

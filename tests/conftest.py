@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
+from tests.device import VARIABLE, chosen_device, missing
 from tests.ranks import RankPool
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -21,6 +25,39 @@ settings.load_profile("untimed")
 # a shell that starts the tests in the background has Ctrl-C ignored, also by all that they start
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", help=f"where tests with the `device` fixture run: cpu or cuda; left out, ${VARIABLE}")
+    parser.addoption("--only-device", action="store_true", help="run the tests with the `device` fixture alone")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    given = config.getoption("--device")
+    if given is not None:
+        os.environ[VARIABLE] = given
+    if why := missing(chosen_device()):
+        raise pytest.UsageError(why)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--only-device"):
+        left = [item for item in items if "device" not in getattr(item, "fixturenames", ())]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    """ "cpu", or "cuda" where the tests are started with --device cuda."""
+    return chosen_device()
+
+
+@pytest.fixture
+def on_device(device: str) -> Iterator[None]:
+    """Tensors and modules that a test makes without naming a device lie on the tests' device."""
+    with contextlib.nullcontext() if device == "cpu" else torch.device(device):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain import builds
-from drivetrain.doctor import left_builds
+from drivetrain.doctor.findings import left_builds
 
 
 @pytest.fixture

@@ -156,7 +156,14 @@ def test_train_evaluate_and_predict_leave_what_they_say(drivetrain: Callable[...
     assert code == 0, err
     rows = list(csv.DictReader(Path("predictions.csv").read_text().splitlines()))
     assert len(rows) == 40
-    assert rows[0].keys() == {"sample", "label", "probability"}
+    assert list(rows[0])[:4] == ["sample", "reference", "label", "probability"]
+    every = [name for name in rows[0] if name.startswith("probabilities.")]
+    assert len(every) == 10
+    assert sum(float(rows[0][name]) for name in every) == pytest.approx(1, abs=1e-4)
+    assert rows[0]["probability"] == rows[0][f"probabilities.{rows[0]['label']}"]
+    code, _, err = drivetrain("predict", "digits.yaml", "--text", "seven")
+    assert code == 2
+    assert "samples are not texts" in err
     # the resolved run file says the whole of the run, and gives the same run again
     code, _, err = drivetrain("train", "runs/digits/run.yaml", "output=again", "--quiet")
     assert code == 0, err
@@ -262,7 +269,10 @@ def test_doctor_says_what_works_and_why_not(drivetrain: Callable[..., tuple[int,
     assert findings["precisions"]["fp32"][0] == "yes"
     if findings["device"] == "cpu":
         assert findings["precisions"]["tf32"][0] == "no"
-    assert drivetrain("doctor")[0] == 0
+    code, out, _ = drivetrain("doctor")
+    assert code == 0
+    for words in ("NCCL", "NVIDIA GPU", "never tried", *(["not tried"] * (findings["device"] == "cpu"))):
+        assert words in out
 
 
 def test_an_interrupted_comparison_ends_with_130_and_how_to_go_on(
@@ -283,6 +293,7 @@ def test_an_occupied_folder_is_told_before_any_rank_is_started(
     (tmp_path / "run.yaml").write_text((Path(__file__).resolve().parents[1] / "recipes" / "digits.yaml").read_text())
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "events.jsonl").write_text("")
+    (tmp_path / "taken" / "checkpoints" / "step-00000001").mkdir(parents=True)
     monkeypatch.setattr("drivetrain.launch.start.start", lambda *_: pytest.fail("ranks were started"))
     with pytest.raises(SystemExit) as ended:
         main(["train", str(tmp_path / "run.yaml"), "engine=ddp", "processes=2", f"output={tmp_path / 'taken'}"])

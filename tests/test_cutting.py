@@ -6,10 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from drivetrain import cutting
-from drivetrain.cutting import check_shares
+from drivetrain.cutting import check_shares, one_ahead
+from drivetrain.data.loader import MicroBatch, Window
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
 from drivetrain.engines.base import Engine
@@ -87,3 +90,16 @@ def test_a_run_asks_before_its_first_step(tmp_path: Path, monkeypatch: pytest.Mo
     assert code == 1
     assert "are not its global batch of 8: taken once too often: none; missing: samples" in said
     assert not list((tmp_path / "out").glob("checkpoints/*"))
+
+
+def test_an_engine_knows_of_each_window_before_the_one_before_it_is_computed() -> None:
+    batches = [MicroBatch({"x": torch.full((1,), float(step))}) for step in range(3)]
+    windows = [Window(step, 0, np.arange(1), [batch], largest=1) for step, batch in enumerate(batches)]
+    done: list[str] = []
+    given = one_ahead(iter(windows), lambda batches: done.append(f"expects {int(batches[0].tensors['x'])}"))
+    for window in given:
+        done.append(f"computes {window.step}")
+    assert [each for each in done if each.startswith("computes")] == ["computes 0", "computes 1", "computes 2"]
+    assert [each for each in done if each.startswith("expects")] == ["expects 1", "expects 2"]
+    assert done.index("expects 1") < done.index("computes 0")
+    assert list(one_ahead(iter(()), lambda _: None)) == []

@@ -32,6 +32,35 @@ def test_a_folder_with_a_run_is_refused_with_the_three_ways_on(finished: RunFold
         finished.prepare(resume=False, overwrite=False)
 
 
+def test_a_run_that_died_before_its_first_step_does_not_block_its_folder(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.prepare(resume=False, overwrite=False)
+    folder.run_file.write_text("of the dead one")
+    (folder.path / "environment.json").write_text("{}")
+    events = folder.path / "events.jsonl"
+    events.write_text('{"time": "x", "event": "started"}\n')
+    folder.prepare(resume=False, overwrite=False)
+    folder.begun()
+    assert not folder.run_file.exists()
+    events.write_text('{"time": "x", "event": "started"}\n{"time": "x", "event": "step", "step": 1}\n')
+    with pytest.raises(UserError, match="already holds a run"):
+        folder.prepare(resume=False, overwrite=False)
+
+
+def test_links_to_checkpoints_go_with_the_run_that_is_overwritten_and_come_back_with_it(finished: RunFolder) -> None:
+    last = finished.path / "last"
+    last.symlink_to("checkpoints/step-00000001", target_is_directory=True)
+    (finished.path / "best").mkdir()  # a folder of the user's
+    finished.prepare(resume=False, overwrite=True)
+    assert not last.is_symlink()
+    last.symlink_to("checkpoints/step-00000002")
+    assert finished.put_back()
+    assert last.readlink() == Path("checkpoints/step-00000001")
+    finished.prepare(resume=False, overwrite=True)
+    finished.begun()
+    assert sorted(path.name for path in finished.path.iterdir()) == ["best", "predictions.csv"]
+
+
 def test_resuming_keeps_the_run(finished: RunFolder) -> None:
     finished.prepare(resume=True, overwrite=False)
     assert finished.run_file.exists()

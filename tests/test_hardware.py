@@ -9,6 +9,8 @@ import psutil
 import pytest
 import torch
 
+from drivetrain.config.load import validate
+from drivetrain.config.notices import notices
 from drivetrain.hardware import detect, torch_device, usable_cores
 
 
@@ -35,6 +37,17 @@ def test_cores_are_those_of_the_affinity() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
 def test_auto_takes_the_cpu_where_there_is_no_gpu() -> None:
     assert detect("auto") == detect("cuda") == detect("cpu")
+
+
+@pytest.mark.parametrize(("kind", "name"), [("xpu", "an Arc (Intel's XPU)"), ("mps", "Apple's GPU (MPS)")])
+def test_a_gpu_that_no_run_takes_is_told(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.xpu, "get_device_name", lambda: "an Arc")
+    monkeypatch.setattr({"xpu": torch.xpu, "mps": torch.backends.mps}[kind], "is_available", lambda: True)
+    run, _ = validate({"workload": {"type": "module", "path": "x.py"}, "batch_size": 4, "loop": {"steps": 1}}, [])
+    assert run is not None
+    assert detect("cpu").unused is None, "a run that was given the CPU expects no GPU"
+    assert f"{name} is not used: this run takes the CPU" in notices(run, detect("auto"))
 
 
 @pytest.mark.parametrize(("hip", "major", "capability"), [(None, 7, (7, 0)), (None, 9, (9, 0)), ("7.0", 9, None)])

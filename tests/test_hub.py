@@ -32,7 +32,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def test_a_hub_that_does_not_answer_is_asked_once_and_the_way_without_it_is_told(asked: list[str]) -> None:
-    for load in (lambda: load_tokenizer("nobody/none", "F"), lambda: config_of("nobody/none", None, "workload.model")):
+    for load in (
+        lambda: hub.ask_hub("nobody/none", "F"),
+        lambda: load_tokenizer("nobody/none", "F"),
+        lambda: config_of("nobody/none", None, "workload.model"),
+    ):
         with pytest.raises(UserError) as refused:
             load()
         (problem,) = refused.value.problems

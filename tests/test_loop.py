@@ -20,14 +20,16 @@ from drivetrain.data.loader import Window, training_windows
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
 from drivetrain.errors import OutOfMemory, RunError
+from drivetrain.hardware import detect
 from drivetrain.loop import Progress, Surroundings, train
 from drivetrain.measure.meters import Meters
 from drivetrain.measure.throughput import Stopwatch
-from drivetrain.optim import lr_factor
 from drivetrain.report import Status
+from drivetrain.schedules import lr_factor
 from drivetrain.signals import StopRequest
 from drivetrain.tracking.events import Evaluated, Event, StepDone
 from drivetrain.workloads.base import BestMetric
+from tests.device import on
 from tests.tiny_workload import CLASSES, CPU, FEATURES, IGNORED, Rows, TinyWorkload, perceptron, tiny_engine
 
 
@@ -55,6 +57,7 @@ class Ride:
     evaluation: Callable[[], dict[str, float]] | None = None  # in place of scores
     on_event: Callable[[Event, StopRequest], None] = lambda *_: None
     precision: str = "fp32"
+    device: str = "cpu"
     events: list[Event] = field(default_factory=list)
     saves: list[int] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
@@ -66,6 +69,7 @@ class Ride:
             self.run.optimizer,
             max_grad_norm=self.run.loop.max_grad_norm,
             scaler=self.run.scaler,
+            device=self.device,
         )
         order = GlobalOrder(len(self.workload.train), self.run.global_batch, self.run.seed)
         total = self.run.loop.steps or order.steps_per_epoch * (self.run.loop.epochs or 0)
@@ -89,7 +93,11 @@ class Ride:
             stop=lambda: stop.signal_number is not None,
             best_metric=BestMetric("accuracy", higher_is_better=True),
             meters=Meters(
-                CPU, self.run.precision_spec, self.engine, instrument=False, stopwatch=Stopwatch(torch.device("cpu"))
+                CPU if self.device == "cpu" else detect(self.device),
+                self.run.precision_spec,
+                self.engine,
+                instrument=False,
+                stopwatch=Stopwatch(torch.device(self.device)),
             ),
             cut_smaller=lambda progress, _: windows_from(progress.step),
         )
@@ -108,15 +116,15 @@ class Ride:
         return [event for event in self.events if isinstance(event, Evaluated)]
 
 
-def by_hand(run: RunConfig, rows: Rows, steps: int) -> tuple[nn.Module, list[float], list[float]]:
+def by_hand(run: RunConfig, rows: Rows, steps: int, device: str) -> tuple[nn.Module, list[float], list[float]]:
     """The plain PyTorch loop of a tutorial over the same order: model, losses, gradient norms."""
-    model = perceptron()
+    model = perceptron().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=run.optimizer.lr)
     order, factor = GlobalOrder(len(rows), run.global_batch, run.seed), lr_factor(run.schedule, steps)
     losses, norms = [], []
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = run.optimizer.lr * factor(step)
-        batch = rows.batch(*order.batch(step)[1].tolist())
+        batch = on(device, rows.batch(*order.batch(step)[1].tolist()))
         loss = F.cross_entropy(model(batch["features"]), batch["labels"], ignore_index=IGNORED)
         optimizer.zero_grad()
         loss.backward()
@@ -127,16 +135,16 @@ def by_hand(run: RunConfig, rows: Rows, steps: int) -> tuple[nn.Module, list[flo
 
 
 @pytest.mark.parametrize("micro", [16, 5, 1])
-def test_a_run_is_the_hand_written_loop_however_its_batches_are_cut(micro: int) -> None:
+def test_a_run_is_the_hand_written_loop_however_its_batches_are_cut(micro: int, device: str) -> None:
     rows = Rows(40, ignored_share=0.3)  # the last batch of an epoch has 8, and valid targets differ a piece
     run = config(
         micro_batch_size=micro,
         loop={"steps": 12, "max_grad_norm": 0.5},
         schedule={"name": "cosine", "warmup_steps": 3},
     )
-    ride = Ride(run, TinyWorkload(perceptron, rows))
+    ride = Ride(run, TinyWorkload(perceptron, rows), device=device)
     assert ride.go() == "completed"
-    model, losses, norms = by_hand(run, rows, 12)
+    model, losses, norms = by_hand(run, rows, 12, device)
     assert [point.loss for point in ride.curve()] == pytest.approx(losses, rel=1e-5)
     assert [point.grad_norm for point in ride.curve()] == pytest.approx(norms, rel=1e-5)
     for name, weight in model.state_dict().items():
@@ -144,9 +152,9 @@ def test_a_run_is_the_hand_written_loop_however_its_batches_are_cut(micro: int) 
     assert ride.progress.samples == 4 * 40
 
 
-def test_evaluation_and_saving_follow_their_cadences_and_the_end() -> None:
+def test_evaluation_and_saving_follow_their_cadences_and_the_end(device: str) -> None:
     run = config(loop={"steps": 10}, evaluation={"every_steps": 4}, checkpoints={"every_steps": 3})
-    ride = Ride(run, TinyWorkload(perceptron), scores=[0.1, 0.3, 0.2])
+    ride = Ride(run, TinyWorkload(perceptron), scores=[0.1, 0.3, 0.2], device=device)
     ride.go()
     assert [event.step for event in ride.evaluations()] == [4, 8, 10]
     assert [event.best for event in ride.evaluations()] == [True, True, False]
@@ -185,9 +193,9 @@ def test_epochs_end_with_an_evaluation_and_a_save() -> None:
     assert [event.step for event in ride.evaluations()] == ride.saves == [3, 6, 9]
 
 
-def test_points_of_the_curve_come_at_their_cadence_and_before_an_evaluation() -> None:
+def test_points_of_the_curve_come_at_their_cadence_and_before_an_evaluation(device: str) -> None:
     run = config(loop={"steps": 25}, tracking={"log_every": 10}, evaluation={"every_steps": 15})
-    ride = Ride(run, TinyWorkload(perceptron), scores=[0.1, 0.2])
+    ride = Ride(run, TinyWorkload(perceptron), scores=[0.1, 0.2], device=device)
     ride.go()
     assert [point.step for point in ride.curve()] == [10, 15, 20, 25]
 
@@ -268,10 +276,10 @@ def test_a_signal_saves_after_the_step_under_way_without_evaluating() -> None:
     assert not ride.evaluations()
 
 
-def test_a_run_goes_on_from_its_step() -> None:
-    whole = Ride(config(), TinyWorkload(perceptron))
+def test_a_run_goes_on_from_its_step(device: str) -> None:
+    whole = Ride(config(), TinyWorkload(perceptron), device=device)
     whole.go()
-    rest = Ride(config(), TinyWorkload(perceptron), progress=Progress(step=7, updates=7, samples=100))
+    rest = Ride(config(), TinyWorkload(perceptron), device=device, progress=Progress(step=7, updates=7, samples=100))
     rest.go()
     assert [point.step for point in rest.curve()] == [8, 9, 10, 11, 12]
     assert rest.curve()[0].lr == whole.curve()[7].lr
@@ -280,11 +288,11 @@ def test_a_run_goes_on_from_its_step() -> None:
 # --- what is not finite ----------------------------------------------------------------------------------------------
 
 
-def test_a_loss_that_is_not_finite_names_step_and_samples_and_nothing_is_saved_after_it() -> None:
+def test_a_loss_that_is_not_finite_names_step_and_samples_and_nothing_is_saved_after_it(device: str) -> None:
     rows = Rows(40)
     rows.features[13] = math.nan
     run = config(loop={"steps": 3}, tracking={"log_every": 3}, checkpoints={"every_steps": 1})
-    ride = Ride(run, TinyWorkload(perceptron, rows))
+    ride = Ride(run, TinyWorkload(perceptron, rows), device=device)
     order = GlobalOrder(40, 16, run.seed)
     guilty = next(step for step in range(3) if 13 in order.batch(step)[1])
     with pytest.raises(RunError, match=rf"step {guilty + 1}: the loss is nan.*\b13\b.*lower learning rate"):
@@ -313,8 +321,8 @@ class InfiniteGradients(nn.Module):
         return Infinite.apply(self.layer(features))  # type: ignore[no-any-return]
 
 
-def test_a_gradient_that_is_not_finite_stops_the_run_too() -> None:
-    ride = Ride(config(), TinyWorkload(InfiniteGradients))
+def test_a_gradient_that_is_not_finite_stops_the_run_too(device: str) -> None:
+    ride = Ride(config(), TinyWorkload(InfiniteGradients), device=device)
     with pytest.raises(RunError, match=r"step 1: the gradient norm is (nan|inf) though the loss"):
         ride.go()
     assert not ride.saves

@@ -30,7 +30,7 @@ from drivetrain.errors import RunError
 from drivetrain.inspection import inspected
 from drivetrain.loop import Progress, Surroundings, train
 from drivetrain.numerics import Pending, Recent, Trouble, Watch, end_if_stopped
-from drivetrain.optim import lr_factor
+from drivetrain.schedules import lr_factor
 from drivetrain.tracking.jsonl import read_events
 from drivetrain.workloads.base import BestMetric
 from drivetrain.workloads.shown import in_words

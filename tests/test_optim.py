@@ -1,74 +1,19 @@
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from drivetrain.config.training import Optimizer, Schedule
+from drivetrain.config.training import Optimizer
 from drivetrain.errors import UserError
-from drivetrain.optim import lr_factor, optimizer_factory
+from drivetrain.optim import optimizer_factory
 from tests.tiny_workload import perceptron
 
 
 def config(**fields: Any) -> Optimizer:
     return Optimizer(**{"name": "sgd", "lr": 0.1, **fields})
-
-
-# --- schedules -------------------------------------------------------------------------------------------------------
-
-
-def factors(total: int, **schedule: Any) -> list[float]:
-    factor = lr_factor(Schedule(**schedule), total)
-    return [factor(updates) for updates in range(total)]
-
-
-def test_constant_stays_at_the_peak() -> None:
-    assert factors(5) == [1.0] * 5
-
-
-def test_warm_up_rises_by_equal_steps_from_above_zero_to_the_peak() -> None:
-    assert factors(7, warmup_steps=4) == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0, 1.0])
-
-
-def test_a_warm_up_ratio_is_a_share_of_all_steps() -> None:
-    for name in ("constant", "linear", "cosine"):
-        assert factors(50, name=name, warmup_ratio=0.1) == factors(50, name=name, warmup_steps=5)
-
-
-def test_linear_falls_by_equal_steps_to_the_final_ratio_after_the_last_update() -> None:
-    assert factors(6, name="linear", warmup_steps=2) == pytest.approx([1 / 3, 2 / 3, 1.0, 0.75, 0.5, 0.25])
-    assert factors(4, name="linear", final_lr_ratio=0.2) == pytest.approx([1.0, 0.8, 0.6, 0.4])
-    assert lr_factor(Schedule(name="linear", final_lr_ratio=0.2), 4)(4) == pytest.approx(0.2)
-
-
-def test_cosine_is_half_a_wave_down_to_the_final_ratio() -> None:
-    half_wave = [(1 + math.cos(math.pi * i / 8)) / 2 for i in range(8)]
-    assert factors(8, name="cosine") == pytest.approx(half_wave)
-    assert factors(11, name="cosine", warmup_steps=3)[3:] == pytest.approx(half_wave)
-    assert factors(8, name="cosine", final_lr_ratio=0.1) == pytest.approx([0.1 + 0.9 * x for x in half_wave])
-    after_the_end = lr_factor(Schedule(name="cosine", final_lr_ratio=0.1), 8)
-    assert after_the_end(8) == after_the_end(20) == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize("name", ["linear", "cosine"])
-def test_without_warm_up_schedules_are_those_of_transformers(name: str) -> None:
-    from transformers import get_scheduler
-
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    schedule = get_scheduler(name, optimizer, num_warmup_steps=0, num_training_steps=20)
-    expected = []
-    for _ in range(20):
-        expected.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
-    assert factors(20, name=name) == pytest.approx(expected)
-
-
-def test_a_warm_up_of_all_steps_never_divides_by_zero() -> None:
-    assert factors(3, name="cosine", warmup_steps=3) == pytest.approx([0.25, 0.5, 0.75])
 
 
 # --- optimizers ------------------------------------------------------------------------------------------------------
@@ -172,8 +117,59 @@ def test_16_bit_parameters_are_updated(name: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(model.weight.detach(), before - 0.1, rtol=0.02, atol=0.01)
 
 
+SIXTEEN_BITS = [torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("size", [7, 64, 1000], ids=["tail", "vectors", "both"])
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=["bf16", "fp16"])
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_one_kernel_updates_16_bit_parameters_as_fp32_arithmetic_on_rounded_states(
+    name: str, dtype: torch.dtype, size: int
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    own = nn.Module()
+    own.weight = nn.Parameter(torch.randn(size, generator=generator).to(dtype))
+    rounded = nn.Parameter(own.weight.detach().float())
+    optimizer = optimizer_factory(config(name=name, eps=1e-6))(own)
+    assert optimizer.param_groups[0]["fused"] is True
+    theirs = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
+    plain = theirs([rounded], lr=0.1, eps=1e-6, weight_decay=0.0, foreach=False)
+    for _ in range(5):
+        own.weight.grad = torch.randn(size, generator=generator).to(dtype)
+        rounded.grad = own.weight.grad.float()
+        optimizer.step()
+        plain.step()
+        held = [rounded.data, plain.state[rounded]["exp_avg"], plain.state[rounded]["exp_avg_sq"]]
+        for tensor in held:
+            tensor.copy_(tensor.to(dtype))
+    one_place = 2.0 ** (-7 if dtype == torch.bfloat16 else -10)  # a last bit, where fp32 sums round the other way
+    torch.testing.assert_close(own.weight.detach().float(), rounded.detach(), rtol=one_place, atol=1e-3)
+
+
+@pytest.mark.parametrize("size", [7, 64, 1000], ids=["tail", "vectors", "both"])
+@pytest.mark.parametrize("dtype", [torch.float32, *SIXTEEN_BITS], ids=["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_a_step_that_is_refused_leaves_weights_and_state(name: str, dtype: torch.dtype, size: int) -> None:
+    """By the flag that a gradient scaler and a step guard leave for the kernel (engines/refusal.py)."""
+    own = nn.Module()
+    own.weight = nn.Parameter(torch.linspace(-1, 1, size).to(dtype))
+    optimizer: Any = optimizer_factory(config(name=name, eps=1e-6))(own)
+    own.weight.grad = torch.ones_like(own.weight)
+    optimizer.step()
+    before = [t.detach().clone() for t in (own.weight, *optimizer.state[own.weight].values())]
+    own.weight.grad.fill_(float("inf"))
+    optimizer.found_inf = torch.ones(())
+    optimizer.step()
+    after = [own.weight.detach(), *optimizer.state[own.weight].values()]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    own.weight.grad.fill_(1.0)
+    optimizer.found_inf = torch.zeros(())
+    optimizer.step()
+    assert not torch.equal(own.weight.detach(), before[0])
+
+
 def test_torchs_fused_sgd_still_fails_16_bit_parameters_on_a_cpu() -> None:
-    """When this fails, torch has mended it: let `_fuses` take every dtype."""
+    """When this fails, torch has mended it: let `_fuses` take every dtype for it too."""
     parameter = nn.Parameter(torch.zeros(64, dtype=torch.bfloat16))
     parameter.grad = torch.ones_like(parameter)
     torch.optim.SGD([parameter], lr=0.1, fused=True).step()

@@ -20,6 +20,7 @@ from drivetrain.config.load import load, validate
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import UserError
 from drivetrain.hardware import detect
+from drivetrain.launch import group
 from drivetrain.launch.group import join
 from drivetrain.ranks import Ranks
 from drivetrain.run import run
@@ -181,7 +182,7 @@ def test_ranks_that_cannot_meet_are_told_where_and_through_which_interfaces(monk
     def refuse(*_: object, **__: object) -> None:
         raise torch.distributed.DistNetworkError("the client socket has timed out")
 
-    monkeypatch.setattr(torch.distributed, "init_process_group", refuse)
+    monkeypatch.setattr(group, "rendezvous", refuse)
     for name, value in {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "node-a", "MASTER_PORT": "29501"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)

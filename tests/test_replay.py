@@ -7,12 +7,16 @@ import math
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from drivetrain import checkpointing
+from drivetrain.checkpoint.saving import save
 from drivetrain.cli import main
 from drivetrain.config.load import validate
 from drivetrain.data.order import GlobalOrder
+from drivetrain.errors import RunError
 from drivetrain.replay import on_one_process, replay
 from drivetrain.tracking.jsonl import read_events
 
@@ -96,6 +100,23 @@ def test_the_error_names_step_samples_module_and_the_way_to_look(failed: Path) -
     assert [step for step, _, _ in curve(failed)] == list(range(1, STEP))
 
 
+def test_a_state_that_could_not_be_kept_is_told_though_checkpoints_are_written_in_the_background(
+    tmp_path: Path, drivetrain: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(root: Path, *given: Any) -> Path:
+        if "trouble" in root.parts:
+            raise RunError("no space left")
+        return save(root, *given)
+
+    monkeypatch.setattr(checkpointing, "save", full)
+    (tmp_path / "net.py").write_text(MODULE.format(bad=BAD))
+    (tmp_path / "run.yaml").write_text(RUN.format(module=tmp_path / "net.py"))
+    output = f"output={tmp_path / 'out'}"
+    code, _, err = drivetrain("train", str(tmp_path / "run.yaml"), output, "checkpoints.asynchronous=true")
+    assert code == 1
+    assert "(The state before it could not be kept: no space left" in err
+
+
 def test_the_batch_is_kept_as_it_was_cut(failed: Path) -> None:
     noted = json.loads((failed / "trouble" / f"step-{STEP:08d}" / "trouble.json").read_text())
     [pieces] = noted["micro_batches"]
@@ -123,9 +144,9 @@ def test_a_bad_step_is_done_again_to_the_bit(run: Path, start: str, gone: list[s
     assert all(map(math.isfinite, good))
 
 
-@pytest.mark.parametrize("step", [2, 5, 8])
+@pytest.mark.parametrize("step", [2, 5, 6, 8])
 def test_a_good_step_is_done_again_to_the_bit(run: Path, step: int) -> None:
-    """From the beginning, a checkpoint some steps before, and one just before."""
+    """From the beginning, a checkpoint some steps before, one just before, and where the step itself was saved."""
     shutil.rmtree(run / "trouble")
     found = replay(run, step, hush, trust=True)
     assert found.repeated
@@ -133,10 +154,23 @@ def test_a_good_step_is_done_again_to_the_bit(run: Path, step: int) -> None:
     assert found.inspection.culprit is None
 
 
+def test_a_damaged_checkpoint_is_passed_over_with_a_word(run: Path) -> None:
+    shutil.rmtree(run / "trouble")
+    damaged = run / "checkpoints" / "step-00000006"
+    (damaged / "model.safetensors").write_bytes(b"cut")
+    said: list[str] = []
+    found = replay(run, 8, said.append, trust=True)
+    assert said[0].startswith(f"{damaged} is passed over: ")
+    assert "model.safetensors" in said[0]
+    assert Path(found.start).name == "step-00000003"
+    assert found.repeated
+
+
 def test_the_command_tells_and_writes_json(run: Path, drivetrain: Call) -> None:
     code, out, err = drivetrain("replay", "--trust", str(run), "--step", str(STEP))
     assert code == 0
-    assert "starting from" in err
+    [kept] = (run / "trouble").glob("*/step-*")
+    assert f"starting from {kept}" in err, "a path is not wrapped"
     for part in ("the same to the bit", "of first (Linear)", f"not finite by themselves: {BAD}", "numerics.skip=true"):
         assert part in out
     code, out, _ = drivetrain("replay", "--trust", str(run), "--step", str(STEP), "--json")
@@ -192,4 +226,4 @@ def test_a_run_of_many_processes_is_replayed_in_one_with_the_same_batches() -> N
     assert (alone.engine.name, alone.world_size, alone.global_batch, alone.micro_batch) == ("single", 1, 24, 3)
     masters, _ = validate(raw | spread | {"precision": "bf16-master"}, [])
     assert masters is not None
-    assert (on_one_process(masters).engine.name, on_one_process(masters).world_size) == ("fsdp", 1)
+    assert (on_one_process(masters).engine.name, on_one_process(masters).world_size) == ("single", 1)

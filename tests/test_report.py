@@ -33,3 +33,10 @@ def test_a_metric_that_is_not_finite_is_strict_json_and_itself_when_read(tmp_pat
 @pytest.mark.parametrize(("achieved", "rate"), [(None, 8e9), (2e9, None), (2e9, 0.0)])
 def test_a_share_of_what_was_not_measured_is_none(achieved: float | None, rate: float | None) -> None:
     assert report(flops_per_second=achieved, matmul_flops_per_second=rate).flops_share is None
+
+
+@pytest.mark.parametrize("text", ["null", "[1]", "17", '"x"'])
+def test_a_file_that_holds_no_report_is_called_that(text: str, tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(text)
+    with pytest.raises(ValueError, match=r"report\.json holds a .*, no report"):
+        RunReport.read(tmp_path / "report.json")

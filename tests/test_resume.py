@@ -17,6 +17,7 @@ import pytest
 from drivetrain.checkpoint.directory import load, newest_good, steps, verify
 from drivetrain.checkpoint.state import same
 from drivetrain.tracking.jsonl import read_events
+from tests.device import chosen_device
 from tests.launch.history import check_each_once, recorded_main, surviving
 
 RUN = """
@@ -38,6 +39,9 @@ checkpoints: {every_steps: 4, keep_last: 2, keep_best: 1}
 tracking: {log_every: 1}
 """
 KILLS = 10
+ON_DEVICE = (f"device={chosen_device()}", *(["deterministic=true"] if chosen_device() != "cpu" else []))
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 # children start from a server that has imported everything but computed nothing: a start takes tenths of a second
@@ -46,7 +50,7 @@ CHILDREN.set_forkserver_preload(["drivetrain.run", "drivetrain.workloads.image_c
 
 
 def start(run_file: Path, output: Path, *options: str) -> Child:
-    arguments = ["train", str(run_file), f"output={output}", "--quiet", *options]
+    arguments = ["train", str(run_file), f"output={output}", *ON_DEVICE, "--quiet", *options]
     process = CHILDREN.Process(target=recorded_main, args=(arguments, samples_of(output)))
     process.start()
     return process

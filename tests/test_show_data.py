@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -188,9 +189,44 @@ loop: {steps: 1}
     assert "train would refuse this: batch_size: the batch (100) > the training data (64 samples)" in out
     report = json.loads(drivetrain("data", "digits.yaml", "--json")[1])
     assert (report["train_samples"], report["evaluation_samples"]) == (64, 40)
+    assert sum(each["training"] for each in report["class counts"]) == 64
+    assert [each["class"] for each in report["class counts"]] == list("0123456789")
+
+
+REVIEWS = """
+workload:
+  type: text_classification
+  model: {tokenizer: vocab.txt, config: {model_type: bert, hidden_size: 16}}
+  data: {train: train.csv, evaluation: held.csv, cache: cache, max_length: 4}
+batch_size: 4
+loop: {steps: 1}
+"""
+
+
+def test_classes_are_counted_with_their_shares_and_lengths_have_units(drivetrain: Drivetrain) -> None:
+    Path("reviews.yaml").write_text(REVIEWS)
+    Path("vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad"]))
+    Path("train.csv").write_text("label,text\n" + "yes,good good good good\n" * 6 + "no,bad\n" * 2)
+    Path("held.csv").write_text("label,text\nyes,good\nyes,good bad\n")
+    code, out, err = drivetrain("data", "reviews.yaml")
+    assert code == 0, err
+    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.split()[:1] in (["yes"], ["no"])}
+    assert rows == {"yes": ["6", "75.0%", "2", "100.0%"], "no": ["2", "25.0%", "0", "0.0%"]}
+    assert "75.0% of the training texts" in out
+    assert "3.8 a text" in out
+    assert "all 2 evaluation samples are of one class, 'yes': accuracy says nothing" in " ".join(err.split())
 
 
 # --- how it looks ----------------------------------------------------------------------------------------------------
+
+
+def test_packing_does_in_so_many_positions_what_is_no_padding() -> None:
+    lines = [line for line in printed(width=120, terminal=False).splitlines() if line.endswith("of the positions")]
+    assert [line.split(" (")[0].split(",")[0] for line in lines] == ["the length", "a batch's longest"]
+    for line in lines:
+        padding, packed = map(int, re.findall(r"(\d+)%", line))
+        assert 0 < packed < 100
+        assert padding + packed == pytest.approx(100, abs=1)
 
 
 def test_json_is_the_report_and_nothing_else(drivetrain: Drivetrain) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain.whole_file import write_whole
+from drivetrain.whole_file import followed, write_whole
 
 Patch = pytest.MonkeyPatch
 
@@ -47,3 +47,11 @@ def test_a_link_stays_and_what_it_points_at_is_replaced(tmp_path: Path) -> None:
     write_whole(link, "text")
     assert link.is_symlink()
     assert (tmp_path / "elsewhere" / "file").read_text() == "text"
+
+
+def test_a_path_leads_where_its_links_lead_and_one_that_leads_nowhere_is_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    (tmp_path / "round").symlink_to(tmp_path / "round")
+    assert followed(tmp_path / "link") == followed(str(tmp_path / "file")) == (tmp_path / "file").resolve()
+    for nowhere in (tmp_path / "round", Path("a\0b")):
+        assert followed(nowhere).name == nowhere.name

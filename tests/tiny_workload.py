@@ -18,6 +18,7 @@ from drivetrain.config.training import Optimizer, Scaler
 from drivetrain.data.loader import MicroBatch
 from drivetrain.engines import build_engine
 from drivetrain.engines.base import Engine, EngineOptions
+from drivetrain.hardware import detect
 from drivetrain.optim import optimizer_factory
 from drivetrain.ranks import Ranks
 from drivetrain.workloads.base import Batch, BestMetric, Outputs, Workload
@@ -145,7 +146,7 @@ def tiny_engine(
         EngineOptions(
             precision=PRECISIONS[precision],
             scaler=scaler or Scaler(),
-            machine=CPU,
+            machine=CPU if device == "cpu" else detect(device),
             device=torch.device(device),
             devices=devices,
             max_grad_norm=max_grad_norm,

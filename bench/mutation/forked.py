@@ -19,9 +19,9 @@ from bench.mutation import server
 class Server:
     """One process; one run at a time."""
 
-    def __init__(self, folder: Path, environment: dict[str, str], preloaded: Sequence[str]) -> None:
+    def __init__(self, folder: Path, environment: dict[str, str], preloaded: Sequence[str], nice: int) -> None:
         self._process = subprocess.Popen(
-            ["nice", "-n", "10", sys.executable, server.__file__, *preloaded],
+            ["nice", "-n", str(nice), sys.executable, server.__file__, *preloaded],
             cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             start_new_session=True, bufsize=0,  # select sees each line
         )  # fmt: skip

@@ -7,19 +7,24 @@ processes started with -m name modules so.
 
 Within a round the files of the mirrored folder come first, then those whose tests start no process, being quick; among
 equals the ones that name the mutated class or function, then those that reach fewest modules.
+Before all rounds come single tests: those of rounds 0 and 1 that start no process and name the mutated function, its
+class or what calls it in its module.
 A map of which test runs which line would be nearer still; measuring it takes longer than the suite itself.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import deque
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 
 from bench.mutation.operators import Mutation
 
 FARTHEST = 6
+MOST_NAMING = 30  # single tests before all rounds
 STARTS_PROCESSES = re.compile(r"\branks\(|subprocess|Popen|multiprocessing|spawned|processes=")
 
 
@@ -51,6 +56,17 @@ class Nearest:
             return elsewhere, self.starts_processes(self._path(test)), -naming, len(self._distances(test)), test
 
         return [[self._path(test) for test in sorted(each, key=order)] for each in found]
+
+    def naming(self, mutation: Mutation, files: Iterable[str]) -> list[str]:
+        """Those tests that start no process and name the mutated function, its class or what calls it in its module,
+        those with most of the names first."""
+        names = _callers(ast.parse((self._root / mutation.file).read_text()), mutation.scope.split("."))
+        found: dict[str, int] = {}
+        for file in files:
+            for test, text in _test_functions((self._root / file).read_text()):
+                if not STARTS_PROCESSES.search(text):
+                    found[f"{file}::{test}"] = len(names & set(re.findall(r"\w+", text)))
+        return sorted((test for test, count in found.items() if count), key=lambda test: -found[test])[:MOST_NAMING]
 
     def starts_processes(self, test: str) -> bool:
         """Whether tests of a file (or the one of a pytest node id) may start processes, which a busy machine delays."""
@@ -98,6 +114,33 @@ class Nearest:
         while parts and ".".join(parts) not in self._modules:
             parts.pop()
         return ".".join(parts) or None
+
+
+def _callers(module: ast.Module, scope: list[str]) -> set[str]:
+    """The names in `scope`, and of the module's functions that mention one of them, whatever the number of steps."""
+    functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    mentioned = {each.name: set(re.findall(r"\w+", ast.unparse(each))) for each in functions}
+    names = {name for name in scope if name and not name.startswith("__")}
+    while more := {name for name, words in mentioned.items() if words & names} - names:
+        names |= {name for name in more if not name.startswith("__")}
+        mentioned = {name: words for name, words in mentioned.items() if name not in more}
+    return names
+
+
+def _test_functions(text: str) -> Iterator[tuple[str, str]]:
+    """Each test's name and source, with that of the file's functions and classes that it uses by name."""
+    own = {
+        node.name: ast.unparse(node)
+        for node in ast.parse(text).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+    uses = {name: set(re.findall(r"\w+", source)) & own.keys() for name, source in own.items()}
+    for name in own:
+        if name.startswith("test_"):
+            used = {name}
+            while more := set().union(*(uses[each] for each in used)) - used:
+                used |= more
+            yield name, "\n".join(own[each] for each in used)
 
 
 def _module(root: Path, file: Path) -> str:

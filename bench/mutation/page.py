@@ -10,6 +10,7 @@ from bench.mutation.records import Record
 from bench.tables import markdown_table
 
 TARGET, MOST_EQUIVALENT = 0.95, 0.1
+LATER = "By a test that was added since, or by one that the first trial had no time for."
 
 
 def page(records: Mapping[str, Record], equivalent: Mapping[str, str], setting: str) -> str:
@@ -24,7 +25,7 @@ def page(records: Mapping[str, Record], equivalent: Mapping[str, str], setting: 
         *(_change(each, equivalent[each.key]) for each in alive if each.key in equivalent),
     ]
     added = [record for record in records.values() if record.killed and record.first == "survived"]
-    parts += ["## Killed by a test that was added", *(_change(each, f"Killed by `{each.by}`.") for each in added)]
+    parts += ["## Killed at a later trial", LATER, *(_change(each, f"Killed by `{each.by}`.") for each in added)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -40,9 +41,10 @@ def _score(records: Mapping[str, Record], equivalent: Mapping[str, str]) -> str:
         f"{len(records)} mutations tried; {len(equivalent)} judged equivalent ({share}; at most {MOST_EQUIVALENT:.0%} "
         f"may be). Of the other {len(judged)}, {len(killed)} are killed: **{killed_share}**; the aim is {TARGET:.0%}. "
         f"A time limit killed {len(hung)} of them. For {len(cut_short)} of the survivors time ran out before all "
-        "rounds of tests were run: a test further off may kill them (`AGAIN=survived`). Before tests were added for "
-        f"survivors it was {_share(len(at_first), len(judged))}, the better guess of what mutations not yet tried "
-        f"would show. A trial took {seconds / max(len(records), 1):.0f} s on average."
+        "rounds of tests were run: a test further off may kill them (`AGAIN=survived`). At the first trial, which time "
+        f"may have ended, and before tests were added for survivors it was {_share(len(at_first), len(judged))}: what "
+        "mutations not yet tried would show at least. A trial took "
+        f"{seconds / max(len(records), 1):.0f} s on average."
     )
 
 

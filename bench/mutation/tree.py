@@ -45,7 +45,7 @@ class Outcome:
 class Tree:
     """`folder` holds the copy as folder/tree. Real data beside the project (../shared) are seen beside the copy too."""
 
-    def __init__(self, project: Path, folder: Path, test_seconds: float) -> None:
+    def __init__(self, project: Path, folder: Path, test_seconds: float, nice: int = 10) -> None:
         self.root = folder / "tree"
         self._folder, self.test_seconds = folder, test_seconds
         self._serial = itertools.count(1)
@@ -58,7 +58,7 @@ class Tree:
         self._passing: set[tuple[tuple[str, ...], float]] = set()
         self.stopped = threading.Event()  # set by another thread: what runs ends
         self._check_imports()
-        self._server = Server(self.root, self._environment(), outside(self.root))
+        self._server = Server(self.root, self._environment(), outside(self.root), nice)
 
     @contextmanager
     def mutated(self, mutation: Mutation) -> Iterator[None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from bench.mutation.nearest import Nearest
 from bench.mutation.operators import Mutation
@@ -17,20 +17,17 @@ from bench.mutation.records import Record
 from bench.mutation.tree import Outcome, Tree
 
 PATIENCE = 4  # a test that fails at once with a mutation may take long without it
+CHUNK = 8  # files
 SLOW_ROUNDS = 2  # nearest rounds whose slow tests are run as well, after all others
 
 
-def tried(mutation: Mutation, tree: Tree, nearest: Nearest, seconds: float) -> Record:
-    """`seconds`: for tests that pass, beyond those of the mirror, which are always run; a survivor's record has `whole`
-    where they were enough for all rounds."""
-    begun = time.monotonic()
-    rounds = nearest.rounds(mutation)
-    near = [test for files in rounds[:SLOW_ROUNDS] for test in files]
-    asked = [*((files, "not slow") for files in rounds), (near, "slow")]
-    left, count, whole = seconds, 0, True
-    for number, (files, marker) in enumerate(asked):
-        outcome, spent = _round(mutation, tree, nearest, files, left if number else math.inf, marker)
-        left, count = left - (spent if number else 0), count + outcome.started
+def tried(mutation: Mutation, tree: Tree, nearest: Nearest, seconds: float, first: Sequence[str] = ()) -> Record:
+    """`seconds`: for tests that pass, beyond those of the mirror, which may take three times as long; a survivor's
+    record has `whole` where they were enough for all rounds. `first`: tests to run before all others."""
+    begun, left, count, whole = time.monotonic(), seconds, 0, True
+    for files, marker, is_mirror in _asked(mutation, nearest, first):
+        outcome, spent = _round(mutation, tree, nearest, files, 3 * seconds if is_mirror else left, marker)
+        left, count = left - (0 if is_mirror else spent), count + outcome.started
         if outcome.verdict in ("failed", "hung"):
             result = "killed" if outcome.verdict == "failed" else "hung"
             return Record.of(mutation, result, outcome.tests[0], count, time.monotonic() - begun)
@@ -38,6 +35,26 @@ def tried(mutation: Mutation, tree: Tree, nearest: Nearest, seconds: float) -> R
             whole = False
             break
     return Record.of(mutation, "survived", None, count, time.monotonic() - begun, whole)
+
+
+def _asked(mutation: Mutation, nearest: Nearest, first: Sequence[str]) -> Iterator[tuple[Sequence[str], str, bool]]:
+    """Tests to run one lot after another: which, pytest's marker expression, and whether they count as the mirror's."""
+    rounds = nearest.rounds(mutation)
+    near = [test for files in rounds[:SLOW_ROUNDS] for test in files]
+    yield first, "", True
+    yield nearest.naming(mutation, near), "not slow", True
+    yield rounds[0], "not slow", True
+    for files in rounds[1:]:
+        yield from ((chunk, "not slow", False) for chunk in _chunks(files, nearest))
+    yield near, "slow", False
+
+
+def _chunks(files: Sequence[str], nearest: Nearest) -> list[Sequence[str]]:
+    """Quick files a few at a time, since pytest imports all of them before the first test; the others at once, since
+    they share processes."""
+    quick = [file for file in files if not nearest.starts_processes(file)]
+    others = [file for file in files if nearest.starts_processes(file)]
+    return [*(quick[i : i + CHUNK] for i in range(0, len(quick), CHUNK)), *([others] if others else [])]
 
 
 def _round(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from drivetrain.chosen import Compiling, compiling, rows_of
 from drivetrain.config.adapter import rate_factors
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
@@ -33,19 +34,21 @@ def assemble(
         fp8.check_installed()
     seed_everything(run.seed)
     workload = build_workload(run.workload, run.seed, run.adapter, run.quantised_base, run.quantisation_aware)
+    compiles = compiling(run, machine, workload, training)
     if training:
         check_workload(run, workload)
-    return workload, _engine(workload, run, machine, ranks, build_optimizer, part)
+        workload.rows = rows_of(run, machine, workload, compiles.what is not False)
+    return workload, _engine(workload, run, machine, ranks, build_optimizer, part, compiles)
 
 
 def assemble_around(workload: Workload, run: RunConfig, machine: Machine, ranks: Ranks) -> Engine:
     """The engine of a training of this workload."""
     check_workload(run, workload)
-    return _engine(workload, run, machine, ranks, _optimizer(run), untimed)
+    return _engine(workload, run, machine, ranks, _optimizer(run), untimed, Compiling(run.compile is True))
 
 
 def _optimizer(run: RunConfig) -> OptimizerFactory:
-    return optimizer_factory(run.optimizer, run.compile, rate_factors(run.adapter or ()))
+    return optimizer_factory(run.optimizer, run.compile is True, rate_factors(run.adapter or ()))
 
 
 def _engine(
@@ -55,6 +58,7 @@ def _engine(
     ranks: Ranks,
     build_optimizer: OptimizerFactory | None,
     part: Part,
+    compiles: Compiling,
 ) -> Engine:
     if run.allocator == "keep" and machine.device == "cpu":
         keep_freed_blocks()
@@ -67,7 +71,7 @@ def _engine(
         devices=run.data_parallel_size,
         max_grad_norm=run.loop.max_grad_norm,
         recompute=run.recompute if build_optimizer is not None else False,
-        compile=run.compile,
+        compile=compiles.what,
         part=part,
         offload_activations=run.offload_activations and build_optimizer is not None,
     )

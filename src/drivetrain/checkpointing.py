@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.checkpoint.directory import check_fits, clean_partials, newest_good, read, read_manifest
+from drivetrain.checkpoint.host_copies import HostCopies
+from drivetrain.checkpoint.links import best_step, link
 from drivetrain.checkpoint.retention import best, prune
 from drivetrain.checkpoint.run_state import verify
 from drivetrain.checkpoint.saving import save
-from drivetrain.checkpoint.state import copied
 from drivetrain.config.engine import label
 from drivetrain.config.run import RunConfig
 from drivetrain.engines.base import Engine, State
@@ -45,6 +46,7 @@ class RunCheckpoints:
         # the order of the data is a function of these; a resumed run must not change them under way
         self._order = {"seed": run.seed, "batch_size": run.global_batch, "num_samples": num_samples}
         self._writing_ranks, self._writer, self._under_way = ranks, None, None
+        self._host_copies = HostCopies()
         if run.checkpoints.asynchronous:
             self._writing_ranks = Ranks("saving")
             self._writer = ThreadPoolExecutor(1, "saving")
@@ -58,10 +60,11 @@ class RunCheckpoints:
         self.finish()
         start = time.perf_counter()
         facts, parts = self._facts(progress), self._parts(progress, self._engine.state_dict())
+        parts = self._host_copies.of(parts, apart=self._writer is not None)
         if self._writer is None:
             self._write(progress.step, start, facts, parts)
         else:
-            self._under_way = self._writer.submit(self._write, progress.step, start, facts, copied(parts))
+            self._under_way = self._writer.submit(self._write, progress.step, start, facts, parts)
 
     def __enter__(self) -> RunCheckpoints:
         return self
@@ -77,16 +80,18 @@ class RunCheckpoints:
             writing.result()
 
     def _write(self, step: int, start: float, facts: dict[str, Any], parts: dict[str, State]) -> None:
+        self._host_copies.wait()
         path = save(self._root, step, parts, facts, self._engine.save_assets, self._writing_ranks)
-        size = self._writing_ranks.on_first(lambda: self._pruned(path))
+        size = self._writing_ranks.on_first(lambda: self._pruned(path, facts))
         seconds = time.perf_counter() - start
         self._send(CheckpointSaved(step=step, path=str(path), bytes=size, seconds=seconds))
 
-    def _pruned(self, path: Path) -> int:
-        """Bytes of a new checkpoint, once older ones are gone that need not be kept."""
+    def _pruned(self, path: Path, facts: dict[str, Any]) -> int:
+        """Bytes of a new checkpoint, once older ones are gone that need not be kept, and links point at it."""
         kept = self._run.checkpoints
         higher, metric = self._metric.higher_is_better, self._metric.name
         prune(self._root, kept.keep_last, kept.keep_best, higher, metric, path)
+        link(path, best_step(facts))
         return sum(file.stat().st_size for file in path.iterdir())
 
     def _facts(self, progress: Progress) -> dict[str, Any]:

@@ -14,9 +14,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from drivetrain import __version__
-from drivetrain.arguments import path_argument, path_option
+from drivetrain.arguments import example, path_argument, path_option
 from drivetrain.errors import Interrupted, RankError, RunError, UserError
 from drivetrain.show_checkpoint import checkpoint
+from drivetrain.show_doctor import doctor
+from drivetrain.show_fields import fields
 from drivetrain.show_import import import_
 from drivetrain.show_replay import replay
 from drivetrain.strict_json import dumps
@@ -54,7 +56,13 @@ NodeRankOption = Annotated[int, typer.Option("--node-rank", min=0, help="Which o
 RendezvousOption = Annotated[str | None, typer.Option("--rendezvous", help="HOST:PORT of the first of them.")]
 
 
-@app.command()
+@app.command(
+    epilog=example(
+        "drivetrain train run.yaml",
+        "drivetrain train run.yaml engine=ddp processes=4 precision=bf16-mixed",
+        "drivetrain train run.yaml --resume",
+    )
+)
 def train(
     run_file: RunFile,
     overrides: Overrides = None,
@@ -82,12 +90,17 @@ def train(
     if result.of_first:
         from drivetrain.report import RunReport
         from drivetrain.show import report_table
+        from drivetrain.show_next import next_commands
 
-        output.print(report_table(RunReport.model_validate(result.value)))
+        found = RunReport.model_validate(result.value)
+        output.print(report_table(found))
+        following = next_commands(run_file, overrides or [], ready.run, found.status, bool(found.metrics))
+        for purpose, command in [] if quiet else following:
+            output.print(f"[dim]{purpose}:[/] {escape(command)}", soft_wrap=True)
     raise typer.Exit(result.code)
 
 
-@app.command()
+@app.command(epilog=example("drivetrain evaluate run.yaml --checkpoint last"))
 def evaluate(
     run_file: RunFile,
     overrides: Overrides = None,
@@ -103,25 +116,32 @@ def evaluate(
         typer.echo(dumps(result.value, indent=2))
 
 
-@app.command()
+@app.command(
+    epilog=example("drivetrain predict run.yaml -o predictions.csv", 'drivetrain predict run.yaml --text "Good."')
+)
 def predict(
     run_file: RunFile,
     overrides: Overrides = None,
     checkpoint: CheckpointOption = "best",
-    data: Annotated[str | None, typer.Option(help="What to predict for; left out, the evaluation data.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="What to predict for: a file or folder; - reads texts from stdin, one a line.")
+    ] = None,
+    text: Annotated[list[str] | None, typer.Option(help="A text to predict for; may be given several times.")] = None,
     to: Annotated[Path | None, path_option("--output", "-o", help="File .jsonl or .csv; left out, the screen.")] = None,
     trust: TrustOption = False,
 ) -> None:
-    """Predict with a checkpoint of a run: one row a sample, in order."""
+    """Predict with a checkpoint of a run, one row a sample, in order: for the evaluation data, or for what is given."""
+    from drivetrain.inference.asked import asked_for
     from drivetrain.launch.checked import checked
 
+    data, texts = asked_for(data, text or [])
     ready = checked(run_file, overrides or [], checkpoint=checkpoint, data=data, output=to, trust=trust)
-    result = _start(ready, verb="predict", checkpoint=checkpoint, data=data, output=to)
+    result = _start(ready, verb="predict", checkpoint=checkpoint, data=data, texts=texts, output=to)
     if result.of_first and to is not None:
         errors.print(f"{result.value} predictions in {escape(str(to))}")
 
 
-@app.command()
+@app.command(epilog=example("drivetrain compare run.yaml precision=fp32,bf16-mixed engine=single,ddp --seeds 3"))
 def compare(
     run_file: RunFile,
     axes: Annotated[
@@ -158,7 +178,7 @@ def compare(
     raise typer.Exit(0 if all(row.status in {"completed", "refused"} for row in comparison.rows) else 1)
 
 
-@app.command()
+@app.command(epilog=example("drivetrain report runs/one runs/two --output page"))
 def report(
     folders: Annotated[list[Path], path_argument(metavar="FOLDER", help="Folders of runs and of comparisons.")],
     to: Annotated[Path | None, path_option("--output", "-o", help="Folder for page, tables and plots.")] = None,
@@ -175,7 +195,7 @@ def report(
         errors.print(f"page, tables and plots in {escape(str(to))}", soft_wrap=True)
 
 
-@app.command()
+@app.command(epilog=example("drivetrain data run.yaml data.max_length=256"))
 def data(
     run_file: RunFile,
     overrides: Overrides = None,
@@ -197,7 +217,7 @@ def data(
         show(report, _wide(output))
 
 
-@app.command()
+@app.command(epilog=example("drivetrain prove run.yaml engine=fsdp processes=2"))
 def prove(
     run_file: RunFile,
     overrides: Overrides = None,
@@ -217,7 +237,7 @@ def prove(
     raise typer.Exit(0 if proof.holds else 1)
 
 
-@app.command()
+@app.command(epilog=example("drivetrain launch --slurm run.yaml engine=fsdp processes=8 --nodes 2 > job.sbatch"))
 def launch(
     run_file: RunFile,
     overrides: Overrides = None,
@@ -241,15 +261,7 @@ def launch(
     typer.echo(sbatch_script(run_file, given, run, Allocation(time, partition, account, cpus)), nl=False)
 
 
-@app.command()
-def fields() -> None:
-    """Every key of a run file, its default and what it means."""
-    from drivetrain.show import fields_table
-
-    output.print(fields_table())
-
-
-@app.command()
+@app.command(epilog=example("drivetrain schema > run.schema.json"))
 def schema() -> None:
     """JSON Schema of the run file, for editors."""
     from drivetrain.config.run import RunConfig
@@ -258,22 +270,15 @@ def schema() -> None:
 
 
 @app.command()
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Hardware, versions, what works here and why not."""
-    from drivetrain.doctor import examine, render
-
-    findings = examine()
-    typer.echo(dumps(findings, indent=2)) if as_json else output.print(render(findings))
-
-
-@app.command()
 def version() -> None:
     """Version of drivetrain."""
     typer.echo(__version__)
 
 
-app.command("import")(import_)
-app.command()(replay)
+app.command("import", epilog=example("drivetrain import qwen_lora_sft.yaml --output run.yaml"))(import_)
+app.command(epilog=example("drivetrain replay runs/digits --step 40"))(replay)
+app.command(epilog=example("drivetrain fields", "drivetrain fields optimizer schedule"))(fields)
+app.command(epilog=example("drivetrain doctor", "drivetrain doctor runs/digits --bundle"))(doctor)
 app.add_typer(checkpoint, name="checkpoint")
 
 

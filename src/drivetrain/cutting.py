@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from drivetrain.chosen import MICRO_BATCH_TOKENS, rows_of
 from drivetrain.config.machine import Machine
 from drivetrain.config.reduced import again, reduced, reduction
 from drivetrain.config.run import RunConfig
-from drivetrain.data.loader import Window, training_windows
+from drivetrain.data.loader import MicroBatch, Window, training_windows
 from drivetrain.data.micro_batches import Lengths, Slice
 from drivetrain.data.order import GlobalOrder
 from drivetrain.engines.base import Engine
@@ -20,28 +21,17 @@ from drivetrain.ranks import Ranks
 from drivetrain.tracking.events import Event, Warned
 from drivetrain.workloads.base import Workload
 
-# What a micro-batch costs beside its tokens, in tokens. On a CPU measured: a 4 x 256 BERT takes 20 ms for one of 8
-# tokens and 0.24 ms for each further one; 40 to 320 differ little. A GPU takes as long for a few thousand as for none.
-MICRO_BATCH_TOKENS = {"cpu": 120, "cuda": 4096}
-
-
-def order_of(config: RunConfig, workload: Workload) -> GlobalOrder:
-    return GlobalOrder(len(workload.train), config.global_batch, config.seed, workload.mixture, workload.shuffle_buffer)
-
-
-def total_steps_of(config: RunConfig, order: GlobalOrder) -> int:
-    if config.loop.steps is not None:
-        return config.loop.steps
-    assert config.loop.epochs is not None, "rules.check lets no run without a length pass"
-    return order.steps_per_epoch * config.loop.epochs
-
 
 def window_slice(config: RunConfig, machine: Machine, workload: Workload, engine: Engine) -> Slice:
     """How this rank cuts its part out of each global batch."""
     lengths = None
     if workload.lengths is not None and workload.splits_batches:
         lengths = Lengths(
-            np.asarray(workload.lengths), MICRO_BATCH_TOKENS[machine.device], workload.packs, config.micro_batch_tokens
+            np.asarray(workload.lengths),
+            MICRO_BATCH_TOKENS[machine.device],
+            workload.packs,
+            config.micro_batch_tokens,
+            workload.rows if workload.packs else None,
         )
     return Slice(engine.data_rank, engine.data_world, config.micro_batch, lengths)
 
@@ -97,7 +87,7 @@ class Cutting:
 
     def cut_smaller(self, progress: Progress, samples: int) -> Iterator[Window]:
         """The windows that follow in halves, since a micro-batch of so many samples does not fit. OutOfMemory at 1."""
-        smaller = reduced(self._config, samples) if self._workload.splits_batches else None
+        smaller = reduced(self._bounded(), samples) if self._workload.splits_batches else None
         if smaller is None:
             return uncut(progress, samples)
         self._take(smaller, progress)
@@ -108,8 +98,15 @@ class Cutting:
         self._send(Warned(message=told))
         return self._windows(progress)
 
+    def _bounded(self) -> RunConfig:
+        """The run, with the length of its packed rows as the bound in tokens that it is."""
+        rows = self._workload.rows
+        return self._config if rows is None else self._config.model_copy(update={"micro_batch_tokens": rows.tokens})
+
     def _take(self, config: RunConfig, progress: Progress) -> None:
         self._config = config
+        if self._workload.rows is not None:
+            self._workload.rows = rows_of(config, self._machine, self._workload, compiles=True)
         self.slice = window_slice(config, self._machine, self._workload, self._engine)
         progress.reduction = reduction(self._given, config)
 
@@ -118,7 +115,7 @@ class Cutting:
         return f"micro-batches of at most {self._config.micro_batch}"
 
     def _windows(self, progress: Progress) -> Iterator[Window]:
-        return training_windows(
+        windows = training_windows(
             self._workload.train,
             self._workload.collate,
             self._order,
@@ -127,3 +124,14 @@ class Cutting:
             self._config.loader,
             pin_memory=self._machine.device == "cuda",
         )
+        return one_ahead(windows, self._engine.expect) if self._machine.device == "cuda" else windows
+
+
+def one_ahead(windows: Iterator[Window], expect: Callable[[Sequence[MicroBatch]], None]) -> Iterator[Window]:
+    """The windows; of each the engine knows before the one before it is computed."""
+    following = next(windows, None)
+    while following is not None:
+        now, following = following, next(windows, None)
+        if following is not None:
+            expect(following.micro_batches)
+        yield now

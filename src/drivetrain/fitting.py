@@ -90,7 +90,8 @@ def find(config: RunConfig, machine: Machine, folder: Path, quiet: bool) -> Trie
     field = "micro_batch_size" if config.memory_limit is None else "memory_limit"
     with arithmetic(config.precision_spec, machine), limited(most, machine.device, field):
         with room_for("building the model"):
-            workload, engine = assemble(config, machine, ranks, training=True)
+            workload, engine = assemble(_plain(config), machine, ranks, training=True)
+            workload.rows = None  # whose length follows from what fits
         trial = _Trial(config, workload, engine, possible[-1])
         while (size := tried.next(possible)) is not None:
             tried.trying = size
@@ -110,6 +111,11 @@ def find(config: RunConfig, machine: Machine, folder: Path, quiet: bool) -> Trie
                 sys.stderr.write(f"micro_batch_size: {size} fits\n")
         engine.close()
     return tried
+
+
+def _plain(config: RunConfig) -> RunConfig:
+    """Not compiled unless the run file asks for it: every size would be, and code as written takes no less memory."""
+    return config.model_copy(update={"compile": config.compile is True})
 
 
 def longest(workload: Workload, count: int) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -20,6 +21,7 @@ from drivetrain.lock import refuse_if_held
 from drivetrain.trust.named_code import refuse_named_code
 from drivetrain.whole_file import followed, replacing, writing
 
+LINKS = ("best", "last")  # to checkpoints of the run
 _MARKS = ("events.jsonl", "environment.json")  # each run begins with the first
 
 NEXT_LINE = "\x85"
@@ -27,8 +29,8 @@ NEXT_LINE = "\x85"
 
 @dataclass(frozen=True)
 class RunFolder:
-    """run.yaml (resolved), environment.json, events.jsonl, samples.jsonl, report.json, checkpoints/, tensorboard/,
-    trouble/, hangs/."""
+    """run.yaml (resolved), environment.json, events.jsonl, samples.jsonl, report.json, checkpoints/, best and last
+    (links to two of them), tensorboard/, trouble/, hangs/."""
 
     path: Path
 
@@ -56,7 +58,21 @@ class RunFolder:
     def results(self) -> list[Path]:
         """What a run leaves, and an overwriting run takes away; last what tells it from a project's own files."""
         names = ("run.yaml", "samples.jsonl", "report.json", "checkpoints", "tensorboard", "trouble", "hangs", *_MARKS)
-        return [self.path / name for name in names]
+        return [self.path / name for name in (*LINKS, *names)]
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether a run came to its first step here. One that died before that leaves nothing to lose."""
+        saved = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+        return saved or bool(present(self.report, self.path / "samples.jsonl", self.trouble)) or self._has_point
+
+    @property
+    def _has_point(self) -> bool:
+        """Whether the curve has a point."""
+        events = self.path / _MARKS[0]
+        with contextlib.suppress(OSError), events.open("rb") as file:
+            return any(b'"event": "step"' in line for line in file)
+        return False
 
     def prepare(self, resume: bool, overwrite: bool, sources: Iterable[str] = ()) -> None:
         """Make the folder ready. UserError if it cannot be written, or holds what is not to be touched.
@@ -88,7 +104,7 @@ class RunFolder:
         """
         earlier = present(*(self._aside / path.name for path in self.results))
         for path in present(*(self.path / each.name for each in earlier)):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         _move(earlier, self.path)
         if self._aside.is_dir():
             self._aside.rmdir()
@@ -100,7 +116,7 @@ class RunFolder:
 
     @property
     def _there(self) -> list[Path]:
-        return present(*self.results)
+        return [path for path in present(*self.results) if path.name not in LINKS or path.is_symlink()]
 
     def refuse_if_busy(self) -> None:
         """UserError if a run is working in it, or has been. For a process that does not hold the folder itself."""
@@ -112,13 +128,13 @@ class RunFolder:
         self._refuse_foreign(self._there)
         if not self._there:
             return
-        if not overwrite:
+        if not overwrite and self.has_trained:
             raise problem(
                 "output",
                 f"{self.path} already holds a run ({_names(self._there)})",
                 "go on with --resume, replace it with --overwrite, or give another output or name",
             )
-        linked = [path for path in self._there if path.is_symlink() and path.is_dir()]
+        linked = [path for path in self._there if path.is_symlink() and path.is_dir() and path.name not in LINKS]
         if linked:
             why = f"{_names(linked)} in {self.path} points to a folder elsewhere, which is not for a run to delete"
             raise problem("output", why, "empty that folder yourself and take the link away, or give another output")
@@ -204,7 +220,7 @@ def refuse_code_of_folders(run: RunConfig, run_file: Path, trusted: bool) -> Non
 
 
 def present(*paths: Path) -> list[Path]:
-    return [path for path in paths if path.exists()]
+    return [path for path in paths if os.path.lexists(path)]
 
 
 def _in_yaml(value: Any, escapes: bool = False) -> str:

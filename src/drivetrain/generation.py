@@ -7,8 +7,12 @@ same forward passes, whatever the last bits of its logits are.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+
+import torch
 
 from drivetrain.data.loader import MicroBatch
 from drivetrain.engines.base import Engine
@@ -36,7 +40,8 @@ def answers(
         sequences = {number: [*prompts[number].ids, *written[number]] for number in going}
         # all ranks of a data-parallel engine have the same prompts: those of the first count
         batch = MicroBatch(workload.next_batch(sequences), counts=engine.data_rank == 0)
-        rows = list(engine.predict([batch]))
+        with _uncompiled():
+            rows = list(engine.predict([batch]))
         tokens = ranks.on_first(lambda rows=rows: [row["token"] for row in rows])  # type: ignore[misc]
         for number, token in zip(going, tokens, strict=True):
             written[number].append(token)
@@ -45,3 +50,10 @@ def answers(
         number: {"prompt": prompt.text, "answer": workload.answer(written[number]), "reference": prompt.reference}
         for number, prompt in prompts.items()
     }
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """Sequences grow with each token: compiled code would be made for every length. A compiler that nobody has
+    imported has compiled nothing."""
+    has_compiled = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if has_compiled else nullcontext()

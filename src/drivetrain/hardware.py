@@ -22,7 +22,17 @@ def detect(device: str = "auto") -> Machine:
     """Look at this machine. device: "auto", "cpu" or "cuda" as in the run file; a GPU that is not there is no error
     here, the rules report it."""
     machine = _cuda() if device != "cpu" and torch.cuda.is_available() else _cpu()
-    return replace(machine, packages=frozenset(name for name in OPTIONAL if find_spec(name) is not None))
+    packages = frozenset(name for name in OPTIONAL if find_spec(name) is not None)
+    return replace(
+        machine, packages=packages, unused=_unused() if (device, machine.device) == ("auto", "cpu") else None
+    )
+
+
+def _unused() -> str | None:
+    """Name of a GPU that a run leaves alone, because no engine knows its kind."""
+    if torch.xpu.is_available():
+        return f"{torch.xpu.get_device_name()} (Intel's XPU)"
+    return "Apple's GPU (MPS)" if torch.backends.mps.is_available() else None
 
 
 def torch_device(machine: Machine) -> torch.device:

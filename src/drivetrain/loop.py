@@ -2,9 +2,9 @@
 
 A step is one optimizer update tried: a window of micro-batches forward and backward, then the update. A run takes as
 many steps as its length says, each a global batch of its own, whether or not their updates are made; the schedule
-follows the updates, and ends with the last step (optim.lr_factor). Losses and gradient norms stay on the device until
-the next point of the curve; only then are they read and told. An update whose gradients are not finite is not made all
-the same (numerics.py says how).
+follows the updates, and ends with the last step (schedules.py). Losses and gradient norms stay on the device until the
+next point of the curve; only then are they read and told. An update whose gradients are not finite is not made all the
+same (numerics.py says how).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from drivetrain.measure.meters import Meters
 from drivetrain.memory.shortage import LESS, room_for
 from drivetrain.memory.statistics import Statistics
 from drivetrain.numerics import Pending, Recent, Trouble, Watch, end_if_stopped
-from drivetrain.optim import lr_factor
 from drivetrain.report import Status
 from drivetrain.rng import restore_mark, rng_mark
+from drivetrain.schedules import lr_factor
 from drivetrain.tracking.events import Evaluated, Event, Generated, StepDone
 from drivetrain.workloads.base import BestMetric
 
@@ -84,6 +84,7 @@ class Surroundings:
     meters: Meters
     generate: Callable[[], list[dict[str, Any]]] | None = None  # prompts answered, after each evaluation
     troubled: Callable[[Trouble], None] = end_if_stopped  # called by all ranks; raises if the run cannot go on
+    collect: Callable[[int], None] = lambda _: None  # garbage, after a step
     # the windows that follow in smaller micro-batches, since one of so many samples does not fit; raises if none would
     cut_smaller: Callable[[Progress, int], Iterator[Window]] = uncut
 
@@ -136,6 +137,7 @@ def train(
             _save(progress, around)
         progress.elapsed_seconds = before + time.perf_counter() - start
         meters.step_done(len(window.indices))
+        around.collect(progress.step)
         if due.stop and progress.step < total_steps:
             return "interrupted"
     return "completed"

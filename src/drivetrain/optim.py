@@ -1,9 +1,8 @@
-"""Optimizers and schedules."""
+"""Optimizers."""
 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from typing import Any, Protocol, cast
@@ -18,11 +17,6 @@ from drivetrain.errors import problem
 from drivetrain.imports import import_object
 
 Maker = Callable[[type[torch.optim.Optimizer], list[dict[str, Any]], dict[str, Any]], torch.optim.Optimizer]
-
-
-class LrFactor(Protocol):
-    def __call__(self, updates: int, skipped: int = 0) -> float:
-        """Updates made and steps skipped so far → factor of the peak learning rate for the next update."""
 
 
 class OptimizerFactory(Protocol):
@@ -79,13 +73,17 @@ def optimizer_factory(
 def _fuses(config: training.Optimizer, parameters: list[nn.Parameter]) -> bool:
     """Whether one kernel may update all parameters. A user's optimizer, or one with such options, decides itself.
 
-    On a CPU only in fp32: torch 2.13's fused SGD leaves 16-bit parameters as they are (its vector path
-    writes nothing back), which looks like a model that does not learn. tests/test_optim.py watches for the cure.
+    SGD's on a CPU only in fp32: torch 2.13's leaves 16-bit parameters as they are (its vector path writes nothing
+    back), which looks like a model that does not learn. Adam's and AdamW's compute 16-bit updates in fp32 and leave
+    out a step that is refused (`found_inf`), as on a GPU. tests/test_optim.py watches both.
     """
-    ours = config.name in FUSED and not config.options.keys() & {"foreach", "differentiable", "dampening"}
-    if config.name == "sgd" and any(isinstance(p, DTensor) for p in parameters):
+    if config.name not in FUSED or config.options.keys() & {"foreach", "differentiable", "dampening"}:
+        return False
+    if config.name != "sgd":
+        return True
+    if any(isinstance(p, DTensor) for p in parameters):
         return False  # torch 2.13 has no fused SGD over sharded parameters
-    return ours and all(p.device.type == "cuda" or p.dtype == torch.float32 for p in parameters)
+    return all(p.device.type == "cuda" or p.dtype == torch.float32 for p in parameters)
 
 
 def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
@@ -165,29 +163,3 @@ def _groups(
         rate = {} if factor == 1.0 else {"lr": config.lr * factor}
         groups.append({"params": parameters, "weight_decay": 0.0 if is_vector else config.weight_decay, **rate})
     return groups
-
-
-def lr_factor(config: training.Schedule, total_steps: int) -> LrFactor:
-    """The learning-rate schedule of a run, as a function of the updates made and the steps skipped so far.
-
-    Warm-up rises linearly, from 1 / (warmup + 1) for the first update to 1 after `warmup` updates; then constant, or
-    linear or half a cosine down to final_lr_ratio after the last update, so that no update is made at a rate of 0.
-
-    A skipped step makes no update and does not advance the schedule. It takes one update from those that are still to
-    come, over which the rest of the schedule is spread: it ends with the run, however many steps are skipped.
-    """
-    warmup = config.warmup_steps or round(config.warmup_ratio * total_steps)
-    floor = config.final_lr_ratio
-
-    def factor(updates: int, skipped: int = 0) -> float:
-        if updates < warmup:
-            return (updates + 1) / (warmup + 1)
-        progress = min(1.0, (updates - warmup) / max(1, total_steps - skipped - warmup))
-        shape = {
-            "constant": 1.0,
-            "linear": floor + (1 - floor) * (1 - progress),
-            "cosine": floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)),
-        }
-        return shape[config.name]
-
-    return factor

@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +58,23 @@ def differences(ranks: Ranks, field: str, own: Mapping[str, Any], fix: str) -> l
     """A problem for each value that is not the same on all ranks, with the ranks that have it. The same on all."""
     if len(set(ranks.all_gather(_digest(json.dumps(own, sort_keys=True, default=str).encode())))) == 1:
         return []
-    everyone = ranks.all_gather(dict(own))
-    problems = []
+    told = holders(ranks.all_gather(dict(own))).values()
+    return [Problem(field, why, fix) for why in told][:MOST_TOLD]
+
+
+def holders(everyone: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """For each name whose value is not the same on all ranks, a sentence with the values and the ranks that have them.
+
+    everyone: what each rank has, in the order of the ranks.
+    """
+    found = {}
     for name in dict.fromkeys(name for each in everyone for name in each):
-        holders: dict[str, list[int]] = {}
+        ranks_of: dict[str, list[int]] = {}
         for rank, each in enumerate(everyone):
-            holders.setdefault(str(each.get(name, "not there")), []).append(rank)
-        if len(holders) > 1:
-            why = " and ".join(f"{value} on {_ranks(who)}" for value, who in holders.items())
-            problems.append(Problem(field, f"{name} is {why}", fix))
-    return problems[:MOST_TOLD]
+            ranks_of.setdefault(str(each.get(name, "not there")), []).append(rank)
+        if len(ranks_of) > 1:
+            found[name] = f"{name} is {' and '.join(f'{value} on {_ranks(who)}' for value, who in ranks_of.items())}"
+    return found
 
 
 def fingerprint(samples: Samples) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,12 +18,13 @@ from drivetrain.assemble import assemble
 from drivetrain.checkpoint.directory import steps
 from drivetrain.checkpoint.run_state import verify
 from drivetrain.checkpointing import RunCheckpoints
-from drivetrain.config.engine import DeepspeedEngine, FsdpEngine, SingleEngine, traits
+from drivetrain.chosen import compiling, order_of, total_steps_of
+from drivetrain.config.engine import SingleEngine, traits
 from drivetrain.config.load import load
 from drivetrain.config.machine import Machine
 from drivetrain.config.reduced import again
 from drivetrain.config.run import RunConfig
-from drivetrain.cutting import order_of, total_steps_of, window_slice
+from drivetrain.cutting import window_slice
 from drivetrain.data.loader import MicroBatch, Window, training_windows
 from drivetrain.errors import UserError, problem
 from drivetrain.folder import RunFolder
@@ -36,10 +36,10 @@ from drivetrain.loop import Progress, Surroundings, train
 from drivetrain.low_bit import hush
 from drivetrain.measure.meters import Meters
 from drivetrain.measure.throughput import Stopwatch
-from drivetrain.optim import lr_factor
 from drivetrain.precision import arithmetic
 from drivetrain.ranks import Ranks
 from drivetrain.rng import restore_rng_state, rng_state
+from drivetrain.schedules import lr_factor
 from drivetrain.tracking.events import Event, Warned
 from drivetrain.tracking.jsonl import read_events
 from drivetrain.trouble import folder_of, read_trouble
@@ -95,15 +95,11 @@ def replay(path: Path, step: int, say: Say, trust: bool = False) -> Replay:
 
 def on_one_process(run: RunConfig) -> RunConfig:
     """The same training in one process: the same batches, cut as before as far as one process can."""
-    single: Any = SingleEngine()
-    if run.precision in traits(single).lacks:  # it keeps a second copy of the weights
-        single = DeepspeedEngine(stage=1) if run.precision == "fp16-master" else FsdpEngine()
-    if isinstance(run.engine, SingleEngine):
-        single = run.engine
+    single = run.engine if isinstance(run.engine, SingleEngine) else SingleEngine()
     batch = {"batch_size": run.global_batch, "batch_size_per_device": None}
     share = math.ceil(run.global_batch / run.data_parallel_size)
     cut = {"micro_batch_size": min(run.micro_batch, share)}
-    alone = {"engine": single, "processes": None if isinstance(single, SingleEngine) else 1, "nodes": 1}
+    alone = {"engine": single, "processes": None, "nodes": 1}
     plain = {"compile": False, "loader": run.loader.model_copy(update={"workers": 0})}
     return run.model_copy(update={**batch, **cut, **alone, **plain})
 
@@ -183,6 +179,10 @@ class _Replayer:
         samples, collate = self._workload.train, self._workload.collate
         return training_windows(samples, collate, self._order, numbers, mine, self._run.loader)
 
+    @property
+    def _was_compiled(self) -> bool:
+        return compiling(self._first, self._machine, self._workload, training=True).what is not False
+
     # --- the step ----------------------------------------------------------------------------------------------------
 
     def _looked_at(self, progress: Progress, step: int, total: int, start: str) -> Replay:
@@ -198,7 +198,7 @@ class _Replayer:
             step=step,
             epoch=window.epoch,
             start=start,
-            same_layout=self._run.engine == self._first.engine and not self._first.compile,
+            same_layout=self._run.engine == self._first.engine and not self._was_compiled,
             loss=loss,
             grad_norm=norm,
             recorded=recorded(self._folder, step),

@@ -27,6 +27,7 @@ class RunReport(BaseModel):
     engine: str
     device: str
     engaged: dict[str, Any]
+    chosen: dict[str, Any] = {}  # by the machine and the data: row_tokens, not_compiled, loader_workers
 
     steps: int
     skipped_steps: int
@@ -79,4 +80,7 @@ class RunReport(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> RunReport:
-        return cls.model_validate(restored(parsed_json(read_text(path, MOST_JSON_BYTES))))
+        found = parsed_json(read_text(path, MOST_JSON_BYTES))
+        if not isinstance(found, dict):
+            raise ValueError(f"{path.name} holds a {type(found).__name__}, no report")
+        return cls.model_validate(restored(found))

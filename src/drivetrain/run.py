@@ -7,7 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from drivetrain import environment, preflight
@@ -15,12 +15,14 @@ from drivetrain.assemble import assemble
 from drivetrain.attempt import Attempt
 from drivetrain.checkpoint.directory import clean_partials
 from drivetrain.checkpointing import RunCheckpoints
+from drivetrain.chosen import chosen, collect_every, order_of, total_steps_of
 from drivetrain.config.engine import label
 from drivetrain.config.machine import Machine
 from drivetrain.config.reduced import again
 from drivetrain.config.run import RunConfig
 from drivetrain.config.texts import texts
-from drivetrain.cutting import Cutting, check_shares, order_of, total_steps_of
+from drivetrain.cutting import Cutting, check_shares
+from drivetrain.data.fixed_rows import filled_in_order
 from drivetrain.data.loader import evaluation_batches
 from drivetrain.engines.base import Engine
 from drivetrain.errors import problem
@@ -31,6 +33,7 @@ from drivetrain.heartbeat import Heart
 from drivetrain.loop import Progress, Surroundings, train
 from drivetrain.measure.meters import Meters
 from drivetrain.measure.throughput import Stopwatch
+from drivetrain.memory.garbage import collecting
 from drivetrain.memory.shortage import room_for
 from drivetrain.precision import arithmetic, is_emulated
 from drivetrain.ranks import Ranks
@@ -61,6 +64,10 @@ class Parts:
     stop: StopRequest
     attempt: Attempt
     given: RunConfig  # before micro-batches were made smaller for want of memory
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        return chosen(self.config, self.machine, self.workload, self.engine.compiled)
 
 
 def run(
@@ -104,7 +111,7 @@ def run(
             for message in (*attempt.notices, *warnings, *workload.warnings, *lacking, *odd):
                 events.send(Warned(message=message))
             warn = functools.partial(_warn, events)
-            meters = Meters(machine, config.precision_spec, engine, not config.compile, stopwatch, warn)
+            meters = Meters(machine, config.precision_spec, engine, not engine.compiled, stopwatch, warn)
             report = _train(
                 Parts(config, machine, ranks, workload, engine, meters, folder, events, stop, attempt, given), resume
             )
@@ -165,7 +172,8 @@ def _train(parts: Parts, resume: bool) -> RunReport:
         troubled=Troubles(parts.folder.trouble, config, engine, workload, ranks, order, cutting, events.send),
         cut_smaller=cutting.cut_smaller,
     )
-    with parts.meters, checkpoints:
+    with parts.meters, checkpoints, collecting(collect_every(config)) as collect:
+        around = replace(around, collect=collect)
         status = train(engine, cutting.windows(progress), config, total_steps, order.steps_per_epoch, progress, around)
     trained_nothing = resume and progress.step == started
     report = ranks.on_first(lambda: _reported(parts.folder, status, progress)) if trained_nothing else None
@@ -242,9 +250,16 @@ def evaluate(config: RunConfig, workload: Workload, engine: Engine) -> dict[str,
         config.loader,
         engine.data_rank,
         engine.data_world,
+        _filled(workload, config.evaluation_batch),
     )
     values = engine.evaluate(batches, workload.metrics())
     return {**values, **workload.derived(values)}
+
+
+def _filled(workload: Workload, bound: int) -> list[range] | None:
+    """The evaluation's batches where packed rows have one length, which they fill: one shape for all."""
+    lengths = workload.evaluation_lengths
+    return None if workload.rows is None or lengths is None else filled_in_order(lengths, workload.rows, bound)
 
 
 def _generation(workload: Workload, engine: Engine, ranks: Ranks) -> Callable[[], list[dict[str, Any]]] | None:
@@ -257,7 +272,7 @@ def _generation(workload: Workload, engine: Engine, ranks: Ranks) -> Callable[[]
 def _started(parts: Parts, total_steps: int, progress: Progress) -> RunStarted:
     config, workload = parts.config, parts.workload
     engaged = {name: value for name, value in asdict(parts.engine.engaged()).items() if value is not False}
-    facts = {"precision": config.precision, "engine": label(config.engine), **engaged, **workload.facts}
+    facts = {"precision": config.precision, "engine": label(config.engine), **engaged, **parts.chosen, **workload.facts}
     return RunStarted(
         name=config.name,
         output=str(parts.folder.path),
@@ -296,6 +311,7 @@ def _report(
         engine=label(config.engine),
         device=machine.device_name,
         engaged=asdict(parts.engine.engaged()),
+        chosen=parts.chosen,
         steps=progress.step,
         skipped_steps=progress.skipped,
         epochs=progress.step / steps_per_epoch,

@@ -7,11 +7,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
-from drivetrain.config.load import field_paths
 from drivetrain.config.translation import Fate, Note
+from drivetrain.rates import rate_text
 from drivetrain.report import RunReport
 
 FATES: dict[Fate, str] = {  # in the order in which they are told, and what each is called
@@ -32,12 +32,12 @@ def report_table(report: RunReport) -> Table:
         "engine": _engine(report),
         "device": report.device,
         "parameters": _parameters(report.engaged),
-        "steps": f"{report.steps:,} ({report.epochs:.4g} epochs, {report.samples:,} samples)",
+        "steps": f"{report.steps:,} ({_epochs(report.epochs)}, {report.samples:,} samples)",
         "skipped steps": str(report.skipped_steps),
         "time": seconds(report.seconds),
         "of which": ", ".join(f"{name} {seconds(value)}" for name, value in report.seconds_by_part.items()),
         "restarts": _restarts(report),
-        "samples/s": "" if report.samples_per_second is None else f"{report.samples_per_second:,.1f}",
+        "samples/s": "" if report.samples_per_second is None else rate_text(report.samples_per_second, 1),
         "peak memory": _memory(report),
         "held": _held(report),
         "utilisation": _utilisation(report),
@@ -55,6 +55,10 @@ def report_table(report: RunReport) -> Table:
         if value:
             table.add_row(name, value)
     return table
+
+
+def _epochs(number: float) -> str:
+    return "1 epoch" if number == 1 else f"{number:.4g} epochs"
 
 
 def _utilisation(report: RunReport) -> str:
@@ -117,27 +121,6 @@ def verdicts_table(verdicts: Sequence[tuple[str, bool | None, str]]) -> Table:
     for promise, holds, why in verdicts:
         table.add_row(promise, marks[holds], escape(why))
     return table
-
-
-def fields_table() -> Table:
-    """Every key of a run file; those that several blocks have with the same meaning once."""
-    table = Table(Column("key", no_wrap=True), "default", "what it means", box=None, pad_edge=False)
-    seen = set()
-    for path, info in field_paths():
-        name = ".".join(path)
-        if (name, info.description) not in seen:
-            seen.add((name, info.description))
-            table.add_row(escape(name), escape(_default(info)), escape(info.description or ""))
-    return table
-
-
-def _default(info: Any) -> str:
-    from pydantic import BaseModel
-
-    if info.is_required():
-        return "required"
-    value = info.default
-    return "" if value is None or isinstance(value, BaseModel) else str(value)
 
 
 def _memory(report: RunReport) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from drivetrain.arguments import path_argument, path_option
+from drivetrain.arguments import example, path_argument, path_option
 from drivetrain.strict_json import dumps
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ Folder = Annotated[Path, path_argument(metavar="PATH", help="A folder step-..., 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="With --run: overrides.")]
 
 
-@checkpoint.command()
+@checkpoint.command(epilog=example("drivetrain checkpoint inspect runs/digits"))
 def inspect(path: Folder, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """What is in a checkpoint; of a run, in its newest."""
     from drivetrain.converting.contents import contents
@@ -40,7 +40,7 @@ def inspect(path: Folder, as_json: Annotated[bool, typer.Option("--json", help="
         show(found, _console())
 
 
-@checkpoint.command()
+@checkpoint.command(epilog=example("drivetrain checkpoint verify runs/digits"))
 def verify(path: Folder) -> None:
     """Whether every file is there with its checksum: of a run, each checkpoint. Exit code 1 if one is bad."""
     from drivetrain.checkpoint import run_state
@@ -56,7 +56,7 @@ def verify(path: Folder) -> None:
     raise typer.Exit(1 if bad else 0)
 
 
-@checkpoint.command()
+@checkpoint.command(epilog=example("drivetrain checkpoint convert runs/digits --to dcp --output FOLDER"))
 def convert(
     path: Annotated[Path, path_argument(metavar="PATH", help="Checkpoint or run; with --run, others' folder.")],
     overrides: Overrides = None,

@@ -16,8 +16,10 @@ from drivetrain.config.language import BadRows, LanguageModel, most_dropped
 from drivetrain.config.run import RunConfig
 from drivetrain.data.bad_rows import allowance, exceeds
 from drivetrain.errors import UserError
+from drivetrain.workloads.classification import CLASS_COUNTS
 
 BAR = 40  # characters of the longest one
+MOST_CLASSES = 50
 OPEN, CLOSE = "⟦", "⟧"
 REFUSED = "refused by train"
 Report = Mapping[str, Any]
@@ -118,11 +120,44 @@ def show(report: Report, console: Console) -> None:
         for part in (_sets, _reasons, _mixture, _totals, _lengths, _padding, _sample):
             part(report, console)
     else:
-        console.print(_facts({name: value for name, value in report.items() if name != REFUSED}))
+        _classes(report, console)
+        left = {name: value for name, value in report.items() if name not in (REFUSED, CLASS_COUNTS)}
+        console.print(_facts(_in_units(left)))
     if report.get(REFUSED):
         console.print()
     for line in report.get(REFUSED, []):
         _say(console, f"[bold yellow]train would refuse this:[/] {escape(line)}")
+
+
+def _classes(report: Report, console: Console) -> None:
+    """One row a class: its samples and their share, of what is trained and of what is evaluated."""
+    counts = report.get(CLASS_COUNTS)
+    if not counts:
+        return
+    table = Table(Column("class", overflow="fold"), box=None, pad_edge=False)
+    totals = {part: max(1, sum(each[part] for each in counts)) for part in ("training", "evaluation")}
+    for part in totals:
+        table.add_column(part, justify="right")
+        table.add_column("share", justify="right")
+    for each in counts[:MOST_CLASSES]:
+        cells = ((f"{each[part]:,}", f"{each[part] / total:.1%}") for part, total in totals.items())
+        table.add_row(escape(_visible(each["class"])), *(cell for pair in cells for cell in pair))
+    console.print(table)
+    if len(counts) > MOST_CLASSES:
+        console.print(f"and {len(counts) - MOST_CLASSES:,} classes more (--json has all)")
+    console.print()
+
+
+def _in_units(facts: Report) -> dict[str, Any]:
+    """Shares as percentages, lengths with what they count."""
+    written = dict(facts)
+    if "truncated" in written:
+        written["truncated"] = f"{written['truncated']:.1%} of the training texts"
+    if "mean_tokens" in written:
+        written["mean_tokens"] = f"{written['mean_tokens']:,} a text"
+    if "decoded_images_bytes" in written:
+        written["decoded_images"] = f"{written.pop('decoded_images_bytes') / 2**20:,.1f} MiB of memory"
+    return written
 
 
 def _say(console: Console, markup: str) -> None:

@@ -8,6 +8,8 @@ program has queued new work. What a step needs to know on the host it therefore 
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+MOST_AHEAD = 2  # batches
 _ON_HOST: Any = WeakTensorKeyDictionary()  # tensor on a device → the tensor in CPU memory that it was copied from
 
 
@@ -34,6 +37,40 @@ def remember(moved: Tensor, own: Tensor) -> None:
     """Has `on_host` answer for `moved` with `own`, which has the same numbers and lies in CPU memory."""
     if moved is not own and moved.dtype == own.dtype:
         _ON_HOST[moved] = own
+
+
+class Ahead:
+    """Batches on their way to a GPU before they are needed, by a stream of their own: while the one before is computed.
+
+    From pinned memory, as the loader has it; what is not pinned goes when it is needed.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, torch.cuda.Stream(device)
+        self._under_way: OrderedDict[int, tuple[Any, dict[str, Tensor]]] = OrderedDict()
+
+    def send(self, batch: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
+        """Begins to copy it. dtype: of floating tensors."""
+        if id(batch) in self._under_way or not all(tensor.is_pinned() for tensor in batch.values()):
+            return
+        with torch.cuda.stream(self._stream):
+            moved = {
+                name: sent(tensor, self._device, dtype if tensor.is_floating_point() else None)
+                for name, tensor in batch.items()
+            }
+        self._under_way[id(batch)] = batch, moved
+        while len(self._under_way) > MOST_AHEAD:  # of windows that nobody took: they were cut anew
+            self._under_way.popitem(last=False)
+
+    def take(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """Returns the copy, for which the device waits before it goes on; None where it was not sent."""
+        _, moved = self._under_way.pop(id(batch), (None, None))
+        if moved is not None:
+            now = torch.cuda.current_stream(self._device)
+            now.wait_stream(self._stream)
+            for tensor in moved.values():
+                tensor.record_stream(now)  # its memory is the other stream's, which must not reuse it too early
+        return moved
 
 
 def on_host(tensor: Tensor) -> np.ndarray:

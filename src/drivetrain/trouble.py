@@ -129,7 +129,7 @@ class Troubles:
 
     def _looked_into(self, trouble: Trouble) -> str:
         """The first module whose numbers are not finite: the window once more, on all ranks, with hooks."""
-        if trouble.kind != "not_finite" or trouble.update_made or self._run.compile:
+        if trouble.kind != "not_finite" or trouble.update_made or self._engine.compiled:
             return ""
         restore_rng_state(rng_state(trouble.mark))
         steps = range(trouble.step - 1, trouble.step)

@@ -58,10 +58,15 @@ def _batch(run: RunConfig, workload: Workload) -> Iterator[Problem]:
 
 def _evaluation(run: RunConfig, workload: Workload) -> Iterator[Problem]:
     evaluation = run.evaluation
-    known = ["loss", *workload.metrics()]
+    metrics = workload.metrics()
+    known = ["loss", *metrics]
     if evaluation.metric is not None and evaluation.metric not in known:
         near = difflib.get_close_matches(evaluation.metric, known, n=1)
         fix = f"did you mean {near[0]}?" if near else f"this workload has: {', '.join(known)}"
         yield Problem("evaluation.metric", f"there is no metric {evaluation.metric}", fix)
+    elif evaluation.metric not in (None, "loss") and metrics[evaluation.metric].higher_is_better is None:
+        why = f"{evaluation.metric} does not say which way is better"
+        fix = f"set it: {evaluation.metric}.higher_is_better = True, or False"
+        yield Problem("evaluation.metric", why, fix)
     if workload.evaluation is None and evaluation.early_stopping is not None:
         yield Problem("evaluation.early_stopping", "there are no evaluation data to watch", "give evaluation data")

@@ -145,6 +145,15 @@ def test_times_that_a_clocks_jump_went_into_are_noticed(tmp_path: Path, report: 
         check_times(run, report)
 
 
+def test_only_a_start_that_had_no_step_left_to_do_may_have_a_share_of_nought(tmp_path: Path) -> None:
+    run = Disturbed(tmp_path, Path("run"), (), random.Random(0), {}, lasted=10.0, relaunched=True)
+    for share in (0.0, 0.5):
+        check_times(run, {"effective_share": share}, trained=False)
+    for share, trained in ((0.0, True), (1.5, False), (-0.5, False)):
+        with pytest.raises(AssertionError, match=str(share)):
+            check_times(run, {"effective_share": share}, trained=trained)
+
+
 # --- the record ------------------------------------------------------------------------------------------------------
 
 

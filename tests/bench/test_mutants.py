@@ -185,10 +185,11 @@ def test_kills_and_survivors_are_told_apart_over_several_calls(tmp_path: Path) -
     assert f"`{found['> → >='].key}` src/toy/sums.py, larger: boundary moved" in text
 
     (root / "tests" / "test_sums.py").write_text(TESTS + TIE)
-    mutants.main(["--again", "survived"], root)
+    key = found["> → >="].key
+    mutants.main(["--again", "survived", "--first", f"{key}=tests/test_sums.py::test_a_tie_is_the_second"], root)
     again = results(root)["> → >="]
     assert (again.result, again.first) == ("killed", "survived")
-    assert again.by == "tests/test_sums.py::test_a_tie_is_the_second"
+    assert (again.by, again.tests) == ("tests/test_sums.py::test_a_tie_is_the_second", 1)
 
     # an edit ends the records of what it changes, and no others
     (root / "src" / "toy" / "sums.py").write_text("# edited\n" + LARGER.replace("a > b", "b < a"))
@@ -238,6 +239,18 @@ def test_the_mirror_is_nearest_and_tables_of_lazy_imports_are_imports(tmp_path: 
     assert nearest.starts_processes("tests/test_first.py::test_any")
 
 
+def test_single_tests_that_name_the_function_or_what_calls_it_are_nearest_of_all(tmp_path: Path) -> None:
+    root = project(tmp_path)
+    (root / "src" / "toy" / "sums.py").write_text(LARGER + "\n\ndef largest(*all):\n    return larger(*all)\n")
+    (root / "tests" / "test_sums.py").write_text(
+        "from toy.sums import *\ndef made(): return largest(1, 2), larger(1, 2)\n"
+        "def test_other(): assert True\ndef test_caller(): assert largest(1, 2)\ndef test_helped(): assert made()\n"
+        "def test_process(): subprocess.run([str(larger(1, 2))])\n"
+    )
+    found = Nearest(root).naming(mutation(root / "src" / "toy" / "sums.py", ">", "<"), ["tests/test_sums.py"])
+    assert found == ["tests/test_sums.py::test_helped", "tests/test_sums.py::test_caller"]
+
+
 def record(key: str, result: str, first: str = "", by: str | None = "tests/test_a.py::test_b") -> Record:
     return Record(
         key, f"src/toy/{key}/a.py", "f", "operator", "f(a)", "f(a)", "pass", result, first or result, by, 3, 2.0, True
@@ -256,8 +269,8 @@ def test_the_score_counts_equivalents_apart_and_names_what_it_was_before_tests_w
     assert "5 mutations tried; 1 judged equivalent (20.0%; at most 10% may be)" in text
     assert "Of the other 4, 3 are killed: **75.0%**" in text
     assert "it was 50.0%" in text
-    survivors, equivalent, added = text.split("## ")[1:]
-    assert [part.count(f"`{key}`") for part in (survivors, equivalent, added) for key in "dec"] == [
+    survivors, equivalent, later = text.split("## ")[1:]
+    assert [part.count(f"`{key}`") for part in (survivors, equivalent, later) for key in "dec"] == [
         1,
         0,
         0,
@@ -270,7 +283,7 @@ def test_the_score_counts_equivalents_apart_and_names_what_it_was_before_tests_w
     ]
     assert "Open; passed 3 tests." in survivors
     assert "The reason." in equivalent
-    assert "Killed by `tests/test_a.py::test_b`." in added
+    assert "Killed by `tests/test_a.py::test_b`." in later
 
 
 def test_a_judgement_needs_a_reason_and_a_survivor(tmp_path: Path) -> None:

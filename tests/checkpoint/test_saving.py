@@ -16,8 +16,9 @@ import torch.distributed as dist
 
 from drivetrain.checkpoint import saving
 from drivetrain.checkpoint.directory import load, newest_good, verify
+from drivetrain.checkpoint.host_copies import HostCopies
 from drivetrain.checkpoint.saving import save
-from drivetrain.checkpoint.state import copied, same
+from drivetrain.checkpoint.state import same
 from drivetrain.errors import RunError
 from drivetrain.pieces import Piece
 from drivetrain.ranks import Ranks
@@ -213,7 +214,7 @@ def shifted(root: Path) -> list[str]:
     """Training goes on while a copy is written: what is saved is what was there."""
     ranks = Ranks("saving")
     parts = share(ranks.rank, ranks.world)
-    kept = copied(parts)
+    kept = HostCopies().of(parts, apart=True)
     for held in (parts["model"]["embed"].tensor, parts["optimizer"]["state"]["embed"]["exp_avg"].tensor):
         held.fill_(-1)
     save(root, 7, kept, {}, ranks=ranks)
@@ -230,7 +231,7 @@ def test_a_copy_stays_as_it_was(ranks: Pools, tmp_path: Path) -> None:
 def test_ties_are_copied_once(kind: str) -> None:
     weight = torch.arange(4.0)
     given = weight if kind == "tensor" else Piece(weight, torch.Size([8]), (0,))
-    copy = copied({"a": given, "b": [given]})
+    copy = HostCopies().of({"a": given, "b": [given]}, apart=True)
     first, second = copy["a"], copy["b"][0]
     if kind == "piece":
         first, second = first.tensor, second.tensor

@@ -55,6 +55,7 @@ def test_a_log_has_a_line_for_each_start_and_end_of_a_cell_and_none_for_a_glance
 def test_a_terminal_shows_how_the_running_cell_does(matrix: Matrix) -> None:
     text = seen(matrix, terminal=True)
     assert "12 s  resident 3 MiB  processor 50%" in text
+    assert "waiting" in text, "the second one, meanwhile"
     assert "1 of 2 cells: 1 completed" in text
     assert "2 of 2 cells: 1 completed, 1 refused" in text
 

@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,6 +89,12 @@ def test_shares_of_a_device_are_drawn_against_the_whole_of_it(tmp_path: Path) ->
     least, most = axes.get_ylim()
     assert least == 0
     assert 1 <= most < 1.1
+
+
+@pytest.mark.parametrize("name", ["time", "memory", "breakdown"])
+def test_bars_are_named_by_their_rows(name: str, tmp_path: Path) -> None:
+    (axes, *_) = plots(comparison(tmp_path, fp32=[report()], bf16=[report(200)]))[name].axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["fp32", "bf16"]
 
 
 def test_what_has_nothing_to_show_is_not_drawn(tmp_path: Path) -> None:

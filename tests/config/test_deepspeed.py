@@ -189,6 +189,26 @@ def test_every_key_is_told_what_became_of_it() -> None:
     assert told >= set(leaves(EVERYWHERE)), set(leaves(EVERYWHERE)) - told
 
 
+def test_an_offload_block_gives_device_and_path_and_passes_on_the_rest() -> None:
+    block = {"device": "nvme", "nvme_path": "/ssd", "buffer_count": 5, "max_in_cpu": "auto"}
+    found = deepspeed.translate({"zero_optimization": {"stage": 3, "offload_param": block}})
+    assert found.settings == {
+        "engine.stage": 3, "engine.offload_parameters": "nvme", "engine.nvme_path": "/ssd",
+    }  # fmt: skip
+    assert found.passed == {"zero_optimization": {"offload_param": {"buffer_count": 5}}}
+
+
+@pytest.mark.parametrize(("given", "expected"), [(True, "cpu"), (False, None)])
+def test_offloading_in_deepspeeds_old_words_is_to_the_cpu(given: bool, expected: str | None) -> None:
+    found = deepspeed.translate({"zero_optimization": {"stage": 2, "cpu_offload": given}})
+    assert found.settings.get("engine.offload_optimizer") == expected
+
+
+def test_an_optimizer_that_torch_has_is_taken_by_its_name() -> None:
+    found = deepspeed.translate({"optimizer": {"type": "SGD", "params": {"lr": 0.5, "momentum": 0.9}}})
+    assert found.settings == {"optimizer.name": "sgd", "optimizer.lr": 0.5, "optimizer.momentum": 0.9}
+
+
 def test_a_warm_up_by_the_logarithm_is_told_to_rise_linearly() -> None:
     def told(**params: Any) -> list[str]:
         found = deepspeed.translate({"scheduler": {"type": "WarmupLR", "params": params}})
@@ -218,8 +238,7 @@ def test_keys_without_effect_are_named_in_a_notice() -> None:
         ("zero0", {"precision": "bf16-master"}, "precision"),
         ("zero2", {"precision": "bf16"}, "precision"),
         ("zero2", {"precision": "fp16-master"}, "precision"),
-        ("ddp", {"precision": "bf16-master"}, "precision"),
-        ("accelerate-ddp", {"precision": "bf16-master"}, "precision"),
+        ("dp", {"precision": "bf16-master"}, "precision"),
     ],
 )
 def test_what_does_not_go_together_is_refused(engine: Any, changes: dict[str, Any], field: str) -> None:

@@ -115,3 +115,15 @@ def test_engines_that_need_a_sample_a_row_get_padded_batches_and_say_so(engine: 
     workload: Any = run.workload
     assert workload.data.packing is packs
     assert any("padded, not packed" in notice for notice in notices(run, CPU)) is not packs
+
+
+@pytest.mark.parametrize(
+    ("tp", "fused", "told"), [(2, "auto", True), (2, True, True), (2, False, False), (1, True, False)]
+)
+def test_a_head_that_tensor_parallelism_splits_gives_logits_and_a_note_says_so(
+    tp: int, fused: bool | str, told: bool
+) -> None:
+    engine = {"name": "mesh", "tp": tp, "dp": 2}
+    run = config(model={**MODEL, "fused_loss": fused}, run={"engine": engine, "processes": 2 * tp})
+    said = [notice for notice in notices(run, CPU) if notice.startswith("workload.model.fused_loss has no effect")]
+    assert len(said) == told

@@ -54,6 +54,11 @@ def test_what_quantisation_aware_training_does_not_go_with(changes: dict[str, An
     assert why in reason
 
 
+def test_a_frozen_base_without_an_adapter_would_train_nothing() -> None:
+    assert "nothing would be trained" in refused(quantised_base="nf4")["quantised_base"]
+    assert "quantised_base" not in refused(quantised_base="nf4", adapter="lora")
+
+
 def test_a_resolved_run_file_is_no_contradiction() -> None:
     assert not refused(quantisation_aware={"format": "int8-weight", "group_size": 32})
 

@@ -101,14 +101,14 @@ def test_the_cure_for_what_an_engine_cannot_have_names_the_engines_that_can() ->
     (found,) = rules.check(config(engine="dp", recompute=True), CPU)
     assert found.fix == "leave it out, or take engine=single or ddp or fsdp or deepspeed or accelerate or mesh"
     (found,) = rules.check(config(engine="dp", precision="bf16-master"), H100)
-    assert found.fix == "take another precision, or engine=fsdp or deepspeed or accelerate"
+    assert found.fix == "take another precision, or engine=single or ddp or fsdp or deepspeed or accelerate"
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "bf16-mixed"])
 def test_an_older_gpu_is_refused_what_came_after_it(precision: str) -> None:
     (found,) = rules.check(config(precision=precision), T4)
     assert found.why == f"{precision} was given, but Tesla T4 has compute capability 7.5; it needs 8.0"
-    assert found.fix == "works here: fp32, fp16, fp16-mixed"
+    assert found.fix == "works here: fp32, fp16, fp16-mixed, fp16-master"
     assert not rules.check(config(precision="fp16-mixed"), T4)
 
 
@@ -150,7 +150,25 @@ def test_an_h100_takes_every_precision(precision: str) -> None:
     spread = {"engine": "zero2", "processes": 2} if PRECISIONS[precision].cast else {}
     run = config(precision=precision, optimizer={"name": "sgd"}, **spread)
     assert not rules.check(run, H100)
-    assert not notices(run, H100)
+    told = [notice for notice in notices(run, H100) if "precision=bf16-master" not in notice]
+    assert not told
+
+
+@pytest.mark.parametrize(
+    ("machine", "changes", "told"),
+    [
+        (H100, {}, True),
+        (H100, {"precision": "bf16-master"}, False),
+        (H100, {"engine": "dp"}, False),
+        (CPU, {}, False),
+    ],
+    ids=["mixed", "master", "an engine without", "cpu"],
+)
+def test_on_a_gpu_bf16_mixed_is_offered_what_casts_once_a_step(
+    machine: Machine, changes: dict[str, Any], told: bool
+) -> None:
+    said = notices(config(**{"precision": "bf16-mixed", **changes}), machine)
+    assert any("precision=bf16-master casts them once a step" in notice for notice in said) is told
 
 
 @pytest.mark.parametrize(
@@ -171,7 +189,7 @@ WITHOUT_EFFECT = {
     "optimizer.eps": {"optimizer": {"name": "sgd", "eps": 1e-6}},
     "schedule.final_lr_ratio": {"schedule": {"final_lr_ratio": 0.1}},
     "evaluation.every_epochs": {"evaluation": {"every_steps": 5, "every_epochs": 2}},
-    "loader.prefetch": {"loader": {"prefetch": 2}},
+    "loader.prefetch": {"loader": {"workers": 0, "prefetch": 2}},
     "micro_batch_size": {"micro_batch_size": 8},
 }
 
@@ -255,3 +273,12 @@ def test_what_a_cpu_run_offloads_is_said_to_save_nothing(changes: dict[str, Any]
     (said,) = notices(config(**changes), CPU)
     assert said.startswith("offloading saves nothing here")
     assert not any("offloading" in notice for notice in notices(config(**changes), H100))
+
+
+@pytest.mark.parametrize("more", [{"packing": False}, {"stream": True}])
+def test_one_length_of_rows_that_are_not_packed_is_said_to_have_no_effect(more: dict[str, Any]) -> None:
+    talks = {"type": "language_model", "stage": "sft", "model": {"config": {"model_type": "llama"}}}
+    data = {"train": "talks.jsonl", "fixed_rows": True}
+    assert not any("fixed_rows" in said for said in notices(config(workload={**talks, "data": data}), CPU))
+    said = notices(config(workload={**talks, "data": {**data, **more}}), CPU)
+    assert any(each.startswith("workload.data.fixed_rows has no effect") for each in said)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -109,6 +111,24 @@ def test_torchtitans_names_are_understood(goes_on: GoesOn, tmp_path: Path) -> No
         "dataloader": {"0": b"a pickle of theirs"},
     }
     dcp.save(state, checkpoint_id=tmp_path / "theirs", no_dist=True)
+    assert goes_on(tmp_path / "theirs") == as_theirs(losses)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.parametrize("module", ["pathlib", "pathlib._local"])
+def test_what_any_version_of_python_wrote_is_read(goes_on: GoesOn, tmp_path: Path, module: str) -> None:
+    """The metadata hold a path, whose class Python 3.13 names by a module that others do not have."""
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    model, optimizer, losses = plain()
+    flat = get_optimizer_state_dict(model, optimizer, options=scripts.FLAT)
+    state = {**model.state_dict(), "optimizer": flat, "train_state": {"step": torch.tensor(SAVED)}}
+    dcp.save(state, checkpoint_id=tmp_path / "theirs", no_dist=True)
+    metadata = tmp_path / "theirs" / ".metadata"
+    as_text = pickle.dumps(pickle.loads(metadata.read_bytes()), protocol=2)
+    renamed, count = re.subn(rb"cpathlib(\._local)?\nPosixPath\n", f"c{module}\nPosixPath\n".encode(), as_text)
+    assert count
+    metadata.write_bytes(renamed)
     assert goes_on(tmp_path / "theirs") == as_theirs(losses)
 
 

@@ -52,6 +52,12 @@ def test_a_group_of_other_ranks_than_the_runs_did_not_engage() -> None:
             engine(_forward=forward, _ranks=SimpleNamespace(world=2))._check_engaged()
 
 
+def test_gradients_are_exchanged_in_buckets_of_ddps_own_size_by_default() -> None:
+    with group_of_one(True):
+        plain = DistributedDataParallel(nn.Linear(2, 2))
+    assert config.DdpEngine().bucket_mb * 2**20 == plain.bucket_bytes_cap
+
+
 def test_a_parameter_without_a_gradient_is_named_unless_ddp_looks_for_it() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).requires_grad_(False)
     model[1].bias.requires_grad_(True)

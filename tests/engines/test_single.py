@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +21,18 @@ from drivetrain.data.micro_batches import Slice
 from drivetrain.emulation import fp32_products
 from drivetrain.engines.single import SingleEngine
 from drivetrain.workloads.base import Batch
-from tests.tiny_workload import FEATURES, IGNORED, Rows, TinyWorkload, perceptron, tiny_engine
+from tests.device import chosen_device, on
+from tests.tiny_workload import FEATURES, IGNORED, Rows, TinyWorkload, perceptron
+from tests.tiny_workload import tiny_engine as engine_on
 
 STEPS = 14
 SGD = Optimizer(name="sgd", lr=0.5, momentum=0.9)
 ADAMW = Optimizer(name="adamw", lr=0.01, weight_decay=0.1)
 ROWS = Rows(90, ignored_share=0.15)
+DEVICE = chosen_device()
+
+pytestmark = pytest.mark.usefixtures("device")
+tiny_engine = functools.partial(engine_on, device=DEVICE)
 
 
 @pytest.fixture(autouse=True)
@@ -74,14 +81,14 @@ def torch_optimizer(model: nn.Module, config: Optimizer, scaled: bool) -> torch.
 
 def plain(precision: str, optimizer: Optimizer, max_grad_norm: float | None, init_scale: float = 65536.0) -> Curve:
     """One process, whole batches, torch's own autocast, GradScaler and clipping."""
-    model = perceptron()
+    model = perceptron().to(DEVICE)
     updates = torch_optimizer(model, optimizer, scaled=precision == "fp16-mixed")
     compute = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}.get(precision)
-    scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, enabled=precision == "fp16-mixed")
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=init_scale, enabled=precision == "fp16-mixed")
     losses, norms = [], []
     for indices in global_batches():
-        batch = ROWS.batch(*indices.tolist())
-        with torch.autocast("cpu", dtype=compute) if compute else contextlib.nullcontext():
+        batch = on(DEVICE, ROWS.batch(*indices.tolist()))
+        with torch.autocast(DEVICE, dtype=compute) if compute else contextlib.nullcontext():
             loss = F.cross_entropy(model(batch["features"]).float(), batch["labels"], ignore_index=IGNORED)
         scaler.scale(loss).backward()
         scaler.unscale_(updates)
@@ -230,7 +237,7 @@ def test_gradients_are_unscaled_before_they_are_clipped() -> None:
     (norm, weight), (scaled_norm, scaled_weight) = results
     assert norm > 0.1, "clipping is active"
     assert scaled_norm == pytest.approx(norm, rel=2e-3)
-    moved = (weight - perceptron().state_dict()["0.weight"]).norm()
+    moved = (weight - perceptron().to(DEVICE).state_dict()["0.weight"]).norm()
     assert (scaled_weight - weight).norm() < 0.01 * moved
 
 
@@ -248,7 +255,7 @@ class FullPrecisionIsland(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         hidden = self.inside(features)
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(DEVICE, enabled=False):
             logits: Tensor = self.island(hidden.float())
         self.seen += [hidden.dtype, logits.dtype]
         self.exact = F.linear(hidden.float(), self.island.weight, self.island.bias)
@@ -263,9 +270,9 @@ def test_an_island_outside_autocast_stays_fp32(precision: str) -> None:
     with fp32_products(True):
         engine.forward_backward([ROWS.micro(*range(20))])
     assert model.seen == [getattr(torch, PRECISIONS[precision].compute), torch.float32]
-    with torch.autocast("cpu", enabled=False):
-        outside = F.linear(ROWS.batch(*range(20))["features"], model.inside.weight, model.inside.bias)
-    assert not torch.equal(outside, F.linear(outside.bfloat16().float(), torch.eye(FEATURES)))
+    with torch.autocast(DEVICE, enabled=False):
+        outside = F.linear(ROWS.batch(*range(20))["features"].to(DEVICE), model.inside.weight, model.inside.bias)
+    assert not torch.equal(outside, F.linear(outside.bfloat16().float(), torch.eye(FEATURES, device=DEVICE)))
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
 
 
@@ -346,7 +353,7 @@ def test_evaluation_over_ragged_batches_is_the_computation_over_all_samples_at_o
     cuts = [range(10), range(10, 11), range(11, 20), range(20, 23)]
     found = engine.evaluate([rows.micro(*cut) for cut in cuts], workload.metrics())
     with torch.no_grad():
-        logits = with_dropout().eval()(rows.features)
+        logits = with_dropout().eval().to(DEVICE)(rows.features.to(DEVICE)).cpu()
     valid = rows.labels != IGNORED
     assert found["loss"] == pytest.approx(F.cross_entropy(logits[valid], rows.labels[valid]).item(), rel=1e-6)
     assert found["accuracy"] == pytest.approx((logits.argmax(1) == rows.labels)[valid].double().mean().item())
@@ -378,7 +385,7 @@ def test_predictions_come_in_order_without_dropout() -> None:
     engine = tiny_engine(TinyWorkload(with_dropout))
     rows = list(engine.predict([ROWS.micro(*range(50)), ROWS.micro(*range(50, 90))]))
     with torch.no_grad():
-        expected = with_dropout().eval()(ROWS.features).argmax(1).tolist()
+        expected = with_dropout().eval().to(DEVICE)(ROWS.features.to(DEVICE)).argmax(1).tolist()
     assert [row["label"] for row in rows] == expected
     assert len(set(expected)) > 1
 

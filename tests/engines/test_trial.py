@@ -15,6 +15,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from drivetrain.config.workload import LanguageModel
 from drivetrain.engines.gradient_sum import GradientSum
+from drivetrain.engines.trial import Trial, aside, placed
 from drivetrain.errors import UserError
 from drivetrain.workloads.base import Layout, Workload
 from tests.parity.mesh_cases import LENGTH, LLAMA, Columns, Declared, MeshCase, Pair, Seeded, engine_of, text
@@ -302,3 +303,53 @@ def test_what_is_only_evaluated_is_tried_without_gradients(
 ) -> None:
     expected = evaluated_only({"name": "single"})[0]
     assert ranks(2).run(evaluated_only, degrees) == [(pytest.approx(expected), False)] * 2
+
+
+def test_what_is_tried_aside_leaves_buffers_and_generators_as_they_were() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(0.5)).train()
+    before, state = {name: buffer.clone() for name, buffer in model.named_buffers()}, torch.get_rng_state()
+    with aside(model):
+        assert not model[1].training, "nothing is dropped"
+        for buffer in model.buffers():
+            buffer.add_(1)
+        torch.rand(3)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class Called(Columns):
+    """Notes the calls of its forward pass, here and on the meta device that plays a GPU."""
+
+    calls: list[str] = []  # noqa: RUF012  one list for all ranks' models in a process
+
+    def forward(self, features: Tensor) -> Tensor:
+        self.calls.append(next(self.parameters()).device.type)
+        return super().forward(features)
+
+
+def calls_of_the_whole_model(degrees: Mapping[str, Any]) -> int:
+    Called.calls.clear()
+    noted: list[int] = []
+    watch = Trial.watch
+
+    def noting(self: Trial, model: nn.Module, trains: bool) -> None:
+        watch(self, model, trains)
+        noted.append(len(Called.calls))
+
+    with mock.patch.object(Trial, "watch", noting):
+        engine_of(MeshCase(dict(degrees)), Declared(seeded(Called), Rows(62), Rows(10)))
+    return noted[0]
+
+
+def test_the_whole_model_runs_on_the_first_rank_alone(ranks: Callable[[int], RankPool]) -> None:
+    assert ranks(2).run(calls_of_the_whole_model, {"tp": 2}) == [1, 0]
+
+
+@pytest.mark.parametrize(("free", "where"), [(10_000, "cuda"), (100, "cpu")])
+def test_it_runs_on_the_device_where_it_fits(free: int, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, moves = nn.Linear(10, 10), []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 2**30))
+    monkeypatch.setattr(nn.Module, "to", lambda _, device: moves.append(torch.device(device).type))
+    with placed(model, torch.device("cuda", 0)) as device:
+        assert device.type == where
+    assert moves == [where, "cpu"]

@@ -43,7 +43,7 @@ LINES: dict[str, list[list[str]]] = {
     ],
     "fields": [["fields"]],
     "schema": [["schema"]],
-    "doctor": [["doctor"], ["doctor", "--json"]],
+    "doctor": [["doctor"], ["doctor", "--json"], ["doctor", "runs/run", "--bundle", "--output", "new.tar.gz"]],
     "version": [["version"]],
     "replay": [["replay", "runs/run", "--step", "2"], ["replay", "runs/run", "--step", "1", "--json"]],
     "checkpoint inspect": [["checkpoint", "inspect", "runs/run"], ["checkpoint", "inspect", "runs/run", "--json"]],
@@ -58,7 +58,7 @@ VERBS = list(LINES)
 # mutants of each hundred: what takes no files has few
 SHARES = {verb: 1 if verb in ("fields", "schema", "doctor", "version") else 7 for verb in VERBS}
 READS_ONLY = {
-    *("evaluate", "data", "launch", "fields", "schema", "doctor", "version", "replay"),
+    *("evaluate", "data", "launch", "fields", "schema", "version", "replay"),
     *("checkpoint inspect", "checkpoint verify"),
 }
 TAKES_OVERRIDES = {"train", "evaluate", "predict", "compare", "data", "prove", "launch"}

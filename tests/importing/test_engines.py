@@ -89,6 +89,14 @@ def test_an_accelerate_configuration_is_this_run_file(name: str, expected: dict[
     assert of(f"accelerate/{name}.yaml", tmp_path) == expected
 
 
+def test_a_compiler_that_is_off_is_no_reason_to_refuse(tmp_path: Path) -> None:
+    text = "distributed_type: 'NO'\nmixed_precision: 'no'\ndynamo_config: {dynamo_backend: %s}\n"
+    found = {backend: notes_of(tmp_path, text % f"'{backend}'") for backend in ("NO", "EAGER")}
+    assert {backend: notes["dynamo_config.dynamo_backend"].fate for backend, notes in found.items()} == {
+        "NO": "unneeded", "EAGER": "refused",
+    }  # fmt: skip
+
+
 def test_accelerates_deepspeed_file_is_read_from_beside_it(tmp_path: Path) -> None:
     raw = of("accelerate/deepspeed_by_file.yaml", tmp_path)
     assert raw["engine"]["name"] == "deepspeed"

@@ -30,7 +30,7 @@ XTUNER = "train_cfg = dict(max_iters=4)\n"
         (SFT + "use_galore: true\noptim: adafactor\n", ".yaml", "use_galore"),
         (SFT + "moe_aux_loss_coef: 0.1\n", ".yaml", "moe_aux_loss_coef"),
         (SFT + "optim: lion\n", ".yaml", "optim"),
-        (SFT + "lr_scheduler_type: polynomial\n", ".yaml", "lr_scheduler_type"),
+        (SFT + "lr_scheduler_type: reduce_lr_on_plateau\n", ".yaml", "lr_scheduler_type"),
         (SFT + "num_train_epochs: 0.5\n", ".yaml", "num_train_epochs"),
         (SFT.replace("qwen", "default"), ".yaml", "template"),
         *((SFT.replace("sft", stage), ".yaml", "stage") for stage in ("dpo", "rm", "kto", "ppo")),

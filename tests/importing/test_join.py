@@ -84,7 +84,10 @@ def test_a_length_in_epochs_wins_over_a_schedules_number_of_steps(tmp_path: Path
     arguments = '{"output_dir": "o", "num_train_epochs": 2}'
     deepspeed = (FOLDER / "deepspeed/full_bf16.json").read_text()
     files = [of_text(tmp_path, text, ".json") for text in (arguments, deepspeed)]
-    assert imported(tmp_path, *files)[1]["loop"] == {"epochs": 2, "max_grad_norm": 1.0}
+    found, raw = imported(tmp_path, *files)
+    assert raw["loop"] == {"epochs": 2, "max_grad_norm": 1.0}
+    told = {note.key: note.why for _, note in found.notes}
+    assert told["scheduler.params.total_num_steps"].endswith("says the length, in epochs")
 
 
 def test_two_warm_ups_are_refused(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_gradients_that_some_parameters_lack_mean_ddp(tmp_path: Path) -> None:
         ("optim: paged_adamw_8bit\n", "optim", "mapped", "bnb-paged-adamw8bit"),
         ("optim: adamw_torch_xla\n", "optim", "refused", "import path"),
         ("optim: lion\n", "optim", "refused", "import path"),
-        ("lr_scheduler_type: polynomial\n", "lr_scheduler_type", "refused", "linear, cosine"),
+        ("lr_scheduler_type: reduce_lr_on_plateau\n", "lr_scheduler_type", "refused", "linear, cosine"),
         ("lr_scheduler_type: constant\nwarmup_ratio: 0.1\n", "warmup_ratio", "unneeded", "constant_with_warmup"),
         ("num_train_epochs: 0.5\n", "num_train_epochs", "refused", "0.5 is no whole number"),
         ("dataloader_drop_last: true\n", "dataloader_drop_last", "refused", "every sample counts"),

@@ -105,6 +105,12 @@ def test_the_json_named_by_arguments_puts_them_on_the_mesh(tmp_path: Path) -> No
     assert raw["precision"] == "bf16-mixed"
 
 
+def test_a_mesh_that_keeps_whole_weights_tells_so_where_the_json_has_copies(tmp_path: Path) -> None:
+    note = notes_of(tmp_path, of_deepspeed(tensor_parallel={"autotp_size": 4}), ".json")["bf16.enabled"]
+    assert (note.fate, note.to, note.value) == ("changed", "precision", "bf16-mixed")
+    assert "in place of copies in 16 bits" in note.why
+
+
 XTUNER = """
 sequence_parallel_size = {ranks}
 batch_size = 1

@@ -77,6 +77,7 @@ def test_what_is_imported_stays_a_name(tmp_path: Path) -> None:
         "b'bytes'",
         "3j",
         "...",
+        "(3).real",
     ],
 )
 def test_what_is_no_constant_is_not_computed_and_leaves_no_trace(

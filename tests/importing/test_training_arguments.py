@@ -86,6 +86,22 @@ def test_a_precision_is_what_the_trainer_makes_of_it(given: dict[str, Any], prec
             {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.25}},
             {"name": "cosine", "final_lr_ratio": 0.25},
         ),
+        (
+            {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"power": 2.0, "lr_end": 1e-5}},
+            {"name": "polynomial", "power": 2.0, "final_lr_ratio": 0.2},
+        ),
+        ({"lr_scheduler_type": "inverse_sqrt", "warmup_steps": 10}, {"name": "inverse_sqrt", "warmup_steps": 10}),
+        (
+            {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 8}},
+            {"name": "wsd", "decay_steps": 8, "decay_shape": "cosine"},
+        ),
+        (
+            {
+                "lr_scheduler_type": "warmup_stable_decay",
+                "lr_scheduler_kwargs": {"num_decay_steps": 8, "decay_type": "1-sqrt", "min_lr_ratio": 0.1},
+            },
+            {"name": "wsd", "decay_steps": 8, "decay_shape": "sqrt", "final_lr_ratio": 0.1},
+        ),
     ],
 )
 def test_a_schedule_is_what_the_trainer_makes_of_it(
@@ -166,6 +182,23 @@ def test_values_are_told_as_the_run_file_has_them(tmp_path: Path) -> None:
     assert told_again["max_grad_norm"] == "loop.max_grad_norm: null"
     assert told_again["report_to"] == "tracking.trackers: [progress, tensorboard]"
     assert told_again["run_name"] == "name: a-b; a name holds no slash"
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "why"),
+    [
+        (None, "accelerator_config", "it is off"),
+        (
+            {"split_batches": False, "dispatch_batches": True},
+            "accelerator_config.dispatch_batches",
+            "fixed by the seed",
+        ),
+    ],
+)
+def test_how_accelerate_deals_samples_is_without_need(given: Any, key: str, why: str, tmp_path: Path) -> None:
+    note = notes_of(tmp_path, json.dumps({"output_dir": "out", "accelerator_config": given}), ending=".json")[key]
+    assert note.fate == "unneeded"
+    assert why in note.why
 
 
 def test_old_names_of_keys_are_known(tmp_path: Path) -> None:

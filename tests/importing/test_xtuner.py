@@ -140,6 +140,7 @@ def note(tmp_path: Path, text: str, key: str) -> Note:
 
 
 BITS = "model.llm.quantization_config.load_in_8bit"
+START = "model.lora.init_lora_weights"
 UPDATE, SAMPLER = "optim_wrapper.optimizer.type", "train_dataloader.sampler.type"
 
 
@@ -153,6 +154,8 @@ UPDATE, SAMPLER = "optim_wrapper.optimizer.type", "train_dataloader.sampler.type
         ("model = dict(lora=dict(type='LoraConfig', bias='all'))", "model.lora.bias", "refused", "stay as they are"),
         ("model = dict(lora=dict(type='IA3Config'))", "model.lora.type", "refused", "read from LoraConfig"),
         ("model = dict(llm=dict(quantization_config=dict(load_in_8bit=True)))", BITS, "refused", "nothing would be"),
+        ("model = dict(lora=dict(init_lora_weights='olora'))", START, "refused", "olora: there are PEFT's own start"),
+        ("visualizer = None", "visualizer", "unneeded", "tracking.trackers names who else listens"),
         ("param_scheduler = dict(type='StepLR', gamma=2)", "param_scheduler.type", "refused", "StepLR"),
         ("train_dataloader = dict(sampler=dict(type='LengthGroupedSampler'))", SAMPLER, "refused", "random"),
         ("load_from = 'w.pth'", "load_from", "refused", "workload.model.path"),

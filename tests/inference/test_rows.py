@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,8 +65,37 @@ def test_predictions_never_replace_what_they_are_made_from(tmp_path: Path, monke
         check_place(Path(name), run, None)
     Path("events.jsonl").write_text('{"time": "now"}\n')
     Path("mine.csv").write_text("text,label\n")
-    for name in ("events.jsonl", "mine.csv"):
+    Path("binary.csv").write_bytes(b"\xff\xfe\x00")
+    for name in ("events.jsonl", "mine.csv", "binary.csv"):
         with pytest.raises(UserError, match=f"{name} is there, and holds something else than predictions"):
             check_place(Path(name), run, None)
     with pytest.raises(UserError, match=r"run.yaml does not end in .jsonl or .csv"):
         check_place(Path("run.yaml"), run, None)
+
+
+def test_values_stand_under_their_own_names_though_a_row_lacks_some(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"sample": "a", "reference": "x", "probabilities": {"x": 0.1, "y": 0.9}},
+        {"sample": "b", "probabilities": {"y": 0.8, "x": 0.2}},
+    ]
+    write_predictions(iter(rows), tmp_path / "p.csv")
+    assert (tmp_path / "p.csv").read_text().splitlines() == [
+        "sample,reference,probabilities.x,probabilities.y",
+        "a,x,0.1,0.9",
+        "b,,0.2,0.8",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([{"sample": "a", "x": 1}, {"sample": "b", "y": 2}], "the row of b has y, which the first row has not"),
+        ([{"sample": "a", "p": {"x": 1}, "p.x": 2}], "two values of the row of a have one name"),
+    ],
+)
+def test_rows_that_have_no_common_columns_are_refused_in_a_table(
+    rows: list[dict[str, Any]], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=words):
+        write_predictions(iter(rows), tmp_path / "p.csv")
+    assert not (tmp_path / "p.csv").exists()

@@ -134,6 +134,9 @@ def test_nodes_count_an_attempt_once_and_wait_less_for_those_that_were_lost(
         )
         nodes[0].tell("moves", "7")
         soon(lambda: nodes[1].heard("moves") == {0: "7"})
+        assert nodes[1].failure() == "", "of the attempt before"
+        nodes[0].tell_failure("rank 1")
+        soon(lambda: nodes[1].failure() == "rank 1")
         nodes[0].try_smaller()
         soon(nodes[1].tries_smaller)
         for node in nodes:

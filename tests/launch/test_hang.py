@@ -26,8 +26,9 @@ from drivetrain.launch.asked import Alone, ask, pulse_file, pulses
 from drivetrain.launch.hang import Row, State, blame, in_full, table
 from drivetrain.launch.meeting import Meeting
 from drivetrain.launch.standing import Pending, Standing, standing, waits_on_gpu
+from drivetrain.launch.stillness import Stillness
 from drivetrain.launch.task import Node
-from drivetrain.launch.watch import Stillness, Watch
+from drivetrain.launch.watch import Watch
 from tests.launch.test_start import command, free_port, prepared
 from tests.ranks import RankPool
 

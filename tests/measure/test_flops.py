@@ -14,6 +14,8 @@ from drivetrain.measure import flops
 from drivetrain.measure.flops import FlopCount
 from drivetrain.measure.memory import TensorPeak
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 
 def test_a_linear_layer_takes_two_operations_a_weight_and_sample_forward_and_four_backward() -> None:
     layer, inputs = nn.Linear(32, 64), torch.randn(8, 32, requires_grad=True)

@@ -19,6 +19,7 @@ CPU = torch.device("cpu")
 MEBIBYTE = 2**20
 
 
+@pytest.mark.usefixtures("on_device")
 def test_the_peak_of_plain_tensors_is_their_bytes() -> None:
     with TensorPeak() as peak:
         one = torch.zeros(1000, 1000)
@@ -29,6 +30,7 @@ def test_the_peak_of_plain_tensors_is_their_bytes() -> None:
     assert peak.peak_bytes == 2 * 4_000_000
 
 
+@pytest.mark.usefixtures("on_device")
 def test_views_and_in_place_results_count_once() -> None:
     with TensorPeak() as peak:
         tensor = torch.zeros(1000, 1000)
@@ -37,6 +39,7 @@ def test_views_and_in_place_results_count_once() -> None:
     assert peak.peak_bytes == 4_000_000
 
 
+@pytest.mark.usefixtures("on_device")
 def test_tensors_that_were_there_before_count_from_the_start() -> None:
     before = torch.zeros(500_000)
     with TensorPeak() as peak:
@@ -46,6 +49,7 @@ def test_tensors_that_were_there_before_count_from_the_start() -> None:
     assert peak.peak_bytes == 4_000_000
 
 
+@pytest.mark.usefixtures("on_device")
 def test_a_linear_layer_peaks_as_counted_by_hand() -> None:
     batch, width = 256, 512
     layer = nn.Linear(width, width, bias=False)
@@ -61,7 +65,8 @@ def test_a_linear_layer_peaks_as_counted_by_hand() -> None:
 
 def profiled_peak(work: Callable[[], None]) -> int:
     """Peak growth by the profiler's allocator events."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    only_cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=only_cpu, profile_memory=True, acc_events=True) as profile:
         work()
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
     sizes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
@@ -89,6 +94,7 @@ def test_a_training_step_peaks_as_the_allocator_says() -> None:
     assert peak.peak_bytes - start == pytest.approx(theirs, rel=0.02)
 
 
+@pytest.mark.usefixtures("on_device")
 def test_recompute_lowers_the_measured_peak() -> None:
     from drivetrain.memory.recompute import apply_recompute
 

@@ -5,6 +5,7 @@ Without a GPU both places are CPU memory; the copies, and what is freed, are the
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from drivetrain.errors import UserError
 from drivetrain.memory import offload
-from drivetrain.memory.offload import Offload, offload_activations
+from drivetrain.memory.offload import Copies, Offload, offload_activations
 from drivetrain.memory.recompute import apply_recompute, repeated_blocks
 
 ROWS, WIDTH, BLOCKS = 48, 16, 6
@@ -158,6 +159,54 @@ def test_a_model_without_repeated_blocks_is_refused() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
     with pytest.raises(UserError, match=r"offload_activations: .* no repeated blocks"):
         offload_activations(model, repeated_blocks(model))
+
+
+class Late(Copies):
+    """A device's stream that copies as late as it may: when the computation waits for it."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def begin(self, target: Tensor, source: Tensor) -> Any:
+        self.log.append("begin")
+        return weakref.ref(source), target, StorageWeakRef(source.untyped_storage())
+
+    def wait(self, begun: Any) -> None:
+        source, target, storage = begun
+        self.log.append("wait")
+        assert not storage.expired(), "memory that a copy still reads was given back"
+        assert source() is not None
+        target.copy_(source())
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_copies_that_run_late_move_the_same_numbers(recompute: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, late = Deep(), Late()
+    if recompute:
+        apply_recompute(model)
+    monkeypatch.setattr(offload, "Copies", lambda: late)
+    moved = offload_activations(model, repeated_blocks(model))
+    expected = gradients(Deep())
+    for _ in range(2):  # windows
+        assert_same(gradients(model), expected)
+        model.zero_grad()
+    assert late.log.count("begin") == late.log.count("wait")
+    assert moved.moved_bytes > 0
+    assert not moved._left
+    assert not moved._leaving
+
+
+def test_what_a_block_needs_comes_while_the_block_after_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, late = Deep(), Late()
+    apply_recompute(model)  # one tensor a block
+    monkeypatch.setattr(offload, "Copies", lambda: late)
+    offload_activations(model, repeated_blocks(model))
+    found = model(features())
+    assert late.log == ["begin", "begin", *["wait", "begin"] * (BLOCKS - 2)], "held for two blocks, no more"
+    late.log.clear()
+    found.sum().backward()
+    left, own_and_the_one_before, come_one_by_one = ["wait"] * 2, ["begin"] * 2 + ["wait"], ["begin", "wait"]
+    assert late.log == [*left, *own_and_the_one_before, *come_one_by_one * (BLOCKS - 2), "wait"]
 
 
 @pytest.mark.gpu

@@ -60,6 +60,8 @@ def flops(model: nn.Module) -> int:
     return counted.total
 
 
+# 2026-11, torch 2.15: what this test looks at will change with a later version
+@pytest.mark.filterwarnings("ignore:A saved_tensors_hooks context:FutureWarning")
 def test_selective_recompute_multiplies_no_matrix_twice_and_keeps_less() -> None:
     plain, kept = gradients_and_kept(deep())
     full, selective = deep(), deep()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.errors import OutOfMemory, RunError, UserError
+from drivetrain.memory import limit
 from drivetrain.memory.limit import data_bytes, limited, safe_limit
 from drivetrain.memory.shortage import Undo, is_shortage, room_for
 from drivetrain.memory.statistics import Statistics
@@ -52,6 +54,7 @@ def test_what_ran_out_is_told_with_what_to_try() -> None:
 
 LIMITED = """
 import torch
+from drivetrain.memory import limit
 from drivetrain.memory.limit import data_bytes, limited
 from drivetrain.memory.shortage import is_shortage
 
@@ -125,3 +128,21 @@ def test_a_buffer_of_another_kind_that_forward_changes_is_named_and_nothing_is_t
     model(torch.randn(6, 4))
     with pytest.raises(RunError, match="forward changes calls"):
         undo()
+
+
+@pytest.mark.parametrize(
+    ("files", "left"),
+    [
+        ({}, []),
+        ({"memory.max": "max\n", "memory.current": "5\n"}, []),
+        ({"memory.max": "9000\n", "memory.current": "2000\n"}, [7000]),
+        ({"memory.limit_in_bytes": "9000\n", "memory.usage_in_bytes": "1000\n"}, [8000]),
+    ],
+)
+def test_a_containers_limit_counts_where_it_has_one(
+    files: dict[str, str], left: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(limit, "Path", lambda _, name: tmp_path / name)
+    assert limit._cgroup_left() == left

@@ -82,6 +82,7 @@ def test_parameters_stay_the_same_ones() -> None:
 def test_a_model_without_such_layers_and_a_missing_torchao_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"precision: Sequential has no linear layers beside its head with sides"):
         compute_in_fp8(nn.Sequential(nn.Linear(16, 15)))
+    fp8.check_installed()
     monkeypatch.setattr(fp8, "find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"fp8 needs torchao[\s\S]*pip install 'drivetrain\[lowbit\]'"):
         fp8.check_installed()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -16,9 +16,11 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from drivetrain.config.language import LanguageModelModel
 from drivetrain.emulation import fp32_products
 from drivetrain.engines import tensor_parallel, tensor_plan
 from drivetrain.engines.replicas import ThreadReplicas
+from drivetrain.measure.memory import TensorPeak
 from drivetrain.memory.recompute import apply_recompute
 from drivetrain.models import fused_loss, language_head
 from drivetrain.models.language_head import TargetHead
@@ -136,6 +138,50 @@ def test_fused_never_has_all_logits(monkeypatch: pytest.MonkeyPatch, head_rows: 
     gradients(model, head.loss_sum(model, inputs, targets))
     assert calls == [1]
     assert not head_rows
+
+
+@pytest.mark.parametrize(("most", "fuses"), [(4 * 35 * VOCABULARY, False), (4 * 35 * VOCABULARY - 1, True)])
+@pytest.mark.usefixtures("_slabs")
+def test_auto_fuses_where_logits_are_many(
+    most: int, fuses: bool, monkeypatch: pytest.MonkeyPatch, head_rows: list[tuple[int, ...]]
+) -> None:
+    monkeypatch.setattr(language_head, "AUTO_FROM", VOCABULARY)
+    monkeypatch.setattr(fused_loss, "MANY_BYTES", most)
+    model = build()
+    head, (inputs, targets) = TargetHead(model, fused="auto"), batch(5, 7, targets="all")
+    head_rows.clear()
+    assert_same(model, head, build(), "all", rows=5, length=7)
+    own, plain_one = ([], [(5, 7, 16)]) if fuses else ([(5, 7, 16)], [(5, 7, 16)])
+    assert head_rows == own + plain_one
+    losses, tokens = head.losses_and_argmax(model, inputs, targets)
+    expected = build()(**inputs).logits.flatten(0, 1)
+    torch.testing.assert_close(losses, F.cross_entropy(expected, targets.flatten(), reduction="none"))
+    assert torch.equal(tokens, expected.argmax(-1))
+
+
+def test_auto_leaves_small_vocabularies_as_they_are() -> None:
+    model = build()
+    head = TargetHead(model, fused="auto")
+    assert type(model.lm_head) is nn.Linear
+    assert head.fallback is None
+
+
+@pytest.mark.parametrize("trains", [True, False], ids=["training", "evaluation"])
+def test_by_default_the_logits_of_a_large_vocabulary_are_never_held(trains: bool, tmp_path: Any) -> None:
+    """Nor their gradient: 2,048 targets over 20,000 tokens in fp32 would be 164 MB each."""
+    assert LanguageModelModel(path=str(tmp_path)).fused_loss == "auto"
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(vocab_size=20_000, **SIZES, use_cache=False)
+    model = transformers.LlamaForCausalLM(config)
+    head = TargetHead(model, "auto")
+    ids = torch.randint(20_000, (8, 257))
+    inputs, targets = {"input_ids": ids[:, :-1]}, ids[:, 1:]
+    with TensorPeak() as memory:
+        if trains:
+            head.loss_sum(model, inputs, targets).backward()
+        else:
+            head.losses_and_argmax(model, inputs, targets)
+    assert memory.peak_bytes < 64e6
 
 
 @pytest.mark.parametrize(
@@ -266,17 +312,18 @@ def _spread(model: Any, way: str) -> nn.Module:
 
 
 Found = tuple[float, dict[str, Tensor], str | None]
-CASES = [(way, fused, "some") for way in ("ddp", "fsdp", "tensor", "sequence", "loss") for fused in (False, True)]
+FUSES: tuple[bool | Literal["auto"], ...] = (False, True, "auto")
+CASES = [(way, fused, "some") for way in ("ddp", "fsdp", "tensor", "sequence", "loss") for fused in FUSES]
 CASES += [("ddp", True, "none"), ("fsdp", True, "none"), ("tensor", False, "none"), ("loss", False, "none")]
 
 
 def losses_and_gradients() -> list[Found]:
     """On a rank; every rank has the same batch."""
-    fused_loss.SLAB_BYTES = 1
+    fused_loss.SLAB_BYTES, fused_loss.MANY_BYTES, language_head.AUTO_FROM = 1, 1, 1
     return [_found(*case) for case in CASES]
 
 
-def _found(way: str, fused: bool, targets: str) -> Found:
+def _found(way: str, fused: bool | Literal["auto"], targets: str) -> Found:
     model = build().train()
     head = TargetHead(model, fused)
     wrapped = _spread(model, way)

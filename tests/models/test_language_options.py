@@ -146,7 +146,8 @@ def embeddings_of_rank(way: str) -> tuple[Tensor, Tensor]:
         fully_shard(model)
     else:
         plan = tensor_plan.plan_of(model, {**model._tp_plan, "model.embed_tokens": "embedding_rowwise"})
-        tensor_parallel.split(model, init_device_mesh("cpu", (2,)), plan, sequence_parallel=way == "sequence")
+        options = {"sequence_parallel": way == "sequence", "loss_parallel": False}
+        tensor_parallel.split(model, init_device_mesh("cpu", (2,)), plan, **options)
     given: list[Tensor] = []
     embedding = model.get_input_embeddings()
     embedding.register_forward_hook(lambda _module, _args, output: given.append(output.detach()))

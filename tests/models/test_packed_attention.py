@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from drivetrain.memory.recompute import apply_recompute
 from drivetrain.models import packed_attention
 from drivetrain.models.packed_attention import NAME, PackedAttention, bounds_of, use_packed_attention
+from drivetrain.row_shape import Rows
 from tests.ranks import RankPool
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
@@ -257,13 +258,14 @@ def test_boundaries_are_where_positions_begin_again(rows: list[list[int]]) -> No
 # --- kernels for GPUs, as far as a CPU can tell -----------------------------------------------------------------------
 
 SHAPES = [(1, None), (2, None), (4, 3)]  # heads of keys, window
+FIXED = [None, Rows(12, 4, 9)]  # rows of ever other lengths, and of one
 
 
-def attended(key_heads: int) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor, nn.Module]:
+def attended(key_heads: int, fixed: Rows | None = None) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor, nn.Module]:
     torch.manual_seed(0)
     parts = [torch.randn(2, heads, 12, 8) for heads in (4, key_heads, key_heads)]
     positions = torch.tensor([[*range(5), *range(7)], [*range(2), *range(4), *range(6)]])
-    bounds = bounds_of(positions)
+    bounds = bounds_of(positions, fixed)
     assert bounds is not None
     module = nn.Module()
     module.is_causal, module.num_key_value_groups = True, 4 // key_heads  # type: ignore[assignment]
@@ -292,7 +294,9 @@ HALF, FULL = torch.bfloat16, torch.float32
 @pytest.mark.parametrize(
     ("choice", "dtype", "dropout", "is_ampere", "installed", "expected"),
     [
-        ("auto", HALF, 0.0, True, True, "flash"),
+        ("auto", HALF, 0.0, True, True, "varlen"),
+        ("auto", HALF, 0.1, True, True, "flash"),
+        ("flash", HALF, 0.0, True, True, "flash"),
         ("auto", HALF, 0.0, True, False, "varlen"),
         ("auto", torch.float16, 0.0, False, True, "flex"),
         ("auto", HALF, 0.1, True, False, "sdpa"),
@@ -313,7 +317,7 @@ def test_a_gpu_takes_the_first_kernel_that_it_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(packed_attention, "find_spec", lambda _: object() if installed else None)
-    assert PackedAttention(choice)._kernel(dtype, dropout, is_ampere) == expected
+    assert packed_attention.kernel_of(choice, dtype, dropout, is_ampere) == expected
 
 
 @pytest.mark.parametrize(
@@ -347,55 +351,60 @@ def test_under_autocast_a_kernel_gets_autocasts_dtype(monkeypatch: pytest.Monkey
     assert found.dtype == HALF
 
 
+@pytest.mark.parametrize("fixed", FIXED)
 @pytest.mark.parametrize(("key_heads", "window"), SHAPES)
 def test_pytorchs_kernel_is_asked_for_the_same(
-    key_heads: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+    key_heads: int, window: int | None, fixed: Rows | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def kernel(
         q: Tensor, k: Tensor, v: Tensor, *where: Any, scale: float, window_size: Any, enable_gqa: bool
     ) -> Tensor:
         starts, same, longest, also = where
         assert starts is same
-        assert (longest, also, window_size[1], enable_gqa) == (7, 7, 0, key_heads < 4)
+        assert (longest, also, window_size[1], enable_gqa) == (*[9 if fixed else 7] * 2, 0, key_heads < 4)
         return end_to_end(q, k, v, starts, scale, window_size[0])
 
     monkeypatch.setattr(varlen, "varlen_attn", kernel)
-    tensors, bounds, _ = attended(key_heads)
+    tensors, bounds, _ = attended(key_heads, fixed)
     found = packed_attention._varlen(*tensors, bounds, window, scaling=0.3)
     torch.testing.assert_close(found, one_by_one(key_heads, window))
 
 
+@pytest.mark.parametrize("fixed", FIXED)
 @pytest.mark.parametrize(("key_heads", "window"), SHAPES)
 def test_flash_attention_is_asked_for_the_same(
-    key_heads: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+    key_heads: int, window: int | None, fixed: Rows | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def kernel(q: Tensor, k: Tensor, v: Tensor, *where: Any, causal: bool, window_size: Any, **how: Any) -> Tensor:
         assert causal
-        assert where[2:] == (7, 7)
+        assert where[2:] == ((9, 9) if fixed else (7, 7))
         assert how["dropout_p"] == 0.25
         return end_to_end(q, k, v, where[0], how["softmax_scale"], window_size[0])
 
     package = ModuleType("flash_attn")
     package.flash_attn_varlen_func = kernel  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flash_attn", package)
-    tensors, bounds, _ = attended(key_heads)
+    tensors, bounds, _ = attended(key_heads, fixed)
     found = packed_attention._flash(*tensors, bounds, window, scaling=0.3, dropout=0.25)
     torch.testing.assert_close(found, one_by_one(key_heads, window))
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("fixed", FIXED)
 @pytest.mark.parametrize(("key_heads", "window"), SHAPES)
 def test_flex_attention_is_asked_for_the_same(
-    key_heads: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+    key_heads: int, window: int | None, fixed: Rows | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def uncompiled(*tensors: Tensor, training: bool, **how: Any) -> Any:
         del training
         return flex_attention(*tensors, **how)
 
     monkeypatch.setattr("transformers.integrations.flex_attention.compile_friendly_flex_attention", uncompiled)
-    tensors, bounds, module = attended(key_heads)
-    mask = packed_attention._block_mask(bounds, 12, window)
-    found = packed_attention._flex(module, *tensors, mask, {"scaling": 0.3, "dropout": 0.0})
+    monkeypatch.setattr(packed_attention, "_is_on_gpu", lambda _: True)
+    monkeypatch.setattr(packed_attention, "_is_ampere", lambda _: True)
+    tensors, bounds, module = attended(key_heads, fixed)
+    how = {"scaling": 0.3, "dropout": 0.0, "sliding_window": window}
+    found, _ = PackedAttention("flex")(module, *tensors, bounds, **how)
     torch.testing.assert_close(found, one_by_one(key_heads, window))
 
 

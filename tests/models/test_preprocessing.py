@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,11 @@ def test_transformers_own_processor_gives_the_pixels_we_train_on(
     pixels = np.random.default_rng(0).integers(0, 256, (*shape, channels), dtype=np.uint8)
     image = Image.fromarray(pixels.squeeze())
     write_preprocessing(tmp_path, size, size, [0.4] * channels, [0.2] * channels)
-    processor = AutoImageProcessor.from_pretrained(tmp_path)
+    try:
+        processor = AutoImageProcessor.from_pretrained(tmp_path)
+    except ImportError:  # Transformers 5.17
+        assert importlib.util.find_spec("torchvision") is None
+        pytest.skip("the image processors of this version of Transformers need torchvision")
     ours = (np.asarray(resized(image, size), dtype=np.float64).reshape(size, size, channels) / 255 - 0.4) / 0.2
     theirs = processor(
         np.asarray(image).reshape(*shape, channels), input_data_format="channels_last", return_tensors="np"

@@ -21,10 +21,12 @@ from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
 from drivetrain.emulation import fp32_products
 from drivetrain.engines.base import Engine
+from tests.device import chosen_device, on
 from tests.tiny_workload import FEATURES, IGNORED, Rows, TinyWorkload, perceptron, tiny_engine
 
 STEPS, BATCH, SAMPLES = 12, 20, 90  # the last batch of an epoch has 10
 CLIP = 0.5
+ON_DEVICE = ("single", "ddp", "fsdp")  # engines whose cases run on the tests' device
 VOCABULARY, LONGEST = 30, 17
 OPTIMIZERS = {
     "sgd": Optimizer(name="sgd", lr=0.5, momentum=0.9),
@@ -188,6 +190,11 @@ BUILDERS = {"blocks": blocks, "wide": wide, "uneven": uneven}
 # --- the two sides ---------------------------------------------------------------------------------------------------
 
 
+def device_of(case: Case) -> str:
+    """Ranks that share a GPU exchange over gloo, which DeepSpeed and Accelerate would not take there."""
+    return chosen_device() if case.engine in ON_DEVICE else "cpu"
+
+
 def engine_of(case: Case, work: TinyWorkload) -> Engine:
     os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)  # Accelerate sets it for the life of the process
     config = TypeAdapter(EngineConfig).validate_python({"name": case.engine, **case.options})
@@ -200,6 +207,7 @@ def engine_of(case: Case, work: TinyWorkload) -> Engine:
         recompute=case.recompute,
         compile=case.compile,
         devices=case.world,
+        device=device_of(case),
     )
 
 
@@ -214,10 +222,10 @@ def run_case(case: Case, work: TinyWorkload | None = None) -> Curve:
         curve = Curve([], [], {}, {})
         for window in training_windows(work.train, work.collate, order, range(STEPS), mine, Loader()):
             loss = engine.forward_backward(window.micro_batches)
-            curve.gradients = curve.gradients or {n: g.float().clone() for n, g in engine.gradients().items()}
+            curve.gradients = curve.gradients or {n: g.float().cpu().clone() for n, g in engine.gradients().items()}
             curve.losses.append(engine.summed(loss).item())
             curve.norms.append(engine.optimizer_step(1.0).grad_norm.item())
-        curve.weights = {name: weight.clone() for name, weight in engine.weights().items()}
+        curve.weights = {name: weight.cpu().clone() for name, weight in engine.weights().items()}
         engine.close()
     return curve
 
@@ -230,7 +238,8 @@ def plain(case: Case, work: TinyWorkload | None = None, given: nn.Module | None 
     """One process, whole batches, torch's own autocast and clipping: what every case must come to. given: a model in
     place of the workload's."""
     work = work or workload(case.model)
-    model, optimizer = given or work.build_model(), case.updates
+    device = device_of(case)
+    model, optimizer = (given or work.build_model()).to(device), case.updates
     trained = [p for p in model.parameters() if p.requires_grad]
     matrices, vectors = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim == 1]
     groups = [{"params": matrices, "weight_decay": optimizer.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
@@ -248,20 +257,20 @@ def plain(case: Case, work: TinyWorkload | None = None, given: nn.Module | None 
 
     with fp32_products(case.precision != "fp32"):
         for step in range(STEPS):
-            batch = work.collate([work.train.load(int(index), 0) for index in order.batch(step)[1]])
-            with torch.autocast("cpu", dtype=compute) if compute else contextlib.nullcontext():
+            batch = on(device, work.collate([work.train.load(int(i), 0) for i in order.batch(step)[1]]))
+            with torch.autocast(device, dtype=compute) if compute else contextlib.nullcontext():
                 logits = (copied if case.precision == "bf16-master" else model)(batch["features"]).float()
                 labels = batch["labels"]
                 loss = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
             loss.backward()
             curve.gradients = curve.gradients or {
-                name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
+                name: p.grad.cpu().clone() for name, p in model.named_parameters() if p.grad is not None
             }
             curve.norms.append(nn.utils.clip_grad_norm_(model.parameters(), CLIP).item())
             updates.step()
             updates.zero_grad()
             curve.losses.append(loss.item())
-    curve.weights = model.state_dict()
+    curve.weights = on("cpu", model.state_dict())
     return curve
 
 

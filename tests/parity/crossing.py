@@ -23,8 +23,8 @@ from drivetrain.data.loader import training_windows
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
 from drivetrain.engines.base import Engine
-from drivetrain.optim import lr_factor
 from drivetrain.ranks import Ranks
+from drivetrain.schedules import lr_factor
 from drivetrain.workloads.base import Workload
 from tests.parity.cases import CLIP
 from tests.parity.mesh_cases import BATCH, IGNORED, MeshCase, logits_and_targets, workload

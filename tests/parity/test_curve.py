@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.parity.cases import CLIP, Case, Curve, largest, plain, run_case, run_cases
+from tests.device import chosen_device
+from tests.parity.cases import CLIP, ON_DEVICE, Case, Curve, largest, plain, run_case, run_cases
 from tests.parity.table import Row, add_row
 from tests.ranks import RankPool
 
@@ -104,8 +105,14 @@ def in_the_subset(case: Case) -> bool:
     return some and of_tagger and case.precision == "fp32" and case.accumulation == 3
 
 
+def here(case: Case) -> bool:
+    """Whether a case tells something of the tests' device."""
+    return chosen_device() == "cpu" or case.engine in ON_DEVICE
+
+
 CASES = [
-    pytest.param(case, id=case.name, marks=[] if in_the_subset(case) else [pytest.mark.slow]) for case in every_case()
+    pytest.param(case, id=case.name, marks=[] if in_the_subset(case) else [pytest.mark.slow])
+    for case in filter(here, every_case())
 ]
 
 
@@ -141,6 +148,7 @@ def reference() -> Callable[[Case], Curve]:
     return of
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("case", CASES)
 def test_the_curve_is_that_of_plain_pytorch(
     case: Case, found: Callable[[Case], Curve], reference: Callable[[Case], Curve]

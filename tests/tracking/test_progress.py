@@ -44,6 +44,15 @@ def test_off_a_terminal_lines_are_plain_and_whole() -> None:
     assert text.rstrip().endswith("completed at step 20")
 
 
+def test_a_rate_below_one_is_no_zero() -> None:
+    console = Console(file=io.StringIO(), force_terminal=False, width=160, color_system=None, highlight=False)
+    tracker = ProgressTracker(console=console)
+    tracker.handle(RunStarted("run", "runs/run", 1, 0, 10, {}))
+    tracker.handle(StepDone(1, 0.5, 1.0, 1.0, 1e-3, None, 0, 2, 0.0312, 2.0))
+    assert isinstance(console.file, io.StringIO)
+    assert "  0.031 samples/s" in console.file.getvalue()
+
+
 def test_on_a_terminal_there_is_a_bar_with_time_left_and_evaluations_stay_above_it() -> None:
     text = shown(terminal=True)
     assert "20/20" in text

@@ -114,14 +114,15 @@ def test_code_of_the_current_folder_and_of_a_run_file_needs_no_word(
 
 
 def test_all_that_a_run_names_is_told_at_once(drivetrain: Command, folder: Path, tmp_path: Path) -> None:
-    more = "optimizer: {name: 'antigravity:Optimizer'}\ntracking: {trackers: [progress, 'this:Tracker']}\n"
+    more = "optimizer: {name: 'antigravity:Optimizer'}\nschedule: {name: 'this:shape'}\n"
+    more += "tracking: {trackers: [progress, 'this:Tracker']}\n"
     name(folder, tmp_path / "elsewhere" / "net.py", more)
     code, _, err = drivetrain("train", str(folder / "run.yaml"))
     assert code == 2
-    assert "3 problems" in err
-    assert all(each in err for each in ("antigravity:Optimizer", "this:Tracker", "elsewhere/net.py"))
+    assert "4 problems" in err
+    assert all(each in err for each in ("antigravity:Optimizer", "this:shape", "this:Tracker", "elsewhere/net.py"))
     code, _, err = drivetrain("replay", str(folder), "--step", "1")
-    assert "2 problems" in err, "a replay tells no tracker"
+    assert "3 problems" in err, "a replay tells no tracker"
 
 
 def test_a_permission_in_a_runs_folder_is_no_permission(drivetrain: Command, folder: Path, tmp_path: Path) -> None:
@@ -149,7 +150,7 @@ def test_whatever_imports_by_name_is_among_what_is_looked_at() -> None:
             if isinstance(node, ast.Call):
                 called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
                 calls.setdefault(called, set()).add(file.relative_to(SOURCE).as_posix())
-    assert calls["import_object"] == {"optim.py", "tracking/build.py"}
+    assert calls["import_object"] == {"optim.py", "schedules.py", "tracking/build.py"}
     assert calls["spec_from_file_location"] == {"workloads/user_file.py"}
     own = {"exec", "eval", "run_path", "run_module", "__import__"} & calls.keys()
     assert own <= {"eval"}, "model.eval() alone"

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from drivetrain.errors import UserError
+from drivetrain.models import language_head
 from drivetrain.workloads.language_model import LanguageModelWorkload
 from drivetrain.workloads.language_tokenizer import num_ids
 from tests.tiny_language import END, LLAMA, ROWS, SIZES, loaded, plain_loss, workload
@@ -225,8 +226,11 @@ def test_a_kernel_that_is_not_here_is_refused_with_those_that_are(tmp_path: Path
     assert "works here: eager, sdpa" in said
 
 
-def test_what_is_fused_in_vain_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fused", [True, "auto"])
+def test_what_is_fused_in_vain_is_said(fused: bool | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language_head, "AUTO_FROM", 1)
     gemma = {"model_type": "gemma2", **SIZES, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128}
-    work = workload(tmp_path, ROWS, model={"config": gemma, "fused_loss": True})
+    work = workload(tmp_path, ROWS, model={"config": gemma, "fused_loss": fused})
     built(work)
-    assert any(warning.startswith("workload.model.fused_loss: Gemma2") for warning in work.warnings)
+    said = f"workload.model.fused_loss={str(fused).lower()}: Gemma2"
+    assert any(warning.startswith(said) for warning in work.warnings)

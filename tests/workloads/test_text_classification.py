@@ -39,14 +39,17 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Text
     Path("vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
     Path("train.csv").write_text("\n".join(["label,text", *LINES]))
 
-    def made(model: dict[str, Any] | None = None, seed: int = 0, **data: Any) -> TextClassificationWorkload:
+    def made(
+        model: dict[str, Any] | None = None, seed: int = 0, loss: dict[str, Any] | None = None, **data: Any
+    ) -> TextClassificationWorkload:
         for name in ("train", "evaluation"):
             if isinstance(data.get(name), list):
                 Path(f"{name}.csv").write_text("\n".join(["label,text", *data[name]]))
                 data[name] = f"{name}.csv"
         given = {"train": "train.csv", "cache": "cache", "max_length": 16, **data}
         model = {"tokenizer": "vocab.txt", "config": BERT} if model is None else model
-        return TextClassificationWorkload(TextClassification.model_validate({"model": model, "data": given}), seed)
+        config = {"model": model, "data": given, "loss": loss or {}}
+        return TextClassificationWorkload(TextClassification.model_validate(config), seed)
 
     return made
 
@@ -177,6 +180,18 @@ def test_a_model_is_told_which_text_a_token_is_of_if_its_tokenizer_says_so(build
     assert same is not told_apart
 
 
+def test_a_file_without_a_header_is_told_how_to_say_so(build: Build) -> None:
+    Path("bare.csv").write_text("1,good\n0,bad\n" * 5)
+    with pytest.raises(UserError, match=r"if its first row \(1, good\) is data, give header: false"):
+        build(train="bare.csv")
+
+
+def test_an_archive_by_another_name_is_called_what_it_is(build: Build) -> None:
+    Path("zipped.csv").write_bytes(b"PK\x03\x04" + bytes(range(256)))
+    with pytest.raises(UserError, match=r"zipped\.csv is a zip archive"):
+        build(train="zipped.csv")
+
+
 def test_prediction_takes_a_file_without_labels(build: Build) -> None:
     workload = build()
     Path("new.csv").write_text("text\ngood\n\nbad room\n")
@@ -186,6 +201,56 @@ def test_prediction_takes_a_file_without_labels(build: Build) -> None:
     assert {row["label"] for row in rows} <= {"0", "1"}
     assert all(0.5 <= row["probability"] <= 1 for row in rows)
     assert workload.prediction_samples(None) is workload.evaluation
+
+
+def test_texts_that_are_typed_and_lines_of_a_file_are_predicted_as_rows_of_a_table_are(build: Build) -> None:
+    workload = build()
+    Path("new.csv").write_text("text\ngood hotel\nbad room\n")
+    Path("new.txt").write_text("good hotel\n\nbad room\n")
+    ways = [workload.prediction_samples("new.csv"), workload.prediction_samples("new.txt")]
+    ways.append(workload.text_samples(["good hotel", "bad room"]))
+    model = workload.build_model().eval()
+    rows = [workload.predict(model, workload.collate([way.load(i, 0) for i in range(2)])) for way in ways]
+    assert rows[0] == rows[1] == rows[2]
+    assert [list(way.names) for way in ways] == [["row 1", "row 2"], ["row 1", "row 3"], ["text 1", "text 2"]]
+    assert [workload.described(way, 1) for way in ways] == [{"text": "bad room"}] * 3
+
+
+def test_a_prediction_is_the_likeliest_class_and_has_the_probability_of_each(build: Build) -> None:
+    workload = build()
+    model, batch = workload.build_model().eval(), everything(workload)
+    inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+    expected = model(**inputs).logits.softmax(-1)
+    for row, found in zip(workload.predict(model, batch), expected.tolist(), strict=True):
+        assert list(row["probabilities"].values()) == pytest.approx(found, abs=1e-6)
+        assert row["probabilities"][row["label"]] == row["probability"] == max(row["probabilities"].values())
+
+
+def test_a_row_of_predictions_shows_the_text_and_the_label_that_the_data_give(build: Build) -> None:
+    workload = build()
+    shown = workload.described(workload.evaluation, 0)
+    assert list(shown) == ["text", "reference"]
+    label = workload.evaluation.load(0, 0)[2]
+    assert shown["reference"] == str(label)
+
+
+def test_typed_texts_are_refused_where_the_model_takes_pairs_and_where_one_is_empty(build: Build) -> None:
+    with pytest.raises(UserError, match="number 2 is empty"):
+        build().text_samples(["good", " "])
+    Path("pairs.csv").write_text("label,text,other\n" + "0,good,the room\n1,bad,hotel\n" * 6)
+    with pytest.raises(UserError, match="takes pairs of texts"):
+        build(train="pairs.csv", text_pair_column="other").text_samples(["good"])
+
+
+def test_class_weights_change_the_loss_and_are_in_the_report(build: Build) -> None:
+    plain, weighted = build(), build(loss={"class_weights": {"1": 3.0}})
+    model, batch = weighted.build_model().eval(), everything(weighted)
+    logits = model(**{name: tensor for name, tensor in batch.items() if name != "labels"}).logits
+    weight = torch.tensor([1.0, 3.0])
+    expected = torch.nn.functional.cross_entropy(logits, batch["labels"], weight)  # over all training samples
+    torch.testing.assert_close(weighted.loss_sum(model, batch) / weighted.count(batch), expected)
+    assert weighted.facts["class_weights"]["1"] == pytest.approx(3 * weighted.facts["class_weights"]["0"])
+    assert "class_weights" not in plain.facts
 
 
 def test_saved_assets_and_weights_load_into_plain_transformers(build: Build, tmp_path: Path) -> None:

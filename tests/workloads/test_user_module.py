@@ -141,6 +141,46 @@ def test_loss_sum_and_count_take_the_place_of_a_loss(build: Build) -> None:
     assert workload.metrics() == {}
 
 
+def test_classes_are_predicted_beside_a_loss_sum_too(build: Build) -> None:
+    text = CLASSES + (
+        "def loss_sum(model, batch):\n"
+        "    return nn.functional.cross_entropy(model(batch['input']), batch['target'], reduction='sum')\n"
+        "def count(batch):\n    return len(batch['target'])\n"
+    )
+    workload = build(text)
+    model, batch = workload.build_model(), whole(workload)
+    expected = model(batch["input"]).softmax(1)
+    for row, found in zip(workload.predict(model, batch), expected, strict=True):
+        assert row["prediction"] == int(found.argmax())
+        assert list(row["probabilities"].values()) == pytest.approx(found.tolist(), abs=1e-6)
+    assert workload.metrics() == {}
+
+
+def test_a_loss_sum_may_call_its_model_in_a_way_of_its_own(build: Build) -> None:
+    text = HEADER + (
+        "train_data = TensorDataset(x, torch.arange(12) % 4)\nclass Two(nn.Linear):\n"
+        "    def forward(self, x, scale):\n        return scale * super().forward(x)\nmodel = Two(3, 4)\n"
+        "def loss_sum(model, batch):\n"
+        "    return nn.functional.cross_entropy(model(batch['input'], 2.0), batch['target'], reduction='sum')\n"
+        "def count(batch):\n    return len(batch['target'])\n"
+    )
+    assert build(text).metrics() == {}
+
+
+def test_a_loss_of_another_kind_is_the_only_metric(build: Build) -> None:
+    text = HEADER + (
+        "train_data = evaluation_data = TensorDataset(x, x)\nmodel = nn.Linear(3, 2)\n"
+        "def loss(output, target):\n    return (output.sum(1) - target.sum(1)).square().mean()\n"
+    )
+    workload = build(text)
+    model, batch = workload.build_model(), whole(workload)
+    outputs, output = workload.outputs(model, batch), model(batch["input"])
+    assert workload.metrics() == {}
+    expected = (output.sum(1) - batch["target"].sum(1)).square().mean()
+    torch.testing.assert_close(outputs.loss_sum / outputs.count, expected)
+    assert workload.predict(model, batch)[3] == {"prediction": pytest.approx(output[3].tolist())}
+
+
 def evaluated(workload: UserModuleWorkload) -> tuple[dict[str, float], Tensor, Batch]:
     """The metrics over two unequal batches, the outputs, and all samples."""
     assert workload.evaluation is not None
@@ -217,6 +257,24 @@ def test_own_metrics_and_predictions_see_the_models_output(build: Build) -> None
     assert workload.metrics()["auroc"] is not workload.metrics()["auroc"]
     rows = json.loads(json.dumps(workload.predict(workload.build_model(), batch)))
     assert rows[0]["prediction"] == pytest.approx(output[0].softmax(0).tolist())
+
+
+def test_a_plain_function_is_a_metric(build: Build) -> None:
+    text = REGRESSION + (
+        "model = nn.Linear(3, 1)\nloss = nn.MSELoss()\n"
+        "def worst(output, target):\n    return (output - target).abs().max()\n"
+        "metrics = {'worst': worst}\n"
+    )
+    values, output, batch = evaluated(build(text))
+    assert values["worst"] == pytest.approx(float((output - batch["target"]).abs().max()))
+
+
+def test_a_metric_that_cannot_work_is_told_with_the_file(build: Build) -> None:
+    text = LINEAR + "loss = nn.MSELoss()\nmetrics = {'rate': lambda output, target: output.no_such_thing()}\n"
+    assert "the metric 'rate' failed" in refusal(build, text)
+    assert "metrics['rate'] is a float, no metric" in refusal(
+        build, LINEAR + "loss = nn.MSELoss()\nmetrics = {'rate': 0.5}\n"
+    )
 
 
 def test_one_sample_gets_one_row_even_if_the_model_squeezes(build: Build) -> None:

@@ -54,14 +54,14 @@ def same(one: State, other: State) -> bool:
     return type(mine) is type(theirs) and repr(mine) == repr(theirs)
 
 
-def copied(state: State) -> State:
-    """In CPU memory and apart from what training changes. Ties are kept."""
+def replaced(state: State, by: Callable[[Tensor], Tensor]) -> State:
+    """With another tensor in the place of each, made by `by`, which is called once for a tensor that occurs twice."""
     of: dict[tuple[Any, ...], Tensor] = {}
 
     def copy(tensor: Tensor) -> Tensor:
         identity = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
         if identity not in of or not tensor.numel():
-            of[identity] = tensor.detach().to("cpu", copy=True)
+            of[identity] = by(tensor)
         return of[identity]
 
     def walk(value: State) -> State:

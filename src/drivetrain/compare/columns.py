@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from drivetrain.compare.rows import Comparison, Row
+from drivetrain.rates import rate_text
 from drivetrain.report import RunReport
 
 Value = Callable[[RunReport], float | None]
@@ -136,7 +137,7 @@ def _seconds(value: float) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.1f}"
+    return rate_text(value, 0 if value >= 100 or value == int(value) else 1)
 
 
 def _share(value: float) -> str:

@@ -15,6 +15,7 @@ from rich.text import Text
 from drivetrain.compare.matrix import Cell, Matrix
 from drivetrain.compare.outcome import Outcome
 from drivetrain.compare.runner import Glance
+from drivetrain.rates import rate_text
 from drivetrain.tracking.jsonl import parsed
 
 SHOWN_AROUND = 6  # cells before and after the running one: a matrix may be longer than the screen
@@ -116,7 +117,8 @@ def _progress(run_folder: Path) -> str:
     for line in reversed(lines):
         event = parsed(line)
         if event is not None and event["event"] == "step":
-            return f"step {event['step']}  loss {event['loss']:.4f}  {event['samples_per_second']:,.0f} samples/s"
+            rate = rate_text(event["samples_per_second"])
+            return f"step {event['step']}  loss {event['loss']:.4f}  {rate} samples/s"
     return ""
 
 

@@ -150,14 +150,14 @@ class Traits:
 
 
 _NO_MASTER = dict.fromkeys(
-    ("bf16-master", "fp16-master"), "it keeps no second copy of the weights; fsdp and deepspeed do"
+    ("bf16-master", "fp16-master"), "it keeps no second copy of the weights; single, ddp, fsdp and deepspeed do"
 )
 _ONLY_MASTER = "DeepSpeed keeps master weights in fp32"
 _NO_FP8 = {"fp8-mixed": "torchao's layers for it were tried on single, ddp and fsdp alone"}
 
 
 ENGINES: dict[str, Traits] = {
-    "single": Traits("one process, one device", spreads=False, lacks=_NO_MASTER),
+    "single": Traits("one process, one device", spreads=False),
     "dp": Traits(
         "nn.DataParallel",
         spreads=False,
@@ -168,7 +168,7 @@ ENGINES: dict[str, Traits] = {
         },
         lacks=_NO_MASTER | _NO_FP8,
     ),
-    "ddp": Traits("DistributedDataParallel", spreads=True, lacks=_NO_MASTER),
+    "ddp": Traits("DistributedDataParallel", spreads=True),
     "fsdp": Traits(
         "FSDP2 (fully_shard)", spreads=True, lacks={"fp16-master": "FSDP2 does not scale the loss; take fp16-mixed"}
     ),

@@ -55,6 +55,8 @@ def engine_problems_here(run: RunConfig, machine: Machine) -> Iterator[Problem]:
     engine, where = driving(run.engine), _where(run)
     if isinstance(engine, DdpEngine) and engine.gradient_compression == "bf16" and machine.device == "cpu":
         yield Problem(f"{where}.gradient_compression", "DDP compresses to bf16 between GPUs only", "give fp16 or none")
+    if isinstance(engine, DeepspeedEngine) and run.precision == "fp16-master" and machine.device == "cpu":
+        yield Problem("precision", "DeepSpeed has no fp16 on a CPU", "take bf16-master, or engine=single or ddp")
     if machine.packages is not None:
         for package in sorted({run.engine.name, engine.name} & {"deepspeed", "accelerate"} - machine.packages):
             yield Problem("engine", f"{package} is not installed", f"pip install 'drivetrain[{package}]'")
@@ -74,7 +76,7 @@ def _where(run: RunConfig) -> str:
 def _from_the_table(run: RunConfig) -> Iterator[Problem]:
     name, found = label(run.engine), traits(run.engine)
     for field, why in found.refuses.items():
-        if not is_default(run, field):
+        if not is_default(run, field) and getattr(run, field) is not False:
             yield Problem(field, f"engine={name} cannot have it: {why}", f"leave it out, or take engine={_with(field)}")
     if run.precision in found.lacks:
         why = f"engine={name} has no {run.precision}: {found.lacks[run.precision]}"
@@ -128,7 +130,7 @@ def _of_a_mesh(run: RunConfig, engine: MeshEngine, where: str) -> Iterator[Probl
     if run.micro_batch_limit is not None and (run.batch_size is not None or run.batch_size_per_device is not None):
         share = -(-run.global_batch // run.data_parallel_size)
         yield from mesh.idle_stages(engine, share, run.micro_batch_limit, "micro_batch_size")
-    if engine.schedule == "zero_bubble" and run.compile:
+    if engine.schedule == "zero_bubble" and run.compile is True:
         why = "it takes backward passes apart, which PyTorch cannot do with compiled blocks"
         yield Problem(f"{where}.schedule", why, "leave compile out, or take 1f1b")
     if not isinstance(run.workload, UserModule):

@@ -42,8 +42,8 @@ class LanguageModelModel(Frozen):
     )
     train_last_blocks: int | None = doc("Train the last blocks only, so many, and freeze the rest", None, gt=0)
     neftune_alpha: float | None = doc("Noise on the embeddings while training (NEFTune); 5 is usual", None, gt=0)
-    fused_loss: bool = doc(
-        "Compute head and loss in pieces, without ever holding all logits: less memory at large vocabularies", False
+    fused_loss: bool | Literal["auto"] = doc(
+        "Compute head and loss in pieces, without ever holding all logits; auto does so where they are many", "auto"
     )
 
 
@@ -101,6 +101,11 @@ class LanguageData(Frozen):
         "error",
     )
     packing: bool = doc("sft: lay the samples of a micro-batch end to end, without padding; same result", True)
+    fixed_rows: bool | Literal["auto"] = doc(
+        "Packed rows: fill each up to one length, so that shapes never change; same result. auto: on a GPU, and where "
+        "blocks are compiled",
+        "auto",
+    )
     group_by_length: bool = doc("sft without packing: cut batches into micro-batches of like length", True)
     stream: bool = doc("Read and tokenise rows when they are needed; shuffled within stream_buffer", False)
     stream_buffer: int = doc("Rows shuffled together in a stream", 10_000, gt=0)

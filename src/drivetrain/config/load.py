@@ -11,9 +11,10 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from drivetrain.config.engine import ENGINES, block_of
+from drivetrain.config.engine import ENGINES, SHORT, block_of
 from drivetrain.config.files import BrokenText, parsed_yaml, read_yaml
 from drivetrain.config.run import RunConfig
+from drivetrain.config.unknown import blocks_of, siblings, tag_of, unknown
 from drivetrain.errors import Problem, UserError, clipped, problem, shown
 
 UNKNOWN, MISSING = "extra_forbidden", "missing"  # pydantic's names of these errors
@@ -118,21 +119,25 @@ def resolve_key(key: str) -> list[str]:
 
 def field_paths(model: type[BaseModel] = RunConfig, prefix: tuple[str, ...] = ()) -> Iterator[tuple[list[str], Any]]:
     """Every field of the run file as (path, pydantic FieldInfo), blocks before what they hold."""
+    for _, path, info in owned_fields(model, prefix):
+        yield path, info
+
+
+def owned_fields(
+    model: type[BaseModel] = RunConfig, prefix: tuple[str, ...] = (), owner: str = ""
+) -> Iterator[tuple[str, list[str], Any]]:
+    """The same with what a run file calls the kind of block that has the field: a workload's type, an engine's name."""
     for name, info in model.model_fields.items():
-        yield [*prefix, name], info
-        for block in _blocks(info.annotation):
-            yield from field_paths(block, (*prefix, name))
+        yield owner, [*prefix, name], info
+        blocks = blocks_of(info.annotation)
+        for block in blocks:
+            own = tag_of(block) if len(blocks) > 1 else None
+            yield from owned_fields(block, (*prefix, name), own or owner)
 
 
 def _is_free(info: Any) -> bool:
     """Whether the field takes a mapping with keys of the user's choice."""
     return any(get_origin(part) is dict for part in (info.annotation, *get_args(info.annotation)))
-
-
-def _blocks(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [block for argument in get_args(annotation) for block in _blocks(argument)]
 
 
 # --- pydantic's errors as problems -----------------------------------------------------------------------------------
@@ -142,10 +147,12 @@ def _problem(detail: ErrorDetails, raw: dict[str, Any]) -> Problem:
     path = _path_in(detail["loc"], raw)
     field = clipped(".".join(map(str, path)), MOST_KEY) or "run file"
     if detail["type"] == UNKNOWN:
-        return Problem(field, "there is no such key", _nearest(str(path[-1]), _siblings(path)))
+        return unknown(field, path, raw)
     if detail["type"] == "union_tag_invalid":
         tag, known = str(detail["ctx"]["tag"]), [name.strip("'") for name in detail["ctx"]["expected_tags"].split(", ")]
-        return Problem(field, f"{tag} was given; there are {', '.join(known)}", _nearest(tag, known))
+        short = [*SHORT] if path and path[0] == "engine" else []
+        listed = ", ".join([*known, *(name for name in short if name.startswith("zero"))])
+        return Problem(field, f"{tag} was given; there are {listed}", _nearest(tag, [*known, *short]))
     documentation = next((info.description for p, info in field_paths() if p == path), None)
     if detail["type"] == MISSING:
         return Problem(field, "is required and was not given", documentation or "add it to the run file")
@@ -170,16 +177,11 @@ def _holds(path: Sequence[Any], others: Sequence[Sequence[Any]]) -> bool:
     return any(list(other[: len(path)]) == list(path) for other in others)
 
 
-def _siblings(path: Sequence[Any]) -> list[str]:
-    """Names of the fields that may stand in the place of this path's last key."""
-    return [str(each[-1]) for each, _ in field_paths() if each[:-1] == [str(part) for part in path[:-1]]]
-
-
 def _moved(path: Sequence[Any], raw: Any) -> list[Any] | None:
     """Put an unknown key's value where it was meant for as well. None where no name is near, or that one is taken."""
+    near = difflib.get_close_matches(str(path[-1]), siblings(path, raw), n=1)
     for part in path[:-1]:
         raw = raw[part]
-    near = difflib.get_close_matches(str(path[-1]), _siblings(path), n=1)
     if not near or near[0] in raw:
         return None
     raw[near[0]] = raw[path[-1]]

@@ -17,3 +17,4 @@ class Machine:
     compute_capability: tuple[int, int] | None  # NVIDIA only
     native_dtypes: frozenset[str]  # dtypes whose matrix products the device has instructions for
     packages: frozenset[str] | None = None  # optional ones that are installed; None: not asked
+    unused: str | None = None  # a device that PyTorch sees here and no run takes

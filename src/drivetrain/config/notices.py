@@ -9,16 +9,25 @@ from drivetrain.config.engine import AccelerateEngine, DeepspeedEngine, FsdpEngi
 from drivetrain.config.engine_rules import foreign, is_default, is_read
 from drivetrain.config.language import LanguageModel
 from drivetrain.config.machine import Machine
+from drivetrain.config.mesh import MeshEngine
 from drivetrain.config.precision import Precision
 from drivetrain.config.resolve import needs_rows
 from drivetrain.config.run import RunConfig
+from drivetrain.config.training import Schedule
 from drivetrain.config.workload import UserModule
 
 
 def notices(run: RunConfig, machine: Machine) -> list[str]:
     emulation = emulation_notice(run.precision_spec, machine)
-    of_the_run = [*_without_effect(run), *_spread(run, machine), *_foreign(run), *_underflow(run)]
-    return [*of_the_run, *([emulation] if emulation else [])]
+    of_the_run = [
+        *_without_effect(run),
+        *_spread(run, machine),
+        *_casts(run, machine),
+        *_foreign(run),
+        *_underflow(run),
+    ]
+    of_the_machine = [f"{machine.unused} is not used: this run takes the CPU"] if machine.unused else []
+    return [*of_the_run, *of_the_machine, *([emulation] if emulation else [])]
 
 
 def _without_effect(run: RunConfig) -> Iterator[str]:
@@ -34,9 +43,10 @@ def _without_effect(run: RunConfig) -> Iterator[str]:
         ("optimizer.momentum", optimizer != "sgd", "only sgd reads it"),
         ("optimizer.betas", optimizer in {"sgd", "adafactor"}, f"{optimizer} has none"),
         ("optimizer.eps", optimizer in {"sgd", "adafactor"}, "sgd has none, adafactor's are optimizer.options.eps"),
-        ("schedule.final_lr_ratio", run.schedule.name == "constant", "constant stays"),
+        *_of_the_schedule(run.schedule),
         ("evaluation.every_epochs", run.evaluation.every_steps is not None, "every_steps was given and decides"),
         ("loader.prefetch", not run.loader.workers, "there are no workers"),
+        ("workload.data.fixed_rows", _not_packed(run), "no rows of known lengths are packed"),
         ("micro_batch_size", _whole_batch(run), "it is not smaller than the batch"),
         ("workload.data.evaluation_fraction", _has_evaluation_data(run), "evaluation data were given"),
     )
@@ -45,8 +55,29 @@ def _without_effect(run: RunConfig) -> Iterator[str]:
             yield f"{field} has no effect: {why}"
 
 
+def _of_the_schedule(schedule: Schedule) -> Iterator[tuple[str, bool, str]]:
+    """Each field, whether nothing reads it, and why."""
+    name, own = schedule.name, schedule.own
+    rules_all = "a function of your own rules the whole run"
+    yield "schedule.final_lr_ratio", name == "constant" or own, "constant stays" if not own else rules_all
+    for field in ("warmup_steps", "warmup_ratio"):
+        yield f"schedule.{field}", own, rules_all
+    yield "schedule.power", name != "polynomial", "only polynomial reads it"
+    for field in ("decay_ratio", "decay_steps", "decay_shape"):
+        yield f"schedule.{field}", name != "wsd", "only wsd reads it"
+    yield "schedule.options", not own, "only a function of your own takes them"
+
+
 def _has_evaluation_data(run: RunConfig) -> bool:
     return not isinstance(run.workload, UserModule) and run.workload.data.evaluation is not None
+
+
+def _not_packed(run: RunConfig) -> bool:
+    """Of a language model: batches are padded, or read from a stream."""
+    if not isinstance(run.workload, LanguageModel):
+        return False
+    data = run.workload.data
+    return run.workload.stage != "sft" or not data.packing or data.stream
 
 
 def _whole_batch(run: RunConfig) -> bool:
@@ -66,8 +97,22 @@ def _spread(run: RunConfig, machine: Machine) -> Iterator[str]:
         yield "offloading saves nothing here: on a CPU run everything is in CPU memory already"
     if isinstance(run.workload, LanguageModel) and run.workload.stage == "sft" and needs_rows(run):
         yield f"batches are padded, not packed: engine={name} needs each sample in a row of its own; same result"
+    if isinstance(engine, MeshEngine) and engine.tp > 1 and _may_fuse(run):
+        yield "workload.model.fused_loss has no effect: tp splits the head, and each rank has logits of its part alone"
     if isinstance(run.engine, AccelerateEngine) and engine.name != "ddp" and machine.device == "cpu":
         yield f"Accelerate has no {engine.name} between CPUs: it is told that they are GPUs; what it made is checked"
+
+
+def _casts(run: RunConfig, machine: Machine) -> Iterator[str]:
+    if run.precision == "bf16-mixed" and machine.device == "cuda" and "bf16-master" not in traits(run.engine).lacks:
+        yield (
+            "bf16-mixed casts fp32 weights in every forward pass; precision=bf16-master casts them once a step, and "
+            "computes in bf16 also what autocast keeps in fp32 (docs/precision.md)"
+        )
+
+
+def _may_fuse(run: RunConfig) -> bool:
+    return isinstance(run.workload, LanguageModel) and run.workload.model.fused_loss is not False
 
 
 def _offloads(engine: Any) -> bool:

@@ -36,7 +36,10 @@ def check(run: RunConfig, machine: Machine) -> list[Problem]:
 
 def check_anywhere(run: RunConfig) -> list[Problem]:
     """Those of them that hold on every machine."""
-    of_the_run = (_batch, engine_problems, restart_problems, _length, _model, _adapter, _quantisation, _paths)
+    of_the_run = (
+        *(_batch, engine_problems, restart_problems, _length),
+        *(_model, _loss, _adapter, _quantisation, _paths),
+    )
     return [problem for rule in of_the_run for problem in rule(run)]
 
 
@@ -67,7 +70,7 @@ PRECISION_NEEDS: dict[str, Need] = {
     "fp16-mixed": Need(("cpu", "cuda"), (5, 3)),
     "bf16-mixed": Need(("cpu", "cuda"), (8, 0)),
     "fp8-mixed": Need(("cuda",), FP8_FROM, nvidia_only=True),
-    "fp16-master": Need(("cuda",), (5, 3)),
+    "fp16-master": Need(("cpu", "cuda"), (5, 3)),
     "bf16-master": Need(("cpu", "cuda"), (8, 0)),
 }
 
@@ -162,6 +165,19 @@ def _model(run: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _loss(run: RunConfig) -> Iterator[Problem]:
+    if not isinstance(run.workload, ImageClassification | TextClassification):
+        return
+    loss = run.workload.loss
+    if loss.focal_gamma and loss.label_smoothing:
+        why = "focal loss asks how likely the one right class is, which smoothed targets do not have"
+        yield Problem("workload.loss", why, "give focal_gamma or label_smoothing")
+    given = loss.class_weights
+    if given is not None and given != "balanced" and not any(given.values() if isinstance(given, dict) else given):
+        fix = "give weights above 0, or leave it out"
+        yield Problem("workload.loss.class_weights", "no class weighs anything", fix)
+
+
 def _adapter(run: RunConfig) -> Iterator[Problem]:
     if run.quantised_base is not None:
         yield from quantised_base_problems(run.quantised_base, run.adapter is not None)
@@ -177,7 +193,7 @@ def _adapter(run: RunConfig) -> Iterator[Problem]:
     if run.recompute and any(adapter.method == "prefix" for adapter in run.adapter):
         yield Problem("recompute", "a block that is computed twice would see the prefix twice", "leave it out")
     if isinstance(run.engine, MeshEngine):
-        yield from mesh.adapter_problems(run.engine, run.adapter, run.compile)
+        yield from mesh.adapter_problems(run.engine, run.adapter, run.compile is True)
     if isinstance(run.workload, LanguageModel):
         model = run.workload.model
         if model.train_last_blocks is not None:

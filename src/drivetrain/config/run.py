@@ -69,9 +69,13 @@ class RunConfig(Frozen):
     offload_activations: bool = doc(
         "Keep what the backward pass needs of the model's blocks in CPU memory: less GPU memory, more time", False
     )
-    compile: bool = doc("Compile the model with torch.compile", False)
+    compile: bool | Literal["auto"] = doc(
+        "Compile the model's blocks with torch.compile; auto: on a GPU, where it is known to pay", "auto"
+    )
     allocator: Literal["keep", "system"] = doc(
-        "CPU memory: keep freed blocks for reuse (quicker, higher resident memory), or the system's way", "keep"
+        "keep: freed CPU memory is kept for reuse (quicker, higher resident memory), a GPU's lies in segments that "
+        "grow (fewer gaps); system: as the C library and PyTorch have it",
+        "keep",
     )
     seed: int = doc("Seed of the weights, the data order, augmentation and dropout", 0, ge=0, lt=2**32)
     deterministic: bool = doc("GPU: choose deterministic kernels, so that resuming is exact to the bit", False)

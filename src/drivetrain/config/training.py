@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from drivetrain.config.base import Frozen, doc
 
@@ -25,11 +26,15 @@ IMPORT_PATH = r"[^\W\d]\w*(\.[^\W\d]\w*)*[.:][^\W\d]\w*"
 
 def _optimizer(name: str) -> str:
     """One of OPTIMIZERS, or an import path. ValueError for what neither could be."""
-    if name in OPTIMIZERS or re.fullmatch(IMPORT_PATH, name):
+    return _known_or_path(name, OPTIMIZERS, "Class")
+
+
+def _known_or_path(name: str, known: Sequence[str], kind: str) -> str:
+    if name in known or re.fullmatch(IMPORT_PATH, name):
         return name
-    near = difflib.get_close_matches(name[:40], OPTIMIZERS, n=1)
+    near = difflib.get_close_matches(name[:40], known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise ValueError(f"known: {', '.join(OPTIMIZERS)}; others as package.module:Class{hint}")
+    raise ValueError(f"known: {', '.join(known)}; others as package.module:{kind}{hint}")
 
 
 class Optimizer(Frozen):
@@ -56,11 +61,33 @@ class Optimizer(Frozen):
         return "8bit" in self.path or self.path.startswith(("torchao", "bitsandbytes"))
 
 
+SCHEDULES = ("constant", "linear", "cosine", "polynomial", "inverse_sqrt", "wsd", "onecycle")
+
+
+def _schedule(name: str) -> str:
+    """One of SCHEDULES, or an import path. ValueError for what neither could be."""
+    return _known_or_path(name, SCHEDULES, "function")
+
+
 class Schedule(Frozen):
-    name: Literal["constant", "linear", "cosine"] = doc("Shape after the warm-up", "constant")
+    name: Annotated[str, AfterValidator(_schedule)] = doc(
+        "Shape after the warm-up: constant, linear, cosine, polynomial, inverse_sqrt, wsd (stays at the peak, then "
+        "falls) or onecycle; or the import path of a function of (updates, total_updates) (package.module:function)",
+        "constant",
+    )
     warmup_steps: int = doc("Updates before the peak rate; the first has peak / (warmup_steps + 1)", 0, ge=0)
     warmup_ratio: float = doc("The same as a share of the run's steps; give one of the two", 0.0, ge=0, lt=1)
-    final_lr_ratio: float = doc("Where linear and cosine end, as a share of the peak", 0.0, ge=0, le=1)
+    final_lr_ratio: float = doc("Where the rate ends, as a share of the peak", 0.0, ge=0, le=1)
+    power: float = doc("polynomial only: the exponent of the share that is left; 1 is linear", 1.0, gt=0)
+    decay_ratio: float = doc("wsd only: the share of the run's steps in which the rate falls", 0.1, gt=0, le=1)
+    decay_steps: int = doc("wsd only: the same in steps; 0 takes decay_ratio", 0, ge=0)
+    decay_shape: Literal["linear", "cosine", "sqrt"] = doc("wsd only: how it falls; sqrt is 1 - sqrt(share)", "linear")
+    options: dict[str, Any] = doc("Further keyword arguments of a function of your own", {})
+
+    @property
+    def own(self) -> bool:
+        """Whether the name is the import path of a function."""
+        return self.name not in SCHEDULES
 
 
 class Scaler(Frozen):
@@ -102,7 +129,11 @@ class Tracking(Frozen):
 
 
 class Loader(Frozen):
-    workers: int = doc("Processes that load and augment ahead of the model", 0, ge=0)
+    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = doc(
+        "Processes that load and augment ahead of the model; auto: a core of the rank each but one, where a sample "
+        "takes a millisecond or more, else none",
+        "auto",
+    )
     prefetch: int = doc("Micro-batches each worker keeps ready", 4, gt=0)
 
 
@@ -110,5 +141,10 @@ class Loop(Frozen):
     epochs: int | None = doc("Passes over the training data; give epochs or steps", None, gt=0)
     steps: int | None = doc(
         "Steps, each of one global batch and one update, skipped ones included; give epochs or steps", None, gt=0
+    )
+    collect_every: Annotated[int, Field(ge=0)] | Literal["auto"] = doc(
+        "Steps between full collections of Python's garbage; 0: when Python likes; auto: 50 where several ranks would "
+        "wait for one another's, else 0",
+        "auto",
     )
     max_grad_norm: float | None = doc("Clip the global gradient norm to this", None, gt=0)

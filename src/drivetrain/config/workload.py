@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from drivetrain.config.base import Frozen, PathOrId, doc
 from drivetrain.config.language import BadRows, LanguageModel
@@ -21,14 +23,16 @@ class ImageModel(Frozen):
 
 
 class ImageData(Frozen):
-    source: Literal["digits", "folder", "cifar10", "parquet", "hub"] = doc(
-        "digits (bundled), folder of class folders, CIFAR-10 python pickles, parquet files, or a hub data set"
+    source: Literal["digits", "folder", "table", "cifar10", "parquet", "hub"] = doc(
+        "digits (bundled), folder of class folders, table of file names and labels (CSV, TSV, JSON Lines), CIFAR-10 "
+        "python pickles, parquet files, or a hub data set"
     )
     train: PathOrId | None = doc("Training data: a folder, a file or a hub id (not for digits)", None)
     evaluation: PathOrId | None = doc("Evaluation data, same form; split off from train if left out", None)
     evaluation_fraction: float = doc("Stratified share split off when evaluation is not given", 0.1, gt=0, lt=1)
-    image_column: str = doc("Column that holds the images (parquet, hub)", "image")
-    label_column: str = doc("Column that holds the labels (parquet, hub)", "label")
+    image_column: str = doc("Column that holds the images (parquet, hub) or their file names (table)", "image")
+    label_column: str = doc("Column that holds the labels (table, parquet, hub)", "label")
+    image_folder: PathOrId | None = doc("Folder of the files that a table names; left out, the table's own", None)
     limit_train: int | None = doc("Use this many training samples, drawn in the classes' proportions", None, gt=0)
     limit_evaluation: int | None = doc("Use this many evaluation samples, in the classes' proportions", None, gt=0)
     image_size: int | None = doc("Resize images to this many pixels a side; left out, all must be one size", None, gt=0)
@@ -38,10 +42,24 @@ class ImageData(Frozen):
     std: list[float] | None = doc("Standard deviation a channel; the model's own if it has one, else 0.5", None)
 
 
+Weight = Annotated[float, Field(ge=0)]
+
+
+class ClassLoss(Frozen):
+    class_weights: Literal["balanced"] | dict[str | int, Weight] | list[Weight] | None = doc(
+        "Weight of each class: {name: weight} (1 for the others), a list in the classes' order, or balanced, by which "
+        "each class counts the same; scaled to a mean of 1 over the training samples",
+        None,
+    )
+    label_smoothing: float = doc("Share of each target that is spread over all classes", 0.0, ge=0, lt=1)
+    focal_gamma: float = doc("Focal loss: the higher, the less samples count that are right already", 0.0, ge=0)
+
+
 class ImageClassification(Frozen):
     type: Literal["image_classification"] = doc("Task", "image_classification")
     model: ImageModel = doc("Model to train")
     data: ImageData = doc("Images and labels")
+    loss: ClassLoss = doc("Cross-entropy, and what changes it", ClassLoss())
     channels_last: bool = doc("Keep images and weights channels-last, which convolutions usually prefer", True)
 
 
@@ -81,6 +99,7 @@ class TextClassification(Frozen):
     type: Literal["text_classification"] = doc("Task", "text_classification")
     model: TextModel = doc("Model to train")
     data: TextData = doc("Texts and labels")
+    loss: ClassLoss = doc("Cross-entropy, and what changes it", ClassLoss())
 
 
 class UserModule(Frozen):

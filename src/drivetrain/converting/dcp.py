@@ -142,6 +142,7 @@ class _Unpickler(pickle.Unpickler):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype | torch.layout)
         if f"{module}.{name}" == pickles.GETATTR:
             return pickles.member
+        module = "pathlib" if module == "pathlib._local" else module  # as Python 3.13 writes it, and no other has it
         if (module, name) in KNOWN or is_dtype:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it names {module}.{name}, which is none of torch's metadata and could run code")

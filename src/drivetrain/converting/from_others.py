@@ -24,9 +24,9 @@ def convert_from(
     format_: str | None,
     run_file: Path,
     overrides: Sequence[str],
-    step: int | None = None,
-    weights_only: bool = False,
-    trust: bool = False,
+    step: int | None,
+    weights_only: bool,
+    trust: bool,
 ) -> tuple[str, Path, list[Note]]:
     """Another software's checkpoint → its format, the new checkpoint in the run's folder, and the notes."""
     run, problems = load(run_file, overrides)

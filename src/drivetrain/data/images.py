@@ -1,4 +1,4 @@
-"""Images and labels: bundled digits, class folders, CIFAR-10 pickles, parquet files, hub data sets."""
+"""Images and labels: bundled digits, class folders, tables of files, CIFAR-10 pickles, parquet files, hub data sets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from PIL import Image, ImageOps
 from drivetrain.config.workload import ImageData
 from drivetrain.data.cifar import read_cifar10
 from drivetrain.data.image_folders import FolderFiles, is_hidden, read_folders
-from drivetrain.data.image_tables import hub_images, parquet_images
 from drivetrain.errors import RunError, problem
 
 EVALUATION_FOLDERS = ("test", "validation", "val", "valid", "dev", "eval", "evaluation")
@@ -110,13 +109,22 @@ def read_pictures(config: ImageData, path: str | None, field: str, split: str) -
             return _digits()
         case "folder":
             return class_folders(Path(path or "").expanduser(), field, split)
+        case "table":
+            from drivetrain.data.image_lists import listed_images
+
+            given = listed_images(config, path or "", field, image_suffixes())
+            return LabelledPictures(file_pictures(given.files, given.names), given.labels)
         case "cifar10":
             images, numbers, names = read_cifar10(Path(path or "").expanduser(), field, split)
             calls = [f"{split} {i}" for i in range(len(images))]
             return LabelledPictures(ArrayPictures(images, calls), np.array(names)[numbers], tuple(names))
         case "parquet":
+            from drivetrain.data.image_tables import parquet_images  # these few import pandas, which takes a while
+
             table = parquet_images(Path(path or "").expanduser(), field, config, split)
         case "hub":
+            from drivetrain.data.image_tables import hub_images
+
             table = hub_images(path or "", field, config, split)
     assert table.labels is not None
     return LabelledPictures(EncodedPictures(table.open, table.names), table.labels, table.classes)
@@ -128,6 +136,8 @@ def pictures_to_predict(config: ImageData, path: str, field: str) -> Pictures:
     if not given.exists():
         raise problem(field, f"{path} does not exist", f"paths are taken from the current folder, {Path.cwd()}")
     if given.suffix == ".parquet" or (given.is_dir() and any(given.glob("*.parquet"))):
+        from drivetrain.data.image_tables import parquet_images
+
         table = parquet_images(given, field, config, "test", labelled=False)
         return EncodedPictures(table.open, table.names)
     if given.is_file():
@@ -163,7 +173,9 @@ def class_folders(root: Path, field: str, split: str) -> LabelledPictures:
     if not files:
         loose = sum(path.is_file() and path.suffix.lower() in image_suffixes() for path in root.iterdir())
         why = f"{root} holds {loose} images but no class folders with images" if loose else f"{root} holds no images"
-        raise problem(field, why, "lay it out as <class>/<image>.png")
+        tables = sorted(path.name for path in root.iterdir() if path.suffix.lower() in {".csv", ".tsv", ".jsonl"})
+        listed = f", or give source: table and train: {root / tables[0]}" if tables else ""
+        raise problem(field, why, f"lay it out as <class>/<image>.png{listed}")
     notes = _notes(root, [*found.values()])
     pictures = file_pictures(files, [os.path.relpath(file, root) for file in files])
     return LabelledPictures(pictures, np.array(labels), notes=notes)

@@ -18,10 +18,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from drivetrain.config.training import Loader
+from drivetrain.data.loading_time import workers_for
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
 from drivetrain.errors import RunError, UserError
 
+MOST_AHEAD = 2  # micro-batches of each worker, where their number is not the user's
 Collate = Callable[[Sequence[Any]], dict[str, Tensor]]
 
 
@@ -90,21 +92,24 @@ def evaluation_batches(
     loader: Loader,
     data_rank: int = 0,
     data_world: int = 1,
+    cuts: Sequence[range] | None = None,
 ) -> Iterator[MicroBatch]:
     """All samples once over all ranks, in order; the last batch may be smaller.
 
     Batches are dealt whole, in turns, so that outputs are the same to the bit on any number of ranks. All ranks get
     equally many: who would get none in the last round gets the last batch again, not to be counted.
+
+    cuts: the samples of each batch; left out, batch_size after batch_size.
     """
-    starts = range(0, len(samples), batch_size)
-    rounds = math.ceil(len(starts) / data_world)
+    if cuts is None:
+        cuts = [range(start, min(start + batch_size, len(samples))) for start in range(0, len(samples), batch_size)]
+    rounds = math.ceil(len(cuts) / data_world)
     mine = [turn * data_world + data_rank for turn in range(rounds)]
-    dealt = [starts[min(number, len(starts) - 1)] for number in mine]
-    keys = ([(0, i) for i in range(start, min(start + batch_size, len(samples)))] for start in dealt)
+    keys = ([(0, index) for index in cuts[min(number, len(cuts) - 1)]] for number in mine)
     pins = torch.cuda.is_initialized()  # this process computes on a GPU, which copies pinned memory without waiting
     batches = _batches(samples, collate, keys, loader, pins)
     for number, batch in zip(mine, batches, strict=True):
-        yield MicroBatch(batch, counts=number < len(starts))
+        yield MicroBatch(batch, counts=number < len(cuts))
 
 
 class _Keyed(Dataset[Any]):
@@ -137,12 +142,15 @@ def _batches(
 def _data_loader(
     samples: Loadable, collate: Collate, keys: Iterable[list[tuple[int, int]]], loader: Loader, pin_memory: bool
 ) -> DataLoader[Any]:
+    auto = loader.workers == "auto"
+    workers = workers_for(samples) if loader.workers == "auto" else loader.workers
+    ahead = min(loader.prefetch, MOST_AHEAD) if auto else loader.prefetch
     return DataLoader(
         _Keyed(samples),
         batch_sampler=keys,
         collate_fn=functools.partial(_collated, collate),
-        num_workers=loader.workers,
-        prefetch_factor=loader.prefetch if loader.workers else None,
+        num_workers=workers,
+        prefetch_factor=ahead if workers else None,
         pin_memory=pin_memory,
         worker_init_fn=_leave_signals_to_the_run,
         # DataLoader draws a seed when it starts; from a generator of its own, or dropout would depend on it

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from drivetrain.data.fixed_rows import best_fit
+from drivetrain.row_shape import Rows
+
 MOST_MORE = 12  # micro-batches beyond those that the bound asks for
 MOST_WEIGHED = 64  # micro-batches of one share; of more, each is short, and weighing them takes longer than it wins
 MOST_CANDIDATES = 256  # places at which a share may be cut; more would take longer than they win
@@ -28,13 +31,14 @@ class Lengths:
     """Of each sample, and what a micro-batch costs beside its (padded) tokens, in tokens.
 
     packed: samples are laid end to end, so that a micro-batch has as many tokens as they have together.
-    most: tokens of a micro-batch, unless one sample has more.
+    most: tokens of a micro-batch, unless one sample has more. rows: what packed rows are filled up to, if they are.
     """
 
     tokens: np.ndarray
     overhead: int
     packed: bool = False
     most: int | None = None
+    rows: Rows | None = None
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,22 @@ class Slice:
         by_length = indices[np.argsort(tokens[indices], kind="stable")]
         shares = [rank_share(by_length, rank, self.data_world) for rank in range(self.data_world)]
         mine = shares[self.data_rank]
+        if self.lengths.rows is not None:
+            return self._rows(self.lengths.rows, mine, shares)
         if self.lengths.packed:
             count = max(fewest_packs(tokens[share], self.micro_batch_size, self.lengths.most) for share in shares)
             return [mine[pack] for pack in packs(tokens[mine], count, self.micro_batch_size)]
         count = self._best_count([tokens[share] for share in shares], self._fewest(len(indices)))
         found = best_cuts(tokens[mine], count, self.micro_batch_size, self._most_tokens).get(count)
         return np.array_split(mine, count) if found is None else np.split(mine, found.cuts)
+
+    def _rows(self, rows: Rows, mine: np.ndarray, shares: list[np.ndarray]) -> list[np.ndarray]:
+        """Samples of each row, of as many rows as the rank runs that needs most: on others some may be empty."""
+        assert self.lengths is not None
+        tokens, bound = self.lengths.tokens, min(self.micro_batch_size, rows.samples)
+        count = max(len(best_fit(tokens[share], rows.tokens, bound)) for share in shares)
+        filled = [mine[row] for row in best_fit(tokens[mine], rows.tokens, bound)]
+        return filled + [mine[:0]] * (count - len(filled))
 
     def _fewest(self, num_samples: int) -> int:
         """Micro-batches that the largest share needs at least."""

@@ -22,6 +22,7 @@ from drivetrain.errors import UserError, problem
 
 SHOWN = 5  # lines that are wrong
 READERS = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
+LINES = ".txt"  # a text a line, to predict for
 
 
 def read_table(
@@ -42,6 +43,9 @@ def read_table(
         raise problem(field, f"{path} ends in {file.suffix or 'nothing'}", f"files may end in {', '.join(READERS)}")
     if not file.stat().st_size:
         raise problem(field, f"{path} is empty", "give a file with rows")
+    with file.open("rb") as opened:
+        if (kind := archive_kind(opened.read(8))) and file.suffix.lower() != ".parquet":
+            raise problem(field, f"{path} is {kind}, whatever it is called", "unpack it, and give a file in it")
     try:
         table = _read(file, header)
     except UnicodeDecodeError as error:
@@ -177,6 +181,21 @@ def not_utf8(error: UnicodeDecodeError, path: str, field: str, first_line: int =
         f"{path} is not UTF-8: line {line} cannot be read; it looks like {guess}",
         f"convert it: iconv -f {guess} -t UTF-8 {name} > utf8-{name}",
     )
+
+
+ARCHIVES = {
+    b"PK\x03\x04": "a zip archive (an .xlsx workbook is one too)",
+    b"\x1f\x8b": "compressed by gzip",
+    b"BZh": "compressed by bzip2",
+    b"\xfd7zXZ": "compressed by xz",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd",
+    b"PAR1": "a parquet file",
+}
+
+
+def archive_kind(start: bytes) -> str | None:
+    """Return what a file is that begins so, if that is an archive and no text."""
+    return next((kind for mark, kind in ARCHIVES.items() if start.startswith(mark)), None)
 
 
 def guess_encoding(data: bytes) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import pandas as pd
 from drivetrain.config.language import most_dropped
 from drivetrain.config.workload import TextData
 from drivetrain.data.bad_rows import BadRow, too_many
-from drivetrain.data.tables import column, read_table
+from drivetrain.data.tables import LINES, column, not_utf8, read_table
 from drivetrain.errors import Problem, UserError, problem
 
 
@@ -34,6 +36,8 @@ class Texts:
 def read_texts(config: TextData, path: str, field: str, labelled: bool = True, split: str = "train") -> Texts:
     """Read, leave out rows without text, and check. UserError with all problems of the columns at once, and for more
     rows without text than `bad_rows` lets go. Of texts that are `labelled` none may lack its label."""
+    if not labelled and config.text_pair_column is None and Path(path).suffix.lower() == LINES:
+        return _lines(path, field)
     table = read_table(path, field, config.header, config.subset, split)
     wanted: dict[str, Any] = {"text_column": config.text_column}
     if config.text_pair_column is not None:
@@ -48,11 +52,35 @@ def read_texts(config: TextData, path: str, field: str, labelled: bool = True, s
         except UserError as error:
             problems.extend(error.problems)
     if problems:
-        raise UserError(problems)
+        raise UserError(_without_header(problems, columns, table, config))
     texts = _texts(columns, path, field)
     if labelled:  # to predict for, each other row has its prediction all the same
         _check_few_are_bad(texts, config, path, field)
     return texts
+
+
+def _without_header(
+    problems: list[Problem], found: Sequence[str] | dict[str, Any], table: pd.DataFrame, config: TextData
+) -> list[Problem]:
+    """The problems; where no column was found at all, with the way for a file whose first row is data."""
+    if found or not config.header:
+        return problems
+    first = ", ".join(str(name)[:20] for name in table.columns[:5])
+    hint = f"; if its first row ({first}) is data, give header: false and the columns' positions from 0"
+    return [replace(each, fix=each.fix + hint) for each in problems]
+
+
+def _lines(path: str, field: str) -> Texts:
+    """A text a line; lines without one are bad rows."""
+    file = Path(path)
+    if not file.is_file():
+        raise problem(field, f"{path} does not exist", f"paths are taken from the current folder, {Path.cwd()}")
+    try:
+        # a form feed or U+2028 within a text ends no line, as it does for str.splitlines
+        lines = [line.rstrip("\n") for line in io.StringIO(file.read_bytes().decode("utf-8-sig"), newline=None)]
+    except UnicodeDecodeError as error:
+        raise not_utf8(error, path, field) from None
+    return _texts({"text_column": pd.Series(lines, dtype=object)}, path, field)
 
 
 def _check_few_are_bad(texts: Texts, config: TextData, path: str, field: str) -> None:
@@ -93,7 +121,11 @@ def class_names(labels: Sequence[str], field: str) -> list[str]:
     """Sorted, as numbers if all are. UserError if there is only one."""
     names = set(labels)
     if len(names) < 2:
-        raise problem(field, f"all {len(labels)} samples are of one class, {next(iter(names))!r}", "check label_column")
+        raise problem(
+            field,
+            f"all {len(labels)} samples are of one class, {next(iter(names))!r}",
+            "check label_column; there have to be two",
+        )
     if len(names) > max(1000, len(labels) // 2):
         raise problem(
             field, f"{len(names)} different labels over {len(labels)} samples: hardly classes", "check label_column"

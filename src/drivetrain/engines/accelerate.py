@@ -23,7 +23,14 @@ from torch.nn.parallel import DistributedDataParallel
 from drivetrain.config import engine as config
 from drivetrain.engines.ddp import DdpEngine
 from drivetrain.engines.deepspeed import DeepspeedEngine
-from drivetrain.engines.fsdp import FsdpEngine, gathered_apart, mixed_precision, ready_to_shard
+from drivetrain.engines.fsdp import (
+    CodesMayBeSharded,
+    FsdpEngine,
+    gathered_apart,
+    mixed_precision,
+    ready_to_shard,
+    refuse_cast_codes,
+)
 from drivetrain.errors import RunError
 
 HOOKS = {"none": "NO", "fp16": "FP16", "bf16": "BF16"}
@@ -81,6 +88,7 @@ class AccelerateFsdp(FsdpEngine):
         from accelerate.utils import FullyShardedDataParallelPlugin, ParallelismConfig
 
         ready_to_shard(model)
+        refuse_cast_codes(model, self._options.precision)
         world, options = self._ranks.world, self._config
         plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2,
@@ -95,7 +103,7 @@ class AccelerateFsdp(FsdpEngine):
             sizes = {"dp_replicate_size": world // options.hybrid, "dp_shard_size": options.hybrid}
             axes = {"parallelism_config": ParallelismConfig(**sizes)}
         made = accelerator(self._device, world, told_gpus=True, fsdp_plugin=plugin, **axes)
-        with _embeddings_answered(model):
+        with _embeddings_answered(model), CodesMayBeSharded():
             wrapped, _ = made.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         assert isinstance(wrapped, nn.Module)
         return wrapped

@@ -52,7 +52,7 @@ class EngineOptions:
     devices: int  # that share a global batch
     max_grad_norm: float | None
     recompute: bool | Literal["selective"]
-    compile: bool
+    compile: bool | Literal["blocks"]  # "blocks": where there are alike ones
     part: Part = untimed
     offload_activations: bool = False
 
@@ -93,6 +93,7 @@ class Engaged:
     parameter_dtype: str
     emulated: bool = False  # a CPU stand-in computed it
     linear_layers: str | Literal[False] = False  # what was put in place of how many of them
+    compiled: str | Literal[False] = False  # how many blocks, or the model
 
 
 class Engine(ABC):
@@ -102,6 +103,7 @@ class Engine(ABC):
     data_world: int
     random_stream: int  # ranks of one number draw the same dropout
     statistics: Statistics  # BatchNorm's, kept before a window and put back where its update is refused
+    compiled: str | Literal[False] = False  # what torch.compile was given
     counts_samples = True  # False on a rank whose samples another one has as well
 
     @abstractmethod
@@ -115,9 +117,9 @@ class Engine(ABC):
     def engaged(self) -> Engaged:
         """Looks at the wrapped model, not at what was asked for."""
 
+    @abstractmethod
     def measured(self) -> dict[str, Any]:
         """What only the engine can measure, for this rank's entry in the report."""
-        return {}
 
     @abstractmethod
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
@@ -126,6 +128,10 @@ class Engine(ABC):
 
         Times its parts "forward" and "backward", or "forward_backward" where the two overlap.
         """
+
+    def expect(self, micro_batches: Sequence[MicroBatch]) -> None:
+        """Tells of the window after the one under way: a GPU may be sent the first of it meanwhile."""
+        del micro_batches
 
     def savepoint(self) -> Callable[[], None] | None:
         """Asked before a window: what takes it back if memory runs out in it. None where only a new start can."""

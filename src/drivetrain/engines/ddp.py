@@ -49,6 +49,7 @@ def wrap_ddp(model: nn.Module, device: torch.device, options: config.DdpEngine) 
 
 class DdpEngine(EagerEngine):
     _config: config.DdpEngine
+    _copies_weights = True
 
     def _wrap(self, model: nn.Module) -> nn.Module:
         return wrap_ddp(model, self._device, self._config) if self._trains else model
@@ -83,11 +84,9 @@ class DdpEngine(EagerEngine):
         first exchange comes after the whole backward pass, also in another order, and only the second pass rebuilds.
         """
 
-        def backward(loss: Tensor) -> None:
-            loss.backward()
+        for _ in range(2):
+            self._rehearse(lambda loss: loss.backward())
             self._check_used()
-
-        self._rehearse(backward, times=2)
         self._model.zero_grad(set_to_none=True)
 
     def _check_used(self) -> None:

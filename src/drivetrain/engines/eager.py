@@ -18,11 +18,14 @@ from torch import Tensor, nn
 
 from drivetrain.data.loader import MicroBatch
 from drivetrain.engines.base import Engaged, Engine, EngineOptions, Judge, State, StepResult
+from drivetrain.engines.compiled import compile_model
+from drivetrain.engines.inputs import Inputs
 from drivetrain.engines.products import computing_in, replaced
 from drivetrain.engines.refusal import update
 from drivetrain.engines.rehearsal import rehearse
 from drivetrain.engines.state import (
     gathered,
+    held_bytes,
     kept,
     load_optimizer_state,
     load_weights,
@@ -30,6 +33,7 @@ from drivetrain.engines.state import (
     optimizer_state,
     optimizer_tensors,
 )
+from drivetrain.engines.weight_copies import WeightCopies
 from drivetrain.memory.offload import Offload, offload_activations
 from drivetrain.memory.recompute import apply_recompute, repeated_blocks
 from drivetrain.memory.statistics import Statistics
@@ -38,7 +42,7 @@ from drivetrain.optim import OptimizerFactory
 from drivetrain.pieces import Piece, piece_of
 from drivetrain.precision import autocast, dtype
 from drivetrain.ranks import Ranks
-from drivetrain.transfers import Later, sent
+from drivetrain.transfers import Later
 from drivetrain.workloads.base import Batch, Workload, few
 from drivetrain.workloads.metrics import Metric
 
@@ -48,20 +52,15 @@ class EagerEngine(Engine):
 
     _scaler_type: type[torch.amp.GradScaler] = torch.amp.GradScaler
     _offload: Offload | None = None
+    _copies_weights = False  # where the precision asks for 16-bit copies; else what wraps the model makes them
+    _compiles_by_block = False  # also where blocks are not alike
 
     def __init__(self, config: Any, options: EngineOptions, ranks: Ranks) -> None:
         self._config, self._options, self._ranks = config, options, ranks
-        self._device = options.device
+        self._device, self._inputs = options.device, Inputs(options.device, options.precision)
         self._optimizer: torch.optim.Optimizer | None = None
-        scaler = options.scaler
-        self._scaler = self._scaler_type(
-            self._device.type,
-            init_scale=scaler.init_scale,
-            growth_factor=scaler.growth_factor,
-            backoff_factor=scaler.backoff_factor,
-            growth_interval=scaler.growth_interval,
-            enabled=options.precision.scaled,
-        )
+        scaling = options.scaler.model_dump()
+        self._scaler = self._scaler_type(self._device.type, enabled=options.precision.scaled, **scaling)
         self.data_rank, self.data_world, self.random_stream = ranks.rank, ranks.world, ranks.rank
 
     # --- what each of these engines decides -------------------------------------------------------------------------
@@ -88,11 +87,6 @@ class EagerEngine(Engine):
     def _build_optimizer(self, build: OptimizerFactory) -> torch.optim.Optimizer:
         return build(self._model)
 
-    def _compile(self) -> None:
-        """In place: parameter names stay. By block where activations leave them, which compiled code cannot do."""
-        for module in self._blocks() if self._options.offload_activations else [self._model]:
-            module.compile()
-
     @property
     def _inference(self) -> nn.Module:
         """Who runs forward in evaluation and prediction."""
@@ -105,10 +99,11 @@ class EagerEngine(Engine):
         self._model = computing_in(self._built(workload), self._options.precision)
         if self._options.recompute:
             apply_recompute(self._model, self._options.recompute == "selective", self._blocks())
-        if self._options.compile:
-            self._compile()
+        by_block = self._compiles_by_block or self._options.offload_activations  # compiled code offloads nothing
+        self.compiled = compile_model(self._model, self._blocks(), self._options.compile, by_block)
         if self._options.offload_activations:
             self._offload = offload_activations(self._model, self._blocks())
+        self._weight_copies = WeightCopies(self._model, self._options.precision if self._copies_weights else None)
         self._forward = self._wrap(self._model)
         if build_optimizer is not None:
             self._optimizer = self._build_optimizer(build_optimizer)
@@ -122,7 +117,7 @@ class EagerEngine(Engine):
     def _warm_up(self) -> None:
         """What must have happened once before the first step, for a resumed run to do the same as this one."""
 
-    def _rehearse(self, backward: Callable[[Tensor], None], times: int = 1) -> None:
+    def _rehearse(self, backward: Callable[[Tensor], None]) -> None:
         """With a few samples."""
         batch = self._to_device(few(self._workload))
 
@@ -130,7 +125,8 @@ class EagerEngine(Engine):
             with autocast(self._options.precision, self._device):
                 return self._workload.loss_sum(self._forward, batch)
 
-        rehearse(self._model, loss, backward, times)
+        with self._weight_copies.in_place(self._weight_copies.made()):
+            rehearse(self._model, loss, backward)
 
     def engaged(self) -> Engaged:
         parameters, stands = list(self._model.parameters()), weights_of_codes(self._model)
@@ -142,21 +138,12 @@ class EagerEngine(Engine):
             trained_parameters=sum(p.numel() for p in parameters if p.requires_grad),
             parameter_dtype=", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
             linear_layers=replaced(self._model, self._options.precision, self._workload),
+            compiled=self.compiled,
         )
 
     def measured(self) -> dict[str, Any]:
-        held = {"held_bytes": self._held_bytes()} if self._optimizer is not None else {}
+        held = {} if self._optimizer is None else {"held_bytes": held_bytes(self._model, self._optimizer)}
         return held if self._offload is None else {**held, "offloaded_bytes": self._offload.moved_bytes}
-
-    def _held_bytes(self) -> dict[str, int]:
-        """On this rank, between steps, but for gradients: those are there at the end of a window."""
-        parts = {"frozen": 0, "trained": 0, "gradients": 0}
-        for parameter in self._model.parameters():
-            size = local_part(parameter).nbytes
-            parts["trained" if parameter.requires_grad else "frozen"] += size
-            parts["gradients"] += size if parameter.requires_grad else 0
-        assert self._optimizer is not None
-        return {**parts, "optimizer": sum(tensor.nbytes for tensor in optimizer_tensors(self._optimizer))}
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
@@ -164,17 +151,25 @@ class EagerEngine(Engine):
         self._ready_to_train()
         count = self._global_count(micro_batches)  # travels during the first forward
         total = torch.zeros((), device=self._device)
-        part = self._options.part
-        for number, batch in enumerate(micro_batches, 1):
-            with self._exchange(last=number == len(micro_batches)):
-                with part("forward"), autocast(self._options.precision, self._device):
-                    loss = self._loss_sum(self._forward, self._to_device(batch.tensors)) / count()
-                    if not batch.counts:
-                        loss = loss * 0
-                with part("backward"):
-                    self._backward(loss * self._averaged_over if self._averaged_over > 1 else loss)
-            total += loss.detach()
+        with self._weight_copies.in_place(self._weight_copies.made()):
+            for number, batch in enumerate(micro_batches, 1):
+                with self._exchange(last=number == len(micro_batches)):
+                    total += self._micro_batch(batch, count, micro_batches[number:])
         return total
+
+    def _micro_batch(
+        self, batch: MicroBatch, count: Callable[[], Tensor | int], following: Sequence[MicroBatch]
+    ) -> Tensor:
+        """Adds its gradients; returns its part of the window's loss."""
+        with self._options.part("forward"), autocast(self._options.precision, self._device):
+            own = self._to_device(batch.tensors)
+            self.expect(following)
+            loss = self._loss_sum(self._forward, own) / count()
+            if not batch.counts:
+                loss = loss * 0
+        with self._options.part("backward"):
+            self._backward(loss * self._averaged_over if self._averaged_over > 1 else loss)
+        return loss.detach()
 
     def _ready_to_train(self) -> None:
         if not self._model.training:  # asked first: telling every module takes a tenth of a millisecond
@@ -253,14 +248,15 @@ class EagerEngine(Engine):
             metric.reset()
             metric.to(self._device)
         sums = torch.zeros(2, dtype=torch.float64, device=self._device)  # loss, count
-        for batch in batches:
-            with autocast(self._options.precision, self._device):
-                outputs = self._workload.outputs(self._inference, self._to_device(batch.tensors))
-            if batch.counts:
-                sums[0] += outputs.loss_sum
-                sums[1] += outputs.count
-                for metric in metrics.values():
-                    metric.update(outputs.predictions, outputs.targets)
+        with self._weight_copies.in_place(self._weight_copies.made()):
+            for batch in batches:
+                with autocast(self._options.precision, self._device):
+                    outputs = self._workload.outputs(self._inference, self._to_device(batch.tensors))
+                if batch.counts:
+                    sums[0] += outputs.loss_sum
+                    sums[1] += outputs.count
+                    for metric in metrics.values():
+                        metric.update(outputs.predictions, outputs.targets)
         loss_sum, count = self._ranks.sum(sums).tolist()
         values = {name: float(metric.compute()) for name, metric in metrics.items()}  # joins the ranks
         return {"loss": loss_sum / max(1, count), **values}
@@ -268,8 +264,9 @@ class EagerEngine(Engine):
     @torch.no_grad()
     def predict(self, batches: Iterable[MicroBatch]) -> Iterator[dict[str, Any]]:
         self._ready_for_inference()
-        for batch in batches:
-            with autocast(self._options.precision, self._device):
+        copies = self._weight_copies.made()
+        for batch in batches:  # a yield outside of the block: what takes the rows may look at the weights
+            with self._weight_copies.in_place(copies), autocast(self._options.precision, self._device):
                 rows = self._workload.predict(self._inference, self._to_device(batch.tensors))
             for dealt in self._ranks.gather(rows if batch.counts else []) or ():
                 yield from dealt
@@ -280,11 +277,10 @@ class EagerEngine(Engine):
         self._model.eval()
 
     def _to_device(self, batch: Batch) -> Batch:
-        """On the device; floating inputs take the dtype that the parameters have when they are used."""
-        precision = self._options.precision
-        kept = dtype(precision.compute if precision.cast else precision.parameters)
+        return self._inputs(batch)
 
-        return {name: sent(t, self._device, kept if t.is_floating_point() else None) for name, t in batch.items()}
+    def expect(self, micro_batches: Sequence[MicroBatch]) -> None:
+        self._inputs.expect(micro_batches)
 
     # --- state -------------------------------------------------------------------------------------------------------
 

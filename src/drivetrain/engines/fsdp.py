@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.overrides import TorchFunctionMode
 
 from drivetrain.config import engine as config
 from drivetrain.config.precision import Precision
@@ -28,6 +29,8 @@ from drivetrain.memory.recompute import repeated_blocks
 from drivetrain.precision import dtype
 from drivetrain.transfers import Later, sent, works_behind
 from drivetrain.workloads.base import Workload
+
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def fsdp_mesh(device_type: str, world: int, options: config.FsdpEngine) -> DeviceMesh:
@@ -55,11 +58,32 @@ def wrap_fsdp(model: nn.Module, mesh: DeviceMesh, options: config.FsdpEngine, pr
     if options.offload:
         settings["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     ready_to_shard(model)
+    refuse_cast_codes(model, precision)
     apart = gathered_apart(model, options)
     _check_shared(model, apart)
     for module in apart:
-        fully_shard(module, **settings)
+        shard(module, settings)
     shard_outermost(model, bool(apart), settings)
+
+
+def shard(module: nn.Module, settings: dict[str, Any]) -> None:
+    """fully_shard, which in torch 2.11 fails at parameters of whole numbers."""
+    with CodesMayBeSharded():
+        fully_shard(module, **settings)
+
+
+class CodesMayBeSharded(TorchFunctionMode):
+    """Within, torch 2.11's fully_shard takes parameters of whole numbers: the codes of a quantised base.
+
+    It makes a parameter of each shard with requires_grad=True at first, which torch refuses for them, and only then
+    asks the original for the right value (`FSDPParam._init_sharded_param`). Later versions pass that value on.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        if function is Tensor.requires_grad_ and not (args[0].is_floating_point() or args[0].is_complex()):
+            return args[0]
+        return function(*args, **(kwargs or {}))
 
 
 def shard_outermost(model: nn.Module, has_inner: bool, settings: dict[str, Any]) -> None:
@@ -67,7 +91,7 @@ def shard_outermost(model: nn.Module, has_inner: bool, settings: dict[str, Any])
     fully_shard's own default it is kept until then, unless no backward will follow."""
     if settings["reshard_after_forward"] is True and has_inner:
         settings = {**settings, "reshard_after_forward": None}
-    fully_shard(model, **settings)
+    shard(model, settings)
     model.register_forward_hook(_free_without_backward)
 
 
@@ -95,6 +119,14 @@ def ready_to_shard(model: nn.Module) -> None:
     refuse_scalars(model, "fsdp")
     for parameter in model.parameters():  # channels-last filters: fully_shard takes none
         parameter.data = parameter.data.contiguous()
+
+
+def refuse_cast_codes(model: nn.Module, precision: Precision) -> None:
+    """UserError where copies of the parameters in 16 bits would be made of the codes of a quantised base, too: torch
+    before 2.13 makes them of whole numbers (`FSDPParam.init_dtype_attrs`)."""
+    if precision.cast and TORCH < (2, 13) and not all(p.is_floating_point() for p in model.parameters()):
+        why = f"under fsdp, torch {torch.__version__} would turn the codes of the quantised base into 16-bit floats"
+        raise problem("precision", why, "give bf16-mixed, or install torch 2.13 or newer")
 
 
 def gathered_apart(model: nn.Module, options: config.FsdpEngine) -> list[nn.Module]:
@@ -167,17 +199,13 @@ class SameParameters:
 
 class FsdpEngine(EagerEngine):
     _config: config.FsdpEngine
+    _compiles_by_block = True  # gathering stays between the compiled parts
 
     def _built(self, workload: Workload) -> nn.Module:
         """On the CPU: sharding moves each piece to the device."""
         builds = self._ranks.is_first or not self._config.meta
         with nullcontext() if builds else torch.device("meta"):
             return workload.build_model().to(dtype(self._options.precision.parameters))
-
-    def _compile(self) -> None:
-        """By block, so that gathering stays between the compiled parts."""
-        for module in repeated_blocks(self._model) or [self._model]:
-            module.compile()
 
     def _wrap(self, model: nn.Module) -> nn.Module:
         mesh = fsdp_mesh(self._device.type, self._ranks.world, self._config)

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
@@ -25,7 +25,7 @@ from drivetrain.data.loader import MicroBatch
 from drivetrain.engines.base import Engaged, EngineOptions, Judge, State, StepResult
 from drivetrain.engines.context_parallel import part_of
 from drivetrain.engines.eager import EagerEngine
-from drivetrain.engines.fsdp import SameParameters, ready_to_shard, shard_outermost
+from drivetrain.engines.fsdp import SameParameters, ready_to_shard, shard, shard_outermost
 from drivetrain.engines.gradient_sum import GradientSum, sum_gradients
 from drivetrain.engines.mesh_state import (
     Held,
@@ -53,6 +53,7 @@ from drivetrain.workloads.metrics import Metric
 
 
 class MeshEngine(EagerEngine):
+    _compiles_by_block = True
     _config: Config
     _scaler_type = MeshScaler
     _tries = False  # in the step at set-up, which trains nothing
@@ -74,7 +75,7 @@ class MeshEngine(EagerEngine):
 
     def _built(self, workload: Workload) -> nn.Module:
         model = workload.build_model().to(dtype(self._options.precision.parameters))
-        self._trial = Trial(workload, self._options, self._config, self._place)
+        self._trial = Trial(workload, self._options, self._config, self._place, self._ranks)
         self._trial.watch(model, self._trains)
         self._part = spread(model, workload, self._config, self._place, self._options, self._trial)
         self._pipeline, self._attention = self._part.pipeline, self._part.attention
@@ -82,10 +83,6 @@ class MeshEngine(EagerEngine):
 
     def _blocks(self) -> list[nn.Module]:
         return self._part.blocks
-
-    def _compile(self) -> None:
-        for block in self._part.blocks:
-            block.compile()
 
     def _wrap(self, model: nn.Module) -> nn.Module:
         root = model if self._pipeline is None else self._pipeline.stage
@@ -97,7 +94,7 @@ class MeshEngine(EagerEngine):
             # a pipeline runs several forwards before a backward
             settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": self._pipeline is None}
             for module in self._part.blocks:
-                fully_shard(module, **settings)
+                shard(module, settings)
             shard_outermost(root, bool(self._part.blocks), settings)
             self._same = SameParameters(model, mesh.get_group(), self._device, "leave shard out")
         elif mesh is not None:
@@ -126,7 +123,7 @@ class MeshEngine(EagerEngine):
         self._tries = True
         step = self._trial_step if self._trains else None
         with arithmetic(precision, self._options.machine), torch.compiler.set_stance("force_eager"):
-            found = self._trial.run(self._model, self._trial_loss, step, self._ranks)
+            found = self._trial.run(self._model, self._trial_loss, step)
         self._tries = False
         self._options, self._scaler = before
         return found

@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from drivetrain.rng import restore_rng_state, rng_state
 
 
-def rehearse(model: nn.Module, loss: Callable[[], Tensor], backward: Callable[[Tensor], None], times: int) -> None:
+def rehearse(model: nn.Module, loss: Callable[[], Tensor], backward: Callable[[Tensor], None]) -> None:
     """Gradients of 0; generators and buffers end as they were."""
     state, buffers = rng_state(), [buffer.clone() for buffer in model.buffers()]
     model.train()
-    for _ in range(times):
-        backward(loss() * 0)
+    backward(loss() * 0)
     for buffer, before in zip(model.buffers(), buffers, strict=True):
         buffer.copy_(before)
     restore_rng_state(state)

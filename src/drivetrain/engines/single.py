@@ -24,5 +24,7 @@ class AloneEngine(EagerEngine):
 
 
 class SingleEngine(AloneEngine):
+    _copies_weights = True
+
     def _wrap(self, model: nn.Module) -> nn.Module:
         return model

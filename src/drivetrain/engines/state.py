@@ -141,6 +141,16 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return found + [part for value in values if not isinstance(value, Tensor) for part in low_rank.tensors(value)]
 
 
+def held_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """On this rank, between steps, but for gradients: those are there at the end of a window."""
+    parts = {"frozen": 0, "trained": 0, "gradients": 0}
+    for parameter in model.parameters():
+        size = local_part(parameter).nbytes
+        parts["trained" if parameter.requires_grad else "frozen"] += size
+        parts["gradients"] += size if parameter.requires_grad else 0
+    return {**parts, "optimizer": sum(tensor.nbytes for tensor in optimizer_tensors(optimizer))}
+
+
 HIDDEN = "__bnb_optimizer_quant_state__"  # where bitsandbytes' state_dict puts codes and scales, away from FSDP1
 
 

@@ -76,7 +76,6 @@ def _gives(style: Linear, layout: Placement, local: bool) -> Linear:
 
 class _Lora(ParallelStyle):
     def __init__(self, style: Linear) -> None:
-        super().__init__()
         self._style = style
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -112,7 +111,6 @@ class _Lora(ParallelStyle):
 
 class _Ia3(ParallelStyle):
     def __init__(self, style: Linear) -> None:
-        super().__init__()
         self._style = style
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -141,7 +139,6 @@ class _Codes(ParallelStyle):
     """The layer computes with its own rows or columns, on plain tensors."""
 
     def __init__(self, style: Linear) -> None:
-        super().__init__()
         self._style = style
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:

@@ -36,8 +36,8 @@ def split(
     mesh: DeviceMesh,
     plan: Mapping[str, str],
     *,
-    sequence_parallel: bool = False,
-    loss_parallel: bool = False,
+    sequence_parallel: bool,
+    loss_parallel: bool,
 ) -> None:
     """In place, over a mesh of one axis; names stay. Between the parts each rank has whole tensors, or with
     sequence_parallel its part of every sequence. With loss_parallel logits stay sharded while training.
@@ -129,7 +129,6 @@ class _Joint(ParallelStyle):
     one DTensor for all layers that read them: their gradients are summed before they travel, once."""
 
     def __init__(self, layout: Placement) -> None:
-        super().__init__()
         self._layout = layout
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:

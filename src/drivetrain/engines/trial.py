@@ -4,6 +4,9 @@ The loss alone says little: at a random start it is near the logarithm of the nu
 computes, and a copy of a weight that gets a part of its gradient leaves it as it is. So every gradient is compared, of
 a few short samples, without dropout and autocast. No whole gradient is kept: of each its norm is, and FOLDS sums, of
 every FOLDS-th number each, which add up over samples and ranks as gradients do.
+
+The whole model runs on the first rank alone, which tells the others what it found: ranks of one machine share its
+cores. It runs on that rank's device if it fits, else on the CPU.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from drivetrain.errors import UserError, problem
 from drivetrain.precision import autocast, dtype
 from drivetrain.ranks import Ranks
 from drivetrain.rng import restore_rng_state, rng_state
+from drivetrain.transfers import sent
 from drivetrain.workloads.base import Batch, Workload, few
 
 SHARES, SAMPLES, POSITIONS = 2, 2, 128  # data ranks that have samples in the trial, of how many positions at most
@@ -48,7 +52,10 @@ def exact(precision: Precision) -> Precision:
 
 
 class Trial:
-    def __init__(self, workload: Workload, options: EngineOptions, config: MeshEngine, place: Place) -> None:
+    def __init__(
+        self, workload: Workload, options: EngineOptions, config: MeshEngine, place: Place, ranks: Ranks
+    ) -> None:
+        self._ranks = ranks
         self._workload, self._device, self._config, self._place = workload, options.device, config, place
         self._precision = options.precision
         shares = min(place.dp, SHARES)
@@ -68,12 +75,21 @@ class Trial:
     # --- the whole model ---------------------------------------------------------------------------------------------
 
     def watch(self, model: nn.Module, trains: bool) -> None:
-        """What the whole model makes of the samples, on the CPU: its loss and, if it is to be trained, gradients.
+        """What the whole model makes of the samples: its loss and, if it is to be trained, gradients.
 
         Parameters that are all zero would hide the gradients behind them: until the trial is over they hold small
         numbers.
         """
         self._fill(model)
+        model.eval()
+        self._loss, self._expected = self._ranks.on_first(lambda: self._watched(model, trains))
+
+    def _watched(self, model: nn.Module, trains: bool) -> tuple[float, dict[str, Tensor]]:
+        """Its loss, and sketches of its gradients."""
+        with placed(model, self._device) as device:  # around hooks and buffers, which know the device
+            return self._whole(model, trains, device)
+
+    def _whole(self, model: nn.Module, trains: bool, device: torch.device) -> tuple[float, dict[str, Tensor]]:
         uses: list[set[str]] = []
         hooks = [
             parameter.register_post_accumulate_grad_hook(self._taking(name, uses))
@@ -88,7 +104,7 @@ class Trial:
             with aside(model), torch.set_grad_enabled(trains):
                 for piece in self._pieces:
                     uses.append(set())
-                    loss = self._workload.loss_sum(model, self._cast(piece)) / self._count
+                    loss = self._workload.loss_sum(model, self._cast(piece, device)) / self._count
                     self._loss += float(loss.detach())
                     if trains:
                         loss.backward()
@@ -97,6 +113,7 @@ class Trial:
                 hook.remove()
         if self._pieces is not self._shares:
             self._check_same(uses)
+        return self._loss, self._expected
 
     def _check_same(self, uses: list[set[str]]) -> None:
         """FSDP sums what has a gradient, in order: ranks that use other parameters sum gradients of different ones."""
@@ -108,12 +125,16 @@ class Trial:
     def anatomy(self, model: nn.Module) -> Anatomy:
         """From passes of two samples and of three, as the run will compute them but for dropout."""
 
+        model.eval()
+        return self._ranks.on_first(lambda: self._dissected(model))
+
+    def _dissected(self, model: nn.Module) -> Anatomy:
         def forward(model: nn.Module, batch: Batch) -> Tensor:
-            with autocast(self._precision, torch.device("cpu")):
+            with autocast(self._precision, next(iter(batch.values())).device):
                 return self._workload.loss_sum(model, batch)
 
-        with aside(model):
-            return dissect(model, [self._cast(few(self._workload, count)) for count in (2, 3)], forward)
+        with placed(model, self._device) as device, aside(model):
+            return dissect(model, [self._cast(few(self._workload, count), device) for count in (2, 3)], forward)
 
     @torch.no_grad()
     def _fill(self, model: nn.Module) -> None:
@@ -132,9 +153,9 @@ class Trial:
 
         return take
 
-    def _cast(self, batch: Batch) -> Batch:
+    def _cast(self, batch: Batch, device: torch.device) -> Batch:
         kept = dtype(self._precision.parameters)
-        return {name: t.to(kept) if t.is_floating_point() else t for name, t in batch.items()}
+        return {name: sent(t, device, kept if t.is_floating_point() else None) for name, t in batch.items()}
 
     # --- the spread model --------------------------------------------------------------------------------------------
 
@@ -143,7 +164,6 @@ class Trial:
         model: nn.Module,
         loss_of: Callable[[MicroBatch], Tensor | None],
         step: Callable[[MicroBatch], None] | None,
-        ranks: Ranks,
     ) -> set[str]:
         """UserError, the same on all ranks, unless the spread model does as the whole one.
 
@@ -154,7 +174,7 @@ class Trial:
         """
         try:
             with aside(model):
-                loss = self._loss_of_all(loss_of, ranks)
+                loss = self._loss_of_all(loss_of)
                 if step is not None:
                     step(self._own)
         except (UserError, torch.OutOfMemoryError):
@@ -165,7 +185,7 @@ class Trial:
         if math.isfinite(self._loss) and not abs(loss - self._loss) <= near * max(abs(self._loss), SMALL):
             why = f"the loss of the model spread over {self._place} is {loss:.6g}, of the whole one {self._loss:.6g}"
             raise self._refusal(why)
-        summed = self._check_gradients(model, ranks) if step is not None else set[str]()
+        summed = self._check_gradients(model) if step is not None else set[str]()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if name in self._filled:
@@ -173,14 +193,16 @@ class Trial:
         return summed
 
     @torch.no_grad()
-    def _loss_of_all(self, loss_of: Callable[[MicroBatch], Tensor | None], ranks: Ranks) -> float:
+    def _loss_of_all(self, loss_of: Callable[[MicroBatch], Tensor | None]) -> float:
         loss = loss_of(self._own)
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         if loss is not None and self._own.counts:
             total += loss.detach()
-        return float(ranks.all_gather(float(self._place.sum(total, "data")))[-1]) / self._count  # of the last stage
+        return (
+            float(self._ranks.all_gather(float(self._place.sum(total, "data")))[-1]) / self._count
+        )  # of the last stage
 
-    def _check_gradients(self, model: nn.Module, ranks: Ranks) -> set[str]:
+    def _check_gradients(self, model: nn.Module) -> set[str]:
         sketches: dict[str, Tensor] = {}
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
@@ -191,7 +213,7 @@ class Trial:
         near = NEAR[self._precision.parameters][1]
         wrong = {name: error for name, error in self._off(names, found).items() if not error <= near}
         right = {name for name, error in self._off(names, together).items() if error <= near}
-        everywhere = ranks.all_gather((wrong, right & wrong.keys() if self._config.tp > 1 else set[str]()))
+        everywhere = self._ranks.all_gather((wrong, right & wrong.keys() if self._config.tp > 1 else set[str]()))
         summed = set[str]().union(*(names for _, names in everywhere))
         wrong = {name: error for stage, _ in everywhere for name, error in stage.items() if name not in summed}
         if wrong:
@@ -251,6 +273,25 @@ def _short(batch: Batch, workload: Workload) -> Batch:
         for start in range(0, length, POSITIONS)
     ]
     return max(pieces, key=workload.count)
+
+
+ROOM = 1.5  # times a model's weights that a device has to have free to try it there whole: gradients go one by one
+
+
+@contextmanager
+def placed(model: nn.Module, device: torch.device) -> Iterator[torch.device]:
+    """The model, which lies in CPU memory, on the device while there is room for it; yields where it is."""
+    there = device if _has_room(model, device) else torch.device("cpu")
+    model.to(there)
+    try:
+        yield there
+    finally:
+        model.to("cpu")
+
+
+def _has_room(model: nn.Module, device: torch.device) -> bool:
+    size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    return device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > ROOM * size
 
 
 @contextmanager

@@ -133,7 +133,11 @@ SHAPES = {
     "cosine_with_min_lr": "cosine",
     "constant": "constant",
     "constant_with_warmup": "constant",
+    "polynomial": "polynomial",
+    "inverse_sqrt": "inverse_sqrt",
+    "warmup_stable_decay": "wsd",
 }
+DECAYS = {"linear": "linear", "cosine": "cosine", "1-sqrt": "sqrt"}
 
 
 def schedule(given: Given) -> None:
@@ -142,29 +146,51 @@ def schedule(given: Given) -> None:
         given.set("lr_scheduler_type", "schedule.name", SHAPES[shape], is_soft=shape == "linear")
     else:
         given.lose("lr_scheduler_type", f"{shape}: there are {', '.join(SHAPES)}")
-    _lowest(given, shape)
+    _options(given, shape)
     if shape == "constant":
         given.off("warmup_steps", "warmup_ratio", why="constant has no warm-up there; constant_with_warmup has")
     else:
         _warmup(given)
 
 
-def _lowest(given: Given, shape: str) -> None:
-    """Where the rate ends, of cosine_with_min_lr."""
+def _options(given: Given, shape: str) -> None:
+    """Take lr_scheduler_kwargs over, and the defaults that some shapes have for them there."""
+    settings = given.found.translation.settings
+    if shape == "warmup_stable_decay":
+        settings["schedule.decay_shape"] = "cosine"
     if not given.take("lr_scheduler_kwargs"):
         given.off("lr_scheduler_kwargs")
         return
     within = given.block("lr_scheduler_kwargs")
     if shape == "cosine_with_min_lr":
-        share = within.number("min_lr_rate", 0.0)
-        peak = given.number("learning_rate", 5e-5)
-        if within.has("min_lr") and peak > 0:
-            within.set("min_lr", "schedule.final_lr_ratio", within.number("min_lr", 0.0) / peak)
-        elif within.has("min_lr_rate"):
-            within.set("min_lr_rate", "schedule.final_lr_ratio", share)
+        _lowest(within, "min_lr", given.number("learning_rate", 5e-5))
+        if not within.has("min_lr") and within.has("min_lr_rate"):
+            within.set("min_lr_rate", "schedule.final_lr_ratio", within.number("min_lr_rate", 0.0))
+    elif shape == "polynomial":
+        _lowest(within, "lr_end", given.number("learning_rate", 5e-5))
+        if within.has("power"):
+            within.set("power", "schedule.power", within.number("power", 1.0))
+    elif shape == "warmup_stable_decay":
+        _stable(within)
     for name in within.raw:
         if name not in within.used:
             within.note(name, "refused", f"schedule has no such option for {shape}", alters=shape in SHAPES)
+
+
+def _lowest(within: Given, key: str, peak: float) -> None:
+    """Take over the rate at which a schedule ends, as a share of the peak."""
+    if within.has(key) and peak > 0:
+        within.set(key, "schedule.final_lr_ratio", float(f"{within.number(key, 0.0) / peak:.12g}"))
+
+
+def _stable(within: Given) -> None:
+    if within.has("num_decay_steps"):
+        within.set("num_decay_steps", "schedule.decay_steps", within.count("num_decay_steps", 0))
+    if within.has("min_lr_ratio"):
+        within.set("min_lr_ratio", "schedule.final_lr_ratio", within.number("min_lr_ratio", 0.0))
+    kind = within.word("decay_type", "cosine")
+    if within.has("decay_type") and kind in DECAYS:
+        within.set("decay_type", "schedule.decay_shape", DECAYS[kind])
 
 
 def _warmup(given: Given) -> None:

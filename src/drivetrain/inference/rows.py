@@ -68,13 +68,29 @@ def _json_writer(file: Any) -> Any:
 def _csv_writer(file: Any) -> Any:
     import csv
 
-    writer = csv.writer(file)
-    header_done: list[bool] = []
+    writers: list[csv.DictWriter[str]] = []
 
     def write(row: dict[str, Any]) -> None:
-        if not header_done:
-            writer.writerow(row)
-            header_done.append(True)
-        writer.writerow(row.values())
+        flat = _flat(row)
+        if not writers:
+            writers.append(csv.DictWriter(file, list(flat), restval=""))
+            writers[0].writeheader()
+        if new := [name for name in flat if name not in writers[0].fieldnames]:
+            why = f"the row of {row.get('sample')} has {', '.join(new)}, which the first row has not"
+            raise problem("--output", f"{why}: a CSV has the same columns in each", "give a .jsonl file")
+        writers[0].writerow(flat)
 
     return write
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """A column for each value: {"probabilities": {"cat": 0.9}} becomes {"probabilities.cat": 0.9}. UserError for two
+    values that would have one column."""
+    pairs: list[tuple[str, Any]] = []
+    for name, value in row.items():
+        nested = isinstance(value, dict)
+        pairs += [(f"{name}.{key}", each) for key, each in value.items()] if nested else [(name, value)]
+    flat = dict(pairs)
+    if len(flat) < len(pairs):
+        raise problem("--output", f"two values of the row of {row.get('sample')} have one name", "give a .jsonl file")
+    return flat

@@ -44,7 +44,7 @@ def time_predictions(run: RunConfig, machine: Machine, checkpoint: str | None) -
         folder = RunFolder(run.folder)
         ranks.on_first(lambda: folder.prepare(resume=False, overwrite=True))
         ranks.on_first(lambda: folder.describe(run, environment.describe(machine)))
-        meters = Meters(machine, run.precision_spec, engine, not run.compile, stopwatch)
+        meters = Meters(machine, run.precision_spec, engine, not engine.compiled, stopwatch)
         with meters:
             batches = _predict(run, workload, engine, meters)
             metrics = evaluate(run, workload, engine)

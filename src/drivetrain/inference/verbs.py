@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from drivetrain.assemble import assemble
@@ -39,16 +39,19 @@ def evaluate(run: RunConfig, machine: Machine, checkpoint: str) -> dict[str, Any
         }
 
 
-def predict(run: RunConfig, machine: Machine, checkpoint: str, data: str | None) -> Iterator[dict[str, Any]]:
-    """One row a sample, in order: {"sample": name or number, ...what the workload predicts}, and its answer where the
-    workload was asked for answers.
+def predict(
+    run: RunConfig, machine: Machine, checkpoint: str, data: str | None, texts: Sequence[str] = ()
+) -> Iterator[dict[str, Any]]:
+    """One row a sample, in order: {"sample": name or number, ...the sample itself, ...what the workload predicts}, and
+    its answer where the workload was asked for answers.
 
-    On several ranks all must exhaust it; the rows come on the first.
+    data: a file or a folder; None: the evaluation data. texts: in place of them. On several ranks all must exhaust it;
+    the rows come on the first.
     """
     with arithmetic(run.precision_spec, machine):
         ranks = Ranks()
         workload, engine = assemble(run, machine, ranks, training=False)
-        samples = workload.prediction_samples(data)
+        samples = workload.text_samples(texts) if texts else workload.prediction_samples(data)
         load_into(engine, find_checkpoint(run, workload, checkpoint))
         batches = evaluation_batches(
             samples, workload.collate, run.evaluation_batch, run.loader, engine.data_rank, engine.data_world
@@ -57,7 +60,7 @@ def predict(run: RunConfig, machine: Machine, checkpoint: str, data: str | None)
         without = dict.fromkeys(("prompt", "answer", "reference")) if answered else {}  # as many columns in each row
         rows = zip(samples.names if ranks.is_first else [], engine.predict(batches), strict=True)
         for number, (name, row) in enumerate(rows):
-            yield {"sample": name, **row, **answered.get(number, without)}
+            yield {"sample": name, **workload.described(samples, number), **row, **answered.get(number, without)}
 
 
 def _answers(

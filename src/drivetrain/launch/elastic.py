@@ -64,6 +64,7 @@ def one_attempt(task: Task, folder: Path, meeting: Meeting, processes: int) -> R
                 raise RankError(f"ended by {signal.Signals(stopped.sigval).name}{lost(task)}") from None
     if watch.hang is not None:
         raise Hung(watch.hang)
+    _pass_on(failure, meeting)
     return _result(folder, failure)
 
 
@@ -101,13 +102,21 @@ def _launch_config(run: RunConfig, folder: Path, meeting: Meeting, processes: in
 def _for_ranks(task: Task, processes: int) -> dict[str, str]:
     """What the ranks' environment gets. A run of one process has the machine to itself, as without a launcher."""
     from drivetrain.hardware import loopback, usable_cores
+    from drivetrain.memory.allocator import growing_segments
 
     wanted = {} if task.run.world_size == 1 else {"OMP_NUM_THREADS": str(max(1, usable_cores() // processes))}
     wanted |= RECORDER
+    wanted |= growing_segments() if task.run.allocator == "keep" else {}
     interface = loopback() if task.run.nodes == 1 else None
     if interface is not None:  # gloo looks the host's name up otherwise, which fails on some machines
         wanted["GLOO_SOCKET_IFNAME"] = interface
     return wanted
+
+
+def _pass_on(failure: ChildFailedError | None, meeting: Meeting) -> None:
+    """Tells the other nodes of a failure here, also of a rank that ended without a word."""
+    if failure is not None and failure.failures:
+        meeting.tell_failure(f"rank {min(failure.failures)}")
 
 
 def _result(folder: Path, failure: ChildFailedError | None) -> Result:

@@ -10,29 +10,44 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import default_pg_timeout
+from torch.distributed.rendezvous import rendezvous
 
 from drivetrain.errors import RunError
-from drivetrain.hardware import interfaces
+from drivetrain.hardware import detect, interfaces
+from drivetrain.launch.agreement import agree
 from drivetrain.launch.variables import ALONE, variables
+from drivetrain.measure.gpu_software import device_software
 
 
-def join(device: str, hang_seconds: int | None = None) -> None:
+def join(device: str, hang_seconds: int | None = None) -> list[str]:
     """Join the group that the environment names (RANK, WORLD_SIZE, MASTER_ADDR, ...), on this rank's device.
 
     device: "cpu" or "cuda". Tensors of GPUs travel by NCCL, of CPUs by gloo. hang_seconds: after which the launcher
-    ends ranks that hang, so that the group itself has to wait longer.
+    ends ranks that hang, so that the group itself has to wait longer. Returns warnings about ranks whose GPUs differ,
+    on the first rank; UserError where ranks differ in what has to be the same.
     """
+    patience = _patience(hang_seconds)
+    own = torch.device("cuda", own_gpu()) if device == "cuda" else None
     try:
-        if device == "cuda":
-            mine = torch.device("cuda", own_gpu())
-            torch.cuda.set_device(mine)
-            dist.init_process_group("cpu:gloo,cuda:nccl", device_id=mine, timeout=_patience(hang_seconds))
-        else:
-            dist.init_process_group("gloo", timeout=_patience(hang_seconds))
+        if own is not None:
+            torch.cuda.set_device(own)
+        store, rank, world = next(rendezvous("env://", timeout=patience or default_pg_timeout))
+        store.set_timeout(patience or default_pg_timeout)
+        warnings = agree(store, rank, world, device_software(detect(device)))
+        dist.init_process_group(
+            "gloo" if own is None else "cpu:gloo,cuda:nccl",
+            store=dist.PrefixStore("ranks", store),
+            rank=rank,
+            world_size=world,
+            timeout=patience,
+            device_id=own,
+        )
     except (dist.DistError, RuntimeError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         raise RunError(_not_joined(device, error)) from error
+    return warnings
 
 
 def own_gpu() -> int:

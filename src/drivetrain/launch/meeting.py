@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 NUMBER, OVER, SMALLER = "drivetrain/attempt", "drivetrain/over", "drivetrain/smaller-after-"
+FAILED = "drivetrain/failed-in-"
 JOIN_SECONDS = 600  # a machine may come so much later than the first one
 LAST_CALL_SECONDS = (60, 10)  # with min_nodes there, those that are still missing are waited for: at first, and again
 SETTLING_SECONDS = 3  # in which a node that lost its ranks to a mistake says that the run is over
@@ -101,6 +102,21 @@ class Meeting:
                 if node != self._node.rank and self._store.check([self._key(what, node)]):
                     found[node] = self._store.get(self._key(what, node)).decode()
         return found
+
+    def tell_failure(self, rank: str) -> None:
+        """Tells all nodes that a rank of this attempt has failed. rank: its name, such as "rank 3"."""
+        if self._store is not None:
+            with suppress(RuntimeError):
+                self._store.set(f"{FAILED}{self._number}", rank)
+
+    def failure(self) -> str:
+        """Returns the name of a rank that failed in this attempt, on any node; "" where none is known."""
+        if self._store is None:
+            return ""
+        with suppress(RuntimeError):
+            if self._store.check([f"{FAILED}{self._number}"]):
+                return self._store.get(f"{FAILED}{self._number}").decode()
+        return ""
 
     def _key(self, what: str, node: int) -> str:
         return f"drivetrain/{what}-{self._number}-{node}"

@@ -62,6 +62,12 @@ def failed(rank: int, error: BaseException, traceback: str) -> RankOutcome:
     return RankOutcome(rank=rank, kind="crash", time=now, message=message, traceback=traceback, lost=lost)
 
 
+def stranded(rank: int, failed: str) -> RankOutcome:
+    """Makes the outcome of a rank that was ended from outside. failed: which rank it waited for."""
+    message = f"ended because {failed} failed, which it waited for"
+    return RankOutcome(rank=rank, kind="run", time=time.monotonic(), message=message, lost=True)
+
+
 def _lost_a_peer(error: BaseException | None) -> bool:
     """Whether it, or what it came of, is an error of the network between ranks."""
     while error is not None:

@@ -18,6 +18,7 @@ from drivetrain.launch.group import group_of_one
 from drivetrain.launch.task import Result, Task
 from drivetrain.launch.variables import of_the_engine, variables
 from drivetrain.low_bit import hush
+from drivetrain.memory.allocator import grow_segments
 from drivetrain.memory.limit import limited
 from drivetrain.prove.trace import trace
 from drivetrain.ranks import is_first_rank
@@ -28,6 +29,8 @@ def perform(task: Task, attempt: Attempt | None = None, heart: Heart | None = No
     """Errors of the user's and failed runs are raised. attempt: which of several, for a training."""
     hush()
     device = detect(task.run.device).device
+    if device == "cuda" and task.run.allocator == "keep":
+        grow_segments()
     with variables(of_the_engine(task.run, device)), group_of_one(traits(task.run.engine).spreads):
         if task.verb == "fit":
             return _fit(task, attempt)
@@ -55,7 +58,7 @@ def _evaluate(task: Task) -> Result:
 def _predict(task: Task) -> Result:
     """The number of rows; they go to the task's output or, one JSON object a line, to the screen."""
     assert task.checkpoint is not None
-    rows = verbs.predict(task.run, detect(task.run.device), task.checkpoint, task.data)
+    rows = verbs.predict(task.run, detect(task.run.device), task.checkpoint, task.data, task.texts)
     if not is_first_rank():
         return Result(code=0, value=sum(1 for _ in rows))
     if task.output is not None:

@@ -43,7 +43,8 @@ def main(folder: Path, parent: int) -> None:
             clear(folder)
         task = _fitted(Task.model_validate_json((folder / TASK).read_bytes()), world, local)
         if world > 1:
-            join(detect(task.run.device).device, task.run.hang_seconds)
+            warnings = join(detect(task.run.device).device, task.run.hang_seconds)
+            task = task.model_copy(update={"notices": [*task.notices, *warnings]})
         result = perform(task, Attempt.read(folder), heart)
         outcome, code = done(rank, result), result.code
     except BaseException as error:  # also KeyboardInterrupt: the parent tells it once, for all ranks

@@ -22,6 +22,7 @@ RECORDERS = {"gloo": "_dump_fr_trace", "nccl": "_dump_nccl_trace"}
 _THEIRS = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _RANKS = os.path.join(_OWN, "ranks.py")
+_CHECKPOINT = os.path.join(_OWN, "checkpoint", "")
 _DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
 _BACKWARD = f"{os.sep}torch{os.sep}autograd{os.sep}"
 
@@ -48,6 +49,7 @@ class Standing:
     pending: list[Pending] = field(default_factory=list)
     begun: dict[str, int] = field(default_factory=dict)  # group → number of the newest collective it was asked for
     children: list[str] = field(default_factory=list)  # loader processes that do not run
+    writes: bool = False  # it is at a checkpoint's files, and waits for no other rank in that
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -79,7 +81,8 @@ def standing(main: int, is_recorded: bool = True) -> Standing:
     stack = traceback.extract_stack(frames[main]) if main in frames else []
     stacks = "".join(_stack(thread, main, frames) for thread in threading.enumerate())
     pending, begun = _recorded() if is_recorded else ([], {})
-    return replace(_of_stack(stack, stacks), pending=pending, begun=begun, children=_stuck_children())
+    found = replace(_of_stack(stack, stacks), pending=pending, begun=begun, children=_stuck_children())
+    return replace(found, writes=_writes(main, frames, any(each.on_gpu for each in pending)))
 
 
 def read_stacks(text: str) -> Standing:
@@ -119,6 +122,15 @@ def _stack(thread: threading.Thread, main: int, frames: dict[int, Any]) -> str:
         return ""
     lines = "".join(traceback.format_stack(frames[thread.ident]))
     return f"thread {thread.name}:\n{lines}"
+
+
+def _writes(main: int, frames: dict[int, Any], waits_on_gpu: bool) -> bool:
+    """waits_on_gpu: then the thread that trains does not write: it may be about to copy what its GPU has not made."""
+    threads = {thread.ident for thread in threading.enumerate() if thread.name.startswith(WORKING)}
+    threads |= set() if waits_on_gpu else {main}
+    stacks = [traceback.extract_stack(frame) for thread, frame in frames.items() if thread in threads]
+    at_files = [stack for stack in stacks if any(each.filename.startswith(_CHECKPOINT) for each in stack)]
+    return any(not _call(stack) for stack in at_files)
 
 
 def _recorded() -> tuple[list[Pending], dict[str, int]]:

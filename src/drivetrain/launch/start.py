@@ -71,7 +71,8 @@ def _joining(task: Task) -> Result:
     from drivetrain.launch.perform import perform
     from drivetrain.launch.standing import waits_on_gpu
 
-    join(detect(task.run.device).device)
+    warnings = join(detect(task.run.device).device)
+    task = task.model_copy(update={"notices": [*task.notices, *warnings]})
     with Heart(None, dist.get_rank(), Alone(task.run.hang_seconds), waits_on_gpu) as heart:
         result = perform(task, heart=heart)
     of_first = dist.get_rank() == 0

@@ -24,6 +24,7 @@ class Task(BaseModel):
     quiet: bool = False
     checkpoint: str | None = None  # best, last or a folder
     data: str | None = None  # what to predict for
+    texts: list[str] = []  # what to predict for in place of data
     output: Path | None = None  # where predictions go; None: the screen
     steps: int = 0  # of a trace
 

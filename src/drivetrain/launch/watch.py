@@ -8,8 +8,6 @@ save. With several machines each tells the others how far its ranks have counted
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
 import sys
 import threading
@@ -19,54 +17,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from drivetrain.config.run import RunConfig
 from drivetrain.folder import RunFolder
 from drivetrain.heartbeat import Pulse
 from drivetrain.launch.asked import ask, pulses
-from drivetrain.launch.hang import Row, State, blame, in_full, table
+from drivetrain.launch.hang import Row, blame, in_full, table
 from drivetrain.launch.meeting import Meeting
 from drivetrain.launch.outcome import outcomes
+from drivetrain.launch.processes import kill, state_of
 from drivetrain.launch.standing import Standing
+from drivetrain.launch.stillness import Stillness
+from drivetrain.launch.stranded import Stranded
 
 POLL_SECONDS = 1.0
 NOTICE_SECONDS = 45  # what looks like a hang is told so early, and does not end the run yet
 GONE_SECONDS = 10  # a rank that ended without a word leaves others an error of the network, most times
-SILENT_SECONDS = 5  # without a beat
 NODES_SECONDS = 10  # in which the others say where their ranks stand
-_STATES: dict[str, State] = {
-    psutil.STATUS_STOPPED: "stopped",
-    psutil.STATUS_TRACING_STOP: "traced",
-    psutil.STATUS_DISK_SLEEP: "disk",
-    psutil.STATUS_ZOMBIE: "gone",
-    psutil.STATUS_DEAD: "gone",
-}
-
-
-class Stillness:
-    """Seconds since values changed. Those in which nobody looked do not count: this process was stopped as well."""
-
-    MOST_UNSEEN = 10.0
-
-    def __init__(self, now: float) -> None:
-        self._looked = self._since = now
-        self._values: dict[Hashable, tuple[object, float]] = {}
-
-    def look(self, now: float, values: Mapping[Any, object]) -> float:
-        """Since the last change of any."""
-        if now - self._looked > self.MOST_UNSEEN:
-            self._since = now
-            self._values = {key: (value, now) for key, (value, _) in self._values.items()}
-        for key, value in values.items():
-            if key not in self._values or self._values[key][0] != value:
-                self._values[key] = value, now
-                self._since = now
-        self._looked = now
-        return now - self._since
-
-    def of(self, key: Hashable, now: float) -> float:
-        return now - self._values[key][1] if key in self._values else 0.0
 
 
 class Watch:
@@ -78,6 +44,7 @@ class Watch:
         self._folder, self._run, self._meeting = folder, run, meeting
         self._moves, self._beats = Stillness(time.monotonic()), Stillness(time.monotonic())
         self._gone, self._noticed = Stillness(time.monotonic()), False
+        self._stranded = Stranded(folder, meeting)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
 
@@ -94,16 +61,22 @@ class Watch:
             self._look(time.monotonic())
 
     def _look(self, now: float) -> None:
-        ended = {outcome.rank: outcome.kind for outcome in outcomes(self._folder)}
-        running = {local: pulse for local, pulse in pulses(self._folder).items() if pulse.rank not in ended}
-        if not running or any(kind != "done" for kind in ended.values()):  # the launcher ends the others
-            return
+        ended = outcomes(self._folder)
+        over = {outcome.rank for outcome in ended}
+        running = {local: pulse for local, pulse in pulses(self._folder).items() if pulse.rank not in over}
+        failed = self._stranded.failed(ended)
+        if failed:
+            self._stranded.look(now, running, failed)
+        elif running:
+            self._look_at(running, now)
+
+    def _look_at(self, running: Mapping[int, Pulse], now: float) -> None:
         own: dict[Hashable, object] = {pulse.process: pulse.moves for pulse in running.values()}
         self._meeting.tell("moves", str(sum(pulse.moves for pulse in running.values())))
         others = {f"node {node}": told for node, told in self._meeting.heard("moves").items()}
         still = self._moves.look(now, own | others)
         self._beats.look(now, {pulse.process: pulse.beats for pulse in running.values()})
-        gone = tuple(pulse.process for pulse in running.values() if _state(pulse, 0.0) == "gone")
+        gone = tuple(pulse.process for pulse in running.values() if state_of(pulse) == "gone")
         for_long = self._gone.look(now, {"gone": gone}) >= GONE_SECONDS
         limit = self._run.hang_seconds
         if gone and len(gone) < len(running) and for_long:
@@ -130,10 +103,7 @@ class Watch:
         kept = self._keep(in_full(rows))
         _say(f"{table(rows)}{f'With stacks in {kept}' if kept else ''}")
         self.hang = f"hang: {blame(rows)}{since}"
-        for pulse in running.values():
-            with suppress(psutil.Error):
-                if psutil.Process(pulse.process).ppid() == os.getpid():
-                    os.kill(pulse.process, signal.SIGKILL)  # a stopped process hears nothing else
+        kill(running.values())
 
     def _goes_on(self, rows: list[Row], running: Mapping[int, Pulse]) -> bool:
         """A signal ends some calls that would not have come back. What was stopped is so still."""
@@ -144,7 +114,7 @@ class Watch:
 
     def _rows(self, running: Mapping[int, Pulse], is_end: bool) -> list[Row]:
         now, host = time.monotonic(), socket.gethostname()
-        states = {local: _state(pulse, self._beats.of(pulse.process, now)) for local, pulse in running.items()}
+        states = {local: state_of(pulse, self._beats.of(pulse.process, now)) for local, pulse in running.items()}
         able = {local: pulse for local, pulse in running.items() if states[local] in ("waits", "silent", "disk")}
         stopped = {local: pulse for local, pulse in running.items() if is_end and states[local] == "stopped"}
         found = ask(self._folder, able, stopped)
@@ -176,24 +146,13 @@ class Watch:
         return None
 
 
-def _state(pulse: Pulse, unbeaten: float) -> State:
-    """unbeaten: seconds since its last beat."""
-    try:
-        status = psutil.Process(pulse.process).status()
-    except psutil.NoSuchProcess:
-        return "gone"
-    if status in _STATES and (status != psutil.STATUS_DISK_SLEEP or unbeaten > SILENT_SECONDS):
-        return _STATES[status]
-    return "silent" if unbeaten > SILENT_SECONDS else "waits"
-
-
 def left_quietly(folder: Path, told: Mapping[int, Any]) -> str | None:
     """Of ranks of which some lost a peer: the one that ended before, without a word and with exit code 0.
 
     told: when each rank that said how it ended did, by time.monotonic.
     """
     for pulse in pulses(folder).values():
-        if pulse.rank not in told and pulse.time < min(told.values()) and _state(pulse, 0.0) == "gone":
+        if pulse.rank not in told and pulse.time < min(told.values()) and state_of(pulse) == "gone":
             return f"rank {pulse.rank} ended without a word, by an exit of its own{seen(pulse)}"
     return None
 

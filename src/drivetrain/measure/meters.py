@@ -67,13 +67,12 @@ class Meters:
         self._tensor_peak: int | None = None
         self._warn, self._failed = warn, set[str]()
 
-    def __enter__(self) -> Meters:
+    def __enter__(self) -> None:
         self._matmul_rate = self._tried("the device's matmul rate", lambda: matmul_rate(self._device, self._dtype))
         self._tried("peak memory", lambda: reset_peaks(self._device))
         self._sampler.__enter__()
         self._mark = time.perf_counter()
         self._aside = 0.0  # seconds since the mark that are no part of training
-        return self
 
     def __exit__(self, *error: Any) -> None:
         self._sampler.__exit__(*error)

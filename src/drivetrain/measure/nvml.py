@@ -66,3 +66,14 @@ class Gpu:
         except self._nvml.NVMLError:
             self._refused.add(question)
             return None
+
+
+def driver_version() -> str | None:
+    """The version of NVIDIA's driver; None where NVML cannot be asked."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except Exception:  # no package, no driver, no permission: what it raises depends on which
+        return None

@@ -1,9 +1,14 @@
 """Activations kept in CPU memory: what a model's blocks save for the backward pass leaves the device until it is used.
 
 PyTorch asks a pair of hooks (torch.autograd.graph.saved_tensors_hooks) for each tensor that autograd saves: within a
-block's forward pass it is copied to pinned CPU memory, and back when the backward pass reaches it, on the same stream
-as the computation, so that nobody waits for anything else (torch's own save_on_cpu, which knows no exceptions). The
-device then holds the activations of one block, whatever their number. With recompute they are each block's input.
+block's forward pass it is copied to pinned CPU memory, and back for the backward pass (torch's own save_on_cpu does
+that too, and knows no exceptions). Copies run on a stream of their own beside the computation: a block's activations
+leave while the next block computes, and come back while the block after it computes backward. The device then holds
+the activations of two blocks, whatever their number. With recompute they are each block's input.
+
+Memory is never given back while a copy uses it, without `record_stream`, which would leave that to the allocator's
+chance: what leaves is held until the stream of the computation has been told to wait for its copy, what comes back lies
+in memory of that stream, and the copy waits for what the stream had to do before.
 
 What stays where it is: parameters and buffers, what is a view of them, tensors that all blocks are given alike (masks,
 rotary factors), and small ones. What several operators save, as the layers of an attention do their one input, is
@@ -13,6 +18,7 @@ moved once.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,32 +35,79 @@ from drivetrain.errors import problem
 
 LEAST_BYTES = 2**16  # a copy of fewer takes as long to begin as to do
 # what was moved in one call of a block; a weak reference to its storage keeps another from taking its name
-Known = dict[Any, tuple[StorageWeakRef, Tensor]]
+Known = dict[Any, tuple[StorageWeakRef, int]]
+
+
+class Copies:
+    """Copies that are done when they are asked for: between two places in CPU memory."""
+
+    def begin(self, target: Tensor, source: Tensor) -> Any:
+        """Begins a copy after what the computation was asked for so far. Returns what `wait` takes; None if done."""
+        target.copy_(source)
+
+    def wait(self, begun: Any) -> None:
+        """Has the computation go on only once the copy is done; the program does not wait."""
+
+
+class CopiesBeside(Copies):
+    """On a stream of their own, beside a GPU's computation."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, torch.cuda.Stream(device)
+
+    def begin(self, target: Tensor, source: Tensor) -> Any:
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+        return self._stream.record_event()
+
+    def wait(self, begun: Any) -> None:
+        torch.cuda.current_stream(self._device).wait_event(begun)
 
 
 class Offload:
-    def __init__(self) -> None:
+    def __init__(self, copies: Copies) -> None:
         self.moved_bytes = 0  # to CPU memory, since the start
+        self._copies = copies
+        self._leaving: list[tuple[Any, Tensor]] = []  # copies of the block that computes, and what they read
+        self._left: list[tuple[Any, Tensor]] = []  # of the block before it
+        self._last: Callable[[], _Visit | None] = lambda: None  # weakly: host memory goes with the graph
 
-    def around(self, block: nn.Module) -> None:
-        """In place; outside of what recomputes it and, as compiled code cannot be seen into, of what it was compiled
-        to."""
+    def around(self, block: nn.Module, position: int) -> None:
+        """In place; position: of the block among those of the model. Outside of what recomputes it and, as compiled
+        code cannot be seen into, of what it was compiled to."""
         name = "forward" if block._compiled_call_impl is None else "_compiled_call_impl"
-        setattr(block, name, functools.partial(self._call, block, getattr(block, name)))
+        setattr(block, name, functools.partial(self._call, block, position, getattr(block, name)))
 
-    def _call(self, block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _call(self, block: nn.Module, position: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         alike = [leaf for leaf in tree_leaves((args[1:], kwargs)) if isinstance(leaf, Tensor)]
         stay = {_storage(tensor) for tensor in (*block.parameters(), *block.buffers(), *alike)}
         known: Known = {}
+        self._release(self._left)
+        self._left, self._leaving = self._leaving, []
+        before = self._last()
+        visit = _Visit(self._copies, position, before if before is not None and before.position < position else None)
+        self._last = weakref.ref(visit)
         try:
-            with saved_tensors_hooks(functools.partial(self._pack, stay, known), _unpack):
+            with saved_tensors_hooks(functools.partial(self._pack, stay, known, visit), self._unpack):
                 return forward(*args, **kwargs)
         finally:
             known.clear()  # autograd keeps the hooks as long as what they made
 
-    def _pack(self, stay: set[int | None], known: Known, tensor: Tensor) -> Any:
+    def _release(self, copies: list[tuple[Any, Tensor]]) -> None:
+        """What these read may be used for something else, once they are done."""
+        for begun, _ in copies:
+            self._copies.wait(begun)
+        copies.clear()
+
+    def _unpack(self, kept: Tensor | _Away) -> Tensor:
+        self._release(self._left)
+        self._release(self._leaving)
+        return kept.back() if isinstance(kept, _Away) else kept
+
+    def _pack(self, stay: set[int | None], known: Known, visit: _Visit, tensor: Tensor) -> Any:
         if isinstance(tensor, nn.Parameter):
             return tensor
         stays = isinstance(tensor._base, nn.Parameter)
@@ -64,16 +117,19 @@ class Offload:
             return tensor.detach()  # an output that its own node holds would never be freed
         key = storage, local.storage_offset(), local.shape, local.stride(), local.dtype, local._version
         if key not in known:
-            known[key] = StorageWeakRef(local.untyped_storage()), self._moved(local)
+            known[key] = StorageWeakRef(local.untyped_storage()), visit.keep(self._moved(local), local.device)
         split = _Split.of(tensor) if isinstance(tensor, DTensor) else None
-        return _Away(known[key][1], local.device, split)
+        return _Away(visit, known[key][1], split)
 
     def _moved(self, tensor: Tensor) -> Tensor:
         """Laid out as it was: kernels of the backward pass may ask for that."""
         pins = tensor.is_cuda
         held = torch.empty_like(tensor, device="cpu", pin_memory=pins)
         self.moved_bytes += held.nbytes
-        return held.copy_(tensor, non_blocking=pins)
+        begun = self._copies.begin(held, tensor)
+        if begun is not None:
+            self._leaving.append((begun, tensor))
+        return held
 
 
 def offload_activations(model: nn.Module, blocks: Sequence[nn.Module]) -> Offload:
@@ -81,10 +137,54 @@ def offload_activations(model: nn.Module, blocks: Sequence[nn.Module]) -> Offloa
     if not blocks:
         why = f"{type(model).__name__} has no repeated blocks in a ModuleList or Sequential"
         raise problem("offload_activations", why, "leave it out")
-    made = Offload()
-    for block in blocks:
-        made.around(block)
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    made = Offload(CopiesBeside(device) if device.type == "cuda" else Copies())
+    for position, block in enumerate(blocks):
+        made.around(block, position)
     return made
+
+
+class _Visit:
+    """What was moved in one call of a block, and the way back."""
+
+    def __init__(self, copies: Copies, position: int, before: _Visit | None) -> None:
+        """before: of the block that computed before it, which the backward pass reaches next."""
+        self.position = position
+        self._copies, self._before, self._begun = copies, before, False
+        self._held: list[tuple[Tensor, torch.device]] = []
+        self._coming: dict[int, tuple[Tensor, Any]] = {}
+
+    def keep(self, held: Tensor, device: torch.device) -> int:
+        """The number by which it is asked for."""
+        self._held.append((held, device))
+        return len(self._held) - 1
+
+    def back(self, number: int) -> Tensor:
+        """On the device. The first to come back has all the others come, and those of the block before."""
+        if not self._begun:
+            self._begun = True
+            self.fetch()
+            if self._before is not None:
+                self._before.fetch()
+        tensor, begun = self._coming.pop(number) if number in self._coming else self._fetched(number)
+        if begun is not None:
+            self._copies.wait(begun)
+        return tensor
+
+    def fetch(self) -> None:
+        if not self._coming:
+            self._coming = {number: self._fetched(number) for number in range(len(self._held))}
+
+    def _fetched(self, number: int) -> tuple[Tensor, Any]:
+        held, device = self._held[number]
+        tensor = torch.empty_like(held, device=device)
+        return tensor, self._copies.begin(tensor, held)
+
+    def __del__(self) -> None:
+        """Of what came in vain (a backward pass that ends early) the copies still write to memory that goes now."""
+        for _, begun in self._coming.values():
+            if begun is not None:
+                self._copies.wait(begun)
 
 
 @dataclass(frozen=True)
@@ -108,17 +208,13 @@ class _Split:
 
 @dataclass(frozen=True)
 class _Away:
-    held: Tensor
-    device: torch.device
+    visit: _Visit
+    number: int
     split: _Split | None
 
     def back(self) -> Tensor:
-        local = self.held.to(self.device, non_blocking=True)
+        local = self.visit.back(self.number)
         return local if self.split is None else self.split.joined(local)
-
-
-def _unpack(kept: Tensor | _Away) -> Tensor:
-    return kept.back() if isinstance(kept, _Away) else kept
 
 
 def _local(tensor: Tensor) -> Tensor:

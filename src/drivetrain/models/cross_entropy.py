@@ -1,7 +1,7 @@
 """Cross-entropy of logits that are there, with one tensor of their size beside them instead of three.
 
 torch's own keeps the log-probabilities, makes a gradient of them that is 0 but at the targets, and from both that of
-the logits. Here the forward pass makes the gradient at once, some rows at a time while they are in the cache.
+the logits. Here one tensor waits for the backward pass, and all else is made some rows at a time, in the cache.
 """
 
 from __future__ import annotations
@@ -36,27 +36,55 @@ def _rows(logits: Tensor) -> int:
     return max(1, most // (4 * logits.shape[1]))
 
 
+def cross_entropy_of_each(logits: Tensor, targets: Tensor) -> Tensor:
+    """F.cross_entropy(logits.float(), targets, reduction="none"), (N,) fp32, without gradients: some rows at a time."""
+    rows = _rows(logits)
+    pairs = zip(logits.split(rows), targets.split(rows), strict=True)
+    parts = [F.cross_entropy(part.float(), own, ignore_index=IGNORED, reduction="none") for part, own in pairs]
+    return torch.cat(parts)
+
+
 class _SummedLoss(torch.autograd.Function):
-    """The gradient waits in fp32: fp16 cannot hold it before it is scaled."""
+    """fp32 logits are let go: their gradient waits in their place. 16-bit ones wait themselves, and their gradient is
+    made in the backward pass: in fp32 it would be twice their size, and fp16 cannot hold it before it is scaled."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, rows: int) -> Tensor:
-        gradient = torch.empty_like(logits, dtype=torch.float32)
-        total = gradient.new_zeros(())
-        for part, own, change in zip(logits.split(rows), targets.split(rows), gradient.split(rows), strict=True):
-            counts = (own != IGNORED)[:, None]
-            place, part = torch.where(counts, own[:, None], 0), part.float()
+        keeps = logits.dtype == torch.float32
+        gradient = torch.empty_like(logits) if keeps else None
+        log_sums = torch.empty(len(logits), 1, dtype=torch.float32, device=logits.device)
+        total = log_sums.new_zeros(())
+        for start in range(0, len(logits), rows):
+            own = slice(start, start + rows)
+            counts, place = _counted(targets[own])
+            part = logits[own].float()
             largest = part.amax(1, keepdim=True)
-            summed = torch.sub(part, largest, out=change).exp_().sum(1, keepdim=True)
-            total += torch.where(counts, summed.log() + largest - part.gather(1, place), 0).sum()
-            change.div_(summed).scatter_add_(1, place, torch.full_like(summed, -1)).mul_(counts)
-        ctx.save_for_backward(gradient)
-        ctx.dtype = logits.dtype
+            change = torch.sub(part, largest, out=None if gradient is None else gradient[own]).exp_()
+            summed = change.sum(1, keepdim=True)
+            torch.add(summed.log(), largest, out=log_sums[own])
+            total += torch.where(counts, log_sums[own] - part.gather(1, place), 0).sum()
+            if keeps:
+                change.div_(summed).scatter_add_(1, place, torch.full_like(summed, -1)).mul_(counts)
+        ctx.save_for_backward(*((gradient,) if keeps else (logits, targets, log_sums)))
+        ctx.rows = rows
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        (gradient,) = ctx.saved_tensors
-        scaled = torch.empty_like(gradient, dtype=ctx.dtype)
-        return torch.mul(gradient, upstream, out=scaled), None, None
+        if len(ctx.saved_tensors) == 1:
+            return ctx.saved_tensors[0] * upstream, None, None
+        logits, targets, log_sums = ctx.saved_tensors
+        scaled = torch.empty_like(logits)
+        for start in range(0, len(logits), ctx.rows):
+            own = slice(start, start + ctx.rows)
+            counts, place = _counted(targets[own])
+            change = logits[own].float().sub_(log_sums[own]).exp_()
+            scaled[own] = change.scatter_add_(1, place, torch.full_like(log_sums[own], -1)).mul_(counts * upstream)
+        return scaled, None, None
+
+
+def _counted(targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Of some rows: whether each has a target, and which, 0 where it has none; (n, 1) each."""
+    counts = (targets != IGNORED)[:, None]
+    return counts, torch.where(counts, targets[:, None], 0)

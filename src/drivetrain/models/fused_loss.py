@@ -29,6 +29,20 @@ from drivetrain.models.cross_entropy import IGNORED
 SLAB_BYTES = 8 * 2**20  # of a slab's logits in fp32: with 64 MiB, which no cache holds, a CPU took a tenth longer
 LARGER_ON_GPU = 16  # where small products leave most of it idle
 LEAST_COLUMNS = 512  # narrower ones waste any processor; with very many rows a slab then takes more
+AUTO_FROM = 4096  # tokens of a vocabulary below which fused_loss=auto never takes the loss from the logits
+MANY_BYTES = 128 * 2**20  # of logits in fp32, beyond which it does on a CPU
+MANY_ON_GPU = 4  # times as many; not measured
+
+
+def are_many(hidden: Tensor, weight: Tensor) -> bool:
+    """Whether fused_loss=auto takes pieces instead of all logits of hidden states (N, H) over a weight (V, H).
+
+    By their size alone. One product more takes 1.2 to 1.35 of the time of head and loss (fp32, one CPU core) where
+    rows are wide (H = 384, 896) and logits nearly fit into a cache (256 x 32,000, 4,096 x 8,000: 33 to 131 MB). Where
+    they are more, their memory costs as much: 0.79 and 1.18 at 4,096 x 32,000 (H = 128, 384), 1.07 at 1,024 x 128,256.
+    """
+    most = MANY_BYTES * (1 if hidden.device.type == "cpu" else MANY_ON_GPU)
+    return 4 * len(hidden) * len(weight) > most
 
 
 @torch.compiler.disable
@@ -105,6 +119,7 @@ class _Scan:
             self.best = torch.maximum(self.best, largest)
         else:
             largest = logits.amax(1)
+        largest = largest.clamp(min=torch.finfo(largest.dtype).min)  # a slab of -inf alone: -inf less -inf is no number
         own = logits.sub_(largest[:, None]).exp_().sum(1).log_().add_(largest)
         self.log_sum = torch.logaddexp(self.log_sum, own)
 

@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn import functional as F
 
-from drivetrain.models.cross_entropy import IGNORED, cross_entropy_sum
-from drivetrain.models.fused_loss import linear_argmax_and_losses, linear_cross_entropy_sum
+from drivetrain.models.cross_entropy import IGNORED, cross_entropy_of_each, cross_entropy_sum
+from drivetrain.models.fused_loss import AUTO_FROM, are_many, linear_argmax_and_losses, linear_cross_entropy_sum
 from drivetrain.models.language_options import evaluating, output_layer
 from drivetrain.transfers import on_host, sent
 
@@ -58,10 +57,10 @@ class TargetHead:
     fallback: why not all that was asked for is done, or None.
     """
 
-    def __init__(self, model: nn.Module, fused: bool, before: int = 0) -> None:
-        """model: before any wrapping, so that the hook runs before those of tensor parallelism. before: positions that
-        the model puts before those of each sample."""
-        self._before = before
+    def __init__(self, model: nn.Module, fused: bool | Literal["auto"], before: int = 0) -> None:
+        """model: before any wrapping, so that the hook runs before those of tensor parallelism. fused: auto fuses where
+        logits are many (`fused_loss.are_many`). before: positions that the model puts before those of each sample."""
+        self._before, self.always = before, fused is True
         self.fallback: str | None = None
         self.call: _Call | None = None
         head = output_layer(model)
@@ -69,9 +68,10 @@ class TargetHead:
             self.fallback = f"{type(model).__name__} names no layer that gives its logits: all of them are computed"
             return
         head.register_forward_pre_hook(self._select, with_kwargs=True)
-        if fused:
+        wants = fused is True or (fused == "auto" and vocabulary_of(head) >= AUTO_FROM)
+        if wants:
             self.fallback = _why_not_fused(model, head)
-        if fused and self.fallback is None:
+        if wants and self.fallback is None:
             head.__class__ = _LossHead  # as fully_shard does it: the module stays what it is, and has another forward
             head.owner = self  # type: ignore[assignment]
 
@@ -98,8 +98,7 @@ class TargetHead:
             found = _rows(given, call)
             if call.fused:
                 return found[:, 0], found[:, 1].long()
-            losses = F.cross_entropy(found.float(), call.targets[: call.count], reduction="none")
-            return losses, found.argmax(-1)
+            return cross_entropy_of_each(found, call.targets[: call.count]), found.argmax(-1)
 
     def _forward(self, model: nn.Module, inputs: Mapping[str, Any], call: _Call) -> tuple[Tensor, _Call]:
         self.call = call
@@ -150,8 +149,10 @@ class _LossHead(nn.Linear):
         if isinstance(self.weight, DTensor) or isinstance(input, DTensor):
             self.owner.fallback = "the head's weight is split over ranks"
             return super().forward(input)
-        call.fused = True
         rows = input.flatten(0, 1)
+        if not self.owner.always and not are_many(rows, self.weight):
+            return super().forward(input)
+        call.fused = True
         if call.wanted == "loss":
             return torch.stack([linear_cross_entropy_sum(rows, self.weight, self.bias, call.targets)])
         argmax, losses = linear_argmax_and_losses(rows, self.weight, self.bias, call.targets)
@@ -159,6 +160,12 @@ class _LossHead(nn.Linear):
 
 
 # --- whether the loss may take the place of the logits ----------------------------------------------------------------
+
+
+def vocabulary_of(head: nn.Module) -> int:
+    """Tokens that a head tells apart; 0 where its weight is no matrix of one row a token."""
+    weight = getattr(head, "weight", None)
+    return int(weight.shape[0]) if isinstance(weight, Tensor) and weight.ndim == 2 else 0
 
 
 def _why_not_fused(model: nn.Module, head: nn.Module) -> str | None:

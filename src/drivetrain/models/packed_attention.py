@@ -5,9 +5,10 @@ pairs of positions of it. Here a hook before the model makes boundaries of it, a
 four dimensions, for such a mask Transformers hands to each layer's attention as it is. So what attention needs is an
 input as any other: wrapped models, recompute and micro-batches in flight under a pipeline need nothing more.
 
-On a CPU each sequence is a call of its own. On alpaca's lengths (2,048 tokens in a row, 8 heads of 64) forward and
-backward took a ninth of what they take under a mask over all pairs; calls for several sequences of like length, padded
-or not, took two to five times as long as single ones, for their gathering.
+On a CPU each sequence is a call of its own, all of them one operator where blocks are compiled. On alpaca's lengths
+(2,048 tokens in a row, 8 heads of 64) forward and backward took a ninth of what they take under a mask over all pairs;
+calls for several sequences of like length, padded or not, took two to five times as long as single ones, for their
+gathering.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from drivetrain.errors import RunError
 from drivetrain.models.packing_trial import Windows, tried, why_not, why_not_tried
+from drivetrain.models.sequence_operator import attend_apart
+from drivetrain.row_shape import Rows
 from drivetrain.transfers import on_host, remember, sent
 
 NAME = "drivetrain_packed"  # in Transformers' tables of attention implementations and of masks
@@ -43,6 +46,7 @@ class PackedAttention:
         self._choice = choice
         self._masks: Any = WeakTensorKeyDictionary()  # boundaries → masks made for them, for all layers
         self.windows: Windows = {}  # of each layer that has run
+        self.rows: Callable[[], Rows | None] = _no_rows  # which packed rows are filled up to just now
 
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **how: Any
@@ -50,8 +54,9 @@ class PackedAttention:
         """query: (B, heads, T, width), key and value with their own heads → (B, T, heads, width)."""
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        window = how.get("sliding_window")
-        self.windows[getattr(module, "layer_idx", None)] = window
+        window, dropout = how.get("sliding_window"), how.get("dropout", 0.0)
+        if not torch.compiler.is_compiling():  # layers differ in their number, and would be compiled one by one
+            self.windows[getattr(module, "layer_idx", None)] = window
         if not _are_bounds(attention_mask) or attention_mask.shape[3] == 2:
             mask = attention_mask
             if _are_bounds(mask):  # of one sequence in each row
@@ -61,10 +66,10 @@ class PackedAttention:
         asked = [name for name in UNKNOWN if how.get(name) is not None]
         if asked:
             raise RunError(f"packed sequences: {type(module).__name__} asks for {', '.join(asked)} in its attention")
-        kernel = "sdpa"
+        kernel, compiles = "sdpa", torch.compiler.is_compiling() and not dropout
         if _is_on_gpu(query):
             query, key, value = _as_autocast_would(query, key, value)
-            kernel = self._kernel(query.dtype, how.get("dropout", 0.0), _is_ampere(query.device))
+            kernel = _kernel_here(self._choice, query.dtype, dropout, query.device)
         match kernel:
             case "flash":
                 return _flash(query, key, value, attention_mask, window, **how), None
@@ -73,22 +78,16 @@ class PackedAttention:
             case "flex":
                 mask = self._mask(_block_mask, attention_mask, query.shape[2], window)
                 return _flex(module, query, key, value, mask, how), None
+        if compiles and query.device.type == "cpu":
+            query, key, value = _as_autocast_would(query, key, value)
+            return attend_apart(query, key, value, attention_mask, window, how.get("scaling")), None
         band = functools.partial(self._mask, _band, attention_mask)
         return _one_by_one(module, query, key, value, attention_mask, band, how), None
 
-    def _kernel(self, dtype: torch.dtype, dropout: float, is_ampere: bool) -> str:
-        """The first of the choice's kernels for GPUs that can do it; where none can, sequence by sequence."""
-        half = dtype in (torch.float16, torch.bfloat16) and is_ampere
-        able = {
-            "flash": half and find_spec("flash_attn") is not None,
-            "varlen": half and not dropout and _has_varlen(),
-            "flex": not dropout,
-        }
-        choices = {"auto": tuple(able), "flash": ("flash", "varlen"), "flex": ("flex",)}.get(self._choice, ())
-        return next((kernel for kernel in choices if able[kernel]), "sdpa")
-
     def _mask(self, make: Callable[..., Any], bounds: Tensor, *of: Any) -> Any:
-        """make(bounds, *of), once."""
+        """Returns make(bounds, *of), made once; under a compiler in each layer, which then is one graph."""
+        if torch.compiler.is_compiling() and make is _band:
+            return make(bounds, *of)
         made = self._masks.setdefault(bounds, {})
         if (make, *of) not in made:
             made[make, *of] = make(bounds, *of)
@@ -119,7 +118,11 @@ def use_packed_attention(
         AttentionInterface.register(NAME, attention)
         AttentionMaskInterface.register(NAME, sdpa_mask)
         model.set_attn_implementation(NAME)  # type: ignore[operator]
-        hook = model.register_forward_pre_hook(functools.partial(_with_bounds, several), with_kwargs=True)
+
+        def with_bounds(model: nn.Module, args: Any, inputs: dict[str, Any]) -> Any:
+            return _with_bounds(attention.rows() if several else None, several, model, args, inputs)
+
+        hook = model.register_forward_pre_hook(torch.compiler.disable(with_bounds), with_kwargs=True)
         reason = why_not(model, attention.windows, alone, tried(model, together=several))
         if reason is None:
             return attention
@@ -129,14 +132,17 @@ def use_packed_attention(
     return None
 
 
-@torch.compiler.disable
-def _with_bounds(several: bool, model: nn.Module, args: Any, inputs: dict[str, Any]) -> Any:
+def _no_rows() -> None:
+    return None
+
+
+def _with_bounds(rows: Rows | None, several: bool, model: nn.Module, args: Any, inputs: dict[str, Any]) -> Any:
     positions = inputs.get("position_ids")
     if positions is None or inputs.get("attention_mask") is not None or inputs.get("past_key_values") is not None:
         return None
     if model.config._attn_implementation != NAME:  # type: ignore[union-attr]
         return None  # context parallel has put its own in the place
-    bounds = bounds_of(positions) if several else None
+    bounds = bounds_of(positions, rows) if several else None
     return args, {**inputs, "attention_mask": _one_each(positions) if bounds is None else bounds}
 
 
@@ -146,29 +152,53 @@ def _one_each(positions: Tensor) -> Tensor:
     return ends.expand(*positions.shape, 2)[:, None]
 
 
-def bounds_of(positions: Tensor) -> Tensor | None:
+def bounds_of(positions: Tensor, fixed: Rows | None = None) -> Tensor | None:
     """Where sequences begin, and the end of the row, T: (B, 1, longest, S + 1) int32, alike in the third dimension,
     which takes no memory and tells the longest sequence to every layer on the host. Rows that hold fewer than S are
     filled with T. None if each row holds one.
 
-    positions: (B, T).
+    positions: (B, T). fixed: where the rows are these, `longest` and S are the most that they can hold, so that
+    boundaries have one shape.
     """
     begins = on_host(positions)[:, 1:] == 0
     rows, places = begins.nonzero()
     if not len(rows):
         return None
     number = begins.cumsum(1)[rows, places]
-    table = np.full((len(positions), number.max() + 2), positions.shape[1], dtype=np.int32)
+    width, most = int(number.max()) + 1, 0
+    if fixed is not None and positions.shape[1] == fixed.tokens and width <= fixed.sequences:
+        width, most = fixed.sequences, fixed.longest
+    table = np.full((len(positions), width + 1), positions.shape[1], dtype=np.int32)
     table[:, 0] = 0
     table[rows, number] = places + 1
     own = torch.from_numpy(table)
-    longest = int(np.diff(table).max())
+    longest = max(most, int(np.diff(table).max()))
     bounds = sent(own, positions.device)[:, None, None].expand(-1, 1, longest, -1)
     remember(bounds, own[:, None, None])
     return bounds
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
+
+# in the order in which they are taken. PyTorch's own comes first: its kernel is flash-attn's, and it is an operator, so
+# that a compiled block stays one graph. FlexAttention breaks it in every layer, and its mask of blocks grows as T x T.
+CHOICES = {"auto": ("varlen", "flash", "flex"), "flash": ("flash", "varlen"), "flex": ("flex",)}
+
+
+@torch.compiler.assume_constant_result
+def _kernel_here(choice: str, dtype: torch.dtype, dropout: float, device: torch.device) -> str:
+    return kernel_of(choice, dtype, dropout, _is_ampere(device))
+
+
+def kernel_of(choice: str, dtype: torch.dtype, dropout: float, is_ampere: bool) -> str:
+    """Returns the first of the choice's kernels for GPUs that can do it; where none can, "sdpa": one by one."""
+    half = dtype in (torch.float16, torch.bfloat16) and is_ampere
+    able = {
+        "varlen": half and not dropout and _has_varlen(),
+        "flash": half and find_spec("flash_attn") is not None,
+        "flex": not dropout,
+    }
+    return next((kernel for kernel in CHOICES.get(choice, ()) if able[kernel]), "sdpa")
 
 
 @torch.compiler.disable

@@ -20,6 +20,7 @@ from drivetrain.data.order import Part
 from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.fake_quantised import FakeQuantiser
 from drivetrain.models.normalisation import is_batch_norm, keep_statistics
+from drivetrain.row_shape import Rows
 from drivetrain.workloads.base import Batch, BestMetric, Layout, NamedSamples, Outputs, Samples, Workload
 from drivetrain.workloads.metrics import Metric
 
@@ -82,8 +83,20 @@ class Stilled(Workload):
         return self._inner.lengths
 
     @property
+    def evaluation_lengths(self) -> Sequence[int] | None:
+        return self._inner.evaluation_lengths
+
+    @property
     def packs(self) -> bool:
         return self._inner.packs
+
+    @property
+    def rows(self) -> Rows | None:
+        return self._inner.rows
+
+    @rows.setter
+    def rows(self, rows: Rows | None) -> None:
+        self._inner.rows = rows
 
     @property
     def mixture(self) -> Sequence[Part] | None:
@@ -121,6 +134,12 @@ class Stilled(Workload):
 
     def prediction_samples(self, path: str | None) -> NamedSamples:
         return self._inner.prediction_samples(path)
+
+    def text_samples(self, texts: Sequence[str]) -> NamedSamples:
+        return self._inner.text_samples(texts)
+
+    def described(self, samples: Any, index: int) -> dict[str, Any]:
+        return self._inner.described(samples, index)
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         self._inner.save_assets(model, folder)

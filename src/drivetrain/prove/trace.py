@@ -17,17 +17,18 @@ from drivetrain import scratch
 from drivetrain.assemble import assemble_around
 from drivetrain.checkpoint.state import same
 from drivetrain.checkpointing import RunCheckpoints
+from drivetrain.chosen import order_of, total_steps_of
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
-from drivetrain.cutting import order_of, total_steps_of, window_slice
+from drivetrain.cutting import window_slice
 from drivetrain.data.loader import training_windows
 from drivetrain.engines.base import Engine
 from drivetrain.loop import Progress
-from drivetrain.optim import lr_factor
 from drivetrain.precision import arithmetic
 from drivetrain.prove.stilled import Stilled, without_dropout
 from drivetrain.ranks import Ranks
 from drivetrain.run import evaluate
+from drivetrain.schedules import lr_factor
 from drivetrain.tracking.events import Event
 from drivetrain.whole_file import writing
 from drivetrain.workload_rules import best_metric

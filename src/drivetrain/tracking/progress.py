@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from drivetrain.rates import rate_text
 from drivetrain.tracking.events import (
     CheckpointSaved,
     Evaluated,
@@ -103,7 +104,7 @@ class ProgressTracker(Tracker):
     def _step(self, event: StepDone) -> None:
         scale = "" if event.scale is None else f"  scale {event.scale:g}  skipped {event.skipped_steps}"
         text = f"loss {event.loss:.4f}  norm {event.grad_norm:.3g}  lr {event.lr:.2e}{scale}"
-        rate = f"{event.samples_per_second:,.0f} samples/s"
+        rate = f"{rate_text(event.samples_per_second)} samples/s"
         if self._bar is not None:
             self._bar.update(self._task, completed=event.step, description=f"{text}  {rate}")
         elif time.perf_counter() - self._last_line >= PLAIN_LINE_SECONDS or event.step == self._total:

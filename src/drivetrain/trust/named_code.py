@@ -15,6 +15,7 @@ from pathlib import Path
 from drivetrain.config.run import RunConfig
 from drivetrain.config.workload import UserModule
 from drivetrain.errors import Problem, UserError
+from drivetrain.imports import in_current_folder
 from drivetrain.trust.remote_code import PERMISSIONS
 
 
@@ -53,7 +54,8 @@ def named_code(run: RunConfig) -> Iterator[NamedCode]:
                 path = str(getattr(run.workload.model, key))
                 here = Path(path).expanduser()
                 yield NamedCode(f"workload.model.{permission}", path, here if here.exists() else None)
-    paths = [("optimizer.name", run.optimizer.name), *(("tracking.trackers", name) for name in run.tracking.trackers)]
+    paths = [("optimizer.name", run.optimizer.name), ("schedule.name", run.schedule.name)]
+    paths += [("tracking.trackers", name) for name in run.tracking.trackers]
     for field, path in paths:
         if set(path) & set(".:"):  # an import path: other names are of this package's own tables
             yield NamedCode(field, path, _package(path))
@@ -61,11 +63,12 @@ def named_code(run: RunConfig) -> Iterator[NamedCode]:
 
 def _package(path: str) -> Path | None:
     """Where the outermost package of an import path lies, found without importing it."""
+    top = path.replace(":", ".").partition(".")[0]
     try:
-        found = find_spec(path.replace(":", ".").partition(".")[0])
+        found = find_spec(top)
     except (ImportError, ValueError):
         return None
     if found is None:
-        return None
+        return in_current_folder(top)
     places = [found.origin] if found.has_location else list(found.submodule_search_locations or ())
     return Path(places[0]) if places and places[0] else None

@@ -15,8 +15,10 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from drivetrain.data.order import Part
+from drivetrain.errors import problem
 from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.fake_quantised import FakeQuantiser
+from drivetrain.row_shape import Rows
 from drivetrain.workloads.metrics import Metric
 from drivetrain.workloads.shown import in_words
 
@@ -72,6 +74,7 @@ class Workload(ABC):
     evaluation: Samples | None
     adapters: AdapterSet | None = None  # put into each model that is built
     fake_quantiser: FakeQuantiser | None = None  # prepares each of them before that
+    rows: Rows | None = None  # which a training fills packed rows up to
 
     @abstractmethod
     def build_model(self) -> nn.Module:
@@ -134,6 +137,11 @@ class Workload(ABC):
         """Length of each training sample if batches should be cut by it into micro-batches, else None."""
 
     @property
+    def evaluation_lengths(self) -> Sequence[int] | None:
+        """Length of each evaluation sample where packed rows may be filled by it, else None."""
+        return None
+
+    @property
     def packs(self) -> bool:
         """Whether `collate` lays samples end to end, so that none needs padding."""
         return False
@@ -180,6 +188,16 @@ class Workload(ABC):
     @abstractmethod
     def prediction_samples(self, path: str | None) -> NamedSamples:
         """Samples to predict for: those at `path` (labels not needed), or the evaluation samples."""
+
+    def text_samples(self, texts: Sequence[str]) -> NamedSamples:
+        """Return samples to predict for, made of texts that were typed. UserError where texts are no samples."""
+        del texts
+        raise problem("--text", "this workload's samples are not texts", "give --data, a file or a folder of them")
+
+    def described(self, samples: Any, index: int) -> dict[str, Any]:
+        """Return what a prediction's row says of the sample itself: its text, the label that the data give."""
+        del samples, index
+        return {}
 
     @abstractmethod
     def save_assets(self, model: nn.Module, folder: Path) -> None:

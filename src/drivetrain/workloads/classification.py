@@ -2,33 +2,99 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from torch import Tensor, nn
 
-from drivetrain.workloads.base import BestMetric, Outputs
+from drivetrain.workloads.base import Batch, BestMetric, Outputs, Workload
+from drivetrain.workloads.class_loss import ClassificationLoss
 from drivetrain.workloads.metrics import Accuracy, MacroF1, Metric
 
-BEST = BestMetric("accuracy", higher_is_better=True)
+CLASS_COUNTS = "class counts"
+MOST_NAMED = 100  # classes up to which a prediction has the probability of each
 
 
-def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    """Scalar: summed over the batch, in fp32. logits: (B, classes); labels: (B,)."""
-    return torch.nn.functional.cross_entropy(logits.float(), labels, reduction="sum")
+class Classifier(Workload):
+    """A workload whose batches have "labels" (B,), and whose model gives logits (B, classes)."""
 
+    _classes: Sequence[str]
+    _loss: ClassificationLoss
 
-def classification_outputs(logits: Tensor, labels: Tensor) -> Outputs:
-    return Outputs(cross_entropy_sum(logits, labels), labels.numel(), logits.argmax(-1), labels)
+    @abstractmethod
+    def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        """(B, classes)."""
 
+    def count(self, batch: Batch) -> int:
+        return batch["labels"].numel()
 
-def classification_metrics(num_classes: int) -> Mapping[str, Metric]:
-    """accuracy: share of samples that are right. macro_f1: mean of the classes' F1, each class counting the same."""
-    return {"accuracy": Accuracy(), "macro_f1": MacroF1(num_classes)}
+    def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
+        return self._loss(self._logits(model, batch), batch["labels"])
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Outputs:
+        logits, labels = self._logits(model, batch), batch["labels"]
+        return Outputs(self._loss(logits, labels), labels.numel(), logits.argmax(-1), labels)
+
+    def predict(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
+        return classification_rows(self._logits(model, batch), self._classes)
+
+    def described(self, samples: Any, index: int) -> dict[str, Any]:
+        """The label that the data give, where they give one."""
+        label = -1 if samples.labels is None else int(samples.labels[index])
+        return {"reference": self._classes[label]} if label >= 0 else {}
+
+    def metrics(self) -> Mapping[str, Metric]:
+        """accuracy: share of samples that are right. macro_f1: mean of the classes' F1, each counting the same."""
+        return {"accuracy": Accuracy(), "macro_f1": MacroF1(len(self._classes))}
+
+    @property
+    def best_metric(self) -> BestMetric:
+        return BestMetric("accuracy", higher_is_better=True)
+
+    @property
+    def splits_batches(self) -> bool:
+        return True
+
+    @property
+    def data_report(self) -> Mapping[str, Any]:
+        """The facts, and the counts of each class: {"class", "training", "evaluation"}."""
+        training, held_out = (self._counts(samples) for samples in (self.train, self.evaluation))
+        pairs = zip(self._classes, training, held_out, strict=True)
+        counts = [{"class": name, "training": ours, "evaluation": theirs} for name, ours, theirs in pairs]
+        return {**self.facts, CLASS_COUNTS: counts}
+
+    def _counts(self, samples: Any) -> list[int]:
+        counts: list[int] = np.bincount(samples.labels, minlength=len(self._classes)).tolist()
+        return counts
+
+    def _class_warnings(self) -> list[str]:
+        """Return what to know of an evaluation that cannot tell classes apart, or leaves some out."""
+        counts = self._counts(self.evaluation)
+        there = [name for name, count in zip(self._classes, counts, strict=True) if count]
+        if len(there) == 1:
+            return [f"all {sum(counts)} evaluation samples are of one class, {there[0]!r}: accuracy says nothing"]
+        absent = [name for name, count in zip(self._classes, counts, strict=True) if not count]
+        more = " ..." if len(absent) > 5 else ""
+        shown = f"{', '.join(absent[:5])}{more}"
+        return [f"{len(absent)} of {len(counts)} classes have no evaluation sample: {shown}"] if absent else []
+
+    def _weighted(self) -> dict[str, Any]:
+        """What the report says of weights by class, where there are any."""
+        weights = self._loss.weights
+        if weights is None:
+            return {}
+        return {"class_weights": {c: round(w, 6) for c, w in zip(self._classes, weights.tolist(), strict=True)}}
 
 
 def classification_rows(logits: Tensor, class_names: Sequence[str]) -> list[dict[str, Any]]:
-    probability, number = logits.float().softmax(-1).max(-1)
-    pairs = zip(number.tolist(), probability.tolist(), strict=True)
-    return [{"label": class_names[n], "probability": round(p, 6)} for n, p in pairs]
+    """One row a sample: the likeliest class, its probability, and those of all classes where these are few."""
+    probabilities = logits.float().softmax(-1)
+    rows: list[dict[str, Any]] = []
+    for number, found in zip(logits.argmax(-1).tolist(), probabilities.tolist(), strict=True):
+        row: dict[str, Any] = {"label": class_names[number], "probability": round(found[number], 6)}
+        if len(class_names) <= MOST_NAMED:
+            row["probabilities"] = {name: round(p, 6) for name, p in zip(class_names, found, strict=True)}
+        rows.append(row)
+    return rows

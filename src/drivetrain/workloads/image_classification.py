@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,9 @@ from drivetrain.models.model_folders import save_description
 from drivetrain.models.normalisation import batch_norm_to_group_norm, has_batch_norm
 from drivetrain.models.preprocessing import NORM_KEY, Preprocessing, expected_by, write_preprocessing
 from drivetrain.models.transformers_classifiers import build_classifier, config_accepts, config_problems
-from drivetrain.workloads.base import Batch, BestMetric, NamedSamples, Outputs, Workload
-from drivetrain.workloads.classification import (
-    BEST,
-    classification_metrics,
-    classification_outputs,
-    classification_rows,
-    cross_entropy_sum,
-)
-from drivetrain.workloads.metrics import Metric
+from drivetrain.workloads.base import Batch, NamedSamples
+from drivetrain.workloads.class_loss import ClassificationLoss
+from drivetrain.workloads.classification import Classifier
 
 HEAD = "AutoModelForImageClassification"
 BATCH_NORM = (
@@ -39,7 +33,7 @@ BATCH_NORM = (
 )
 
 
-class ImageClassificationWorkload(Workload):
+class ImageClassificationWorkload(Classifier):
     train: PictureSamples
     evaluation: PictureSamples
 
@@ -50,6 +44,8 @@ class ImageClassificationWorkload(Workload):
         self._classes = _classes(train)
         self._size = config.data.image_size or self._expected.size
         self.train, self.evaluation = self._parts(train, held_out)
+        self._loss = ClassificationLoss(config.loss, self._classes, self.train.labels)
+        self._warnings += self._class_warnings()
         self._shape = self._prepare()
         self._mean, self._std = self._statistics()
         self._scale = _pixel_scale(self._shape, self._mean, self._std)
@@ -219,28 +215,9 @@ class ImageClassificationWorkload(Workload):
             "labels": torch.tensor([label for _, label in samples]),
         }
 
-    def count(self, batch: Batch) -> int:
-        return batch["labels"].numel()
-
-    def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
-        return cross_entropy_sum(model(pixel_values=batch["pixel_values"]).logits, batch["labels"])
-
-    def outputs(self, model: nn.Module, batch: Batch) -> Outputs:
-        return classification_outputs(model(pixel_values=batch["pixel_values"]).logits, batch["labels"])
-
-    def predict(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
-        return classification_rows(model(pixel_values=batch["pixel_values"]).logits, self._classes)
-
-    def metrics(self) -> Mapping[str, Metric]:
-        return classification_metrics(len(self._classes))
-
-    @property
-    def best_metric(self) -> BestMetric:
-        return BEST
-
-    @property
-    def splits_batches(self) -> bool:
-        return True
+    def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        logits: Tensor = model(pixel_values=batch["pixel_values"]).logits
+        return logits
 
     @property
     def lengths(self) -> Sequence[int] | None:
@@ -260,6 +237,7 @@ class ImageClassificationWorkload(Workload):
             "std": self._std,
             "decoded_images_bytes": self.train.kept_bytes + self.evaluation.kept_bytes,
             "model_config_from_data": self._derived,
+            **self._weighted(),
         }
 
     @property

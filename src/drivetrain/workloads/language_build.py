@@ -94,7 +94,7 @@ def build_language_model(
         model = adapters.fit(model)
     head = TargetHead(model, options.fused_loss, 0 if adapters is None else adapters.in_hidden_states)
     if options.fused_loss and head.fallback is not None:
-        notes.append(f"workload.model.fused_loss: {head.fallback}")
+        notes.append(f"workload.model.fused_loss={str(options.fused_loss).lower()}: {head.fallback}")
     return Built(model, head, packed, takes_positions and not virtual, accepted, notes)
 
 

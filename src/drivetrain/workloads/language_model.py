@@ -17,6 +17,7 @@ from drivetrain.data.language.samples import JoinedSamples, Sample, TokenSamples
 from drivetrain.data.order import Part
 from drivetrain.models.language_options import context_length, generation_config
 from drivetrain.models.model_folders import save_description
+from drivetrain.transfers import on_host
 from drivetrain.workloads.base import Batch, BestMetric, Generates, NamedSamples, Outputs, Prompt, Samples, Workload
 from drivetrain.workloads.language_build import build_language_model
 from drivetrain.workloads.language_data import LanguageReader
@@ -43,6 +44,8 @@ class LanguageModelWorkload(Workload, Generates):
         parts = self.adapters, self.fake_quantiser
         built = build_language_model(self._config, self._reader, self._packs, *parts)
         self._head, self._packs = built.head, built.packed is not None
+        if built.packed is not None:
+            built.packed.rows = lambda: self.rows
         self._continuation.places = context_length(built.model.config)
         for note in built.notes:
             self._reader.warn(note)
@@ -55,11 +58,15 @@ class LanguageModelWorkload(Workload, Generates):
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
         """input_ids, position_ids, targets: (B, T), int64. Padded at the end, without targets; or, packed, one row of
-        all samples end to end (1, total), in which positions begin again with each."""
+        all samples end to end (1, total), in which positions begin again with each, and what fills it up to `rows`."""
         inputs = [ids[:-1] for ids, _ in samples]
         targets = [np.where(trained[1:], ids[1:], IGNORED) for ids, trained in samples]
         if self._packs:
             positions = [np.arange(len(each)) for each in inputs]
+            if self.rows is not None:
+                positions.append(self.rows.padding(sum(map(len, inputs))))
+                inputs.append(np.zeros_like(positions[-1]))
+                targets.append(np.full_like(positions[-1], IGNORED))
             joined = zip(self.by_position, (inputs, positions, targets), strict=True)
             return {name: torch.from_numpy(np.concatenate(each).astype(np.int64))[None] for name, each in joined}
         length = max(map(len, inputs))
@@ -80,7 +87,7 @@ class LanguageModelWorkload(Workload, Generates):
         return "".join(f"⟦{text}⟧" if trained else text for text, trained in pieces)
 
     def count(self, batch: Batch) -> int:
-        return int((batch["targets"] != IGNORED).sum())
+        return int((on_host(batch["targets"]) != IGNORED).sum())
 
     def _given(self, batch: Batch) -> dict[str, Any]:
         return {**{name: batch[name] for name in self._inputs}, **self._extra}
@@ -145,7 +152,9 @@ class LanguageModelWorkload(Workload, Generates):
         return prompts_of_samples(samples, self._reader.tokenizer)
 
     def next_batch(self, sequences: Mapping[int, Sequence[int]]) -> Batch:
+        rows, self.rows = self.rows, None  # they grow with each token
         batch = self.collate(self._continuation.samples(sequences))
+        self.rows = rows
         return {**batch, "draws": self._continuation.draws(sequences)}
 
     def is_over(self, prompt: Prompt, new: Sequence[int]) -> bool:
@@ -162,10 +171,11 @@ class LanguageModelWorkload(Workload, Generates):
 
     @property
     def lengths(self) -> Sequence[int] | None:
-        known = [part.lengths for part in self.train.parts if isinstance(part, TokenSamples)]
-        if len(known) < len(self.train.parts) or not (self.packs or self._config.data.group_by_length):
-            return None
-        return [int(length) - 1 for lengths in known for length in lengths]
+        return _lengths(self.train) if self.packs or self._config.data.group_by_length else None
+
+    @property
+    def evaluation_lengths(self) -> Sequence[int] | None:
+        return _lengths(self.evaluation) if self.packs and self.evaluation is not None else None
 
     @property
     def packs(self) -> bool:
@@ -211,3 +221,9 @@ class LanguageModelWorkload(Workload, Generates):
         save_description(model, folder)
         generation_config(model, self._continuation.ends, self._reader.tokenizer).save_pretrained(folder)
         self._reader.tokenizer.save_pretrained(folder)
+
+
+def _lengths(samples: JoinedSamples) -> list[int] | None:
+    """Positions of each sample, where they are known before it is read."""
+    known = [part.lengths for part in samples.parts if isinstance(part, TokenSamples)]
+    return [int(length) - 1 for lengths in known for length in lengths] if len(known) == len(samples.parts) else None

@@ -78,7 +78,7 @@ class Accuracy(Summed):
     def _summed(self, predictions: Tensor, targets: Tensor) -> Tensor:
         right = predictions == targets
         if self._ignored is None:
-            return torch.stack([right.sum(), right.new_tensor(right.numel(), dtype=torch.int64)]).double()
+            return torch.stack([right.sum(), right.new_full((), right.numel(), dtype=torch.int64)]).double()
         counted = targets != self._ignored
         return torch.stack([(right & counted).sum(), counted.sum()]).double()
 
@@ -118,7 +118,7 @@ class MeanError(Summed):
 
     def _summed(self, predictions: Tensor, targets: Tensor) -> Tensor:
         error = (predictions.double() - targets.double()).abs().pow(self._power)
-        return torch.stack([error.sum(), error.new_tensor(error.numel())])
+        return torch.stack([error.sum(), error.new_full((), error.numel())])
 
     def _value(self, sums: Tensor) -> Tensor:
         return sums[0] / sums[1].clamp(min=1)
@@ -133,7 +133,7 @@ class R2(Summed):
     def _summed(self, predictions: Tensor, targets: Tensor) -> Tensor:
         predictions, targets = predictions.double(), targets.double()
         error = (predictions - targets).square().sum()
-        return torch.stack([error, targets.square().sum(), targets.sum(), error.new_tensor(targets.numel())])
+        return torch.stack([error, targets.square().sum(), targets.sum(), error.new_full((), targets.numel())])
 
     def _value(self, sums: Tensor) -> Tensor:
         error, squares, total, count = sums

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +18,18 @@ from drivetrain.data.tokenised import Tokens, load_tokenizer, tokenise
 from drivetrain.errors import Problem, UserError, problem, together
 from drivetrain.models.model_folders import save_description
 from drivetrain.models.transformers_classifiers import build_classifier, config_accepts
-from drivetrain.workloads.base import Batch, BestMetric, NamedSamples, Outputs, Workload
-from drivetrain.workloads.classification import (
-    BEST,
-    classification_metrics,
-    classification_outputs,
-    classification_rows,
-    cross_entropy_sum,
-)
-from drivetrain.workloads.metrics import Metric
+from drivetrain.workloads.base import Batch, NamedSamples
+from drivetrain.workloads.class_loss import ClassificationLoss
+from drivetrain.workloads.classification import Classifier
 
 
 class TextSamples:
-    """Tokenised texts; a sample is (ids, segments or None, label or -1)."""
+    """Tokenised texts; a sample is (ids, segments or None, label or -1). texts: kept where they are shown again."""
 
-    def __init__(self, tokens: Tokens, labels: np.ndarray | None, names: Sequence[str]) -> None:
-        self.tokens, self.labels, self.names = tokens, labels, names
+    def __init__(
+        self, tokens: Tokens, labels: np.ndarray | None, names: Sequence[str], texts: Texts | None = None
+    ) -> None:
+        self.tokens, self.labels, self.names, self.texts = tokens, labels, names, texts
 
     def __len__(self) -> int:
         return len(self.names)
@@ -45,7 +41,7 @@ class TextSamples:
         return self.tokens.ids[part], segments, -1 if self.labels is None else int(self.labels[index])
 
 
-class TextClassificationWorkload(Workload):
+class TextClassificationWorkload(Classifier):
     train: TextSamples
     evaluation: TextSamples
 
@@ -55,6 +51,9 @@ class TextClassificationWorkload(Workload):
         self._tokenizer, (train, evaluation) = together([self._load_tokenizer, lambda: self._read(config.data)])
         self.train = self._samples(train, "train")
         self.evaluation = self._samples(evaluation, "evaluation")
+        assert self.train.labels is not None
+        self._loss = ClassificationLoss(config.loss, self._classes, self.train.labels)
+        self._warnings += self._class_warnings()
 
     def _load_tokenizer(self) -> Any:
         model = self._config.model
@@ -108,7 +107,8 @@ class TextClassificationWorkload(Workload):
     def _samples(self, texts: Texts, name: str) -> TextSamples:
         given = getattr(self._config.data, name) or self._config.data.train
         labels = encode(texts.labels, self._classes, given, f"workload.data.{name}")
-        return TextSamples(self._tokens(texts), labels, [f"row {row}" for row in texts.rows])
+        shown = texts if name == "evaluation" else None  # predictions are asked for these
+        return TextSamples(self._tokens(texts), labels, [f"row {row}" for row in texts.rows], shown)
 
     def _tokens(self, texts: Texts) -> Tokens:
         data = self._config.data
@@ -198,29 +198,6 @@ class TextClassificationWorkload(Workload):
         logits: Tensor = model(**inputs).logits
         return logits
 
-    def count(self, batch: Batch) -> int:
-        return batch["labels"].numel()
-
-    def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
-        return cross_entropy_sum(self._logits(model, batch), batch["labels"])
-
-    def outputs(self, model: nn.Module, batch: Batch) -> Outputs:
-        return classification_outputs(self._logits(model, batch), batch["labels"])
-
-    def predict(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
-        return classification_rows(self._logits(model, batch), self._classes)
-
-    def metrics(self) -> Mapping[str, Metric]:
-        return classification_metrics(len(self._classes))
-
-    @property
-    def best_metric(self) -> BestMetric:
-        return BEST
-
-    @property
-    def splits_batches(self) -> bool:
-        return True
-
     @property
     def lengths(self) -> Sequence[int] | None:
         data = self._config.data
@@ -238,6 +215,7 @@ class TextClassificationWorkload(Workload):
             "vocabulary": len(self._tokenizer),
             "truncated": round(tokens.truncated / len(self.train), 4),
             "mean_tokens": round(float(tokens.lengths.mean()), 1),
+            **self._weighted(),
         }
 
     @property
@@ -250,7 +228,22 @@ class TextClassificationWorkload(Workload):
         texts = read_texts(self._config.data, path, "--data", labelled=False)
         if texts.bad:
             self._warn(f"{len(texts.bad)} rows of {path} have no text and no prediction, {texts.bad[0].where} first")
-        return TextSamples(self._tokens(texts), None, [f"row {row}" for row in texts.rows])
+        return TextSamples(self._tokens(texts), None, [f"row {row}" for row in texts.rows], texts)
+
+    def text_samples(self, texts: Sequence[str]) -> NamedSamples:
+        if self._config.data.text_pair_column is not None:
+            raise problem("--text", "this model takes pairs of texts", "give --data, a file with both columns")
+        if empty := [number for number, text in enumerate(texts, start=1) if not text.strip()]:
+            raise problem("--text", f"number {empty[0]} is empty", "give a text")
+        given = Texts(list(texts), None, np.full(len(texts), "", dtype=object), np.arange(1, len(texts) + 1))
+        return TextSamples(self._tokens(given), None, [f"text {row}" for row in given.rows], given)
+
+    def described(self, samples: TextSamples, index: int) -> dict[str, Any]:
+        if samples.texts is None:
+            return super().described(samples, index)
+        first, second = samples.texts.first[index], samples.texts.second
+        pair = {} if second is None else {"text_pair": second[index]}
+        return {"text": first, **pair, **super().described(samples, index)}
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         save_description(model, folder)

@@ -8,7 +8,8 @@ and, if wanted:
 
     evaluation_data                 as train_data
     collate(samples)                → a dict of tensors; the model gets all but "target"
-    metrics                         a dict of metrics (torchmetrics' say) over (output, target), or what makes one
+    metrics                         a dict of metrics over (output, target): functions that give a number, or objects
+                                    of torchmetrics' kind; or one function, or a function that makes such a dict
     predict(output)                 → one row a sample
     loss_sum(model, batch), count(batch)    in place of loss: the sum over the batch's targets, and their number
     splits_batches = False          if the loss does not decompose over samples (contrastive losses)
@@ -40,8 +41,9 @@ from drivetrain.workloads.loss_cuts import FEWEST, MOST, OF_A_LOSS, OF_A_MODEL, 
 from drivetrain.workloads.metrics import Metric
 from drivetrain.workloads.user_file import FIELD, UserFile
 from drivetrain.workloads.user_loss import SummedLoss
+from drivetrain.workloads.user_metrics import OfAllSamples, metrics_of
 from drivetrain.workloads.user_samples import UserSamples, user_samples
-from drivetrain.workloads.user_task import Task, Unknown, task_of
+from drivetrain.workloads.user_task import Classes, Task, Unknown, task_of
 
 NEEDS_ALL = "say splits_batches = False if it needs its whole batch"
 FIX_LOSS = (
@@ -128,11 +130,12 @@ class UserModuleWorkload(Workload):
 
     def metrics(self) -> Mapping[str, Metric]:
         given = self._file.get("metrics")
+        if given is None and self._loss is None:
+            return {}  # loss_sum may be of anything
         if given is None:
             enough = len(self.evaluation or ()) > 1  # r2 of one sample does not exist
             return {name: metric for name, metric in self._task.metrics().items() if name != "r2" or enough}
-        made: Mapping[str, Metric] = copy.deepcopy(given) if isinstance(given, Mapping) else given()
-        return made
+        return metrics_of(copy.deepcopy(given) if isinstance(given, Mapping) else given)
 
     @property
     def best_metric(self) -> BestMetric:
@@ -199,7 +202,7 @@ class UserModuleWorkload(Workload):
             if not isinstance(summed, Tensor) or summed.numel() != 1:
                 raise problem(FIELD, f"loss_sum gives {_described(summed)}, not one number", "sum over the batch")
             self.count(batch)
-            return Unknown()
+            return self._task_without_loss(model, batch)
         if "target" not in batch:
             has = ", ".join(map(repr, batch))
             raise problem(FIELD, f"a batch has no 'target', but {has}", "name it so, or define loss_sum and count")
@@ -212,7 +215,30 @@ class UserModuleWorkload(Workload):
         if any("target size" in str(warning.message) for warning in said):  # MSELoss and its like warn only
             shapes = f"the output is {tuple(output.shape)}, the target {tuple(target.shape)}"
             raise problem(FIELD, f"{shapes}: the loss would compare each with all", "give them one shape")
+        self._try_metrics(output, target)
         return task_of(output, target, self._loss)
+
+    def _task_without_loss(self, model: nn.Module, batch: Batch) -> Task:
+        """What predictions mean beside a loss_sum: class numbers as targets and as many scores are classes."""
+        target = batch.get("target")
+        if target is None:
+            return Unknown()
+        try:
+            output = _output(model, batch)
+        except Exception:  # loss_sum may call the model in another way
+            if self._file.has("metrics"):  # which need its output
+                raise
+            return Unknown()
+        self._try_metrics(output, target)
+        is_class = target.dim() == 1 and not target.is_floating_point() and output.dim() == 2
+        return Classes(output.shape[1], None) if is_class else Unknown()
+
+    def _try_metrics(self, output: Tensor, target: Tensor) -> None:
+        """UserError for metrics that are none. What a function says of two samples (a correlation of them, say) may
+        fail where that of all does not, so a ValueError and a division by zero are left to the evaluation."""
+        for metric in self.metrics().values() if self._file.has("metrics") else ():
+            if isinstance(metric, OfAllSamples):
+                metric.try_out(output.detach(), target)
 
     def _check_with_what_fits(self, model: nn.Module) -> None:
         """The check below with as many samples as memory has room for; two were run before."""

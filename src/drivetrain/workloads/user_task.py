@@ -12,6 +12,8 @@ from torch import Tensor
 from drivetrain.workloads.metrics import R2, Accuracy, MacroF1, MeanError, Metric
 from drivetrain.workloads.user_loss import SummedLoss
 
+MOST_NAMED = 100  # classes up to which a prediction has the probability of each
+
 
 def task_of(output: Tensor, target: Tensor, loss: SummedLoss) -> Task:
     """output, target: of one batch, as model and data give them."""
@@ -39,7 +41,7 @@ class Task(ABC):
 
 @dataclass(frozen=True)
 class Classes(Task):
-    """output: (B, classes, ...) scores; target: (B, ...) class numbers."""
+    """output: (B, classes, ...) logits or log-probabilities; target: (B, ...) class numbers."""
 
     num_classes: int
     ignored: int | None
@@ -51,7 +53,19 @@ class Classes(Task):
         return output.argmax(1), target
 
     def predictions(self, output: Tensor) -> list[Any]:
-        return list(output.argmax(1).tolist())
+        """The likeliest class; of a sample that has one, the probability of each as well."""
+        classes = output.argmax(1).tolist()
+        if output.dim() != 2 or self.num_classes > MOST_NAMED:
+            return list(classes)
+        rows = zip(classes, output.float().softmax(1).tolist(), strict=True)  # of log-probabilities: themselves
+        return [
+            {
+                "prediction": number,
+                "probability": round(found[number], 6),
+                "probabilities": {str(each): round(p, 6) for each, p in enumerate(found)},
+            }
+            for number, found in rows
+        ]
 
 
 @dataclass(frozen=True)

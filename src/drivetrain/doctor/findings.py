@@ -9,17 +9,15 @@ import shutil
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from rich.console import Group
-from rich.markup import escape
-from rich.table import Table
-
 from drivetrain import builds, environment
 from drivetrain.config import rules
 from drivetrain.config.engine import ENGINES
 from drivetrain.config.machine import Machine
 from drivetrain.config.notices import emulation_notice
 from drivetrain.config.precision import PRECISIONS
+from drivetrain.doctor import devices, tries
 from drivetrain.hardware import OPTIONAL, detect
+from drivetrain.measure.gpu_software import device_software
 
 _GLOO = "processes that share the cores (gloo)"
 _ON_CPUS = {
@@ -39,10 +37,13 @@ EXTRAS = {
 
 
 def examine() -> dict[str, Any]:
-    """JSON-able findings: machine, versions, precisions, optional packages, compilers, disk."""
+    """JSON-able findings: machine, versions, precisions, packages, compilers, disk, and what was tried on a GPU."""
     machine = detect()
     return {
         **environment.describe(machine),
+        "software": device_software(machine),
+        "tries": tries.tried(machine.device, machine.device_count),
+        "devices": devices.table(),
         "precisions": {name: _precision(name, machine) for name in PRECISIONS},
         "engines": {name: _engine(name, machine) for name in ENGINES},
         "optional": {package: _optional(package) for package in EXTRAS},
@@ -50,31 +51,6 @@ def examine() -> dict[str, Any]:
         "native_builds": left_builds(),
         "free_disk_bytes": shutil.disk_usage(".").free,
     }
-
-
-def render(findings: dict[str, Any]) -> Group:
-    """The findings for the eye."""
-    machine = Table(title="machine", show_header=False, title_justify="left")
-    memory = f"{findings['memory_bytes'] / 2**30:.1f} GiB"
-    machine.add_row(
-        "device", f"{findings['device_name']} ({findings['device']}), {memory}, {findings['cpu_cores']} cores"
-    )
-    machine.add_row("native dtypes", ", ".join(findings["native_dtypes"]))
-    machine.add_row("free disk here", f"{findings['free_disk_bytes'] / 2**30:.1f} GiB")
-    machine.add_row("platform", findings["platform"])
-    for name, number in findings["versions"].items():
-        machine.add_row(name, number)
-    works = Table("what", "works", "why", title="what works here", title_justify="left")
-    for name, (state, why) in findings["precisions"].items():
-        works.add_row(f"precision={name}", _coloured(state), why)
-    for name, (state, why) in findings["engines"].items():
-        works.add_row(f"engine={name}", _coloured(state), why)
-    for package, (state, why) in findings["optional"].items():
-        works.add_row(package, _coloured(state), escape(why))
-    for name, (state, why) in findings["native_builds"].items():
-        works.add_row(escape(name), _coloured(state), escape(why))
-    works.add_row("compile=true", _coloured(findings["compile"][0]), findings["compile"][1])
-    return Group(machine, works)
 
 
 def _precision(name: str, machine: Machine) -> tuple[str, str]:
@@ -130,7 +106,3 @@ def _compile() -> tuple[str, str]:
     if compiler is None:
         return "no", "torch.compile needs a C++ compiler; install g++"
     return "yes", f"uses {compiler}"
-
-
-def _coloured(state: str) -> str:
-    return {"yes": "[green]yes[/]", "no": "[red]no[/]"}.get(state, f"[yellow]{state}[/]")

@@ -1,0 +1,46 @@
+"""`best` and `last` in a run's folder: links to checkpoints, for people and scripts. Nothing of the run reads them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+NAMES = ("best", "last")
+OF_A_RUN = "checkpoints"  # the folder beside which they lie
+
+
+def link(newest: Path, best_step: int | None) -> None:
+    """Point the links beside a folder of checkpoints at the newest one and at that of the best evaluation, if kept.
+
+    Where the file system has no links, or something else has such a name, there are none; nor beside a state that is
+    kept elsewhere, such as the one before a bad step.
+    """
+    if newest.parent.name != OF_A_RUN:
+        return
+    kept = {path.name: path for path in newest.parent.glob("step-*")}
+    best = next((path for name, path in kept.items() if name == f"step-{best_step or 0:08d}"), None)
+    for name, target in zip(NAMES, (best, newest), strict=True):
+        _point(newest.parent.parent / name, target)
+
+
+def best_step(facts: Mapping[str, Any]) -> int | None:
+    """Return the step of the run's best evaluation so far, as a checkpoint's manifest has it."""
+    found = (facts.get("best") or {}).get("step")
+    return found if isinstance(found, int) else None
+
+
+def _point(place: Path, target: Path | None) -> None:
+    aside = place.with_name(f".{place.name}-{os.getpid()}")
+    try:
+        if os.path.lexists(place) and not place.is_symlink():
+            return
+        if target is None:
+            place.unlink(missing_ok=True)
+            return
+        aside.unlink(missing_ok=True)
+        aside.symlink_to(os.path.relpath(target, place.parent), target_is_directory=True)
+        aside.replace(place)
+    except OSError:
+        return

@@ -1,0 +1,140 @@
+"""Attention within each sequence of packed rows as one operator, which a compiler takes as it is.
+
+Traced through, a loop over sequences would break the graph in every layer, and be compiled anew for every set of
+lengths. As an operator of its own (torch.library.custom_op) it is one node, whose lengths are read when it runs: so a
+block is one graph, whatever the rows hold. The kernels are those that PyTorch's attention takes on a CPU, which keep
+their own logarithms of sums for the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drivetrain.transfers import on_host
+
+_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def attend_apart(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, window: int | None, scale: float | None
+) -> Tensor:
+    """Returns (B, T, heads, width). query: (B, heads, T, width); key and value may have fewer heads.
+
+    bounds: as `packed_attention.bounds_of` gives them. window: positions that each sees, itself included; None: all
+    before it.
+    """
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scale = query.shape[3] ** -0.5 if scale is None else scale
+    found: Tensor = _attend(query, key, value, bounds, window or 0, scale)[0]
+    return found.transpose(1, 2)
+
+
+@torch.library.custom_op("drivetrain::attend_apart", mutates_args=())
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, window: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Returns what attention gives, (B, heads, T, width), and logarithms of sums, (B, heads, T) fp32.
+
+    window: 0 for none.
+    """
+    given, sums = _empty(query)
+    for row, begin, end in _sequences(bounds):
+        parts = (_part(tensor, row, begin, end) for tensor in (query, key, value))
+        found, its_sums = _FORWARD(*parts, 0.0, **_how(end - begin, window, scale, query))
+        given[row : row + 1, :, begin:end] = found
+        sums[row : row + 1, :, begin:end] = its_sums
+    return given, sums
+
+
+@_attend.register_fake
+def _attend_fake(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, window: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    del key, value, bounds, window, scale
+    return _empty(query)
+
+
+@torch.library.custom_op("drivetrain::attend_apart_backward", mutates_args=())
+def _backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    given: Tensor,
+    sums: Tensor,
+    bounds: Tensor,
+    window: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns gradients of query, key and value, (B, heads, T, width) each."""
+    gradients = tuple(torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in (query, key, value))
+    for row, begin, end in _sequences(bounds):
+        parts = (_part(tensor, row, begin, end) for tensor in (gradient, query, key, value, given))
+        how = _how(end - begin, window, scale, query)
+        causal = how.pop("is_causal")
+        found = _BACKWARD(*parts, sums[row : row + 1, :, begin:end], 0.0, causal, **how)
+        for whole, part in zip(gradients, found, strict=True):
+            whole[row : row + 1, :, begin:end] = part
+    return gradients[0], gradients[1], gradients[2]
+
+
+@_backward.register_fake
+def _backward_fake(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *others: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    del gradient, others
+    made = [torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for tensor in (query, key, value)]
+    return made[0], made[1], made[2]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, bounds, window, scale = inputs
+    ctx.save_for_backward(query, key, value, *output, bounds)
+    ctx.window, ctx.scale = window, scale
+
+
+def _differentiate(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Any, ...]:
+    query, key, value, given, sums, bounds = ctx.saved_tensors
+    found = _backward(gradient, query, key, value, given, sums, bounds, ctx.window, ctx.scale)
+    return (*found, None, None, None)
+
+
+_attend.register_autograd(_differentiate, setup_context=_save)
+
+
+def _empty(query: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows are laid out by position, as the layer after attention reads them."""
+    batch, heads, length, width = query.shape
+    given = torch.empty(batch, length, heads, width, dtype=query.dtype, device=query.device).transpose(1, 2)
+    return given, torch.empty(batch, heads, length, dtype=torch.float32, device=query.device)
+
+
+def _sequences(bounds: Tensor) -> Iterator[tuple[int, int, int]]:
+    """Row, begin and end of each sequence that has a length."""
+    for row, places in enumerate(on_host(bounds)[:, 0, 0]):
+        for begin, end in zip(places[:-1].tolist(), places[1:].tolist(), strict=True):
+            if end > begin:
+                yield row, begin, end
+
+
+def _part(tensor: Tensor, row: int, begin: int, end: int) -> Tensor:
+    part = tensor[row : row + 1, :, begin:end]
+    return part if part.stride(3) == 1 else part.contiguous()
+
+
+def _how(length: int, window: int, scale: float, like: Tensor) -> dict[str, Any]:
+    """What the kernels take beside tensors: causal, or a mask where the window is shorter than the sequence."""
+    if not window or length <= window:
+        return {"is_causal": True, "scale": scale}
+    behind = np.arange(length)[:, None] - np.arange(length)
+    hidden = torch.from_numpy((behind < 0) | (behind >= window))
+    mask = torch.zeros(1, 1, length, length, dtype=like.dtype).masked_fill_(hidden, -torch.inf)
+    return {"is_causal": False, "attn_mask": mask, "scale": scale}

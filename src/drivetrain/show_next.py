@@ -1,0 +1,33 @@
+"""The commands that a user may type once a run has ended."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from drivetrain.config.run import RunConfig
+
+
+def next_commands(
+    run_file: Path, overrides: Sequence[str], run: RunConfig, status: str, evaluated: bool = True
+) -> list[tuple[str, str]]:
+    """Return (what for, command) for a run that was started with this run file and these overrides.
+
+    evaluated: whether it has evaluation data, for which predictions can be asked.
+    """
+    typed = shlex.join([str(run_file), *overrides])
+    folder = shlex.quote(str(run.folder))
+    if status == "interrupted":
+        return [("go on", f"drivetrain train {typed} --resume")]
+    length = "loop.steps" if run.loop.steps is not None else "loop.epochs"
+    kept = [each for each in overrides if not length.endswith(each.partition("=")[0])]
+    resumed = shlex.join([str(run_file), *kept])
+    longer = f"{length}={2 * (run.loop.steps or run.loop.epochs or 1)}"
+    output = shlex.quote(f"{run.name}-predictions.csv")
+    predict = [("predict", f"drivetrain predict {typed} --output {output}")]
+    return [
+        *(predict if evaluated else []),  # else there are no evaluation data to predict for
+        ("plots", f"drivetrain report {folder} --output {shlex.quote(f'{run.folder}/page')}"),
+        ("train longer", f"drivetrain train {resumed} {longer} --resume"),
+    ]

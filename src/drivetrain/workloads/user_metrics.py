@@ -1,0 +1,133 @@
+"""Metrics of a user's file: objects of torchmetrics' kind, and plain functions over all outputs and targets.
+
+A function is called once an evaluation, with the outputs and targets of all samples of all ranks, so that what it gives
+does not depend on how batches were cut, as a mean of the batches' values would. All outputs are kept in CPU memory for
+that. A function that decides which checkpoint is best says which way is better: `my_metric.higher_is_better = True`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any, SupportsFloat
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from drivetrain.errors import Problem, UserError, problem
+from drivetrain.workloads.metrics import Metric
+
+FIELD = "workload.path"
+FIX = (
+    "give functions of (output, target) that give one number, or objects with update, compute, reset and to, as "
+    "torchmetrics has them"
+)
+
+
+class OfAllSamples:
+    """A function of (outputs (N, ...), targets (N, ...)) over all samples, as a metric."""
+
+    def __init__(self, name: str, function: Callable[[Tensor, Tensor], Any]) -> None:
+        self._name, self._function = name, function
+        self.higher_is_better: bool | None = getattr(function, "higher_is_better", None)
+        self.process_group: Any = None
+        self.distributed_available_fn: Callable[[], bool] = dist.is_initialized
+        self.reset()
+
+    def reset(self) -> None:
+        self._kept: list[tuple[Tensor, Tensor]] = []
+
+    def to(self, device: torch.device) -> OfAllSamples:
+        del device  # what is kept waits in CPU memory
+        return self
+
+    def update(self, predictions: Tensor, targets: Tensor) -> None:
+        self._kept.append((predictions.detach().cpu(), targets.detach().cpu()))
+
+    def compute(self) -> float:
+        """UserError if the function fails or gives no number."""
+        kept = self._kept
+        if self.distributed_available_fn():
+            parts: list[Any] = [None] * dist.get_world_size(self.process_group)
+            dist.all_gather_object(parts, kept, group=self.process_group)
+            # batches were dealt in turns: the samples' own order again
+            kept = [pair for turn in itertools.zip_longest(*parts) for pair in turn if pair is not None]
+        outputs, targets = (self._joined([pair[side] for pair in kept]) for side in (0, 1))
+        return self._number(self._called(outputs, targets))
+
+    def _joined(self, parts: list[Tensor]) -> Tensor:
+        """UserError for parts that differ in more than their first dimension."""
+        shapes = {part.shape[1:] for part in parts}
+        if len(shapes) > 1:
+            one, other = (tuple(shape) for shape in list(shapes)[:2])
+            why = f"the metric {self._name!r} would join batches whose samples have shapes {one} and {other}"
+            raise problem(FIELD, why, "pad in collate to one length, or give an object with update and compute")
+        return torch.cat(parts)
+
+    def try_out(self, output: Tensor, target: Tensor) -> None:
+        """UserError if the function cannot be called with outputs and targets, or gives no number.
+
+        Few samples may lack what it needs (both classes, some variance), so what it says of them in a ValueError or a
+        division by zero is no such failure.
+        """
+        try:
+            value = self._called(output, target)
+        except UserError as error:
+            if isinstance(error.__cause__, ValueError | ZeroDivisionError):
+                return
+            raise
+        self._number(value)
+
+    def _called(self, output: Tensor, target: Tensor) -> Any:
+        try:
+            return self._function(output, target)
+        except Exception as error:
+            shapes = f"of outputs {tuple(output.shape)} and targets {tuple(target.shape)}"
+            why = f"the metric {self._name!r} failed {shapes}: {type(error).__name__}: {error}"
+            fix = "correct it; it is called with the outputs and targets of all samples"
+            raise problem(FIELD, why, fix) from error
+
+    def _number(self, value: Any) -> float:
+        """UserError for what is no number."""
+        one = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, SupportsFloat)
+        if not one:
+            shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            fix = "let it give one number"
+            raise problem(FIELD, f"the metric {self._name!r} gives {shown}, not one number", fix)
+        return float(value)
+
+
+def metrics_of(given: Any) -> dict[str, Metric]:
+    """The metrics that a file's `metrics` stands for: a mapping by name, one function, or a function that makes a
+    mapping. UserError with every entry that is no metric."""
+    if not isinstance(given, Mapping):
+        given = {getattr(given, "__name__", "metric"): given} if is_function(given) else given()
+    if not isinstance(given, Mapping):
+        raise problem(FIELD, f"metrics gives a {type(given).__name__}", f"give a dict of them by name; {FIX}")
+    problems = [
+        Problem(FIELD, f"metrics[{name!r}] is a {type(each).__name__}, no metric", FIX)
+        for name, each in given.items()
+        if not (_is_metric(each) or is_function(each))
+    ]
+    if problems:
+        raise UserError(problems)
+    return {str(name): OfAllSamples(str(name), each) if is_function(each) else each for name, each in given.items()}
+
+
+def is_function(given: Any) -> bool:
+    """Whether it can be called with an output and a target, and is no metric's class or object."""
+    if inspect.isclass(given) or _is_metric(given) or not callable(given):
+        return False
+    try:
+        inspect.signature(given).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # a built-in that has no signature
+        return True
+    return True
+
+
+def _is_metric(given: Any) -> bool:
+    return not inspect.isclass(given) and all(hasattr(given, name) for name in ("update", "compute", "reset", "to"))

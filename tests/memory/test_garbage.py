@@ -1,0 +1,86 @@
+"""Full collections come at fixed steps, and nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from drivetrain.memory.garbage import collecting
+
+
+class Circle:
+    def __init__(self) -> None:
+        self.tensor = torch.zeros(1000)
+        self.own = self
+
+
+@pytest.fixture
+def full() -> Iterator[list[int]]:
+    """One entry for each full collection."""
+    seen: list[int] = []
+
+    def told(phase: str, how: dict[str, Any]) -> None:
+        if phase == "stop" and how["generation"] == 2:
+            seen.append(how["collected"])
+
+    gc.callbacks.append(told)
+    try:
+        yield seen
+    finally:
+        gc.callbacks.remove(told)
+
+
+def objects(count: int) -> list[list[int]]:
+    return [[] for _ in range(count)]
+
+
+def test_full_collections_come_at_the_steps_and_at_no_other(full: list[int]) -> None:
+    with collecting(10) as collect:
+        full.clear()
+        kept = []
+        for step in range(1, 31):
+            kept.append(objects(30_000))
+            collect(step)
+            assert len(full) == step // 10
+
+
+def test_left_to_python_they_come_as_objects_are_made(full: list[int]) -> None:
+    with collecting(0) as collect:
+        gc.collect()
+        full.clear()
+        kept = [objects(30_000) for _ in range(30)]
+        collect(10)
+    assert full, "or the test above shows nothing"
+    assert kept
+
+
+def test_old_circles_that_hold_tensors_go_at_the_next_step() -> None:
+    with collecting(5) as collect:
+        for step in range(1, 11):
+            circle = Circle()
+            gc.collect(0), gc.collect(1)  # it is old now: no pass over young objects finds it
+            seen = weakref.ref(circle.tensor)
+            del circle
+            collect(step)
+            assert (seen() is None) == (step % 5 == 0)
+
+
+def test_young_circles_go_without_waiting_for_a_step() -> None:
+    with collecting(1000):
+        seen = weakref.ref(Circle().tensor)
+        kept = objects(5_000)
+        assert seen() is None
+    assert kept
+
+
+def test_afterwards_all_is_as_before() -> None:
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()
+    with collecting(5):
+        assert gc.get_freeze_count() > frozen
+        assert gc.get_threshold() != before
+    assert (gc.get_threshold(), gc.get_freeze_count()) == (before, 0)

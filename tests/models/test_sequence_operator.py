@@ -1,0 +1,50 @@
+"""Attention within sequences as one operator: PyTorch's attention under a mask, and its gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from drivetrain.models.packed_attention import bounds_of
+from drivetrain.models.sequence_operator import attend_apart
+from drivetrain.row_shape import Rows
+
+POSITIONS = torch.tensor([[*range(5), *range(7)], [*range(2), *range(4), *range(6)]])
+
+
+def under_a_mask(query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float | None) -> Tensor:
+    number = (POSITIONS == 0).cumsum(1)
+    behind = torch.arange(12)[:, None] - torch.arange(12)
+    seen = (number[:, :, None] == number[:, None]) & (behind >= 0) & (behind < (window or 99))
+    return F.scaled_dot_product_attention(query, key, value, seen[:, None], scale=scale, enable_gqa=True)
+
+
+@pytest.mark.parametrize("fixed", [None, Rows(12, 3, 9)], ids=["as they come", "one shape of boundaries"])
+@pytest.mark.parametrize(("heads", "window", "scale"), [(4, None, 0.3), (2, 3, None), (1, 6, 0.3)])
+def test_it_is_attention_under_a_mask(heads: int, window: int | None, scale: float | None, fixed: Rows | None) -> None:
+    torch.manual_seed(0)
+    query = torch.randn(2, 12, 4, 8).transpose(1, 2)  # as a projection leaves it
+    parts = [part.requires_grad_() for part in (query, torch.randn(2, heads, 12, 8), torch.randn(2, heads, 12, 8))]
+    bounds = bounds_of(POSITIONS, fixed)
+    assert bounds is not None
+    assert bounds.shape[2:] == ((7, 4) if fixed is None else (9, 6))
+    found = attend_apart(parts[0], parts[1], parts[2], bounds, window, scale)
+    expected = under_a_mask(parts[0], parts[1], parts[2], window, scale).transpose(1, 2)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    outward = torch.randn_like(found)
+    pairs: Any = zip(*(torch.autograd.grad(each, parts, outward) for each in (found, expected)), strict=True)
+    for own, theirs in pairs:
+        torch.testing.assert_close(own, theirs, rtol=1e-5, atol=2e-6)
+
+
+def test_it_keeps_to_the_rules_of_operators() -> None:
+    """What a compiler assumes: shapes are told without computing, nothing is written to, gradients are its own."""
+    bounds = bounds_of(POSITIONS)
+    parts = [torch.randn(2, 4, 12, 8, requires_grad=True) for _ in range(3)]
+    operator: Any = torch.ops.drivetrain.attend_apart.default
+    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(operator, (*parts, bounds, 3, 0.3), test_utils=tests)
