@@ -3,6 +3,7 @@
     python -m bench.versions
     python -m bench.versions --only 3.12-lowest gpu-image
     python -m bench.versions --select tests/models tests/data
+    python -m bench.versions --select packages              # the tests that met a difference between versions
 
 A version of Python that this machine lacks is named and left out. Packages go into environments in .cache/versions.
 Results go into bench/results/versions.json as they come, one for each combination and selection of tests, and
@@ -26,6 +27,12 @@ from xml.etree import ElementTree
 PROJECT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
 ALL = "all but slow"
+# tests that met a difference between versions of packages: --select packages
+PACKAGES = (
+    *("tests/memory", "tests/measure", "tests/models/test_language_head.py", "tests/models/test_adapted_head.py"),
+    *("tests/models/test_preprocessing.py", "tests/engines/test_fsdp.py", "tests/workloads/test_language_build.py"),
+    "tests/converting/test_refusals.py",
+)
 # of these a version without a wheel for the Python at hand would have to be compiled
 COMPILED = (
     *("matplotlib", "mypy", "numpy", "pandas", "pillow", "psutil", "pyarrow", "pydantic-core"),
@@ -69,7 +76,8 @@ class Outcome:
 def main(arguments: Sequence[str] | None = None, project: Path = PROJECT) -> int:
     parser = argparse.ArgumentParser(description="the tests on several versions of Python and of packages")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="combinations to run; all otherwise")
-    parser.add_argument("--select", nargs="+", default=[], metavar="PATH", help="tests to run; all but slow otherwise")
+    what = "tests to run, or packages; all but slow otherwise"
+    parser.add_argument("--select", nargs="+", default=[], metavar="PATH", help=what)
     options = parser.parse_args(arguments)
     combinations, uv, code = chosen(options.only), found_uv(), 0
     for combination in combinations:
@@ -150,7 +158,8 @@ def tested(name: str, environment: Path, selection: Sequence[str], project: Path
     not begin, as when a package that all tests import is broken."""
     python, report = environment / "bin" / "python", environment / "tests.xml"
     report.unlink(missing_ok=True)
-    words = [python, "-m", "pytest", "-m", "not slow", "-p", "no:cacheprovider", f"--junitxml={report}", *selection]
+    words = [python, "-m", "pytest", "-m", "not slow", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    words += PACKAGES if list(selection) == ["packages"] else selection
     subprocess.run(words, cwd=project, check=False)
     if not report.exists():
         return None

@@ -149,3 +149,7 @@ def test_a_missing_python_is_named_and_no_failure(
     for ended in (outcome("3.11-lowest", failed=1), None):
         monkeypatch.setattr(versions, "tested", lambda *_, ended=ended: ended)
         assert versions.main(["--only", "3.11-lowest"], tmp_path) == 1
+
+
+def test_what_the_selection_packages_names_is_there() -> None:
+    assert [path for path in versions.PACKAGES if not (versions.PROJECT / path).exists()] == []

@@ -24,7 +24,7 @@ ROWS, WIDTH, BLOCKS = 48, 16, 6
 
 @pytest.fixture(autouse=True)
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offload, "LEAST_BYTES", 0)
+    monkeypatch.setattr(offload, "LEAST_BYTES", 1)  # torch 2.11 saves an empty tensor beside each recomputed block
 
 
 class Block(nn.Module):
