@@ -77,7 +77,30 @@ def rows() -> list[dict[str, Tensor]]:
     return [{"x": torch.arange(4 * n).reshape(n, 4) / 8} for n in (2, 3)]
 
 
+def tied() -> nn.Module:
+    return AutoModelForCausalLM.from_config(config("gpt2", vocab_size=50, n_embd=16, n_layer=4, n_head=2))
+
+
+class HeadFirst(nn.Module):
+    """Its head stands before the embedding that it shares its weight with, which lies in a module of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 50, bias=False)
+        self.start = nn.ModuleDict({"words": nn.Embedding(50, 4)})
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(4))
+        self.start["words"].weight = self.head.weight
+
+    def forward(self, input_ids: Tensor, **_: Any) -> Any:
+        hidden = self.start["words"](input_ids)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return type("Output", (), {"logits": self.head(hidden)})
+
+
 MODELS = {
+    "tied": (tied, token_batches),
+    "head first": (HeadFirst, token_batches),
     "measured": (Measured, rows),
     "llama": (llama, token_batches),
     "gpt2": (gpt2, token_batches),
@@ -163,23 +186,51 @@ class Flat(nn.Module):
         return type("Output", (), {"logits": self.one(x)})
 
 
-def tied() -> nn.Module:
-    return AutoModelForCausalLM.from_config(config("gpt2", vocab_size=50, n_embd=16, n_layer=4, n_head=2))
+class SharedBlock(nn.Module):
+    """Its head is one of its blocks' layers again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)))
+        self.head = nn.Linear(4, 4)
+        self.head.weight = self.blocks[1][0].weight
+
+    def forward(self, x: Tensor) -> Any:
+        return type("Output", (), {"logits": self.head(self.blocks(x))})
 
 
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (tied, "tie_word_embeddings=false"),
+        (SharedBlock, "blocks.1.0.weight and head.weight are one weight"),
         (Skipping, "do not hand one tensor"),
         (Loose, "shift belong to no layer"),
         (Flat, "no repeated blocks"),
     ],
 )
 def test_a_model_that_cannot_be_cut_is_refused_with_the_reason(build: Callable[[], nn.Module], words: str) -> None:
-    batches = token_batches() if build is tied else [{"x": torch.ones(n, 4)} for n in (2, 3)]
     with pytest.raises(UserError, match=words):
-        dissected(build(), batches)
+        dissected(build(), [{"x": torch.ones(n, 4)} for n in (2, 3)])
+
+
+@pytest.mark.parametrize("build", [tied, HeadFirst])
+def test_both_ends_keep_a_tied_weight_under_all_its_names_and_stages_between_them_do_not(
+    build: Callable[[], nn.Module],
+) -> None:
+    anatomy = dissected(build(), token_batches())
+    [name] = anatomy.tied
+    names = [n for n, p in build().state_dict().items() if p.shape == (50, build().get_parameter(name).shape[1])]
+    assert len(names) == 2
+    for own in balanced(anatomy.costs, 3):
+        part = build()
+        cut(part, anatomy, own, Link())
+        held = [n for n in names if n in part.state_dict()]
+        if own.start > 0 and own.stop < 4:
+            assert held == []
+            continue
+        assert held == names
+        assert part.get_parameter(names[0]) is part.get_parameter(names[1])
+        assert name in dict(part.named_parameters()), "the optimizer knows it by one name on both ends"
 
 
 class Borrowing(nn.Module):

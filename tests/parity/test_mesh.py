@@ -50,7 +50,13 @@ def every_case() -> list[MeshCase]:
     ]  # fmt: skip
     cases += [MeshCase(degrees) for degrees in options + on_four]
     cases += [MeshCase({"dp": 2, "tp": 2, "shard": True}, model=model) for model in ("qwen3", "tied")]
-    cases += [MeshCase({"pp": 2, "dp": 2, "shard": True}, model="frozen")]
+    cases += [MeshCase({"pp": 2, "dp": 2, "shard": True}, model=model) for model in ("frozen", "tied")]
+    over_stages: list[dict[str, Any]] = [
+        {"pp": 2}, {"pp": 4}, {"pp": 2, "schedule": "zero_bubble"}, {"pp": 2, "tp": 2}, {"pp": 2, "dp": 2},
+        {"pp": 2, "cp": 2}, {"pp": 2, "dp": 2, "tp": 2},
+    ]  # fmt: skip
+    cases += [MeshCase(degrees, model="tied") for degrees in over_stages]
+    cases += [MeshCase({"pp": 2}, precision, model="tied", optimizer="adamw") for precision in ("fp32", "bf16-mixed")]
     cases += [MeshCase(degrees, optimizer="adamw") for degrees in AXES]
     cases += [MeshCase(degrees, model="columns") for degrees in ({"tp": 2}, {"pp": 2}, {"dp": 2}, {"pp": 2, "tp": 2})]
     cases += [MeshCase({"tp": 2}, model=model) for model in ("grouped", "tied", "qwen3", "phi", "learned")]

@@ -21,7 +21,6 @@ from drivetrain.config.engine import (
     traits,
 )
 from drivetrain.config.files import read_json
-from drivetrain.config.language import LanguageModel
 from drivetrain.config.machine import Machine
 from drivetrain.config.mesh import MeshEngine
 from drivetrain.config.optimizer_rules import optimizer_problems, optimizer_problems_here
@@ -136,8 +135,6 @@ def _of_a_mesh(run: RunConfig, engine: MeshEngine, where: str) -> Iterator[Probl
     if not isinstance(run.workload, UserModule):
         config = _config_of(run.workload.model)
         yield from mesh.model_problems(engine, config, where)
-        if isinstance(run.workload, LanguageModel):
-            yield from mesh.tied_stages(engine, config, run.workload.model.path is None, where)
 
 
 def _config_of(model: Any) -> dict[str, Any]:

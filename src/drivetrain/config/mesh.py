@@ -145,11 +145,3 @@ def adapter_problems(engine: MeshEngine, adapters: Sequence[Adapter], compiles: 
     if engine.tp > 1 and any(adapter.dora for adapter in adapters):
         why = f"DoRA measures whole rows of weights, of which each of tp ({engine.tp}) ranks has a part"
         yield Problem("adapter.dora", why, "leave it or engine.tp out")
-
-
-def tied_stages(engine: MeshEngine, config: dict[str, Any], from_scratch: bool, where: str) -> Iterator[Problem]:
-    """Embeddings that a language model's config ties: of a pipeline the first stage has one, the last the other."""
-    if engine.pp > 1 and config.get("tie_word_embeddings") is True:
-        fix = "give workload.model.config.tie_word_embeddings=false, or leave pp out"
-        why = "two stages would share a weight (tied embeddings)"
-        yield Problem(f"{where}.pp", why, fix if from_scratch else "leave pp out")

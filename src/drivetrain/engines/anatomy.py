@@ -41,6 +41,7 @@ class Anatomy:
     before: list[str]  # outermost modules with weights or statistics that run before the blocks
     after: list[str]
     gives_tuple: bool
+    tied: list[str]  # weights that stand both before and after the blocks, by the model's names of its parameters
     costs: list[int]  # operations of each block; what runs before counts to the first, what runs after to the last
     hidden: HiddenShape
 
@@ -58,13 +59,14 @@ def dissect(
     seen = [_watched(model, blocks, batch, forward) for batch in batches]
     shapes = [tuple(entry.shape) for entry in (run.hidden for run in seen)]
     before, after = _parts(model, blocks, seen[0].called)
-    _check_ownership(model, blocks, before, after)
+    tied = _tied(model, blocks, before, after)
     return Anatomy(
         container=own[0].rpartition(".")[0],
         blocks=own,
         before=before,
         after=after,
         gives_tuple=seen[0].gives_tuple,
+        tied=tied,
         costs=_costs(seen[0].operations, own, before, after),
         hidden=_hidden_shape(shapes, batches, seen[0].hidden.dtype),
     )
@@ -157,25 +159,22 @@ def _parts(
     return before, after
 
 
-def _check_ownership(
-    model: nn.Module, blocks: Sequence[nn.Module], before: Sequence[str], after: Sequence[str]
-) -> None:
-    """Each weight is one stage's."""
+def _tied(model: nn.Module, blocks: Sequence[nn.Module], before: Sequence[str], after: Sequence[str]) -> list[str]:
+    """The weights that the first and the last stage share. UserError for others that belong to more than one stage."""
     around = _around(model, blocks)
     loose = [name for name, _ in model.named_parameters() if name.rpartition(".")[0] in around]
     if loose:
         raise problem("engine.pp", f"{', '.join(loose[:3])} belong to no layer of their own", "leave pp out")
-    owners: dict[int, set[str]] = {}
+    owners: dict[int, dict[str, str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         place = "before" if within(name, before) else "after" if within(name, after) else name
-        owners.setdefault(id(parameter), set()).add(place)
-    if any(len(places) > 1 for places in owners.values()):
-        raise problem(
-            "engine.pp",
-            "two stages would share a weight (tied embeddings)",
-            "give workload.model.config.tie_word_embeddings=false where the model is made from a config, "
-            "or leave pp out",
-        )
+        owners.setdefault(id(parameter), {}).setdefault(place, name)
+    several = [places for places in owners.values() if len(places) > 1]
+    for places in several:
+        if not places.keys() <= {"before", "after"}:
+            why = f"{' and '.join(places.values())} are one weight, which stages would share"
+            raise problem("engine.pp", why, "leave pp out")
+    return [next(iter(places.values())) for places in several]
 
 
 def within(name: str, modules: Sequence[str]) -> bool:

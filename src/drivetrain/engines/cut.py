@@ -2,8 +2,9 @@
 
 A stage keeps the model's whole skeleton. Blocks of other stages become pass-throughs without weights: the one before
 the stage's own gives what was received, the one after it ends the forward pass with what is to be sent. What runs
-before the blocks (embeddings) is kept by the first stage, what runs after them (norm, head, loss) by the last. So a
-workload calls the model as it always does, on every stage, and no architecture has to be known.
+before the blocks (embeddings) is kept by the first stage, what runs after them (norm, head, loss) by the last. A weight
+that stands in both places (tied embeddings) is kept by both, under all its names. So a workload calls the model as it
+always does, on every stage, and no architecture has to be known.
 """
 
 from __future__ import annotations
@@ -20,13 +21,32 @@ from drivetrain.errors import problem
 def cut(model: nn.Module, anatomy: Anatomy, own: range, link: Link) -> set[str]:
     """Leave one stage's part in place: the blocks of `own`. Returns the names of the state that this stage speaks for.
 
-    Of what several stages hold (statistics of a layer without weights that runs before the blocks, buffers of the model
-    itself) the first one does: later stages run such layers on what they received, and nobody reads what comes of it.
+    Of what several stages hold (tied weights, statistics of a layer without weights that runs before the blocks,
+    buffers of the model itself) the first one speaks: later stages run such layers on what they received, and what
+    comes of it is not read.
     """
+    tied, idle = _tied(model, anatomy), _idle(model, anatomy)
+    _pass_through(model, anatomy, own, link)
+    is_first, is_last = own.start == 0, own.stop == len(anatomy.blocks)
+    if not is_first:
+        for name in anatomy.before:
+            if _has_weights(model.get_submodule(name)):
+                model.set_submodule(name, Unbuilt(model.get_submodule(name), link))
+    if not is_last:
+        for name in [*anatomy.after, *idle]:
+            model.set_submodule(name, Absent())
+    if is_first or is_last:
+        for name, weight in tied.items():
+            _keep(model, name, weight)
+    apart = [*(anatomy.blocks[number] for number in own), *anatomy.after, *idle]
+    return {name for name in model.state_dict() if is_first or (within(name, apart) and name not in tied)}
+
+
+def _pass_through(model: nn.Module, anatomy: Anatomy, own: range, link: Link) -> None:
+    """Replace the blocks of other stages."""
     container = model.get_submodule(anatomy.container)
-    keys = [name.rpartition(".")[2] for name in anatomy.blocks]
-    idle = _idle(model, anatomy)
-    for number, key in enumerate(keys):
+    for number, name in enumerate(anatomy.blocks):
+        key = name.rpartition(".")[2]
         block, tupled = container._modules[key], anatomy.gives_tuple
         assert block is not None
         if number == own.start - 1:
@@ -35,15 +55,24 @@ def cut(model: nn.Module, anatomy: Anatomy, own: range, link: Link) -> set[str]:
             container._modules[key] = Exit(block, tupled)
         elif number not in own:
             container._modules[key] = Passing(block, tupled)
-    if own.start > 0:
-        for name in anatomy.before:
-            if _has_weights(model.get_submodule(name)):
-                model.set_submodule(name, Unbuilt(model.get_submodule(name), link))
-    if own.stop < len(keys):
-        for name in [*anatomy.after, *idle]:
-            model.set_submodule(name, nn.Identity())
-    apart = [*(anatomy.blocks[number] for number in own), *anatomy.after, *idle]
-    return {name for name in model.state_dict() if own.start == 0 or within(name, apart)}
+
+
+def _tied(model: nn.Module, anatomy: Anatomy) -> dict[str, nn.Parameter]:
+    """The weights that both ends hold, under each of their names."""
+    wanted = {id(model.get_parameter(name)) for name in anatomy.tied}
+    return {name: p for name, p in model.named_parameters(remove_duplicate=False) if id(p) in wanted}
+
+
+def _keep(model: nn.Module, name: str, weight: nn.Parameter) -> None:
+    """Put a weight under its name, where a stage's own module has it or in what stands for another stage's."""
+    *path, own_name = name.split(".")
+    module = model
+    for part in path:
+        inner = module._modules.get(part)
+        inner = Absent() if inner is None else inner
+        module._modules[part] = inner
+        module = inner
+    module._parameters[own_name] = weight  # where Unbuilt answers for the same name
 
 
 def _idle(model: nn.Module, anatomy: Anatomy) -> list[str]:
@@ -61,6 +90,10 @@ def _idle(model: nn.Module, anatomy: Anatomy) -> list[str]:
 
 def _has_weights(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
+
+
+class Absent(nn.Module):
+    """In the place of a module of another stage; may hold a weight that this stage shares with that one."""
 
 
 class Reached(Exception):
@@ -125,7 +158,7 @@ class Elsewhere(Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-class Unbuilt(nn.Module):
+class Unbuilt(Absent):
     """In the place of what runs before the blocks: gives something of the right shape, which nobody reads.
 
     Models ask such a part for its dtype or sizes: the part itself answers, without its weights.

@@ -41,6 +41,7 @@ from drivetrain.engines.pipeline import Pipeline
 from drivetrain.engines.places import MeshScaler, Place
 from drivetrain.engines.spread import spread
 from drivetrain.engines.state import gathered, kept, load_weights
+from drivetrain.engines.tied_ends import TiedEnds
 from drivetrain.engines.trial import Trial, exact
 from drivetrain.errors import RunError
 from drivetrain.optim import OptimizerFactory
@@ -100,6 +101,7 @@ class MeshEngine(EagerEngine):
         elif mesh is not None:
             self._sum = GradientSum(model.parameters(), mesh.get_group())
         self._held = Held(model)
+        self._tied = TiedEnds(model, self._part.tied, self._place.group("pp"))
         return root
 
     def _build_optimizer(self, build: OptimizerFactory) -> torch.optim.Optimizer:
@@ -159,7 +161,7 @@ class MeshEngine(EagerEngine):
 
     def _copies(self, parameter: Tensor) -> float:
         """Ranks that hold the same piece of a parameter."""
-        return self._ranks.world / self._config.pp / shards(parameter)
+        return (2 if parameter in self._tied else 1) * self._ranks.world / self._config.pp / shards(parameter)
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
@@ -178,6 +180,7 @@ class MeshEngine(EagerEngine):
             self._sum.finish()
         if self._same is not None:
             self._same.look()
+        self._tied.sum_gradients()
         if self._partial:
             sum_gradients(self._partial, self._place.required("tp").get_group())
         self._held.take_gradients()

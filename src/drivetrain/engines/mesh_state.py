@@ -125,7 +125,8 @@ def joined_groups(of_stages: Iterable[list[dict[str, Any]]], order: Mapping[str,
             if not group["params"]:
                 continue  # of a stage that trains nothing
             key = len(order[group["params"][0]]) < 2, float(group.get("peak_lr", 0))
-            joined.setdefault(key, {**group, "params": []})["params"] += group["params"]
+            names = joined.setdefault(key, {**group, "params": []})["params"]
+            names += [name for name in group["params"] if name not in names]  # a tied one is on two stages
     for group in joined.values():
         group["params"].sort(key=position.__getitem__)
     return [joined[key] for key in sorted(joined)]

@@ -37,6 +37,7 @@ class Part:
     whole: dict[str, torch.Size]  # of all weights, those of other ranks too
     trains: dict[str, bool]  # of all parameters
     speaks_for: set[str]  # of the state that it has, what no other stage saves
+    tied: list[str]  # parameters that the first and the last stage both hold
     stands: dict[str, int]  # of codes: weights that each of their numbers stands for, none where they are scales
     pipeline: Pipeline | None = None
     attention: Ulysses | None = None
@@ -71,6 +72,7 @@ def spread(
     _check_layers_stay(model, config, place)
     _check_no_prompts(workload)
     blocks, pipeline, attention, outline = repeated_blocks(model), None, None, None
+    tied: list[str] = []
     speaks_for = set(whole)
     plan = _plan(model, workload, config, options) if config.tp > 1 else {}
     if config.pp > 1:
@@ -78,6 +80,7 @@ def spread(
         if len(anatomy.blocks) < config.pp:
             why = f"{type(model).__name__} has {len(anatomy.blocks)} blocks, fewer than pp ({config.pp})"
             raise problem("engine.pp", why, f"give at most {len(anatomy.blocks)} stages")
+        tied = anatomy.tied
         own = balanced(anatomy.costs, config.pp)[place.at["pp"]]
         mine = {anatomy.blocks[number] for number in own}
         blocks = [block for name, block in model.named_modules() if name in mine]
@@ -94,7 +97,7 @@ def spread(
     if plan:
         parallel = {"sequence_parallel": config.sequence_parallel, "loss_parallel": config.loss_parallel}
         tensor_parallel.split(model, place.required("tp"), plan, **parallel)
-    return Part(blocks, whole, trains, speaks_for, stands, pipeline, attention, outline)
+    return Part(blocks, whole, trains, speaks_for, tied, stands, pipeline, attention, outline)
 
 
 def _outline(model: nn.Module) -> nn.Module:

@@ -24,6 +24,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from drivetrain.engines.cut import Absent
 from drivetrain.engines.masks import own_masks
 from drivetrain.engines.tensor_adapters import fitted
 from drivetrain.engines.tensor_plan import SUMMED, head_of, joints_of
@@ -73,13 +74,17 @@ Places = list[tuple[str, nn.Module, str]]  # module name, module, name of a weig
 
 
 def _tied(model: nn.Module) -> list[Places]:
-    """The weights that stand in several places."""
+    """The weights that stand in several places; last those where a module of another pipeline stage would be."""
     places: dict[nn.Parameter, Places] = {}
     for name, module in model.named_modules():
         for key, weight in module._parameters.items():
             if weight is not None:
                 places.setdefault(weight, []).append((name, module, key))
-    return [several for several in places.values() if len(several) > 1]
+    return [sorted(several, key=_is_absent) for several in places.values() if len(several) > 1]
+
+
+def _is_absent(place: tuple[str, nn.Module, str]) -> bool:
+    return isinstance(place[1], Absent)
 
 
 def _tie(tied: list[Places]) -> None:
@@ -87,7 +92,9 @@ def _tie(tied: list[Places]) -> None:
     for (name, module, key), *others in tied:
         weight = module._parameters[key]
         for other, its_module, its_key in others:
-            if getattr(its_module._parameters[its_key], "placements", None) != getattr(weight, "placements", None):
+            its_weight = its_module._parameters[its_key]
+            splits_apart = getattr(its_weight, "placements", None) != getattr(weight, "placements", None)
+            if splits_apart and not isinstance(its_module, Absent):
                 why = f"{name} and {other} are one weight (tied embeddings), of which the plan splits one"
                 fix = "give workload.model.config.tie_word_embeddings=false where the model is made from a config, "
                 fix += "or leave tp out"
