@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from drivetrain.config.load import validate
 from drivetrain.config.reduced import again, reduced, reduction
 from drivetrain.config.run import RunConfig
-from drivetrain.fitting import Tried, sizes
+from drivetrain.micro_batch_sizes import Tried, sizes
 
 
 def run(**changes: Any) -> RunConfig:

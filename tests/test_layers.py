@@ -17,7 +17,7 @@ MOST_LINES = 350
 LAYERS = [
     ["errors", "__init__"],
     ["imports", "whole_file", "strict_json", "best", "rates", "config"],
-    ["lock", "attempt", "heartbeat", "scratch"],
+    ["lock", "attempt", "heartbeat", "scratch", "micro_batch_sizes"],
     [
         *("hardware", "environment", "emulation", "rng", "signals", "ranks", "pieces"),
         *("low_bit", "low_rank", "builds", "hub", "trust", "transfers", "row_shape"),

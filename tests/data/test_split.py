@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from sklearn.model_selection import train_test_split
 
 from drivetrain.data.split import limit_note, limited, stratified_split
 from drivetrain.errors import UserError
@@ -16,6 +17,19 @@ def test_a_split_of_sorted_labels_keeps_every_class_in_proportion() -> None:
     assert sorted([*train, *evaluation]) == list(range(1000))
     assert (np.diff(train) > 0).all()
     assert (np.diff(evaluation) > 0).all()
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_a_split_holds_out_what_scikit_learn_does(data: st.DataObject) -> None:
+    counts = data.draw(st.lists(st.integers(2, 40), min_size=1, max_size=6))
+    seed, fraction = data.draw(st.integers(0, 2**32 - 1)), data.draw(st.floats(0.02, 0.9))
+    labels = np.repeat(np.arange(len(counts)), counts)[np.random.default_rng(seed).permutation(sum(counts))]
+    size = max(len(counts), round(fraction * len(labels)))
+    assume(size <= len(labels) - len(counts))
+    theirs = train_test_split(np.arange(len(labels)), test_size=size, random_state=seed, stratify=labels)
+    for mine, other in zip(stratified_split(labels, fraction, seed, "F"), theirs, strict=True):
+        assert np.array_equal(mine, np.sort(other))
 
 
 def test_a_split_follows_its_seed_alone() -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 from drivetrain.attempt import Attempt
 from drivetrain.config.load import load
 from drivetrain.errors import OutOfMemory
-from drivetrain.fitting import Tried, sizes
 from drivetrain.folder import RunFolder
 from drivetrain.launch.elastic import Died, Hung, one_attempt
 from drivetrain.launch.meeting import Meeting
 from drivetrain.launch.rank import TASK
 from drivetrain.launch.task import Task
+from drivetrain.micro_batch_sizes import Tried, sizes
 from drivetrain.whole_file import writing
 
 # what decides on the memory that a sample takes, and how many there are

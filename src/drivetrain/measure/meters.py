@@ -68,7 +68,6 @@ class Meters:
         self._warn, self._failed = warn, set[str]()
 
     def __enter__(self) -> None:
-        self._matmul_rate = self._tried("the device's matmul rate", lambda: matmul_rate(self._device, self._dtype))
         self._tried("peak memory", lambda: reset_peaks(self._device))
         self._sampler.__enter__()
         self._mark = time.perf_counter()
@@ -145,10 +144,12 @@ class Meters:
     def summary(self, ranks: Ranks) -> dict[str, Any]:
         """The measured fields of a RunReport: of all ranks together, and of each."""
         memory = self._tried("peak memory", lambda: peaks(self._device)) or {}
+        # after the peaks, to which it would add, and not before the first step, which would wait for it
+        yardstick = self._tried("the device's matmul rate", lambda: matmul_rate(self._device, self._dtype))
         if self._tensor_peak is not None and self._device.type == "cpu":
             memory = {"tensor": self._tensor_peak, **memory}
         flops = None if self._flops_per_element is None else self._flops_per_element * self._elements
-        mine = RankSummary(memory, self._sampler.summary(), flops, self._sent, self._matmul_rate)
+        mine = RankSummary(memory, self._sampler.summary(), flops, self._sent, yardstick)
         everyone = ranks.all_gather(mine)
         rate = self._throughput.steady_rate()
         yardsticks = [other.matmul_rate for other in everyone]

@@ -1,0 +1,60 @@
+"""What is imported before the first step: each import is paid at every start, on every rank."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+WORKLOAD = """
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+train_data = torch.utils.data.TensorDataset(torch.randn(32, 4), torch.randint(0, 3, (32,)))
+
+
+def build_model():
+    return nn.Linear(4, 3)
+
+
+def loss(output, target):
+    Path("modules.txt").write_text(chr(10).join(sys.modules))
+    return nn.functional.cross_entropy(output, target)
+"""
+RUN = """
+workload: {type: module, path: workload.py}
+batch_size: 8
+loop: {steps: 1}
+output: run
+"""
+HEAVY = {
+    *("accelerate", "bitsandbytes", "datasets", "deepspeed", "matplotlib", "pandas", "peft", "pyarrow", "scipy"),
+    *("sklearn", "tensorboard", "torchao", "torchvision", "transformers"),
+}
+
+
+def test_a_users_own_module_is_trained_without_packages_that_it_does_not_use(tmp_path: Path) -> None:
+    (tmp_path / "workload.py").write_text(WORKLOAD)
+    (tmp_path / "run.yaml").write_text(RUN)
+    command = [sys.executable, "-m", "drivetrain", "train", "run.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded = {name.partition(".")[0] for name in (tmp_path / "modules.txt").read_text().splitlines()}
+    assert "torch" in loaded
+    assert loaded & HEAVY == set()
+
+
+def test_the_launcher_of_ranks_takes_no_compiler_no_models_and_no_engines() -> None:
+    script = (
+        "import sys\n"
+        "from drivetrain.launch import elastic, restarts, start\n"
+        "from torch.distributed.launcher.api import elastic_launch\n"
+        "print(*sys.modules, sep=chr(10))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert "drivetrain.launch.elastic" in loaded
+    unwanted = ("torch._dynamo", "torch.distributed.tensor", "sympy", "drivetrain.engines", "drivetrain.models")
+    assert [name for name in loaded if name.startswith(unwanted)] == []
