@@ -37,7 +37,7 @@ AUTO_CLASSES = {
 def main(run_file: Path, result_file: Path) -> None:
     config = checked(run_file)
     machine = detect(config.device)
-    if config.allocator == "keep" and machine.device == "cpu":
+    if config.allocator != "system" and machine.device == "cpu":
         keep_freed_blocks()
     with arithmetic(config.precision_spec, machine):
         losses = train(config, torch.device(machine.device), Turns())

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from drivetrain import chosen
-from drivetrain.chosen import compiling, rows_of
+from drivetrain.chosen import compiling, keeps_freed_memory, rows_of
 from drivetrain.config.load import validate
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
@@ -54,6 +54,22 @@ def test_on_a_cpu_and_where_nothing_is_trained_nothing_is_compiled(tmp_path: Pat
 @pytest.mark.parametrize("wanted", [True, False])
 def test_the_run_file_decides_where_it_says_so(wanted: bool, machine: Machine, tmp_path: Path) -> None:
     assert found(tmp_path, machine, compile=wanted, loop={"steps": 1}).what is wanted
+
+
+@pytest.mark.parametrize(
+    ("engine", "keeps"),
+    [
+        ("single", True), ("ddp", True), ("zero0", True), ("accelerate-ddp", True), ("mesh-pp2", True),
+        ("fsdp", False), ("zero2", False), ("zero3", False), ("accelerate-fsdp", False), ("mesh-tp2", False),
+    ],
+)  # fmt: skip
+def test_on_a_cpu_freed_memory_is_given_back_where_an_engine_shards(engine: str, keeps: bool, tmp_path: Path) -> None:
+    run = run_of(language(tmp_path), engine=engine, **({} if engine == "single" else {"processes": 2}))
+    assert keeps_freed_memory(run, CPU) is keeps
+    assert keeps_freed_memory(run, GPU)
+    for wanted in ("keep", "system"):
+        asked = run.model_copy(update={"allocator": wanted})
+        assert [keeps_freed_memory(asked, machine) for machine in (CPU, GPU)] == [wanted == "keep"] * 2
 
 
 AGAINST: dict[str, tuple[dict[str, Any], Machine, str]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from drivetrain.chosen import Compiling, compiling, rows_of
+from drivetrain.chosen import Compiling, compiling, keeps_freed_memory, rows_of
 from drivetrain.config.adapter import rate_factors
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
@@ -60,7 +60,7 @@ def _engine(
     part: Part,
     compiles: Compiling,
 ) -> Engine:
-    if run.allocator == "keep" and machine.device == "cpu":
+    if machine.device == "cpu" and keeps_freed_memory(run, machine):
         keep_freed_blocks()
     torch.use_deterministic_algorithms(run.deterministic)
     options = EngineOptions(

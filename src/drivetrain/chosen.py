@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from drivetrain.config import rules
-from drivetrain.config.engine import label
+from drivetrain.config.engine import gives_pieces, label
 from drivetrain.config.language import LanguageModel
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
@@ -111,8 +111,25 @@ def chosen(run: RunConfig, machine: Machine, workload: Workload, compiled: str |
     rows, wanted = workload.rows, compiling(run, machine, workload, training=True)
     why = wanted.why_not if compiled or not wanted.what else "the model has no blocks that repeat"
     workers = workers_for(workload.train) if run.loader.workers == "auto" else 0
-    told = {"row_tokens": rows and rows.tokens, "not_compiled": why, "loader_workers": workers}
+    given_back = run.allocator == "auto" and not keeps_freed_memory(run, machine)
+    told = {
+        "row_tokens": rows and rows.tokens,
+        "not_compiled": why,
+        "loader_workers": workers,
+        "allocator": "system" if given_back else None,
+    }
     return {name: value for name, value in told.items() if value}
+
+
+def keeps_freed_memory(run: RunConfig, machine: Machine) -> bool:
+    """Whether freed memory is kept for reuse.
+
+    Not by engines that shard on a CPU: what they gather and free again, block by block, would leave gaps of other
+    sizes than what comes next. A rank of FSDP then holds more than one process does without it (docs/speed.md).
+    """
+    if run.allocator == "auto":
+        return machine.device != "cpu" or not gives_pieces(run.engine)
+    return run.allocator == "keep"
 
 
 def collect_every(run: RunConfig) -> int:

@@ -27,7 +27,7 @@ class RunReport(BaseModel):
     engine: str
     device: str
     engaged: dict[str, Any]
-    chosen: dict[str, Any] = {}  # by the machine and the data: row_tokens, not_compiled, loader_workers
+    chosen: dict[str, Any] = {}  # by the machine and the data: row_tokens, not_compiled, loader_workers, allocator
 
     steps: int
     skipped_steps: int

@@ -72,10 +72,11 @@ class RunConfig(Frozen):
     compile: bool | Literal["auto"] = doc(
         "Compile the model's blocks with torch.compile; auto: on a GPU, where it is known to pay", "auto"
     )
-    allocator: Literal["keep", "system"] = doc(
+    allocator: Literal["auto", "keep", "system"] = doc(
         "keep: freed CPU memory is kept for reuse (quicker, higher resident memory), a GPU's lies in segments that "
-        "grow (fewer gaps); system: as the C library and PyTorch have it",
-        "keep",
+        "grow (fewer gaps); system: as the C library and PyTorch have it; auto: keep, but on a CPU system where an "
+        "engine shards what it holds to save memory",
+        "auto",
     )
     seed: int = doc("Seed of the weights, the data order, augmentation and dropout", 0, ge=0, lt=2**32)
     deterministic: bool = doc("GPU: choose deterministic kernels, so that resuming is exact to the bit", False)

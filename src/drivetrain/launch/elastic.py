@@ -106,7 +106,7 @@ def _for_ranks(task: Task, processes: int) -> dict[str, str]:
 
     wanted = {} if task.run.world_size == 1 else {"OMP_NUM_THREADS": str(max(1, usable_cores() // processes))}
     wanted |= RECORDER
-    wanted |= growing_segments() if task.run.allocator == "keep" else {}
+    wanted |= growing_segments() if task.run.allocator != "system" else {}
     interface = loopback() if task.run.nodes == 1 else None
     if interface is not None:  # gloo looks the host's name up otherwise, which fails on some machines
         wanted["GLOO_SOCKET_IFNAME"] = interface

@@ -29,7 +29,7 @@ def perform(task: Task, attempt: Attempt | None = None, heart: Heart | None = No
     """Errors of the user's and failed runs are raised. attempt: which of several, for a training."""
     hush()
     device = detect(task.run.device).device
-    if device == "cuda" and task.run.allocator == "keep":
+    if device == "cuda" and task.run.allocator != "system":
         grow_segments()
     with variables(of_the_engine(task.run, device)), group_of_one(traits(task.run.engine).spreads):
         if task.verb == "fit":
