@@ -93,7 +93,13 @@ def _has_weights(module: nn.Module) -> bool:
 
 
 class Absent(nn.Module):
-    """In the place of a module of another stage; may hold a weight that this stage shares with that one."""
+    """In the place of a module of another stage; may hold a weight that this stage shares with that one.
+
+    A stage comes to call it only where the model left out the block at which the stage ends, and reports that then.
+    """
+
+    def forward(self, hidden: Tensor, *_args: Any, **_kwargs: Any) -> Any:
+        return hidden
 
 
 class Reached(Exception):
