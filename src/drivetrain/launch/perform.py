@@ -79,8 +79,12 @@ def _time_predictions(task: Task) -> Result:
 
 def _trace(task: Task) -> Result:
     """resume: whether to try one in the middle."""
-    found = trace(task.run, detect(task.run.device), task.steps, task.resume)
+    found = trace(task.run, detect(task.run.device), task.steps, task.resume, task.evaluates, _tell)
     return Result(code=0, value=found.model_dump())
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 _PERFORMERS = {

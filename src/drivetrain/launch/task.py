@@ -27,6 +27,7 @@ class Task(BaseModel):
     texts: list[str] = []  # what to predict for in place of data
     output: Path | None = None  # where predictions go; None: the screen
     steps: int = 0  # of a trace
+    evaluates: bool = True  # a trace, before its first step
 
     @property
     def max_restarts(self) -> int:

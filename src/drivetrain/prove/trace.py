@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +25,7 @@ from drivetrain.data.loader import training_windows
 from drivetrain.engines.base import Engine
 from drivetrain.loop import Progress
 from drivetrain.precision import arithmetic
+from drivetrain.prove.pace import Pace
 from drivetrain.prove.stilled import Stilled, without_dropout
 from drivetrain.ranks import Ranks
 from drivetrain.run import evaluate
@@ -35,6 +36,7 @@ from drivetrain.workload_rules import best_metric
 from drivetrain.workloads.base import Samples
 from drivetrain.workloads.build import build_workload
 
+ROW = 2**16  # elements whose direction is drawn; each further row takes the same, times a number of its own
 EVALUATION_BATCHES = 16  # and a ragged one, over all ranks
 
 
@@ -46,18 +48,26 @@ class Trace(BaseModel):
     gradients: list[dict[str, tuple[float, float]]]  # a step: name → (norm, projection on a fixed direction)
     batches: list[list[int]]  # a step: the samples of the global batch
     loaded: list[list[int]]  # a step: the samples that the ranks loaded and counted
-    evaluation: dict[str, float] | None  # before the first step
+    evaluation: dict[str, float] | None  # before the first step; None where none was asked for
     engaged: list[dict[str, Any]]  # of each rank
     dropouts: int
     batch_norms: int
     resumed: bool | None  # whether a save, a fresh start and a resume in the middle led to the same bits
 
 
-def trace(run: RunConfig, machine: Machine, steps: int, resume: bool) -> Trace:
-    """Called by every rank. Nothing is written but a checkpoint in a temporary folder."""
+def trace(
+    run: RunConfig,
+    machine: Machine,
+    steps: int,
+    resume: bool,
+    evaluates: bool = True,
+    say: Callable[[str], None] | None = None,
+) -> Trace:
+    """Called by every rank. Nothing is written but a checkpoint in a temporary folder. Gradients are on record on the
+    first rank alone. say: takes lines of progress on the first rank."""
     with arithmetic(run.precision_spec, machine), without_dropout():
-        tracer = _Tracer(run, machine, steps)
-        return tracer.traced(resume)
+        tracer = _Tracer(run, machine, steps, Pace(steps + (steps - steps // 2) * resume, say or _hush))
+        return tracer.traced(resume, evaluates)
 
 
 class _Recorded:
@@ -89,8 +99,8 @@ class _First:
 
 
 class _Tracer:
-    def __init__(self, run: RunConfig, machine: Machine, steps: int) -> None:
-        self._run, self._machine, self._steps = run, machine, steps
+    def __init__(self, run: RunConfig, machine: Machine, steps: int, pace: Pace) -> None:
+        self._run, self._machine, self._steps, self._pace = run, machine, steps, pace
         self._ranks = Ranks()
         inner = build_workload(run.workload, run.seed, run.adapter, run.quantised_base, run.quantisation_aware)
         self._samples = _Recorded(inner.train)
@@ -102,7 +112,7 @@ class _Tracer:
         self._workload = Stilled(inner, self._samples, evaluation)
         self._order = order_of(run, inner)
 
-    def traced(self, resume: bool) -> Trace:
+    def traced(self, resume: bool, evaluates: bool) -> Trace:
         engine = self._engine()
         found = Trace(
             losses=[],
@@ -110,7 +120,7 @@ class _Tracer:
             gradients=[],
             batches=[],
             loaded=[],
-            evaluation=self._evaluated(engine),
+            evaluation=self._evaluated(engine) if evaluates else None,
             engaged=self._ranks.all_gather(asdict(engine.engaged())),
             dropouts=self._workload.dropouts,
             batch_norms=self._workload.batch_norms,
@@ -168,7 +178,7 @@ class _Tracer:
         self._samples.asked.clear()
         for window in windows:
             loss = engine.forward_backward(window.micro_batches)
-            fingerprints = _fingerprints(engine) if found is not None else {}
+            fingerprints = self._fingerprints(engine) if found is not None else {}
             result = engine.optimizer_step(factor(progress.updates, progress.skipped))
             progress.step += 1
             progress.updates += not result.skipped
@@ -182,6 +192,13 @@ class _Tracer:
                 found.batches.append(window.indices.tolist())
                 own = asked if engine.counts_samples else []
                 found.loaded.append([index for share in self._ranks.all_gather(own) for index in share])
+            if self._ranks.is_first:
+                self._pace.step_done()
+
+    def _fingerprints(self, engine: Engine) -> dict[str, tuple[float, float]]:
+        """On the first rank, whose trace is the one that is read; all ranks gather."""
+        gradients = engine.gradients()
+        return {n: fingerprint(n, gradient) for n, gradient in gradients.items()} if self._ranks.is_first else {}
 
     def _asked(self) -> list[int]:
         asked = list(self._samples.asked)
@@ -192,16 +209,18 @@ class _Tracer:
         return None if self._workload.evaluation is None else evaluate(self._run, self._workload, engine)
 
 
-def _hush(_: Event) -> None:
-    """A trace tells nothing on the way."""
-
-
-def _fingerprints(engine: Engine) -> dict[str, tuple[float, float]]:
-    return {name: fingerprint(name, gradient) for name, gradient in engine.gradients().items()}
+def _hush(_: Event | str) -> None:
+    """A trace tells nothing on the way, unless someone listens."""
 
 
 def fingerprint(name: str, gradient: Tensor) -> tuple[float, float]:
     """Norm, and the projection on a direction that depends on the name only."""
-    flat = gradient.detach().flatten().double().cpu()
-    direction = torch.randn(flat.numel(), generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
-    return float(flat.norm()), float(flat @ direction.double())
+    flat = gradient.detach().flatten().cpu()
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    row = torch.randn(min(flat.numel(), ROW), generator=generator).double()
+    square = projection = 0.0
+    for piece in flat.split(ROW):  # an embedding's gradient would be as large again twice in double precision
+        piece = piece.double()
+        square += float(piece @ piece)
+        projection += float(torch.randn(1, generator=generator)) * float(piece @ row[: piece.numel()])
+    return square**0.5, projection
