@@ -33,6 +33,7 @@ def measured(work: Callable[[Tensor], Any], steps: int = 3) -> tuple[list[Any], 
     batch = MicroBatch({"x": torch.randn(2, 8, generator=torch.Generator().manual_seed(0))})
     found = []
     counting = Meters(CPU, PRECISIONS["fp32"], Held(), True, Stopwatch(torch.device("cpu")), said.append)
+    counting.expect(steps)
     with counting:
         for _ in range(steps):
             with counting.step([batch]):
@@ -106,3 +107,11 @@ def test_an_error_of_the_step_itself_is_the_steps(monkeypatch: pytest.MonkeyPatc
 
     with pytest.raises(ValueError, match="of the model"):
         measured(broken)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_run_of_any_number_of_steps_has_its_tensor_peak(steps: int) -> None:
+    _, summary, said = measured(lambda x: torch.ones(1000, 1000) + x.sum(), steps)
+    assert summary["peak_memory"]["tensor"] >= 4_000_000
+    assert summary["flops_per_sample"] is not None
+    assert not said

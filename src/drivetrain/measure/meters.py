@@ -60,12 +60,16 @@ class Meters:
         self._holder, self._instrument = holder, instrument
         self._stopwatch, self._throughput = stopwatch, Throughput()
         self._sampler = UtilisationSampler(self._device)
-        self._steps = 0
+        self._steps, self._instrumented_step = 0, INSTRUMENTED_STEP
         self._elements = self.samples = 0  # of steady and other steps alike, for the share of elements a sample
         self._flops_per_element: float | None = None
         self._sent: dict[str, int] | None = None
         self._tensor_peak: int | None = None
         self._warn, self._failed = warn, set[str]()
+
+    def expect(self, steps: int) -> None:
+        """steps: to be made. A single one is instrumented itself, or the report of a short try would lack its peak."""
+        self._instrumented_step = min(INSTRUMENTED_STEP, max(0, steps - 1))
 
     def __enter__(self) -> None:
         self._tried("peak memory", lambda: reset_peaks(self._device))
@@ -111,7 +115,7 @@ class Meters:
     def step(self, micro_batches: list[MicroBatch]) -> Iterator[None]:
         """Around forward, backward and update."""
         elements = sum(next(iter(batch.tensors.values())).numel() for batch in micro_batches)
-        if self._instrument and self._steps == INSTRUMENTED_STEP:
+        if self._instrument and self._steps == self._instrumented_step:
             with TensorPeak() as memory, FlopCount() as flops, Traffic() as traffic:
                 given = [tensor for batch in micro_batches for tensor in batch.tensors.values()]
                 self._tried("tensor memory", lambda: memory.track([*self._holder.tensors(), *given]))
@@ -131,7 +135,7 @@ class Meters:
         """After all that belongs to a step. Evaluation and saving are not counted into the rate."""
         now = time.perf_counter()
         seconds = now - self._mark - self._aside
-        steady = self._steps >= WARM_UP_STEPS and not (self._instrument and self._steps == INSTRUMENTED_STEP)
+        steady = self._steps >= WARM_UP_STEPS and not (self._instrument and self._steps == self._instrumented_step)
         self._throughput.add(samples, seconds, steady=steady)
         self._mark, self._aside = now, 0.0
         self._steps += 1

@@ -36,7 +36,7 @@ from drivetrain.workload_rules import best_metric
 from drivetrain.workloads.base import Samples
 from drivetrain.workloads.build import build_workload
 
-ROW = 2**16  # elements whose direction is drawn; each further row takes the same, times a number of its own
+ROW = 2**20  # elements whose direction is drawn; each further row takes the same, times a number of its own
 EVALUATION_BATCHES = 16  # and a ragged one, over all ranks
 
 
