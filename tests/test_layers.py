@@ -68,7 +68,7 @@ OWNERS = {
     "matplotlib": {"compare/plots.py", "compare/page.py"},
     "jinja2": {"compare/page.py", "data/language/chat.py"},
     "pytorch_optimizer": {"low_rank.py"},
-    "filelock": {"compare/runner.py", "data/token_cache.py", "engines/native.py"},
+    "filelock": {"compare/runner.py", "data/array_store.py", "data/token_cache.py", "engines/native.py"},
     "typer": {
         *("cli.py", "arguments.py", "show_replay.py", "show_checkpoint.py", "show_import.py", "show_fields.py"),
         "show_doctor.py",

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from drivetrain.errors import problem
 
 
-def stratified_split(labels: np.ndarray, fraction: float, seed: int, field: str) -> tuple[np.ndarray, np.ndarray]:
+def stratified_split(
+    labels: np.ndarray, fraction: float, seed: int, field: str, class_names: Sequence[str] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Indices (train, evaluation), both sorted, with every class in the same proportion.
 
-    labels: (N,) class numbers or names. UserError on `field` if a class is too small to be in both.
+    labels: (N,) class numbers or names; class_names: what errors call the numbers. UserError on `field` if a class is
+    too small to be in both.
     """
     classes, counts = np.unique(labels, return_counts=True)
     if counts.min() < 2:
-        names = ", ".join(str(name) for name in classes[counts < 2][:5]) + (" ..." if (counts < 2).sum() > 5 else "")
+        small = [name if class_names is None else class_names[name] for name in classes[counts < 2]]
+        names = ", ".join(map(str, small[:5])) + (" ..." if len(small) > 5 else "")
         raise problem(
             field,
             f"a class of one sample cannot be in both training and evaluation data: {names}",

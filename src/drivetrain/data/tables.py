@@ -6,21 +6,20 @@ unquoted comma and joins the lines between two stray quotes, both without a word
 
 from __future__ import annotations
 
-import csv
 import difflib
 import inspect
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import pandas as pd
 
+from drivetrain.data.csv_records import Record, checked_records, lines_are_records, records, unquoted_records
 from drivetrain.errors import UserError, problem
 
-SHOWN = 5  # lines that are wrong
 READERS = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 LINES = ".txt"  # a text a line, to predict for
 
@@ -36,16 +35,7 @@ def read_table(
     if not file.exists() and may_be_hub_id(path):
         from_the_hub: pd.DataFrame = load_from_hub(path, field, subset, split).to_pandas()
         return from_the_hub
-    if not file.is_file():
-        why = f"{path} is a folder, not a file" if file.is_dir() else f"{path} does not exist"
-        raise problem(field, why, f"paths are taken from the current folder, {Path.cwd()}")
-    if file.suffix.lower() not in READERS:
-        raise problem(field, f"{path} ends in {file.suffix or 'nothing'}", f"files may end in {', '.join(READERS)}")
-    if not file.stat().st_size:
-        raise problem(field, f"{path} is empty", "give a file with rows")
-    with file.open("rb") as opened:
-        if (kind := archive_kind(opened.read(8))) and file.suffix.lower() != ".parquet":
-            raise problem(field, f"{path} is {kind}, whatever it is called", "unpack it, and give a file in it")
+    check_file(file, path, field)
     try:
         table = _read(file, header)
     except UnicodeDecodeError as error:
@@ -58,17 +48,37 @@ def read_table(
     return table
 
 
+def check_file(file: Path, path: str, field: str) -> None:
+    """UserError for what is no file, or none that can be a table."""
+    if not file.is_file():
+        why = f"{path} is a folder, not a file" if file.is_dir() else f"{path} does not exist"
+        raise problem(field, why, f"paths are taken from the current folder, {Path.cwd()}")
+    if file.suffix.lower() not in READERS:
+        raise problem(field, f"{path} ends in {file.suffix or 'nothing'}", f"files may end in {', '.join(READERS)}")
+    if not file.stat().st_size:
+        raise problem(field, f"{path} is empty", "give a file with rows")
+    with file.open("rb") as opened:
+        if (kind := archive_kind(opened.read(8))) and file.suffix.lower() != ".parquet":
+            raise problem(field, f"{path} is {kind}, whatever it is called", "unpack it, and give a file in it")
+
+
 def column(table: pd.DataFrame, name: str | int, path: str, field: str) -> pd.Series:
     """One column, by name or position, of plain values. UserError with the nearest name if it is not there."""
-    place = _place(list(table.columns), name, path, field)
+    place = place_of(list(table.columns), name, path, field)
     values = table.iloc[:, place]
-    nested = next((v for v in values if isinstance(v, list | dict | tuple | bytes | np.ndarray)), None)
-    if nested is not None:
-        raise problem(field, f"column {name!r} of {path} holds {type(nested).__name__}s", "give a column of texts")
+    refuse_nested(values, name, path, field)
     return values
 
 
-def _place(names: list[Any], name: str | int, path: str, field: str) -> int:
+def refuse_nested(values: Iterable[Any], name: str | int, path: str, field: str) -> None:
+    """UserError for a column whose values are lists, objects or bytes."""
+    nested = next((v for v in values if isinstance(v, list | dict | tuple | bytes | np.ndarray)), None)
+    if nested is not None:
+        raise problem(field, f"column {name!r} of {path} holds {type(nested).__name__}s", "give a column of texts")
+
+
+def place_of(names: list[Any], name: str | int, path: str, field: str) -> int:
+    """The position of a column. UserError with the nearest name if it is not there."""
     if isinstance(name, int):
         if 0 <= name < len(names):
             return name
@@ -90,77 +100,35 @@ def _read(file: Path, header: bool) -> pd.DataFrame:
     text = file.read_bytes().decode("utf-8-sig")
     match file.suffix.lower():
         case ".jsonl":
-            return pd.DataFrame(list(_json_lines(text)))
+            return pd.DataFrame(list(json_lines(io.StringIO(text, newline=None))))
         case ".json":
             rows = json.loads(text)
             if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
                 raise ValueError("it holds no list of objects")
             return pd.DataFrame(rows)
         case ".csv":
-            return _table(_records(text, ","), header)
-    plain = _unquoted_lines(text)
-    return _table(iter(plain) if plain else _records(text, "\t"), header)
+            return _table(records(io.StringIO(text, newline=""), ",", len(text)), header)
+    if lines_are_records(io.StringIO(text, newline=None)):
+        return _table(unquoted_records(io.StringIO(text, newline=None)), header)
+    return _table(records(io.StringIO(text, newline=""), "\t", len(text)), header)
 
 
-# --- CSV and TSV -----------------------------------------------------------------------------------------------------
-
-Record = tuple[int, list[str]]  # number of its last line in the file, and its fields
-
-
-def _table(records: Iterator[Record], header: bool) -> pd.DataFrame:
-    """The records as strings, all as wide as the first. ValueError names the lines of those that are not."""
-    first = next(records, None)
+def _table(found: Iterator[Record], header: bool) -> pd.DataFrame:
+    """The records as strings, all as wide as the first."""
+    first = next(found, None)
     if first is None:
         raise ValueError("it holds blank lines only")
-    width, rows, wrong = len(first[1]), [] if header else [first[1]], {}
-    for line, fields in records:
-        if len(fields) > width and not any(fields[width:]):  # separators at the end of the line
-            del fields[width:]
-        if len(fields) != width:
-            wrong[line] = len(fields)
-        rows.append(fields)
-    if wrong:
-        told = [f"line {line} has {count} columns" for line, count in wrong.items()]
-        more = f", and {len(told) - SHOWN} more lines are wrong" if len(told) > SHOWN else ""
-        hint = ": quote a text that holds the separator" if max(wrong.values()) > width else ""
-        raise ValueError(f"{', '.join(told[:SHOWN])} where the first has {width}{more}{hint}")
-    return pd.DataFrame(rows, columns=first[1] if header else range(width), dtype=str)
-
-
-def _records(text: str, separator: str) -> Iterator[Record]:
-    longest = csv.field_size_limit(max(len(text), 131_072))  # the module's own bound is 128 KiB a field
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-    try:
-        for fields in reader:
-            if fields:
-                yield reader.line_num, fields
-    except csv.Error as error:
-        raise ValueError(f"line {reader.line_num}: {error} (a quote that is not doubled or not closed?)") from None
-    finally:
-        csv.field_size_limit(longest)
-
-
-def _unquoted_lines(text: str) -> list[Record] | None:
-    """A TSV's records if each line is one, as in files whose quotes mean nothing; None if quotes must join lines."""
-    lines = [(number, line) for number, line in enumerate(io.StringIO(text, newline=None), 1) if line.strip("\r\n")]
-    records = [(number, line.rstrip("\r\n").split("\t")) for number, line in lines]
-    if len({len(fields) for _, fields in records}) > 1:
-        return None
-    return [(number, [_without_quotes(field) for field in fields]) for number, fields in records]
-
-
-def _without_quotes(field: str) -> str:
-    """What a writer of quoted fields meant; a field that merely holds quotes stays as it is."""
-    inner = field[1:-1]
-    quoted = len(field) > 1 and field[0] == field[-1] == '"' and '"' not in inner.replace('""', "")
-    return inner.replace('""', '"') if quoted else field
+    width = len(first[1])
+    rows = list(checked_records(found, width))
+    return pd.DataFrame(rows if header else [first[1], *rows], columns=first[1] if header else range(width), dtype=str)
 
 
 # --- others ----------------------------------------------------------------------------------------------------------
 
 
-def _json_lines(text: str) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(io.StringIO(text, newline=None), start=1):
+def json_lines(text: TextIO) -> Iterator[dict[str, Any]]:
+    """The object of each line. text: opened with newline=None. ValueError names the line that holds none."""
+    for number, line in enumerate(text, start=1):
         if line.strip():
             try:
                 row = json.loads(line)

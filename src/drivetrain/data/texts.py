@@ -3,34 +3,95 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import pandas as pd
 
 from drivetrain.config.language import most_dropped
 from drivetrain.config.workload import TextData
+from drivetrain.data.array_store import default_root
 from drivetrain.data.bad_rows import BadRow, too_many
-from drivetrain.data.tables import LINES, column, not_utf8, read_table
+from drivetrain.data.table_blocks import IN_BLOCKS
+from drivetrain.data.tables import LINES, check_file, column, may_be_hub_id, not_utf8, read_table
+from drivetrain.data.text_rows import MappedTexts, TextRows, open_text_rows
 from drivetrain.errors import Problem, UserError, problem
 
 
 @dataclass(frozen=True)
 class Texts:
-    """N texts. labels: (N,) as they stand in the file, as strings; rows: (N,) their row numbers, from 1."""
+    """N texts. numbers: (N,) of their labels among `label_names`, which are sorted; rows: (N,) row numbers, from 1.
 
-    first: list[str]
-    second: list[str] | None
-    labels: np.ndarray
+    store, indices: where they lie on disk, if they do, and which of its texts these are (None: all).
+    """
+
+    first: Sequence[str]
+    second: Sequence[str] | None
+    numbers: np.ndarray
+    label_names: Sequence[str]
     rows: np.ndarray
     bad: tuple[BadRow, ...] = ()  # rows without text, which are not among them
+    warning: str | None = None  # where the cache could not be used
+    store: TextRows | None = None
+    indices: np.ndarray | None = None
+
+    @property
+    def labels(self) -> np.ndarray:
+        """(N,) as they stand in the file, as strings."""
+        return np.array(self.label_names, dtype=object)[self.numbers]
 
     def take(self, indices: np.ndarray) -> Texts:
-        second = None if self.second is None else [self.second[i] for i in indices]
-        return Texts([self.first[i] for i in indices], second, self.labels[indices], self.rows[indices])
+        return replace(
+            self,
+            first=_taken(self.first, indices),
+            second=None if self.second is None else _taken(self.second, indices),
+            numbers=self.numbers[indices],
+            rows=self.rows[indices],
+            bad=(),
+            indices=indices if self.indices is None else self.indices[indices],
+        )
+
+
+def _taken(texts: Sequence[str], indices: np.ndarray) -> Sequence[str]:
+    return texts.taken(indices) if isinstance(texts, MappedTexts) else [texts[i] for i in indices]
+
+
+def num_shared(texts: Texts, others: Texts) -> int:
+    """How many of the others are among the texts, pairs as pairs."""
+    if texts.store is not None and others.store is not None:
+        known, asked = (each.store.store.array("hashes") for each in (texts, others))  # type: ignore[union-attr]
+        known = known if texts.indices is None else known[texts.indices]
+        return int(np.isin(asked if others.indices is None else asked[others.indices], known).sum())
+    seen = set(_joined(texts))
+    return sum(text in seen for text in _joined(others))
+
+
+def _joined(texts: Texts) -> Iterable[Any]:
+    return texts.first if texts.second is None else zip(texts.first, texts.second, strict=True)
+
+
+class RowNames(Sequence[str]):
+    """What rows are called, made when asked for."""
+
+    def __init__(self, rows: np.ndarray, kind: str = "row") -> None:
+        self._rows, self._kind = rows, kind
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [f"{self._kind} {row}" for row in self._rows[index]]
+        return f"{self._kind} {self._rows[index]}"
 
 
 def read_texts(config: TextData, path: str, field: str, labelled: bool = True, split: str = "train") -> Texts:
@@ -38,12 +99,37 @@ def read_texts(config: TextData, path: str, field: str, labelled: bool = True, s
     rows without text than `bad_rows` lets go. Of texts that are `labelled` none may lack its label."""
     if not labelled and config.text_pair_column is None and Path(path).suffix.lower() == LINES:
         return _lines(path, field)
-    table = read_table(path, field, config.header, config.subset, split)
-    wanted: dict[str, Any] = {"text_column": config.text_column}
+    wanted: dict[str, str | int] = {"text_column": config.text_column}
     if config.text_pair_column is not None:
         wanted["text_pair_column"] = config.text_pair_column
     if labelled:
         wanted["label_column"] = config.label_column
+    file = Path(path)
+    if file.suffix.lower() in IN_BLOCKS and (file.exists() or not may_be_hub_id(path)):
+        texts, warning = _mapped(file, path, field, config, wanted)
+    else:
+        texts, warning = _held(path, field, config, wanted, split), None
+    if labelled:  # to predict for, each other row has its prediction all the same
+        _check_few_are_bad(texts, config, path, field)
+    return replace(texts, warning=warning)
+
+
+def _mapped(
+    file: Path, path: str, field: str, config: TextData, wanted: dict[str, str | int]
+) -> tuple[Texts, str | None]:
+    check_file(file, path, field)
+    root = config.cache or default_root()
+    rows, warning = open_text_rows(file, path, field, config.header, wanted, root)
+    held = rows.store
+    numbers = rows.labels if "labels" in held else np.zeros(len(held.array("rows")), np.int32)
+    names = rows.label_names if "labels" in held else [""]
+    bad = tuple(BadRow(f"row {row} of {path}", "it has no text") for row in held.array("bad").tolist())
+    return Texts(rows.first, rows.second, numbers, names, held.array("rows"), bad, store=rows), warning
+
+
+def _held(path: str, field: str, config: TextData, wanted: dict[str, str | int], split: str) -> Texts:
+    """Of a hub data set or a JSON file, whose rows are held in memory."""
+    table = read_table(path, field, config.header, config.subset, split)
     columns: dict[str, pd.Series] = {}
     problems: list[Problem] = []
     for name, given in wanted.items():
@@ -53,10 +139,7 @@ def read_texts(config: TextData, path: str, field: str, labelled: bool = True, s
             problems.extend(error.problems)
     if problems:
         raise UserError(_without_header(problems, columns, table, config))
-    texts = _texts(columns, path, field)
-    if labelled:  # to predict for, each other row has its prediction all the same
-        _check_few_are_bad(texts, config, path, field)
-    return texts
+    return _texts(columns, path, field)
 
 
 def _without_header(
@@ -103,7 +186,8 @@ def _texts(columns: dict[str, pd.Series], path: str, field: str) -> Texts:
         if unlabelled:
             shown = ", ".join(map(str, unlabelled[:5])) + (" ..." if len(unlabelled) > 5 else "")
             raise problem(field, f"{len(unlabelled)} rows of {path} have no label: {shown}", "label or remove them")
-    everything = Texts(first, second, labels, np.arange(1, len(first) + 1))
+    names, numbers = np.unique(labels.astype(str), return_inverse=True)
+    everything = Texts(first, second, numbers, names.tolist(), np.arange(1, len(first) + 1))
     lacking = np.setdiff1d(np.arange(len(first)), kept)
     return replace(
         everything.take(kept), bad=tuple(BadRow(f"row {i + 1} of {path}", "it has no text") for i in lacking)
@@ -117,18 +201,18 @@ def _strings(values: pd.Series) -> list[str]:
     return ["" if pd.isna(value) else str(value) for value in values.astype(object)]
 
 
-def class_names(labels: Sequence[str], field: str) -> list[str]:
-    """Sorted, as numbers if all are. UserError if there is only one."""
-    names = set(labels)
+def class_names(labels: Collection[str], field: str, count: int | None = None) -> list[str]:
+    """Sorted, as numbers if all are. UserError if there is only one. count: samples, where `labels` has each once."""
+    names, count = set(labels), len(labels) if count is None else count
     if len(names) < 2:
         raise problem(
             field,
-            f"all {len(labels)} samples are of one class, {next(iter(names))!r}",
+            f"all {count} samples are of one class, {next(iter(names))!r}",
             "check label_column; there have to be two",
         )
-    if len(names) > max(1000, len(labels) // 2):
+    if len(names) > max(1000, count // 2):
         raise problem(
-            field, f"{len(names)} different labels over {len(labels)} samples: hardly classes", "check label_column"
+            field, f"{len(names)} different labels over {count} samples: hardly classes", "check label_column"
         )
     try:
         return sorted(names, key=int)

@@ -15,27 +15,33 @@ from drivetrain.errors import problem
 from drivetrain.hub import ask_hub
 from drivetrain.trust import remote_code
 
+AT_ONCE = 4096  # texts, whose encodings are Python's objects
 DESCRIBED = ("tokenizer.json", "tokenizer_config.json", "config.json")  # any says what a tokenizer is
 
 
 @dataclass(frozen=True)
 class Tokens:
     """Token ids of N texts, end to end. ids: (total,) int32; offsets: (N + 1,) int64; segments: (total,) int8, which of
-    a pair a token is of, or None for single texts."""
+    a pair a token is of, or None for single texts; cut: (N,) bool, whether a text is longer than max_length."""
 
     ids: np.ndarray
     offsets: np.ndarray
     segments: np.ndarray | None
-    truncated: int  # texts longer than max_length
+    cut: np.ndarray
 
     @property
     def lengths(self) -> np.ndarray:
         return np.diff(self.offsets)
 
     @property
+    def truncated(self) -> int:
+        """Texts longer than max_length."""
+        return int(self.cut.sum())
+
+    @property
     def arrays(self) -> Arrays:
         segments = {} if self.segments is None else {"segments": self.segments}
-        return {"ids": self.ids, "offsets": self.offsets, "truncated": np.array(self.truncated), **segments}
+        return {"ids": self.ids, "offsets": self.offsets, "cut": self.cut, **segments}
 
 
 def load_tokenizer(given: str, field: str, trusted: bool = False) -> Any:
@@ -95,16 +101,43 @@ def tokenise(
     tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int, cache: Path | None
 ) -> tuple[Tokens, str | None]:
     """Tokens of the texts, from the cache if it holds them. Returns a warning too if the cache cannot be used."""
-    key = content_key([max_length, pairs is not None, tokenizer.truncation_side], tokenizer, (*texts, *(pairs or ())))
+    header = ["cut", max_length, pairs is not None, tokenizer.truncation_side]
+    key = content_key(header, tokenizer, (*texts, *(pairs or ())))
 
     def whole(held: Arrays) -> bool:
-        return len(held["offsets"]) == len(texts) + 1 and held["offsets"][-1] == len(held["ids"])
+        return len(held["offsets"]) == len(held["cut"]) + 1 == len(texts) + 1 and held["offsets"][-1] == len(
+            held["ids"]
+        )
 
     held, warning = cached(cache, key, lambda: _tokenise(tokenizer, texts, pairs, max_length).arrays, whole)
-    return Tokens(held["ids"], held["offsets"], held.get("segments"), int(held["truncated"])), warning
+    return Tokens(held["ids"], held["offsets"], held.get("segments"), held["cut"]), warning
 
 
 def _tokenise(tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int) -> Tokens:
+    starts = range(0, len(texts), AT_ONCE)
+    parts = [
+        tokenise_block(
+            tokenizer,
+            texts[start : start + AT_ONCE],
+            None if pairs is None else pairs[start : start + AT_ONCE],
+            max_length,
+        )
+        for start in starts
+    ]
+    lengths = np.concatenate([part.lengths for part in parts])
+    segments = [part.segments for part in parts if part.segments is not None]
+    return Tokens(
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        np.concatenate(segments) if segments else None,
+        np.concatenate([part.cut for part in parts]),
+    )
+
+
+def tokenise_block(tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int) -> Tokens:
+    """Tokens of a block of texts. A text far over max_length is cut first, where its tokens stay the same."""
+    if pairs is None:
+        texts = [_beginning(tokenizer, text, max_length) for text in texts]
     encoded = tokenizer(
         list(texts),
         None if pairs is None else list(pairs),
@@ -118,27 +151,53 @@ def _tokenise(tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None,
     segments = np.concatenate(encoded["token_type_ids"]).astype(np.int8) if pairs is not None else None
     ids = np.concatenate(encoded["input_ids"]).astype(np.int32)
     if encoded.is_fast:
-        truncated = sum(bool(each.overflowing) for each in encoded.encodings)
+        cut = np.array([bool(each.overflowing) for each in encoded.encodings])
     else:
-        truncated = _count_truncated(tokenizer, texts, pairs, lengths, max_length)
-    return Tokens(ids, offsets, segments, truncated)
+        cut = _is_truncated(tokenizer, texts, pairs, lengths, max_length)
+    return Tokens(ids, offsets, segments, cut)
 
 
-def _count_truncated(
+def _beginning(tokenizer: Any, text: str, max_length: int) -> str:
+    """The text, or a beginning of it with the same first max_length tokens.
+
+    A token depends on its neighbourhood alone, yet on how much of it no tokenizer says: a beginning is taken only if it
+    has twice as many tokens as are kept, and one of twice its length has the same ones among those.
+    """
+    size = 8 * max_length + 2048
+    if len(text) <= 8 * size or tokenizer.truncation_side != "right":
+        return text
+    while 4 * size < len(text):
+        short, long = (text[: _before_space(text, end)] for end in (size, 2 * size))
+        ids, more = (tokenizer(each, add_special_tokens=False)["input_ids"] for each in (short, long))
+        if len(ids) >= 2 * max_length and ids[: 2 * max_length] == more[: 2 * max_length]:
+            return long
+        size *= 2
+    return text
+
+
+def _before_space(text: str, end: int) -> int:
+    """A place near `end` where a word ends; `end` itself where there is none."""
+    start = end - 1024
+    found = max(text.rfind(space, start, end) for space in (" ", "\n"))
+    return found if found > start else end
+
+
+def _is_truncated(
     tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, lengths: Sequence[int], max_length: int
-) -> int:
-    """Of a slow tokenizer's texts of max_length tokens, those that have more when they may."""
+) -> np.ndarray:
+    """(N,) bool: of a slow tokenizer's texts of max_length tokens, those that have more when they may."""
+    cut = np.zeros(len(texts), dtype=bool)
     full = [i for i, length in enumerate(lengths) if length == max_length]
-    if not full:
-        return 0
-    again = tokenizer(
-        [texts[i] for i in full],
-        None if pairs is None else [pairs[i] for i in full],
-        truncation=True,
-        max_length=max_length + 1,
-        return_attention_mask=False,
-    )
-    return sum(len(ids) > max_length for ids in again["input_ids"])
+    if full:
+        again = tokenizer(
+            [texts[i] for i in full],
+            None if pairs is None else [pairs[i] for i in full],
+            truncation=True,
+            max_length=max_length + 1,
+            return_attention_mask=False,
+        )
+        cut[full] = [len(ids) > max_length for ids in again["input_ids"]]
+    return cut
 
 
 def _word_piece(path: Path, field: str) -> Any:

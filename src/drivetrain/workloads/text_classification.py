@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from drivetrain.config.workload import TextClassification, TextData
 from drivetrain.data.split import limit_note, limited, stratified_split
-from drivetrain.data.texts import Texts, class_names, encode, read_texts
+from drivetrain.data.texts import RowNames, Texts, class_names, encode, num_shared, read_texts
+from drivetrain.data.token_blocks import stored_tokens
 from drivetrain.data.tokenised import Tokens, load_tokenizer, tokenise
 from drivetrain.errors import Problem, UserError, problem, together
 from drivetrain.models.model_folders import save_description
@@ -24,21 +25,43 @@ from drivetrain.workloads.classification import Classifier
 
 
 class TextSamples:
-    """Tokenised texts; a sample is (ids, segments or None, label or -1). texts: kept where they are shown again."""
+    """Tokenised texts; a sample is (ids, segments or None, label or -1). texts: kept where they are shown again.
+
+    indices: which of the tokens' texts these are; None: all.
+    """
 
     def __init__(
-        self, tokens: Tokens, labels: np.ndarray | None, names: Sequence[str], texts: Texts | None = None
+        self,
+        tokens: Tokens,
+        indices: np.ndarray | None,
+        labels: np.ndarray | None,
+        names: Sequence[str],
+        texts: Texts | None = None,
     ) -> None:
         self.tokens, self.labels, self.names, self.texts = tokens, labels, names, texts
+        self._indices = indices
 
     def __len__(self) -> int:
         return len(self.names)
 
     def load(self, index: int, epoch: int) -> tuple[np.ndarray, np.ndarray | None, int]:
         del epoch  # nothing here is random
-        part = slice(self.tokens.offsets[index], self.tokens.offsets[index + 1])
+        place = index if self._indices is None else int(self._indices[index])
+        part = slice(self.tokens.offsets[place], self.tokens.offsets[place + 1])
         segments = None if self.tokens.segments is None else self.tokens.segments[part]
         return self.tokens.ids[part], segments, -1 if self.labels is None else int(self.labels[index])
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(N,) tokens of each."""
+        lengths = self.tokens.lengths
+        return lengths if self._indices is None else lengths[self._indices]
+
+    @property
+    def truncated(self) -> int:
+        """Texts longer than max_length."""
+        cut = self.tokens.cut
+        return int((cut if self._indices is None else cut[self._indices]).sum())
 
 
 class TextClassificationWorkload(Classifier):
@@ -67,8 +90,9 @@ class TextClassificationWorkload(Classifier):
         if data.evaluation is None:
             train = read_texts(data, data.train, "workload.data.train")
             dropped = train.bad
-            labels = train.labels.astype(str)
-            parts = stratified_split(labels, data.evaluation_fraction, self._seed, "workload.data.train")
+            parts = stratified_split(
+                train.numbers, data.evaluation_fraction, self._seed, "workload.data.train", train.label_names
+            )
             train, evaluation = train.take(parts[0]), train.take(parts[1])
         else:
             given = data.evaluation
@@ -80,15 +104,18 @@ class TextClassificationWorkload(Classifier):
             )
             dropped = train.bad + evaluation.bad
             self._warn_of_shared(train, evaluation)
+        for texts in (train, evaluation):
+            if texts.warning:
+                self._warn(texts.warning)
         self._dropped = len(dropped)
         if dropped:
             self._warn(f"{self._dropped} row{'s' * (self._dropped > 1)} without text dropped, {dropped[0].where} first")
-        self._classes = class_names(train.labels.tolist(), "workload.data.label_column")
+        present = [train.label_names[number] for number in np.unique(train.numbers)]
+        self._classes = class_names(present, "workload.data.label_column", len(train.numbers))
         return self._limited(train, "limit_train"), self._limited(evaluation, "limit_evaluation")
 
     def _warn_of_shared(self, train: Texts, evaluation: Texts) -> None:
-        known = set(_joined(train))
-        shared = sum(text in known for text in _joined(evaluation))
+        shared = num_shared(train, evaluation)
         if shared:
             self._warn(
                 f"{shared} of {len(evaluation.first)} evaluation texts are also training texts: metrics will flatter"
@@ -96,26 +123,39 @@ class TextClassificationWorkload(Classifier):
 
     def _limited(self, texts: Texts, key: str) -> Texts:
         """The texts that are used. key: the field that limits them."""
-        limit, labels = getattr(self._config.data, key), texts.labels.astype(str)
+        limit = getattr(self._config.data, key)
         if limit is None:
             return texts
-        kept = limited(labels, limit, self._seed)
-        if note := limit_note(labels, kept, f"workload.data.{key}"):
+        kept = limited(texts.numbers, limit, self._seed)
+        if len(np.unique(texts.numbers[kept])) < len(np.unique(texts.numbers)):
+            note = limit_note(texts.labels.astype(str), kept, f"workload.data.{key}")
+            assert note is not None
             self._warn(note)
         return texts.take(kept)
 
     def _samples(self, texts: Texts, name: str) -> TextSamples:
         given = getattr(self._config.data, name) or self._config.data.train
-        labels = encode(texts.labels, self._classes, given, f"workload.data.{name}")
+        present, places = np.unique(texts.numbers, return_inverse=True)
+        found = np.array([texts.label_names[number] for number in present])
+        labels = encode(found, self._classes, given, f"workload.data.{name}")[places]
         shown = texts if name == "evaluation" else None  # predictions are asked for these
-        return TextSamples(self._tokens(texts), labels, [f"row {row}" for row in texts.rows], shown)
+        return TextSamples(*self._tokens(texts), labels, RowNames(texts.rows), shown)
 
-    def _tokens(self, texts: Texts) -> Tokens:
+    def _tokens(self, texts: Texts) -> tuple[Tokens, np.ndarray | None]:
+        """Their tokens, and which of them where those of all the file's texts were made."""
         data = self._config.data
-        tokens, warning = tokenise(self._tokenizer, texts.first, texts.second, data.max_length, data.cache)
+        indices = texts.indices
+        if texts.store is None:
+            tokens, warning = tokenise(self._tokenizer, texts.first, texts.second, data.max_length, data.cache)
+            indices = None
+        elif data.limit_train is None and data.limit_evaluation is None:
+            tokens, warning = stored_tokens(self._tokenizer, texts.store, None, data.max_length, data.cache)
+        else:
+            tokens, warning = stored_tokens(self._tokenizer, texts.store, indices, data.max_length, data.cache)
+            indices = None
         if warning:
             self._warn(warning)
-        return tokens
+        return tokens, indices
 
     @property
     def _pad(self) -> int:
@@ -202,19 +242,18 @@ class TextClassificationWorkload(Classifier):
     def lengths(self) -> Sequence[int] | None:
         data = self._config.data
         grouped = data.group_by_length and data.padding == "dynamic"
-        return self.train.tokens.lengths.tolist() if grouped else None
+        return self.train.lengths.tolist() if grouped else None
 
     @property
     def facts(self) -> dict[str, Any]:
-        tokens = self.train.tokens
         return {
             "train_samples": len(self.train),
             "evaluation_samples": len(self.evaluation),
             "classes": len(self._classes),
             "rows_without_text": self._dropped,
             "vocabulary": len(self._tokenizer),
-            "truncated": round(tokens.truncated / len(self.train), 4),
-            "mean_tokens": round(float(tokens.lengths.mean()), 1),
+            "truncated": round(self.train.truncated / len(self.train), 4),
+            "mean_tokens": round(float(self.train.lengths.mean()), 1),
             **self._weighted(),
         }
 
@@ -228,15 +267,17 @@ class TextClassificationWorkload(Classifier):
         texts = read_texts(self._config.data, path, "--data", labelled=False)
         if texts.bad:
             self._warn(f"{len(texts.bad)} rows of {path} have no text and no prediction, {texts.bad[0].where} first")
-        return TextSamples(self._tokens(texts), None, [f"row {row}" for row in texts.rows], texts)
+        if texts.warning:
+            self._warn(texts.warning)
+        return TextSamples(*self._tokens(texts), None, RowNames(texts.rows), texts)
 
     def text_samples(self, texts: Sequence[str]) -> NamedSamples:
         if self._config.data.text_pair_column is not None:
             raise problem("--text", "this model takes pairs of texts", "give --data, a file with both columns")
         if empty := [number for number, text in enumerate(texts, start=1) if not text.strip()]:
             raise problem("--text", f"number {empty[0]} is empty", "give a text")
-        given = Texts(list(texts), None, np.full(len(texts), "", dtype=object), np.arange(1, len(texts) + 1))
-        return TextSamples(self._tokens(given), None, [f"text {row}" for row in given.rows], given)
+        given = Texts(list(texts), None, np.zeros(len(texts), np.int32), [""], np.arange(1, len(texts) + 1))
+        return TextSamples(*self._tokens(given), None, RowNames(given.rows, "text"), given)
 
     def described(self, samples: TextSamples, index: int) -> dict[str, Any]:
         if samples.texts is None:
@@ -248,10 +289,6 @@ class TextClassificationWorkload(Classifier):
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         save_description(model, folder)
         self._tokenizer.save_pretrained(folder)
-
-
-def _joined(texts: Texts) -> Iterable[Any]:
-    return texts.first if texts.second is None else zip(texts.first, texts.second, strict=True)
 
 
 def _positions(model: nn.Module) -> int | None:

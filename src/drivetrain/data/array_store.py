@@ -1,0 +1,189 @@
+"""Arrays on disk, written once and then mapped: what ranks, workers and later runs of one machine share.
+
+A store is a folder of raw arrays with a contents.json, which is written last: a folder without one is unfinished. The
+first process that wants a store builds it under a lock, the others wait for it outside of any collective, so that hours
+of work run into no process group's timeout. What a killed builder finished lies in its folder for the next.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock, Timeout
+
+from drivetrain.errors import problem
+
+CONTENTS = "contents.json"
+SAMPLED, SAMPLE_BYTES = 64, 1 << 16  # a file up to their product is read whole
+FIELD = "workload.data.cache"
+
+
+class Store:
+    """A finished store. facts: JSON-able, as the builder gave them."""
+
+    def __init__(self, folder: Path, contents: Mapping[str, Any]) -> None:
+        self.folder, self.facts = folder, contents["facts"]
+        self._dtypes: Mapping[str, str] = contents["dtypes"]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._dtypes
+
+    def array(self, name: str) -> np.ndarray:
+        """Mapped from its file, read-only: its pages are in memory once a machine, and only while there is room."""
+        file, dtype = self.folder / name, np.dtype(self._dtypes[name])
+        return np.memmap(file, dtype, mode="r") if file.stat().st_size else np.zeros(0, dtype)
+
+
+class Writer:
+    """Appends to the arrays of a store that is being built."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._dtypes: dict[str, str] = {}
+        self._files: dict[str, Any] = {}
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def append(self, name: str, values: np.ndarray) -> None:
+        if name not in self._files:
+            self._dtypes[name] = values.dtype.str
+            self._files[name] = (self._folder / name).open("wb")
+        assert values.dtype.str == self._dtypes[name]
+        self._files[name].write(values.tobytes())
+
+    def finish(self, facts: Mapping[str, Any]) -> None:
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        samples = {name: sampled_digest(self._folder / name) for name in self._files}
+        aside = self._folder / f"{CONTENTS}.partial"
+        aside.write_text(json.dumps({"facts": facts, "dtypes": self._dtypes, "samples": samples}), encoding="utf-8")
+        aside.replace(self._folder / CONTENTS)
+
+
+def stored(root: Path, key: str, build: Callable[[Path], None]) -> tuple[Store, str | None]:
+    """The store of that key, built if it is not there or damaged. Returns a warning too if the cache cannot be used.
+
+    build: fills a folder by a `Writer`, and may find there what an earlier call left that was killed. UserError where
+    the disk does not take it.
+    """
+    place = root / key
+    found, damage = _opened(place)
+    if found is not None:
+        return found, None
+    lock = _lock(root, key)
+    if isinstance(lock, OSError):
+        place = Path(tempfile.mkdtemp(prefix="drivetrain-"))
+        atexit.register(shutil.rmtree, place, ignore_errors=True)
+        damage = f"tokens could not be cached in {root} ({lock.strerror}); they are made again next time"
+        return _built(place, build), damage
+    try:
+        found, damage = _opened(place)
+        if found is None:
+            if damage:
+                shutil.rmtree(place)
+            found = _built(place, build)
+        return found, damage
+    finally:
+        lock.release()
+
+
+def sampled_digest(file: Path) -> str:
+    """Digest of a file's size and of blocks spread evenly over it, its beginning and end among them."""
+    size = file.stat().st_size
+    digest = blake2b(size.to_bytes(8, "little"), digest_size=20)
+    last = max(0, size - SAMPLE_BYTES)
+    whole = size <= SAMPLED * SAMPLE_BYTES
+    with file.open("rb") as opened:
+        if whole:
+            digest.update(opened.read())
+        for number in range(0 if whole else SAMPLED):
+            opened.seek(last * number // (SAMPLED - 1))
+            digest.update(opened.read(SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def default_root() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if home else Path("~/.cache").expanduser()) / "drivetrain" / "tokenised"
+
+
+def check_room(folder: Path, wanted: int, what: str) -> None:
+    """UserError before hours of work end at a full disk. wanted: bytes."""
+    free = shutil.disk_usage(folder).free
+    if wanted > free:
+        why = f"{what} takes about {wanted / 2**30:.1f} GiB, and {folder} has {free / 2**30:.1f} GiB free"
+        raise problem(FIELD, why, "make room, or give a folder on another disk")
+
+
+@contextmanager
+def replaced_when_whole(file: Path) -> Iterator[Path]:
+    aside = file.with_name(f"{file.name}.{os.getpid()}.partial")
+    try:
+        yield aside
+        aside.replace(file)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _lock(root: Path, key: str) -> FileLock | OSError:
+    """The kernel releases the lock of a process that ends, however it does."""
+    lock = FileLock(root / f"{key}.lock")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=1)
+        except Timeout:
+            print(f"another process prepares the same data in {root}; waiting for it", flush=True)
+            lock.acquire(poll_interval=0.2)
+    except (OSError, NotImplementedError) as error:
+        return error if isinstance(error, OSError) else OSError(0, "no file can be locked there")
+    return lock
+
+
+def _built(place: Path, build: Callable[[Path], None]) -> Store:
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        build(place)
+    except OSError as error:
+        if error.filename is not None and not Path(str(error.filename)).is_relative_to(place):
+            raise
+        fix = "make room, or give a folder on another disk"
+        raise problem(FIELD, f"{place} cannot be written: {error.strerror or error}", fix) from error
+    found, damage = _opened(place)
+    assert found is not None, damage
+    return found
+
+
+def _opened(place: Path) -> tuple[Store | None, str | None]:
+    """(store, None), or (None, None) if it is not finished, or (None, what is wrong with it)."""
+    try:
+        contents = json.loads((place / CONTENTS).read_text(encoding="utf-8"))
+        for name, digest in contents["samples"].items():
+            if sampled_digest(place / name) != digest:
+                raise ValueError(f"{name} is not what was written")
+        store = Store(place, contents)
+    except FileNotFoundError as error:
+        if str(error.filename) == str(place / CONTENTS):
+            return None, None
+        return None, f"the token cache {place} was damaged ({Path(error.filename).name} is gone) and is made again"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return None, f"the token cache {place} was damaged ({type(error).__name__}) and is made again"
+    with suppress(OSError):
+        os.utime(place / CONTENTS)  # when it was used last
+    return store, None

@@ -1,0 +1,74 @@
+"""Records of CSV and TSV texts, one after the other: the strict dialect in which nothing is lost without an error."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from typing import TextIO
+
+SHOWN = 5  # lines that are wrong
+
+Record = tuple[int, list[str]]  # number of its last line in the file, and its fields
+
+
+def checked_records(found: Iterator[Record], width: int) -> Iterator[list[str]]:
+    """The fields of each record. At their end, ValueError names the lines of those that are not so wide."""
+    wrong: list[str] = []
+    count, widest = 0, 0
+    for line, fields in found:
+        if len(fields) > width and not any(fields[width:]):  # separators at the end of the line
+            del fields[width:]
+        if len(fields) != width:
+            count, widest = count + 1, max(widest, len(fields))
+            if len(wrong) < SHOWN:
+                wrong.append(f"line {line} has {len(fields)} columns")
+        elif not count:  # all are counted to the end, for the message; none is used
+            yield fields
+    if count:
+        more = f", and {count - SHOWN} more lines are wrong" if count > SHOWN else ""
+        hint = ": quote a text that holds the separator" if widest > width else ""
+        raise ValueError(f"{', '.join(wrong)} where the first has {width}{more}{hint}")
+
+
+def records(text: TextIO, separator: str, longest_field: int) -> Iterator[Record]:
+    """text: opened with newline="". longest_field: in characters, at most. ValueError names a wrong quote's line."""
+    before = csv.field_size_limit(max(longest_field, 131_072))  # the module's own bound is 128 KiB a field
+    reader = csv.reader(text, delimiter=separator, strict=True)
+    try:
+        for fields in reader:
+            if fields:
+                yield reader.line_num, fields
+    except csv.Error as error:
+        raise ValueError(f"line {reader.line_num}: {error} (a quote that is not doubled or not closed?)") from None
+    finally:
+        csv.field_size_limit(before)
+        text.close()
+
+
+def lines_are_records(text: TextIO) -> bool:
+    """Whether each line of a TSV is one record, as in files whose quotes mean nothing: all are equally wide then.
+    text: opened with newline=None."""
+    width = None
+    with text:
+        for line in text:
+            if line.strip("\r\n"):
+                count = line.rstrip("\r\n").count("\t")
+                if width is not None and count != width:
+                    return False
+                width = count
+    return width is not None
+
+
+def unquoted_records(text: TextIO) -> Iterator[Record]:
+    """The records of a TSV for which `lines_are_records`. text: opened with newline=None."""
+    with text:
+        for number, line in enumerate(text, start=1):
+            if line.strip("\r\n"):
+                yield number, [_without_quotes(field) for field in line.rstrip("\r\n").split("\t")]
+
+
+def _without_quotes(field: str) -> str:
+    """What a writer of quoted fields meant; a field that merely holds quotes stays as it is."""
+    inner = field[1:-1]
+    quoted = len(field) > 1 and field[0] == field[-1] == '"' and '"' not in inner.replace('""', "")
+    return inner.replace('""', '"') if quoted else field

@@ -1,0 +1,60 @@
+"""What a data file holds, known without reading it again: a digest that is kept by size, time and sampled blocks.
+
+An edit is found by the time of the file's last change, which every writer moves, or by the sampled blocks. One that
+keeps the length, lies between the samples of a file over 4 MiB, and sets the time back is not found.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+
+from drivetrain.data.array_store import replaced_when_whole, sampled_digest
+from drivetrain.errors import problem
+
+AT_ONCE = 1 << 22
+
+
+class SourceFile:
+    """A file as it was when it was opened here."""
+
+    def __init__(self, file: Path, field: str) -> None:
+        self.file, self._field, self._state = file, field, _state(file)
+
+    def digest(self, root: Path) -> str:
+        """Of all its bytes; those of a file that is known under `root` are not read again."""
+        name = blake2b(json.dumps([*self._state, sampled_digest(self.file)]).encode(), digest_size=20).hexdigest()
+        known = root / f"source-{name}.json"
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return str(json.loads(known.read_text(encoding="utf-8"))["digest"])
+        found = whole_digest(self.file)
+        self.check_unchanged()
+        with suppress(OSError):  # the store's own warning names the folder
+            root.mkdir(parents=True, exist_ok=True)
+            with replaced_when_whole(known) as aside:
+                aside.write_text(json.dumps({"path": self._state[0], "digest": found}), encoding="utf-8")
+        return found
+
+    def check_unchanged(self) -> None:
+        """UserError if the file was written to, replaced or removed since."""
+        try:
+            same = _state(self.file) == self._state
+        except OSError:
+            raise problem(self._field, f"{self.file} vanished while it was read", "put it back") from None
+        if not same:
+            raise problem(self._field, f"{self.file} changed while it was read", "start again when it is written")
+
+
+def whole_digest(file: Path) -> str:
+    digest = blake2b(digest_size=20)
+    with file.open("rb") as opened:
+        while part := opened.read(AT_ONCE):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def _state(file: Path) -> tuple[str, int, int]:
+    found = file.stat()
+    return str(file.resolve()), found.st_size, found.st_mtime_ns

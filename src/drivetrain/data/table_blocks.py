@@ -1,0 +1,155 @@
+"""Tables read a block of rows at a time: CSV, TSV, JSON Lines and parquet files of any size in flat memory.
+
+A block is a list of columns, each a list of plain values: strings of CSV and TSV, whatever JSON and parquet hold. The
+rows, their order and the errors are those of `tables.read_table`, which reads a whole file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from drivetrain.data.csv_records import Record, checked_records, lines_are_records, records, unquoted_records
+from drivetrain.data.tables import json_lines, not_utf8
+from drivetrain.errors import UserError, problem
+
+ROWS = 2048  # a block has at most so many
+IN_BLOCKS = (".csv", ".tsv", ".jsonl", ".parquet")
+
+Block = list[list[Any]]
+
+
+class Table(Protocol):
+    """A file's columns. names: as the file has them, or positions from 0 where it names none."""
+
+    names: list[Any]
+
+    def blocks(self, places: Sequence[int]) -> Iterator[Block]:
+        """The columns at these positions, some rows at a time, in the file's order."""
+        ...
+
+
+def open_table(file: Path, header: bool, wanted: Sequence[str | int]) -> Table:
+    """wanted: the columns that will be asked for. Raises what the file's parser does, of which `refusal_of` makes a
+    UserError."""
+    match file.suffix.lower():
+        case ".parquet":
+            return _Parquet(file)
+        case ".jsonl":
+            return _JsonLines(file, wanted)
+    return _Separated(file, header)
+
+
+def refusal_of(file: Path, error: Exception, path: str, field: str) -> UserError:
+    """The error for a file whose reading failed. A wrong encoding is named first, since it is what broke the rest."""
+    if isinstance(error, UserError):
+        return error
+    if file.suffix.lower() != ".parquet" and (undecoded := _first_bad_line(file)):
+        line, cause = undecoded
+        return not_utf8(cause, path, field, line)
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return problem(field, f"{path} cannot be read: {reason}", "correct the file")
+
+
+def _first_bad_line(file: Path) -> tuple[int, UnicodeDecodeError] | None:
+    """The line that is not UTF-8, and the error of the file's beginning, by which its encoding is guessed."""
+    with file.open("rb") as opened:
+        for number, line in enumerate(opened, start=1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                opened.seek(0)
+                start = opened.read(100_000)
+                return number, UnicodeDecodeError("utf-8", start or line, 0, 1, error.reason)
+    return None
+
+
+def _in_blocks(rows: Iterator[Sequence[Any]], places: Sequence[int]) -> Iterator[Block]:
+    held: Block = [[] for _ in places]
+    for row in rows:
+        for values, place in zip(held, places, strict=True):
+            values.append(row[place])
+        if len(held[0]) == ROWS:
+            yield held
+            held = [[] for _ in places]
+    if held[0]:
+        yield held
+
+
+class _Separated:
+    """CSV and TSV. The first record says how wide all are."""
+
+    def __init__(self, file: Path, header: bool) -> None:
+        self._file, self._header = file, header
+        self._plain = file.suffix.lower() == ".tsv" and lines_are_records(self._text(None))
+        first = next(self._records(), None)
+        if first is None:
+            raise ValueError("it holds blank lines only")
+        self.names: list[Any] = first[1] if header else list(range(len(first[1])))
+
+    def blocks(self, places: Sequence[int]) -> Iterator[Block]:
+        rows = checked_records(self._records(), len(self.names))
+        if self._header:
+            next(rows)
+        return _in_blocks(rows, places)
+
+    def _text(self, newline: str | None) -> TextIO:
+        return self._file.open(encoding="utf-8-sig", newline=newline)
+
+    def _records(self) -> Iterator[Record]:
+        if self._plain:
+            return unquoted_records(self._text(None))
+        separator = "\t" if self._file.suffix.lower() == ".tsv" else ","
+        return records(self._text(""), separator, self._file.stat().st_size)
+
+
+class _JsonLines:
+    """An object a line. A row that lacks a column has None there."""
+
+    def __init__(self, file: Path, wanted: Sequence[str | int]) -> None:
+        """Names are looked for until all that are wanted were seen: for a position, to the end."""
+        self._file = file
+        seen: dict[str, None] = {}
+        with closing(self._rows()) as rows:
+            for row in rows:
+                seen |= dict.fromkeys(row)
+                if all(name in seen for name in wanted):
+                    break
+        self.names: list[Any] = list(seen)
+
+    def blocks(self, places: Sequence[int]) -> Iterator[Block]:
+        names = [self.names[place] for place in places]
+        return _in_blocks(([row.get(name) for name in names] for row in self._rows()), range(len(names)))
+
+    def _rows(self) -> Generator[dict[str, Any]]:
+        with self._file.open(encoding="utf-8-sig", newline=None) as opened:
+            yield from json_lines(opened)
+
+
+class _Parquet:
+    """By record batches. An index that pandas kept beside the columns is none of them."""
+
+    def __init__(self, file: Path) -> None:
+        import pyarrow.parquet as pq
+
+        self._file = file
+        with pq.ParquetFile(file) as opened:
+            schema = opened.schema_arrow
+        index = (schema.pandas_metadata or {}).get("index_columns", [])
+        self.names: list[Any] = [name for name in schema.names if name not in [i for i in index if isinstance(i, str)]]
+
+    def blocks(self, places: Sequence[int]) -> Iterator[Block]:
+        import pyarrow.parquet as pq
+
+        names = [self.names[place] for place in places]
+        with pq.ParquetFile(self._file) as opened:
+            for batch in opened.iter_batches(batch_size=ROWS, columns=list(dict.fromkeys(names))):
+                yield [_plain(batch.column(name)) for name in names]
+
+
+def _plain(column: Any) -> list[Any]:
+    """As pandas gives them, whose texts of dates and decimals these are."""
+    values: list[Any] = column.to_pandas().astype(object).tolist()
+    return values
