@@ -11,6 +11,7 @@ import atexit
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -149,7 +150,7 @@ def _lock(root: Path, key: str) -> FileLock | OSError:
         try:
             lock.acquire(timeout=1)
         except Timeout:
-            print(f"another process prepares the same data in {root}; waiting for it", flush=True)
+            print(f"another process prepares the same data in {root}; waiting for it", file=sys.stderr, flush=True)
             lock.acquire(poll_interval=0.2)
     except (OSError, NotImplementedError) as error:
         return error if isinstance(error, OSError) else OSError(0, "no file can be locked there")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -18,6 +19,7 @@ from drivetrain.data.tables import place_of, refuse_nested
 from drivetrain.errors import Problem, UserError, problem
 
 FORMAT = 1
+SAID_FROM = 50_000_000  # bytes that take a second or more
 
 
 class MappedTexts(Sequence[str]):
@@ -107,6 +109,8 @@ def _build(
 ) -> None:
     file = source.file
     check_room(folder, 2 * file.stat().st_size, f"reading {path}")
+    if (size := file.stat().st_size) >= SAID_FROM:
+        print(f"reading {path} ({size / 1e6:,.0f} MB), which the next start need not", file=sys.stderr, flush=True)
     try:
         table = open_table(file, header, list(columns.values()))
     except Exception as error:  # pyarrow raises many kinds

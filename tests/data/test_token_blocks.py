@@ -1,0 +1,147 @@
+"""Tokens of texts on disk: those that the tokenizer gives of each text, whatever blocks, processes and kills."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from drivetrain.data import token_blocks
+from drivetrain.data.text_rows import TextRows, open_text_rows
+from drivetrain.data.token_blocks import stored_tokens
+from drivetrain.data.tokenised import Tokens, tokenise_block
+
+WORDS = [f"word{number} good hôtel, it's 房间 {number * 7919}!" for number in range(300)]
+
+
+def made(kind: str) -> PreTrainedTokenizerFast:
+    """A small tokenizer of the kind that a model family has."""
+    special: dict[str, Any] = {"special_tokens": ["<unk>", "<pad>"], "vocab_size": 400, "show_progress": False}
+    if kind == "bert":
+        tokenizer, trainer = Tokenizer(models.WordPiece(unk_token="<unk>")), trainers.WordPieceTrainer(**special)
+        tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    elif kind == "sentencepiece unigram":
+        tokenizer, trainer = Tokenizer(models.Unigram()), trainers.UnigramTrainer(unk_token="<unk>", **special)
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    elif kind == "llama":  # merges run over the whole text: there are no words
+        tokenizer, trainer = Tokenizer(models.BPE(unk_token="<unk>")), trainers.BpeTrainer(**special)
+        replaced = normalizers.Replace(" ", "▁")
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replaced])
+    else:
+        tokenizer, trainer = Tokenizer(models.BPE()), trainers.BpeTrainer(**special)
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=kind == "gpt2")
+        tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(WORDS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", pad_token="<pad>")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return made("bert")
+
+
+LONG = {
+    "words": " ".join(WORDS * 30),
+    "one letter": "a" * 60_000,
+    "spaces": " " * 60_000 + "end",
+    "no spaces": "房间good" * 10_000,
+    "marks that join": "e\u0301" * 30_000,
+}
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen", "llama", "bert", "sentencepiece unigram"])
+@pytest.mark.parametrize("text", LONG.values(), ids=LONG)
+def test_a_text_far_over_the_length_has_the_tokens_of_the_whole(kind: str, text: str) -> None:
+    tokenizer = made(kind)
+    found = tokenise_block(tokenizer, [text, "good"], None, 32)
+    whole = tokenizer([text, "good"], truncation=True, max_length=32)["input_ids"]
+    assert [part.tolist() for part in np.split(found.ids, found.offsets[1:-1])] == whole
+    assert found.cut.tolist() == [len(tokenizer(text)["input_ids"]) > 32, False]
+
+
+def test_a_very_long_text_is_cut_before_it_is_tokenised(tokenizer: Any) -> None:
+    lengths = []
+
+    class Counting(PreTrainedTokenizerFast):
+        def __call__(self, text: Any, *rest: Any, **options: Any) -> Any:
+            lengths.append(len(text) if isinstance(text, str) else max(map(len, text)))
+            return super().__call__(text, *rest, **options)
+
+    counting = Counting(tokenizer_object=tokenizer.backend_tokenizer, unk_token="<unk>", pad_token="<pad>")
+    tokenise_block(counting, [" ".join(WORDS * 200)], None, 32)
+    assert max(lengths) < 10_000
+
+
+def written(folder: Path, count: int) -> TextRows:
+    path = folder / "a.csv"
+    path.write_text("text\n" + "".join(f'"{WORDS[n % 300]} {n}"\n' for n in range(count)), encoding="utf-8")
+    return open_text_rows(path, str(path), "F", True, {"text_column": "text"}, folder / "cache")[0]
+
+
+def parts(tokens: Tokens) -> list[list[int]]:
+    return [part.tolist() for part in np.split(tokens.ids, tokens.offsets[1:-1])]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("indices", [None, np.array([3, 50, 51, 199])], ids=["all", "some"])
+def test_blocks_and_processes_give_what_one_call_of_the_tokenizer_gives(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int, indices: np.ndarray | None
+) -> None:
+    rows = written(tmp_path, 200)
+    monkeypatch.setattr(token_blocks, "BLOCK_TEXTS", 3)
+    monkeypatch.setattr(token_blocks, "PROCESS_BYTES", 1 if processes > 1 else 1 << 40)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processes)))
+    tokens, warning = stored_tokens(tokenizer, rows, indices, 16, tmp_path / "cache")
+    texts = list(rows.first if indices is None else rows.first.taken(indices))
+    assert parts(tokens) == tokenizer(texts, truncation=True, max_length=16)["input_ids"]
+    assert warning is None
+
+
+KILLED = """
+import pickle, sys, time
+from pathlib import Path
+from drivetrain.data import token_blocks
+original = token_blocks._tokenise_block
+def slow(work, number):
+    original(work, number)
+    time.sleep(0.05)
+token_blocks._tokenise_block, token_blocks.BLOCK_TEXTS = slow, 3
+rows, tokenizer = pickle.load(open(sys.argv[1] + "/given", "rb"))
+token_blocks.stored_tokens(tokenizer, rows, None, 16, Path(sys.argv[1]) / "cache")
+"""
+
+
+def test_a_killed_builder_is_gone_on_from_and_the_arrays_are_the_same(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = written(tmp_path, 200)
+    (tmp_path / "given").write_bytes(pickle.dumps((rows, tokenizer)))
+    blocks = "tokens-*/block-*.npz"
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)]) as builder:
+        deadline = time.monotonic() + 60
+        while len(list((tmp_path / "cache").glob(blocks))) < 5 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        builder.kill()
+    finished = len(list((tmp_path / "cache").glob(blocks)))
+    assert 5 <= finished < 67
+    original, again = token_blocks._tokenise_block, []
+
+    def counted(work: Any, number: int) -> None:
+        again.append(number)
+        original(work, number)
+
+    monkeypatch.setattr(token_blocks, "_tokenise_block", counted)
+    monkeypatch.setattr(token_blocks, "BLOCK_TEXTS", 3)
+    tokens, _ = stored_tokens(tokenizer, rows, None, 16, tmp_path / "cache")
+    assert len(again) == 67 - finished
+    assert parts(tokens) == tokenizer(list(rows.first), truncation=True, max_length=16)["input_ids"]
+    assert not list((tmp_path / "cache").glob(blocks))
