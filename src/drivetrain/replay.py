@@ -31,7 +31,7 @@ from drivetrain.folder import RunFolder
 from drivetrain.hardware import detect
 from drivetrain.inspection import Inspection, inspected
 from drivetrain.launch.group import group_of_one
-from drivetrain.launch.variables import of_the_engine, variables
+from drivetrain.launch.variables import of_the_run, variables
 from drivetrain.loop import Progress, Surroundings, train
 from drivetrain.low_bit import hush
 from drivetrain.measure.meters import Meters
@@ -86,7 +86,7 @@ def replay(path: Path, step: int, say: Say, trust: bool = False) -> Replay:
     refuse_named_code(first.model_copy(update={"tracking": untracked}), path, trust)
     run = on_one_process(first).model_copy(update={"output": path})
     with (
-        variables(of_the_engine(run, machine.device)),
+        variables(of_the_run(run, machine.device)),
         group_of_one(traits(run.engine).spreads),
         arithmetic(run.precision_spec, machine),
     ):

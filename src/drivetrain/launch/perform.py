@@ -16,7 +16,7 @@ from drivetrain.inference import timing, verbs
 from drivetrain.inference.rows import write_predictions
 from drivetrain.launch.group import group_of_one
 from drivetrain.launch.task import Result, Task
-from drivetrain.launch.variables import of_the_engine, variables
+from drivetrain.launch.variables import of_the_run, variables
 from drivetrain.low_bit import hush
 from drivetrain.memory.allocator import grow_segments
 from drivetrain.memory.limit import limited
@@ -31,7 +31,7 @@ def perform(task: Task, attempt: Attempt | None = None, heart: Heart | None = No
     device = detect(task.run.device).device
     if device == "cuda" and task.run.allocator != "system":
         grow_segments()
-    with variables(of_the_engine(task.run, device)), group_of_one(traits(task.run.engine).spreads):
+    with variables(of_the_run(task.run, device)), group_of_one(traits(task.run.engine).spreads):
         if task.verb == "fit":
             return _fit(task, attempt)
         with limited(task.run.memory_limit_bytes, device):

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from drivetrain.config.engine import driving
+from drivetrain.config.language import LanguageModel
 from drivetrain.config.run import RunConfig
+from drivetrain.config.workload import TextClassification
 from drivetrain.hardware import usable_cores
 
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
@@ -15,14 +17,25 @@ ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": 
 # torch's flight recorder remembers so many collectives: its default by now, and none in some backends
 RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000"}
 
+# How many kernels oneDNN keeps, and PyTorch in front of it: 1,024 each by default, one for every shape that was met.
+# Batches of texts have ever other lengths, so that most are never used again, yet they come to more than half of what
+# a small model holds (docs/speed.md). A Transformer takes some twenty kernels at one length, all its blocks together.
+KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 
-def of_the_engine(run: RunConfig, device: str) -> dict[str, str]:
-    """What DeepSpeed, Accelerate and Transformers read from the environment alone. device: "cpu" or "cuda"."""
+
+def of_the_run(run: RunConfig, device: str) -> dict[str, str]:
+    """What DeepSpeed, Accelerate, Transformers and oneDNN read from the environment alone. device: "cpu" or "cuda"."""
     wanted = {"DISABLE_SAFETENSORS_CONVERSION": "1"}  # Transformers would ask the hub to convert pickled weights
     if driving(run.engine).name == "deepspeed" and device == "cpu":
         wanted["DS_ACCELERATOR"] = "cpu"
     if run.engine.name == "accelerate":  # it would set the number of threads itself, and warn
         wanted["OMP_NUM_THREADS"] = str(usable_cores())
+    if (
+        device == "cpu"
+        and isinstance(run.workload, TextClassification | LanguageModel)
+        and not KERNELS.keys() & os.environ
+    ):
+        wanted |= KERNELS
     return wanted
 
 
