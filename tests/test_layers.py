@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 import drivetrain
+from drivetrain.config.engines import KINDS
 
 SOURCE = Path(drivetrain.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -136,6 +138,35 @@ def test_the_loop_names_no_engine_no_precision_and_no_tracker() -> None:
     for name in ("single", "fsdp", "ddp", "bf16", "fp32", "fp16-mixed", "float16", "tensorboard"):
         assert f'"{name}"' not in text
     assert not {m for m in imported(SOURCE / "loop.py") if m.startswith("drivetrain.tracking.") and "events" not in m}
+
+
+def asks_for_a_kind(file: Path) -> list[str]:
+    """Where a file names the class of an engine's block, or compares an engine's name with a word."""
+    classes, found = {kind.__name__ for kind in KINDS.values()}, []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node).rpartition(".")[2] in classes:
+            found.append(ast.unparse(node))
+        elif isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            is_name = any(re.search(r"(engine|driver|driving)\.name$", ast.unparse(side)) for side in sides)
+            if is_name and any(isinstance(side, ast.Constant) for side in sides):
+                found.append(ast.unparse(node))
+    return found
+
+
+ANSWERING = ("config/engines/", "engines/")
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if not relative(f).startswith(ANSWERING)], ids=relative)
+def test_only_engines_ask_which_kind_of_engine_it_is(file: Path) -> None:
+    assert not asks_for_a_kind(file)
+
+
+def test_the_search_for_such_questions_finds_them(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("a = isinstance(run.engine, FsdpEngine)\nb = run.engine.name == 'single'\n")
+    (tmp_path / "b.py").write_text("a = run.engine.gives_pieces\nb = run.engine.name\n")
+    assert asks_for_a_kind(tmp_path / "a.py") == ["run.engine.name == 'single'", "FsdpEngine"]
+    assert asks_for_a_kind(tmp_path / "b.py") == []
 
 
 @pytest.mark.parametrize("file", FILES, ids=relative)

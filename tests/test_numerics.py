@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from drivetrain.cli import main
-from drivetrain.config.engine import EngineConfig, block_of
+from drivetrain.config.engines import EngineConfig, block_of
 from drivetrain.config.rules import check
 from drivetrain.config.run import RunConfig
 from drivetrain.config.training import Loader

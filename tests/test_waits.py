@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drivetrain.config.engine import DdpEngine, FsdpEngine
+from drivetrain.config.engines import DdpEngine, FsdpEngine
+from drivetrain.config.engines.mesh import MeshEngine
 from drivetrain.config.load import validate
-from drivetrain.config.mesh import MeshEngine
 from drivetrain.config.run import RunConfig
 from drivetrain.config.training import Loader
 from drivetrain.data.loader import Window, training_windows

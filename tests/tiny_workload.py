@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from drivetrain.config.engine import EngineConfig
-from drivetrain.config.engine import SingleEngine as Single
+from drivetrain.config.engines import EngineConfig
+from drivetrain.config.engines import SingleEngine as Single
 from drivetrain.config.machine import Machine
 from drivetrain.config.precision import PRECISIONS
 from drivetrain.config.training import Optimizer, Scaler

@@ -59,7 +59,7 @@ def _case(precision: str, engine: str, world: int, backend: str) -> Case:
 def compared(given: dict[str, Any], setting: Setting, folder: Path) -> dict[str, Any]:
     """Largest differences of the run from the plain loop, with what they may be at most."""
     from bench.gpu import workload
-    from drivetrain.config.engine import ENGINES
+    from drivetrain.config.engines import ENGINES
     from drivetrain.config.rules import precision_gap
     from drivetrain.emulation import fp32_products
     from drivetrain.hardware import detect
@@ -155,7 +155,7 @@ def trained(engine_name: str, precision: str, device: str) -> Any:
     from pydantic import TypeAdapter
 
     from bench.gpu.plain import CLIP, LR, MOMENTUM, Curve
-    from drivetrain.config.engine import EngineConfig
+    from drivetrain.config.engines import EngineConfig
     from drivetrain.config.precision import PRECISIONS as TABLE
     from drivetrain.config.training import Loader, Optimizer, Scaler
     from drivetrain.config.workload import UserModule

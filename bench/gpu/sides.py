@@ -79,7 +79,7 @@ def our_run(given: dict[str, Any], setting: Setting, folder: Path, data: Path) -
 
 def _engine_with_master() -> dict[str, Any]:
     """single where it keeps a second copy of the weights, else fsdp alone in its group."""
-    from drivetrain.config.engine import ENGINES
+    from drivetrain.config.engines import ENGINES
 
     if "bf16-master" not in ENGINES["single"].lacks:
         return {}

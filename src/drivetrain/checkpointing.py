@@ -16,7 +16,6 @@ from drivetrain.checkpoint.links import best_step, link
 from drivetrain.checkpoint.retention import best, prune
 from drivetrain.checkpoint.run_state import verify
 from drivetrain.checkpoint.saving import save
-from drivetrain.config.engine import label
 from drivetrain.config.run import RunConfig
 from drivetrain.engines.base import Engine, State
 from drivetrain.errors import RunError, problem
@@ -98,7 +97,7 @@ class RunCheckpoints:
         facts: dict[str, Any] = {
             "run": self._run.name,
             "precision": self._run.precision,
-            "engine": label(self._run.engine),
+            "engine": self._run.engine.label,
         }
         if progress.last_evaluation == progress.step:
             facts |= {"metric": progress.metrics[self._metric.name], "metric_name": self._metric.name}

@@ -15,7 +15,6 @@ from typing import Any, Literal
 import numpy as np
 
 from drivetrain.config import rules
-from drivetrain.config.engine import gives_pieces, label
 from drivetrain.config.language import LanguageModel
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
@@ -34,7 +33,6 @@ MICRO_BATCH_TOKENS = {"cpu": 120, "cuda": 4096}
 # Forward passes from which compiling is taken to pay: it takes about a minute, and saves a pass some hundredths of a
 # second at least
 LEAST_PASSES = 1000
-COMPILED = ("single", "ddp", "fsdp")  # engines
 
 
 def order_of(config: RunConfig, workload: Workload) -> GlobalOrder:
@@ -70,8 +68,8 @@ def _against(run: RunConfig, machine: Machine, workload: Workload) -> Iterator[s
     known = rules.check_anywhere(run)
     compiled = run.model_copy(update={"compile": True})
     yield from (problem.why for problem in rules.check_anywhere(compiled) if problem not in known)
-    if run.engine.name not in COMPILED:
-        yield f"engine={label(run.engine)} is not known to gain by it"
+    if not run.engine.traits.gains_by_compiling:
+        yield f"engine={run.engine.label} is not known to gain by it"
     if isinstance(run.workload, UserModule) or run.workload.model.trust_remote_code:
         yield "whether a model's own code can be compiled is not known"
     if run.quantised_base is not None or run.quantisation_aware is not None:
@@ -128,7 +126,7 @@ def keeps_freed_memory(run: RunConfig, machine: Machine) -> bool:
     sizes than what comes next. A rank of FSDP then holds more than one process does without it (docs/speed.md).
     """
     if run.allocator == "auto":
-        return machine.device != "cpu" or not gives_pieces(run.engine)
+        return machine.device != "cpu" or not run.engine.gives_pieces
     return run.allocator == "keep"
 
 

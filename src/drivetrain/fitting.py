@@ -15,7 +15,6 @@ import numpy as np
 
 from drivetrain.assemble import assemble
 from drivetrain.config.machine import Machine
-from drivetrain.config.mesh import MeshEngine
 from drivetrain.config.run import RunConfig
 from drivetrain.data.loader import MicroBatch
 from drivetrain.engines.base import Engine
@@ -98,8 +97,7 @@ class _Trial:
         return MicroBatch(self._workload.collate(self._samples[:wanted]))
 
     def _count(self, size: int) -> int:
-        stages = self._config.engine.pp if isinstance(self._config.engine, MeshEngine) else 1
-        return max(stages, 1 if size == self._largest else 2)
+        return max(self._config.engine.stages, 1 if size == self._largest else 2)
 
 
 def _keep(tried: Tried, folder: Path) -> None:

@@ -14,8 +14,7 @@ import psutil
 import torch
 
 from drivetrain.config.machine import Machine
-
-OPTIONAL = ("accelerate", "deepspeed")  # engines that are packages of their own
+from drivetrain.config.packages import OPTIONAL
 
 
 def detect(device: str = "auto") -> Machine:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from drivetrain.config.mesh import MeshEngine
 from drivetrain.config.run import RunConfig
 from drivetrain.whole_file import write_whole
 
@@ -57,6 +56,6 @@ def sizes(config: RunConfig) -> list[int]:
 
     A pipeline's stages need a piece each.
     """
-    pieces = config.engine.pp if isinstance(config.engine, MeshEngine) else 1
+    pieces = config.engine.stages
     share = math.ceil(config.global_batch / config.data_parallel_size)
     return sorted({math.ceil(share / count) for count in range(min(pieces, share), share + 1)})

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from drivetrain import low_bit, low_rank
 from drivetrain.config import training
+from drivetrain.config.packages import remedy
 from drivetrain.errors import problem
 from drivetrain.imports import import_object
 
@@ -37,7 +38,6 @@ OPTIMIZERS = {
     "adafactor": torch.optim.Adafactor,
 }
 FUSED = {"sgd", "adam", "adamw"}
-EXTRAS = {"torchao": "lowbit", "bitsandbytes": "bitsandbytes", "pytorch_optimizer": "lowrank"}
 
 
 def optimizer_factory(
@@ -103,7 +103,7 @@ def _imported(config: training.Optimizer) -> type[torch.optim.Optimizer]:
     package = path.replace(":", ".").partition(".")[0]
     if name != path and find_spec(package) is None:
         why = f"{name} is {package}'s, which is not installed"
-        raise problem("optimizer.name", why, f"pip install 'drivetrain[{EXTRAS[package]}]'")
+        raise problem("optimizer.name", why, remedy(package))
     low_rank.check_does_as_it_says(path)
     cls = import_object(path, "optimizer.name")
     if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):

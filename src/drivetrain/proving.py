@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from drivetrain.config.engine import SingleEngine, label
+from drivetrain.config.engines import SINGLE
 from drivetrain.config.run import RunConfig
 from drivetrain.launch.start import start
 from drivetrain.launch.task import Task
@@ -25,16 +25,14 @@ class Proof:
 
 def prove(run: RunConfig, steps: int, say: Callable[[str], None]) -> Proof:
     """The run's first steps on its engine, in one process, and in one process with another cut of the batch."""
-    single = run.model_copy(
-        update={"engine": SingleEngine(), "processes": None, "nodes": 1, "batch_size": run.global_batch}
-    )
+    single = run.model_copy(update={"engine": SINGLE, "processes": None, "nodes": 1, "batch_size": run.global_batch})
     single = single.model_copy(update={"batch_size_per_device": None})
     halves = single.model_copy(update={"micro_batch_size": max(1, (single.micro_batch + 1) // 2)})
     say(f"{steps} steps in one process")
     reference = _traced(single, steps, resume=False)
     say("the same with the batch cut in another way: what rounding does")
     rounding = _traced(halves, steps, resume=False, evaluates=False)
-    say(f"the same with engine={label(run.engine)} on {run.devices} devices, and a resume in the middle")
+    say(f"the same with engine={run.engine.label} on {run.devices} devices, and a resume in the middle")
     asked = _traced(run, steps, resume=True)
     return Proof(verdicts(run, asked, reference, rounding), remarks(reference))
 

@@ -19,7 +19,7 @@ from drivetrain.checkpoint.directory import steps
 from drivetrain.checkpoint.run_state import verify
 from drivetrain.checkpointing import RunCheckpoints
 from drivetrain.chosen import compiling, order_of, total_steps_of
-from drivetrain.config.engine import SingleEngine, traits
+from drivetrain.config.engines import SINGLE
 from drivetrain.config.load import load
 from drivetrain.config.machine import Machine
 from drivetrain.config.reduced import again
@@ -87,7 +87,7 @@ def replay(path: Path, step: int, say: Say, trust: bool = False) -> Replay:
     run = on_one_process(first).model_copy(update={"output": path})
     with (
         variables(of_the_run(run, machine.device)),
-        group_of_one(traits(run.engine).spreads),
+        group_of_one(run.engine.traits.spreads),
         arithmetic(run.precision_spec, machine),
     ):
         return _Replayer(first, run, machine, folder, say).replayed(step)
@@ -95,11 +95,10 @@ def replay(path: Path, step: int, say: Say, trust: bool = False) -> Replay:
 
 def on_one_process(run: RunConfig) -> RunConfig:
     """The same training in one process: the same batches, cut as before as far as one process can."""
-    single = run.engine if isinstance(run.engine, SingleEngine) else SingleEngine()
     batch = {"batch_size": run.global_batch, "batch_size_per_device": None}
     share = math.ceil(run.global_batch / run.data_parallel_size)
     cut = {"micro_batch_size": min(run.micro_batch, share)}
-    alone = {"engine": single, "processes": None, "nodes": 1}
+    alone = {"engine": SINGLE, "processes": None, "nodes": 1}
     plain = {"compile": False, "loader": run.loader.model_copy(update={"workers": 0})}
     return run.model_copy(update={**batch, **cut, **alone, **plain})
 

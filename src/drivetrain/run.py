@@ -16,7 +16,6 @@ from drivetrain.attempt import Attempt
 from drivetrain.checkpoint.directory import clean_partials
 from drivetrain.checkpointing import RunCheckpoints
 from drivetrain.chosen import chosen, collect_every, order_of, total_steps_of
-from drivetrain.config.engine import label
 from drivetrain.config.machine import Machine
 from drivetrain.config.reduced import again
 from drivetrain.config.run import RunConfig
@@ -273,7 +272,7 @@ def _generation(workload: Workload, engine: Engine, ranks: Ranks) -> Callable[[]
 def _started(parts: Parts, total_steps: int, progress: Progress) -> RunStarted:
     config, workload = parts.config, parts.workload
     engaged = {name: value for name, value in asdict(parts.engine.engaged()).items() if value is not False}
-    facts = {"precision": config.precision, "engine": label(config.engine), **engaged, **parts.chosen, **workload.facts}
+    facts = {"precision": config.precision, "engine": config.engine.label, **engaged, **parts.chosen, **workload.facts}
     return RunStarted(
         name=config.name,
         output=str(parts.folder.path),
@@ -309,7 +308,7 @@ def _report(
         status=status,
         precision=config.precision,
         emulated=is_emulated(config.precision_spec, machine),
-        engine=label(config.engine),
+        engine=config.engine.label,
         device=machine.device_name,
         engaged=asdict(parts.engine.engaged()),
         chosen=parts.chosen,

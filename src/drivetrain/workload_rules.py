@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 
-from drivetrain.config.engine import label
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError
 from drivetrain.workloads.base import BestMetric, Workload
@@ -47,12 +46,12 @@ def _batch(run: RunConfig, workload: Workload) -> Iterator[Problem]:
     if not workload.splits_batches and run.data_parallel_size > 1:
         yield Problem(
             "engine",
-            f"{label(run.engine)} spreads the batch over {run.data_parallel_size} devices, but this loss does not "
+            f"{run.engine.label} spreads the batch over {run.data_parallel_size} devices, but this loss does not "
             "decompose over samples",
             "give engine=single",
         )
     elif not workload.splits_batches and run.micro_batch_size is None and run.micro_batch < batch:
-        why = f"{label(run.engine)} cuts the batch into micro-batches, but this loss does not decompose over samples"
+        why = f"{run.engine.label} cuts the batch into micro-batches, but this loss does not decompose over samples"
         yield Problem("engine.pp", why, "leave pp out")
 
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from drivetrain.config.engine import EngineConfig, label
+from drivetrain.config.engines import EngineConfig
+from drivetrain.config.engines.mesh import MeshEngine
 from drivetrain.config.load import load
 from drivetrain.config.machine import Machine
-from drivetrain.config.mesh import MeshEngine, arithmetic
 from drivetrain.config.resolve import resolved
 from drivetrain.config.rules import check
 from drivetrain.config.run import RunConfig
@@ -46,7 +46,7 @@ def test_a_product_that_is_not_the_world_size_is_told_with_its_arithmetic() -> N
 @pytest.mark.parametrize(("pp", "dp", "cp", "tp"), list(itertools.product((1, 2, 3), repeat=4)))
 def test_only_the_product_itself_is_a_world(pp: int, dp: int, cp: int, tp: int) -> None:
     engine = MeshEngine(pp=pp, dp=dp, cp=cp, tp=tp)
-    right = [world for world in range(1, 90) if not list(arithmetic(engine, world, "engine"))]
+    right = [world for world in range(1, 90) if not list(engine.arithmetic(world, "engine"))]
     assert right == [pp * dp * cp * tp]
 
 
@@ -140,7 +140,7 @@ def test_a_pipeline_cuts_the_batch_where_the_user_has_not() -> None:
 
 
 def test_a_mesh_is_named_by_its_degrees() -> None:
-    assert label(run({"pp": 2, "tp": 4}).engine) == "mesh-pp2-tp4"
+    assert run({"pp": 2, "tp": 4}).engine.label == "mesh-pp2-tp4"
 
 
 @given(

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from drivetrain.config.engines.mesh import MeshEngine
 from drivetrain.config.load import validate
-from drivetrain.config.mesh import MeshEngine
 from drivetrain.config.restarts import restart_problems, shrunk
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import UserError

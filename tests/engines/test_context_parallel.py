@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoConfig
 
-from drivetrain.config.mesh import MeshEngine
+from drivetrain.config.engines.mesh import MeshEngine
 from drivetrain.engines.context_parallel import Ulysses
 from drivetrain.engines.places import Place
 from drivetrain.errors import UserError

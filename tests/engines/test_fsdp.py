@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from drivetrain.config.engine import FsdpEngine
+from drivetrain.config.engines import FsdpEngine
 from drivetrain.config.precision import PRECISIONS
 from drivetrain.engines import fsdp
 from drivetrain.engines.fsdp import CodesMayBeSharded, give_memory, shard, wrap_fsdp

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from drivetrain.config.mesh import MeshEngine
+from drivetrain.config.engines.mesh import MeshEngine
 from drivetrain.engines.spread import _plan
 from drivetrain.errors import UserError
 from drivetrain.workloads.base import Layout

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from drivetrain.config.engine import DdpEngine, FsdpEngine
+from drivetrain.config.engines import DdpEngine, FsdpEngine
 from drivetrain.config.precision import PRECISIONS
 from drivetrain.config.training import Optimizer
 from drivetrain.data.micro_batches import Slice

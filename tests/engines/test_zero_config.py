@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain.config.engine import DeepspeedEngine
+from drivetrain.config.engines import DeepspeedEngine
 from drivetrain.config.precision import PRECISIONS
 from drivetrain.engines.zero_config import zero_json
 

@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 
-from drivetrain.config.engine import DpEngine
+from drivetrain.config.engines import DpEngine
 from drivetrain.config.training import Loader
 from drivetrain.data.loader import MicroBatch
 from drivetrain.engines import replicas

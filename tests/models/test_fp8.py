@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from drivetrain.config.engine import DRIVER, SingleEngine
+from drivetrain.config.engines import DRIVER, SingleEngine
 from drivetrain.emulation import fp32_products
 from drivetrain.errors import UserError
 from drivetrain.low_bit import hush

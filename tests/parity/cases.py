@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from drivetrain.config.engine import EngineConfig
+from drivetrain.config.engines import EngineConfig
 from drivetrain.config.training import Loader, Optimizer
 from drivetrain.data.loader import training_windows
 from drivetrain.data.micro_batches import Slice

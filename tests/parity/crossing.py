@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from drivetrain.checkpoint.directory import load
 from drivetrain.checkpoint.saving import save
-from drivetrain.config.engine import EngineConfig
+from drivetrain.config.engines import EngineConfig
 from drivetrain.config.training import Loader, Optimizer, Schedule
 from drivetrain.data.loader import training_windows
 from drivetrain.data.micro_batches import Slice

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from transformers import ViTConfig, ViTForImageClassification
 
 from drivetrain.config.adapter import Adapter
-from drivetrain.config.engine import EngineConfig
+from drivetrain.config.engines import EngineConfig
 from drivetrain.config.quantised import QuantisedBase
 from drivetrain.config.training import Loader, Optimizer, Scaler
 from drivetrain.config.workload import LanguageModel, TextClassification

@@ -187,7 +187,7 @@ def overflowing(case: Case) -> list[tuple[bool, float | None]]:
 def engine_config(case: Case) -> Any:
     from pydantic import TypeAdapter
 
-    from drivetrain.config.engine import EngineConfig
+    from drivetrain.config.engines import EngineConfig
 
     return TypeAdapter(EngineConfig).validate_python({"name": case.engine, **case.options})
 

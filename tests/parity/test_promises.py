@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from drivetrain.config.engine import SHORT
+from drivetrain.config.engines import SHORT
 from tests.parity import promises
 from tests.parity.cases import CLIP, Case, Curve, plain, run_case
 from tests.ranks import RankPool

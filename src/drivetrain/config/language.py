@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from drivetrain.config.base import Frozen, MaybeEmpty, PathOrId, doc
+from drivetrain.config.workload_block import WorkloadBlock
 
 MOST_DROPPED = 0.05  # share of a data set's rows that "drop" leaves out; more is seldom meant
 BadRows = Literal["error", "drop"] | Annotated[float, Field(gt=0, le=1, strict=True)]
@@ -122,7 +123,7 @@ class Generation(Frozen):
     temperature: float = doc("0 takes the likeliest token; above, tokens are drawn, by the run's seed", 0.0, ge=0)
 
 
-class LanguageModel(Frozen):
+class LanguageModel(WorkloadBlock):
     type: Literal["language_model"] = doc("Task", "language_model")
     stage: Literal["pretrain", "sft"] = doc(
         "pretrain: the next token of texts; sft: the replies of conversations (supervised fine-tuning)", "pretrain"
@@ -130,3 +131,20 @@ class LanguageModel(Frozen):
     model: LanguageModelModel = doc("Model to train")
     data: LanguageData = doc("Texts or conversations")
     generate: Generation | None = doc("Let the model answer prompts at each evaluation; {} asks four", None)
+
+    @property
+    def has_conversations(self) -> bool:
+        """Whether samples are conversations, of which replies are learned."""
+        return self.stage == "sft"
+
+    @property
+    def is_packed(self) -> bool:
+        return self.has_conversations and self.data.packing
+
+    @property
+    def lengths_vary(self) -> bool:
+        return True
+
+    @property
+    def may_fuse_loss(self) -> bool:
+        return self.model.fused_loss is not False

@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from drivetrain.config.engine import ENGINES, SHORT, block_of
+from drivetrain.config.engines import ENGINES, SHORT, block_of
 from drivetrain.config.files import BrokenText, parsed_yaml, read_yaml
 from drivetrain.config.run import RunConfig
 from drivetrain.config.unknown import blocks_of, siblings, tag_of, unknown

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from drivetrain.config.engine import AccelerateEngine, DeepspeedEngine, FsdpEngine, driving, label, traits
 from drivetrain.config.engine_rules import foreign, is_default, is_read
 from drivetrain.config.language import LanguageModel
 from drivetrain.config.machine import Machine
-from drivetrain.config.mesh import MeshEngine
 from drivetrain.config.precision import Precision
-from drivetrain.config.resolve import needs_rows
 from drivetrain.config.run import RunConfig
 from drivetrain.config.training import Schedule
 from drivetrain.config.workload import UserModule
@@ -36,7 +32,7 @@ def _without_effect(run: RunConfig) -> Iterator[str]:
     checks = (
         (
             "processes",
-            run.engine.name == "single" and run.processes != 1,
+            run.processes != 1 and not run.engine.takes_processes,
             "engine=single runs in one; engine=ddp or fsdp spreads it",
         ),
         ("scaler", not run.precision_spec.scaled, "only fp16-mixed and fp16-master scale the loss"),
@@ -77,7 +73,7 @@ def _not_packed(run: RunConfig) -> bool:
     if not isinstance(run.workload, LanguageModel):
         return False
     data = run.workload.data
-    return run.workload.stage != "sft" or not data.packing or data.stream
+    return not run.workload.is_packed or data.stream
 
 
 def _whole_batch(run: RunConfig) -> bool:
@@ -86,39 +82,26 @@ def _whole_batch(run: RunConfig) -> bool:
 
 
 def _spread(run: RunConfig, machine: Machine) -> Iterator[str]:
-    engine, name = driving(run.engine), label(run.engine)
-    if name == "dp" and machine.device == "cpu":
-        yield "engine=dp on a CPU runs its replicas on threads (dp, CPU emulation): semantics, not speed"
-    if name != "single" and run.devices == 1:
+    engine, name = run.engine, run.engine.label
+    if engine.takes_processes and run.devices == 1:
         yield f"engine={name} has one device to spread over: give processes"
-    if traits(run.engine).spreads and machine.device == "cpu" and run.world_size > machine.cpu_cores * run.nodes:
+    if engine.traits.spreads and machine.device == "cpu" and run.world_size > machine.cpu_cores * run.nodes:
         yield f"{run.processes} processes share {machine.cpu_cores} cores: they wait for one another"
-    if machine.device == "cpu" and (run.offload_activations or _offloads(engine)):
+    if machine.device == "cpu" and (run.offload_activations or engine.offloads):
         yield "offloading saves nothing here: on a CPU run everything is in CPU memory already"
-    if isinstance(run.workload, LanguageModel) and run.workload.stage == "sft" and needs_rows(run):
+    if isinstance(run.workload, LanguageModel) and run.workload.has_conversations and engine.needs_rows(run.devices):
         yield f"batches are padded, not packed: engine={name} needs each sample in a row of its own; same result"
-    if isinstance(engine, MeshEngine) and engine.tp > 1 and _may_fuse(run):
+    if engine.splits_the_head and run.workload.may_fuse_loss:
         yield "workload.model.fused_loss has no effect: tp splits the head, and each rank has logits of its part alone"
-    if isinstance(run.engine, AccelerateEngine) and engine.name != "ddp" and machine.device == "cpu":
-        yield f"Accelerate has no {engine.name} between CPUs: it is told that they are GPUs; what it made is checked"
+    yield from engine.notices(run, machine)
 
 
 def _casts(run: RunConfig, machine: Machine) -> Iterator[str]:
-    if run.precision == "bf16-mixed" and machine.device == "cuda" and "bf16-master" not in traits(run.engine).lacks:
+    if run.precision == "bf16-mixed" and machine.device == "cuda" and "bf16-master" not in run.engine.traits.lacks:
         yield (
             "bf16-mixed casts fp32 weights in every forward pass; precision=bf16-master casts them once a step, and "
             "computes in bf16 also what autocast keeps in fp32 (docs/precision.md)"
         )
-
-
-def _may_fuse(run: RunConfig) -> bool:
-    return isinstance(run.workload, LanguageModel) and run.workload.model.fused_loss is not False
-
-
-def _offloads(engine: Any) -> bool:
-    if isinstance(engine, DeepspeedEngine):
-        return "cpu" in (engine.offload_optimizer, engine.offload_parameters)
-    return isinstance(engine, FsdpEngine) and engine.offload
 
 
 def _foreign(run: RunConfig) -> Iterator[str]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 from drivetrain.config.base import Frozen, doc
-from drivetrain.config.engine import DeepspeedEngine, driving
 from drivetrain.errors import Problem
 
 
@@ -29,13 +28,7 @@ class Numerics(Frozen):
         return self.skip == "spikes"
 
 
-def numerics_problems(numerics: Numerics, engine: Any) -> Iterator[Problem]:
-    own = driving(engine)
+def numerics_problems(numerics: Numerics) -> Iterator[Problem]:
     if numerics.skips_spikes and numerics.spike_factor is None:
         why = "spikes was given, but numerics.spike_factor=null says that there are none"
         yield Problem("numerics.skip", why, "give a factor, or numerics.skip=true")
-    if numerics.skips_spikes and isinstance(own, DeepspeedEngine) and own.stage > 0:
-        why = (
-            "DeepSpeed measures the norm and updates in one call: it leaves out what is not finite, and nobody else can"
-        )
-        yield Problem("numerics.skip", why, "give numerics.skip=true, or take engine=fsdp or ddp")

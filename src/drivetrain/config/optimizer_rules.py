@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from drivetrain.config.engine import DeepspeedEngine, FsdpEngine, driving, gives_pieces, label
 from drivetrain.config.machine import Machine
-from drivetrain.config.mesh import MeshEngine
+from drivetrain.config.precision import FP8_FROM
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem
 
@@ -15,31 +13,17 @@ from drivetrain.errors import Problem
 WHOLE_TENSORS = {
     *("adafactor", "adamini", "came", "galore", "galoreadamw", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap"),
 }
-FP8_FROM = (8, 9)  # compute capability: what compiles torchao's update has no fp8 below (its README)
 
 
 def optimizer_problems(run: RunConfig) -> Iterator[Problem]:
     """Whatever the machine."""
-    engine, optimizer = driving(run.engine), run.optimizer
+    engine, optimizer = run.engine, run.optimizer
     name = optimizer.name.replace(":", ".").rpartition(".")[2]
-    if gives_pieces(engine) and name.lower() in WHOLE_TENSORS:
-        why = f"{name} needs whole tensors, and engine={label(run.engine)} gives each rank pieces of them"
+    if engine.gives_pieces and name.lower() in WHOLE_TENSORS:
+        why = f"{name} needs whole tensors, and engine={engine.label} gives each rank pieces of them"
         yield Problem("optimizer.name", why, "take engine=ddp, or adamw")
     elif optimizer.low_bit:
-        yield from _low_bit(run, engine)
-
-
-def _low_bit(run: RunConfig, engine: Any) -> Iterator[Problem]:
-    name = run.optimizer.name
-    if isinstance(engine, MeshEngine):
-        why = f"{name} keeps its state in blocks, which are not joined over a mesh yet"
-        yield Problem("optimizer.name", why, "take adamw, or engine=fsdp")
-    elif isinstance(engine, DeepspeedEngine) and engine.stage > 0:
-        why = f"{name} keeps its state in blocks, and engine={label(run.engine)} updates flat pieces of many parameters"
-        yield Problem("optimizer.name", f"{why}: no checkpoint could name them", "take engine=fsdp or ddp, or adamw")
-    elif isinstance(engine, FsdpEngine) and "bitsandbytes" in run.optimizer.path:
-        why = f"{name} of bitsandbytes updates whole tensors, and engine={label(run.engine)} shards them"
-        yield Problem("optimizer.name", why, "give adamw8bit (torchao), or take engine=ddp")
+        yield from engine.low_bit_problems(optimizer.name, optimizer.path, engine.label)
 
 
 def optimizer_problems_here(run: RunConfig, machine: Machine) -> Iterator[Problem]:

@@ -17,6 +17,18 @@ PrecisionName = Literal[
 ]
 
 
+FP8_FROM = (8, 9)  # compute capability: below, GPUs have no products of 8-bit floats
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a precision asks of the device beyond arithmetic, which a CPU can always emulate."""
+
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    compute_capability: tuple[int, int] = (0, 0)
+    nvidia_only: bool = False  # of other makers' GPUs it is not known which generation has it
+
+
 @dataclass(frozen=True)
 class Precision:
     """dtypes by their torch names, so that the table can be read without torch."""
@@ -29,19 +41,24 @@ class Precision:
     cast: bool = False  # parameters are copied to `compute` for use; updates are made in their own dtype
     tf32: bool = False  # fp32 products may be rounded to tf32 on the way in
     fp8: bool = False  # products of linear layers take 8-bit floats
+    needs: Need = Need()
 
+
+_FP16, _BF16 = Need(compute_capability=(5, 3)), Need(compute_capability=(8, 0))
+_TF32 = Need(("cuda",), (8, 0), nvidia_only=True)
+_FP8 = Need(("cuda",), FP8_FROM, nvidia_only=True)
 
 PRECISIONS: dict[str, Precision] = {
     precision.name: precision
     for precision in (
         Precision("fp32", "float32", "float32", autocast=False, scaled=False),
-        Precision("tf32", "float32", "float32", autocast=False, scaled=False, tf32=True),
-        Precision("fp16", "float16", "float16", autocast=False, scaled=False),
-        Precision("bf16", "bfloat16", "bfloat16", autocast=False, scaled=False),
-        Precision("fp16-mixed", "float32", "float16", autocast=True, scaled=True),
-        Precision("bf16-mixed", "float32", "bfloat16", autocast=True, scaled=False),
-        Precision("fp8-mixed", "float32", "bfloat16", autocast=True, scaled=False, fp8=True),
-        Precision("fp16-master", "float32", "float16", autocast=False, scaled=True, cast=True),
-        Precision("bf16-master", "float32", "bfloat16", autocast=False, scaled=False, cast=True),
+        Precision("tf32", "float32", "float32", autocast=False, scaled=False, tf32=True, needs=_TF32),
+        Precision("fp16", "float16", "float16", autocast=False, scaled=False, needs=_FP16),
+        Precision("bf16", "bfloat16", "bfloat16", autocast=False, scaled=False, needs=_BF16),
+        Precision("fp16-mixed", "float32", "float16", autocast=True, scaled=True, needs=_FP16),
+        Precision("bf16-mixed", "float32", "bfloat16", autocast=True, scaled=False, needs=_BF16),
+        Precision("fp8-mixed", "float32", "bfloat16", autocast=True, scaled=False, fp8=True, needs=_FP8),
+        Precision("fp16-master", "float32", "float16", autocast=False, scaled=True, cast=True, needs=_FP16),
+        Precision("bf16-master", "float32", "bfloat16", autocast=False, scaled=False, cast=True, needs=_BF16),
     )
 }

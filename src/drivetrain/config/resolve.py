@@ -7,11 +7,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from drivetrain.config.engine import DpEngine
 from drivetrain.config.engine_rules import foreign, is_read
 from drivetrain.config.language import LanguageModel
 from drivetrain.config.machine import Machine
-from drivetrain.config.mesh import MeshEngine
 from drivetrain.config.run import RunConfig
 
 Block = TypeVar("Block", bound=BaseModel)
@@ -21,35 +19,19 @@ def resolved(run: RunConfig, machine: Machine) -> RunConfig:
     """What the run file leaves out: as a foreign configuration says; processes else one a GPU."""
     run = _with_processes(adopted(run), machine)
     data = run.workload.data if isinstance(run.workload, LanguageModel) else None
-    if data is None or not data.packing or not needs_rows(run):
+    if data is None or not data.packing or not run.engine.needs_rows(run.devices):
         return run
     padded = run.workload.model_copy(update={"data": data.model_copy(update={"packing": False})})
     return run.model_copy(update={"workload": padded})
 
 
-def needs_rows(run: RunConfig) -> bool:
-    """Whether each sample has to be a row of its own: dp deals rows to its replicas, cp cuts each of them."""
-    cuts = isinstance(run.engine, MeshEngine) and run.engine.cp > 1
-    return cuts or (isinstance(run.engine, DpEngine) and run.devices > 1)
-
-
 def _with_processes(run: RunConfig, machine: Machine) -> RunConfig:
-    if run.processes is not None or run.engine.name == "single":
+    if run.processes is not None or not run.engine.takes_processes:
         return run
     for _, found in foreign(run):
         if "processes" in found.settings:
             return run.model_copy(update={k: v for k, v in found.settings.items() if k in ("processes", "nodes")})
-    if isinstance(run.engine, MeshEngine):
-        return run.model_copy(update={"processes": _of_the_mesh(run, run.engine, machine)})
-    return run.model_copy(update={"processes": machine.device_count if machine.device == "cuda" else 1})
-
-
-def _of_the_mesh(run: RunConfig, engine: MeshEngine, machine: Machine) -> int:
-    """As many as the degrees ask for; all GPUs where dp was left out and they can be used."""
-    here = machine.device_count if machine.device == "cuda" else 1
-    if engine.dp is None and (here * run.nodes) % engine.beside_data == 0:
-        return here
-    return max(1, engine.least_world // run.nodes)
+    return run.model_copy(update={"processes": run.engine.default_processes(machine, run.nodes)})
 
 
 def adopted(run: RunConfig) -> RunConfig:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drivetrain.config.engine import FsdpEngine, driving, label
-from drivetrain.config.mesh import MeshEngine
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError, problem
 
@@ -17,9 +15,9 @@ def shrunk(run: RunConfig, world: int, local: int) -> RunConfig:
     """
     if world == run.world_size:
         return run
-    least = _smallest_world(run)
+    least = run.engine.smallest_world
     if world % least:
-        why = f"{world} of {run.world_size} ranks are left, but {label(run.engine)} needs a multiple of {least}"
+        why = f"{world} of {run.world_size} ranks are left, but {run.engine.label} needs a multiple of {least}"
         fix = f"the smallest world that works is {least}: go on with --resume once there are as many devices"
         raise problem("engine", why, fix)
     nodes = world // local if world % local == 0 else 1  # nodes with unequal numbers of ranks count as one
@@ -29,25 +27,9 @@ def shrunk(run: RunConfig, world: int, local: int) -> RunConfig:
         "min_nodes": None,
         "batch_size": run.global_batch,
         "batch_size_per_device": None,
-        "engine": _on_a_smaller_axis(run.engine, world),
+        "engine": run.engine.on(world),
     }
     return run.model_copy(update=changed)
-
-
-def _smallest_world(run: RunConfig) -> int:
-    """Ranks that hold one model between them."""
-    engine = driving(run.engine)
-    if isinstance(engine, MeshEngine):
-        return engine.beside_data
-    return engine.hybrid or 1 if isinstance(engine, FsdpEngine) else 1
-
-
-def _on_a_smaller_axis(engine: object, world: int) -> object:
-    if not isinstance(engine, MeshEngine):
-        return engine
-    data = world // engine.beside_data
-    shard = engine.shard and data * engine.cp > 1  # one rank has nobody to share with
-    return engine.model_copy(update={"dp": None if engine.dp is None else data, "shard": shard})
 
 
 def restart_problems(run: RunConfig) -> Iterator[Problem]:
@@ -61,4 +43,4 @@ def restart_problems(run: RunConfig) -> Iterator[Problem]:
     try:
         shrunk(run, run.min_nodes * processes, processes)
     except UserError as error:
-        yield Problem("min_nodes", error.problems[0].why, f"give min_nodes * processes >= {_smallest_world(run)}")
+        yield Problem("min_nodes", error.problems[0].why, f"give min_nodes * processes >= {run.engine.smallest_world}")

@@ -7,18 +7,15 @@ It looks at the run and a `Machine` value, so that it answers as well for a mach
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from drivetrain.config import mesh
 from drivetrain.config.adapter import adapter_problems
-from drivetrain.config.engine import traits
 from drivetrain.config.engine_rules import engine_problems, engine_problems_here
 from drivetrain.config.language import LanguageData, LanguageModel
 from drivetrain.config.machine import Machine
-from drivetrain.config.mesh import MeshEngine
 from drivetrain.config.numerics import numerics_problems
-from drivetrain.config.optimizer_rules import FP8_FROM
+from drivetrain.config.packages import package_problems
+from drivetrain.config.precision import PRECISIONS
 from drivetrain.config.quantisation_aware import quantisation_aware_problems
 from drivetrain.config.quantised import quantised_base_problems
 from drivetrain.config.resolve import resolved
@@ -30,7 +27,7 @@ from drivetrain.errors import Problem
 
 def check(run: RunConfig, machine: Machine) -> list[Problem]:
     """Every reason why this run cannot work on this machine."""
-    of_the_machine = (_device, _precision, _processes, engine_problems_here)
+    of_the_machine = (_device, _precision, _processes, engine_problems_here, package_problems)
     return check_anywhere(run) + [problem for rule in of_the_machine for problem in rule(run, machine)]
 
 
@@ -53,28 +50,6 @@ def judged(run: RunConfig, found: Sequence[Problem], machine: Machine) -> tuple[
 # --- what cannot work ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Need:
-    """What a precision asks of the device beyond arithmetic, which a CPU can always emulate."""
-
-    devices: tuple[str, ...]
-    compute_capability: tuple[int, int] = (0, 0)
-    nvidia_only: bool = False  # of other makers' GPUs it is not known which generation has it
-
-
-PRECISION_NEEDS: dict[str, Need] = {
-    "fp32": Need(("cpu", "cuda")),
-    "tf32": Need(("cuda",), (8, 0), nvidia_only=True),
-    "fp16": Need(("cpu", "cuda"), (5, 3)),
-    "bf16": Need(("cpu", "cuda"), (8, 0)),
-    "fp16-mixed": Need(("cpu", "cuda"), (5, 3)),
-    "bf16-mixed": Need(("cpu", "cuda"), (8, 0)),
-    "fp8-mixed": Need(("cuda",), FP8_FROM, nvidia_only=True),
-    "fp16-master": Need(("cpu", "cuda"), (5, 3)),
-    "bf16-master": Need(("cpu", "cuda"), (8, 0)),
-}
-
-
 def _device(run: RunConfig, machine: Machine) -> Iterator[Problem]:
     if run.device == "cuda" and machine.device != "cuda":
         yield Problem(
@@ -83,7 +58,7 @@ def _device(run: RunConfig, machine: Machine) -> Iterator[Problem]:
 
 
 def _precision(run: RunConfig, machine: Machine) -> Iterator[Problem]:
-    possible = [name for name in PRECISION_NEEDS if name not in traits(run.engine).lacks]
+    possible = [name for name in PRECISIONS if name not in run.engine.traits.lacks]
     works = ", ".join(name for name in possible if not list(precision_gap(name, machine)))
     for gap in precision_gap(run.precision, machine):
         yield Problem("precision", f"{run.precision} was given, but {gap}", f"works here: {works}")
@@ -91,7 +66,7 @@ def _precision(run: RunConfig, machine: Machine) -> Iterator[Problem]:
 
 def precision_gap(name: str, machine: Machine) -> Iterator[str]:
     """What the machine lacks for a precision."""
-    need = PRECISION_NEEDS[name]
+    need = PRECISIONS[name].needs
     if machine.device not in need.devices:
         yield f"it exists on {' and '.join(need.devices)} only and this is {machine.device_name}"
     elif machine.device == "cuda" and machine.compute_capability is None and need.nvidia_only:
@@ -122,7 +97,7 @@ def _processes(run: RunConfig, machine: Machine) -> Iterator[Problem]:
 
 
 def _length(run: RunConfig) -> Iterator[Problem]:
-    yield from numerics_problems(run.numerics, run.engine)
+    yield from numerics_problems(run.numerics)
     if (run.loop.epochs is None) == (run.loop.steps is None):
         neither = run.loop.epochs is None
         given = "neither was given" if neither else "both were given"
@@ -192,8 +167,7 @@ def _adapter(run: RunConfig) -> Iterator[Problem]:
         yield Problem("adapter", why, "train the model first, and give its checkpoint's folder as workload.model.path")
     if run.recompute and any(adapter.method == "prefix" for adapter in run.adapter):
         yield Problem("recompute", "a block that is computed twice would see the prefix twice", "leave it out")
-    if isinstance(run.engine, MeshEngine):
-        yield from mesh.adapter_problems(run.engine, run.adapter, run.compile is True)
+    yield from run.engine.adapter_problems(run.adapter, run.compile is True)
     if isinstance(run.workload, LanguageModel):
         model = run.workload.model
         if model.train_last_blocks is not None:

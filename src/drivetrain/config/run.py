@@ -11,8 +11,7 @@ from pydantic import Field
 from drivetrain.config import training
 from drivetrain.config.adapter import Adapters
 from drivetrain.config.base import Frozen, doc
-from drivetrain.config.engine import DpEngine, EngineConfig, SingleEngine, traits
-from drivetrain.config.mesh import MeshEngine
+from drivetrain.config.engines import SINGLE, EngineConfig
 from drivetrain.config.numerics import Numerics
 from drivetrain.config.precision import PRECISIONS, Precision, PrecisionName
 from drivetrain.config.quantisation_aware import QuantisationAwareBlock
@@ -35,7 +34,7 @@ class RunConfig(Frozen):
     quantisation_aware: QuantisationAwareBlock | None = doc("Train linear layers to be quantised in the end", None)
     precision: PrecisionName = doc(", ".join(PRECISIONS), "fp32")
     scaler: training.Scaler = doc("Loss scaling (fp16-mixed, fp16-master)", training.Scaler())
-    engine: EngineConfig = doc("How the run is spread over devices", SingleEngine())
+    engine: EngineConfig = doc("How the run is spread over devices", SINGLE)
     processes: int | None = doc("Ranks a node, one a device; left out, as many as it has GPUs", None, gt=0)
     nodes: int = doc("Machines the run is spread over", 1, gt=0)
     min_nodes: int | None = doc("Machines that are enough to start, and to go on when others are lost", None, gt=0)
@@ -92,21 +91,17 @@ class RunConfig(Frozen):
     @property
     def world_size(self) -> int:
         """Processes of the run; those left out count as one (`rules.resolved` fills them in)."""
-        return (self.processes or 1) * self.nodes if traits(self.engine).spreads else 1
+        return (self.processes or 1) * self.nodes if self.engine.traits.spreads else 1
 
     @property
     def devices(self) -> int:
         """Devices of the run: one a process, of dp several."""
-        if isinstance(self.engine, DpEngine):
-            return self.engine.replicas or self.processes or 1
-        return self.world_size
+        return self.engine.devices(self.processes, self.world_size)
 
     @property
     def data_parallel_size(self) -> int:
         """Devices that share each global batch: on a mesh, groups of them."""
-        if isinstance(self.engine, MeshEngine):
-            return self.engine.data_degree(self.world_size)
-        return self.devices
+        return self.engine.data_degree(self.devices)
 
     @property
     def global_batch(self) -> int:
@@ -136,9 +131,8 @@ class RunConfig(Frozen):
     @property
     def _pieces(self) -> int:
         """Into which a batch is cut where the user has not said: by a pipeline, whose stages would wait for one."""
-        if isinstance(self.engine, MeshEngine) and self.engine.pp > 1:
-            return self.data_parallel_size * MICRO_BATCHES_A_STAGE * self.engine.pp
-        return 1
+        stages = self.engine.stages
+        return self.data_parallel_size * MICRO_BATCHES_A_STAGE * stages if stages > 1 else 1
 
     @property
     def evaluation_batch(self) -> int:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from drivetrain.config.base import Frozen, PathOrId, doc
 from drivetrain.config.language import BadRows, LanguageModel
+from drivetrain.config.workload_block import WorkloadBlock
 
 
 class ImageModel(Frozen):
@@ -55,7 +56,7 @@ class ClassLoss(Frozen):
     focal_gamma: float = doc("Focal loss: the higher, the less samples count that are right already", 0.0, ge=0)
 
 
-class ImageClassification(Frozen):
+class ImageClassification(WorkloadBlock):
     type: Literal["image_classification"] = doc("Task", "image_classification")
     model: ImageModel = doc("Model to train")
     data: ImageData = doc("Images and labels")
@@ -95,14 +96,18 @@ class TextData(Frozen):
     cache: Path | None = doc("Folder for tokenised data; left out, drivetrain's folder in the user's cache", None)
 
 
-class TextClassification(Frozen):
+class TextClassification(WorkloadBlock):
     type: Literal["text_classification"] = doc("Task", "text_classification")
     model: TextModel = doc("Model to train")
     data: TextData = doc("Texts and labels")
     loss: ClassLoss = doc("Cross-entropy, and what changes it", ClassLoss())
 
+    @property
+    def lengths_vary(self) -> bool:
+        return True
 
-class UserModule(Frozen):
+
+class UserModule(WorkloadBlock):
     type: Literal["module"] = doc("Task", "module")
     path: Path = doc("Python file that defines the model, the data and the loss")
     options: dict[str, Any] = doc("Keyword arguments for the file's functions", {})

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from drivetrain.config.rules import PRECISION_NEEDS
+from drivetrain.config.precision import PRECISIONS
 
 NEVER = "never tried on this kind"
 UNUSED = "nothing yet: a run takes the CPU"
@@ -24,9 +24,9 @@ class Kind:
 
 def _precisions(device: str, nvidia: bool = False) -> str:
     names = [
-        name
-        for name, need in PRECISION_NEEDS.items()
-        if device in need.devices and (nvidia or device == "cpu" or not need.nvidia_only)
+        precision.name
+        for precision in PRECISIONS.values()
+        if device in precision.needs.devices and (nvidia or device == "cpu" or not precision.needs.nvidia_only)
     ]
     return ", ".join(names)
 

@@ -11,28 +11,19 @@ from typing import Any
 
 from drivetrain import builds, environment
 from drivetrain.config import rules
-from drivetrain.config.engine import ENGINES
+from drivetrain.config.engines import KINDS
 from drivetrain.config.machine import Machine
 from drivetrain.config.notices import emulation_notice
+from drivetrain.config.packages import OPTIONAL, remedy
 from drivetrain.config.precision import PRECISIONS
 from drivetrain.doctor import devices, tries
-from drivetrain.hardware import OPTIONAL, detect
+from drivetrain.hardware import detect
 from drivetrain.measure.gpu_software import device_software
 
 _GLOO = "processes that share the cores (gloo)"
 _ON_CPUS = {
     "deepspeed": f"{_GLOO}; torch's optimizers: nothing is compiled (no fused_adam.so), and no --deepspeed is needed",
     "accelerate": f"{_GLOO}; Accelerate has only ddp between CPUs, and is told otherwise for fsdp and deepspeed",
-}
-EXTRAS = {
-    "deepspeed": ("deepspeed", "engine=deepspeed, zero1 to zero3"),
-    "accelerate": ("accelerate", "engine=accelerate"),
-    "peft": ("adapters", "adapter"),
-    "bitsandbytes": ("bitsandbytes", "quantised_base=nf4, int8, optimizer.name=bnb-adamw8bit"),
-    "torchao": ("lowbit", "optimizer.name=adamw8bit, quantised_base=int4, quantisation_aware, precision=fp8-mixed"),
-    "pytorch_optimizer": ("lowrank", "optimizer.name=galore"),
-    "tensorboard": ("tensorboard", "the tensorboard tracker"),
-    "datasets": ("hub", "data sets named by hub id"),
 }
 
 
@@ -45,8 +36,8 @@ def examine() -> dict[str, Any]:
         "tries": tries.tried(machine.device, machine.device_count),
         "devices": devices.table(),
         "precisions": {name: _precision(name, machine) for name in PRECISIONS},
-        "engines": {name: _engine(name, machine) for name in ENGINES},
-        "optional": {package: _optional(package) for package in EXTRAS},
+        "engines": {name: _engine(name, machine) for name in KINDS},
+        "optional": {package: _optional(package) for package in OPTIONAL},
         "compile": _compile(),
         "native_builds": left_builds(),
         "free_disk_bytes": shutil.disk_usage(".").free,
@@ -64,8 +55,8 @@ def _precision(name: str, machine: Machine) -> tuple[str, str]:
 def _engine(name: str, machine: Machine) -> tuple[str, str]:
     if name == "single":
         return "yes", ""
-    if name in OPTIONAL and name not in (machine.packages or ()):
-        return "no", f"not installed: pip install 'drivetrain[{name}]'"
+    for package in KINDS[name](name=name).packages - (machine.packages or frozenset()):
+        return "no", f"not installed: {remedy(package)}"
     if machine.device == "cpu":
         return ("emulated", "replicas on threads") if name == "dp" else ("yes", _ON_CPUS.get(name, _GLOO))
     found = f"{machine.device_count} GPU{'s' if machine.device_count > 1 else ''} here; "
@@ -89,13 +80,13 @@ def left_builds() -> dict[str, tuple[str, str]]:
 
 
 def _optional(package: str) -> tuple[str, str]:
-    extra, purpose = EXTRAS[package]
+    purpose = OPTIONAL[package].purpose
     try:
         installed = version(package)
         with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed logs there, and findings may be asked for as JSON
             importlib.import_module(package)
     except PackageNotFoundError:
-        return "no", f"not installed; for {purpose}: pip install drivetrain[{extra}]"
+        return "no", f"not installed; for {purpose}: {remedy(package)}"
     except ImportError as error:
         return "no", f"installed but broken: {error}"
     return "yes", f"{installed}; for {purpose}"

@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.nn.parallel import DistributedDataParallel
 
-from drivetrain.config import engine as config
+from drivetrain.config import engines as config
 from drivetrain.engines.ddp import DdpEngine
 from drivetrain.engines.deepspeed import DeepspeedEngine
 from drivetrain.engines.fsdp import (

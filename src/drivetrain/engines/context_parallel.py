@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from drivetrain.config.mesh import HEADS
+from drivetrain.config.engines.mesh import HEADS
 from drivetrain.errors import problem
 from drivetrain.workloads.base import Batch
 

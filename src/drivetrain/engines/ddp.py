@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from drivetrain.config import engine as config
+from drivetrain.config import engines as config
 from drivetrain.data.loader import MicroBatch
 from drivetrain.engines.eager import EagerEngine
 from drivetrain.engines.state import optimizer_state

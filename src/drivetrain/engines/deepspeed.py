@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from drivetrain.config import engine as config
+from drivetrain.config import engines as config
 from drivetrain.data.loader import MicroBatch
 from drivetrain.engines import zero_state
 from drivetrain.engines.base import Engaged, Judge, StepResult

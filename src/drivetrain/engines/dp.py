@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from drivetrain.config import engine as config
+from drivetrain.config import engines as config
 from drivetrain.engines.base import Engaged
 from drivetrain.engines.replicas import GpuReplicas, ThreadReplicas
 from drivetrain.engines.single import AloneEngine

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.overrides import TorchFunctionMode
 
-from drivetrain.config import engine as config
+from drivetrain.config import engines as config
 from drivetrain.config.precision import Precision
 from drivetrain.data.loader import MicroBatch
 from drivetrain.engines.base import State

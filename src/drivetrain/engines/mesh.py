@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
-from drivetrain.config.mesh import MeshEngine as Config
+from drivetrain.config.engines.mesh import MeshEngine as Config
 from drivetrain.data.loader import MicroBatch
 from drivetrain.engines.base import Engaged, EngineOptions, Judge, State, StepResult
 from drivetrain.engines.context_parallel import part_of

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from drivetrain.config.mesh import MeshEngine
+from drivetrain.config.engines.mesh import MeshEngine
 from drivetrain.errors import RunError
 from drivetrain.ranks import Ranks
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from drivetrain.config.mesh import NO_PROMPTS, MeshEngine
+from drivetrain.config.engines.mesh import NO_PROMPTS, MeshEngine
 from drivetrain.engines import tensor_parallel, tensor_plan
 from drivetrain.engines.anatomy import Anatomy, balanced
 from drivetrain.engines.base import EngineOptions

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import nn
 
-from drivetrain.config.mesh import DROPS_APART, HEADS
+from drivetrain.config.engines.mesh import DROPS_APART, HEADS
 from drivetrain.engines.masks import drops
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.models.adapted_layers import adapted_layers, layers_of, variants

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from drivetrain.config.mesh import MeshEngine
+from drivetrain.config.engines.mesh import MeshEngine
 from drivetrain.config.precision import Precision
 from drivetrain.data.loader import MicroBatch
 from drivetrain.engines.anatomy import Anatomy, dissect

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from drivetrain.config.deepspeed import translate
-from drivetrain.config.engine import DeepspeedEngine
+from drivetrain.config.engines import DeepspeedEngine
 from drivetrain.config.precision import Precision
 
 BUCKET = 50_000_000  # most elements reduced at once; DeepSpeed's own 500 million cost 2 GB whatever the model's size

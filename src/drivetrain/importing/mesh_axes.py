@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from drivetrain.config import accelerate
-from drivetrain.config.mesh import MeshEngine
+from drivetrain.config.engines import KINDS
 from drivetrain.config.translation import Note
 from drivetrain.errors import problem
 from drivetrain.importing.found import Found, Source
@@ -32,7 +32,7 @@ DEGREES: dict[str, dict[str, str]] = {
     "deepspeed": {"tensor_parallel.autotp_size": "tp", "sequence_parallel_size": "cp"},
     "xtuner": {"sequence_parallel_size": "cp", "strategy.sequence_parallel_size": "cp"},
 }
-OPTIONS = tuple(f"engine.{name}" for name in MeshEngine.model_fields)
+OPTIONS = tuple(f"engine.{name}" for name in KINDS["mesh"].model_fields)
 FULL = {"bf16-master": "bf16-mixed", "fp16-master": "fp16-mixed"}
 UNSHARED = "engine=mesh has no such option"
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from drivetrain import environment
 from drivetrain.assemble import assemble
-from drivetrain.config.engine import label
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.data.loader import MicroBatch, evaluation_batches
@@ -92,7 +91,7 @@ def _report(
         status="completed",
         precision=run.precision,
         emulated=is_emulated(run.precision_spec, machine),
-        engine=label(run.engine),
+        engine=run.engine.label,
         device=machine.device_name,
         engaged=asdict(engine.engaged()),
         steps=batches,

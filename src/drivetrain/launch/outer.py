@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from drivetrain.config.engine import ENGINES, driving, label, traits
+from drivetrain.config.engines import ENGINES
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem
@@ -40,7 +40,7 @@ class OuterLauncher:
         """The run with the launcher's processes, and what contradicts them."""
         nodes = self.world_size // self.processes
         problems = []
-        if not traits(run.engine).spreads and self.world_size > 1:
+        if not run.engine.traits.spreads and self.world_size > 1:
             spreading = " or ".join(name for name, traits in ENGINES.items() if traits.spreads)
             why = f"{run.engine.name} runs in one process, but the launcher started {self.world_size}"
             problems.append(Problem("engine", why, f"give engine={spreading}, or start one process"))
@@ -60,12 +60,12 @@ def accelerate_problems(run: RunConfig) -> Iterator[Problem]:
         why = f"{run.precision} is the run's, but accelerate launch was told --mixed_precision {precision}"
         yield Problem("precision", why, "leave the flag out: the run file says the precision")
     for name in ("fsdp", "deepspeed"):
-        if os.environ.get(f"ACCELERATE_USE_{name.upper()}") == "true" and driving(run.engine).name != name:
-            why = f"{label(run.engine)} is the run's, but accelerate launch was told --use_{name}"
+        if os.environ.get(f"ACCELERATE_USE_{name.upper()}") == "true" and run.engine.driving.name != name:
+            why = f"{run.engine.label} is the run's, but accelerate launch was told --use_{name}"
             yield Problem("engine", why, f"give engine={name}, or launch with --multi_gpu instead")
     # without --multi_gpu and the like one process is started, whatever --num_processes says
     alone = "ACCELERATE_USE_CPU" in os.environ and "MASTER_ADDR" in os.environ and OuterLauncher.here() is None
-    if alone and traits(run.engine).spreads and run.processes is None:
+    if alone and run.engine.traits.spreads and run.processes is None:
         why = "accelerate launch was told of several, and has started one"
         fix = "launch with --multi_gpu, which starts them on CPUs too, or give processes, which are started from here"
         yield Problem("processes", why, fix)

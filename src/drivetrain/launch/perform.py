@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import Any
 
 from drivetrain.attempt import Attempt
-from drivetrain.config.engine import traits
 from drivetrain.fitting import find
 from drivetrain.hardware import detect
 from drivetrain.heartbeat import Heart
@@ -31,7 +30,7 @@ def perform(task: Task, attempt: Attempt | None = None, heart: Heart | None = No
     device = detect(task.run.device).device
     if device == "cuda" and task.run.allocator != "system":
         grow_segments()
-    with variables(of_the_run(task.run, device)), group_of_one(traits(task.run.engine).spreads):
+    with variables(of_the_run(task.run, device)), group_of_one(task.run.engine.traits.spreads):
         if task.verb == "fit":
             return _fit(task, attempt)
         with limited(task.run.memory_limit_bytes, device):

@@ -6,10 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from drivetrain.config.engine import driving
-from drivetrain.config.language import LanguageModel
 from drivetrain.config.run import RunConfig
-from drivetrain.config.workload import TextClassification
 from drivetrain.hardware import usable_cores
 
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
@@ -26,15 +23,8 @@ KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 def of_the_run(run: RunConfig, device: str) -> dict[str, str]:
     """What DeepSpeed, Accelerate, Transformers and oneDNN read from the environment alone. device: "cpu" or "cuda"."""
     wanted = {"DISABLE_SAFETENSORS_CONVERSION": "1"}  # Transformers would ask the hub to convert pickled weights
-    if driving(run.engine).name == "deepspeed" and device == "cpu":
-        wanted["DS_ACCELERATOR"] = "cpu"
-    if run.engine.name == "accelerate":  # it would set the number of threads itself, and warn
-        wanted["OMP_NUM_THREADS"] = str(usable_cores())
-    if (
-        device == "cpu"
-        and isinstance(run.workload, TextClassification | LanguageModel)
-        and not KERNELS.keys() & os.environ
-    ):
+    wanted |= run.engine.environment(device, usable_cores())
+    if device == "cpu" and run.workload.lengths_vary and not KERNELS.keys() & os.environ:
         wanted |= KERNELS
     return wanted
 

@@ -57,7 +57,7 @@ class LanguageReader:
 
     def __init__(self, config: LanguageModel, seed: int) -> None:
         self._config, self._data, self.seed = config, config.data, seed
-        self._chats = config.stage == "sft"
+        self._chats = config.has_conversations
         self.warnings: list[str] = []
         self.accounts: list[Account] = []
         self.tokenizer: Any = None

@@ -38,7 +38,7 @@ class LanguageModelWorkload(Workload, Generates):
         self.train, self.evaluation, self._parts = found.train, found.evaluation, found.parts
         self._prompts = prompts_of(config, self._reader, self.evaluation)
         self._continuation = Continuation(config.generate or Generation(), self._reader, seed)
-        self._packs = config.stage == "sft" and config.data.packing  # until a model is built that cannot
+        self._packs = config.is_packed  # until a model is built that cannot
 
     def build_model(self) -> nn.Module:
         parts = self.adapters, self.fake_quantiser
@@ -147,7 +147,7 @@ class LanguageModelWorkload(Workload, Generates):
 
     def prompts_for(self, samples: Samples) -> Mapping[int, Prompt]:
         """Of conversations; texts are their own continuation."""
-        if self._config.generate is None or self._config.stage != "sft":
+        if self._config.generate is None or not self._config.has_conversations:
             return {}
         return prompts_of_samples(samples, self._reader.tokenizer)
 

@@ -68,7 +68,7 @@ def accounts_without_samples(config: LanguageModel, seed: int) -> dict[str, Any]
     empty = [each for each in told if not each["samples"]]
     complete = len(told) == len([*config.data.train, *(config.data.evaluation or [])])
     lost = [each["unusable rows"] == each["rows"] or each["too long"] or each["without target"] for each in empty]
-    if complete and empty and (config.stage == "pretrain" or all(lost)):  # else a template has failed on the way
+    if complete and empty and (not config.has_conversations or all(lost)):  # else a template has failed on the way
         return {"stage": config.stage, "stream": False, "sets": told}
     return None
 

@@ -33,7 +33,7 @@ def num_ids(tokenizer: Any) -> int:
 
 def make_tokenizer(config: LanguageModel, contents: Sequence[str]) -> MadeTokenizer:
     """contents: all texts of the training data, for a tokenizer made of them; none of a stream."""
-    model, chats = config.model, config.stage == "sft"
+    model, chats = config.model, config.has_conversations
     given = model.tokenizer or model.path or "bytes"
     if model.vocabulary_size is not None and given != "bpe":
         raise problem(SIZE, f"the tokenizer is {given}", "leave it out, or give tokenizer=bpe")
@@ -57,7 +57,7 @@ def make_tokenizer(config: LanguageModel, contents: Sequence[str]) -> MadeTokeni
 
 def _made(kind: str, config: LanguageModel, contents: Sequence[str]) -> Any:
     """With a token that ends a text, unless all is one text."""
-    special = [END_OF_TEXT] if config.stage == "sft" or len(contents) != 1 else []
+    special = [END_OF_TEXT] if config.has_conversations or len(contents) != 1 else []
     if kind == "bytes":
         return byte_tokenizer(special)
     if config.data.stream:

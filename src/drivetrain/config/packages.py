@@ -1,0 +1,61 @@
+"""The optional packages that a run needs, and the extra of drivetrain that brings each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from drivetrain.config.machine import Machine
+from drivetrain.config.run import RunConfig
+from drivetrain.errors import Problem
+
+
+@dataclass(frozen=True)
+class Package:
+    extra: str
+    purpose: str
+
+
+OPTIONAL = {
+    "deepspeed": Package("deepspeed", "engine=deepspeed, zero1 to zero3"),
+    "accelerate": Package("accelerate", "engine=accelerate"),
+    "peft": Package("adapters", "adapter"),
+    "bitsandbytes": Package("bitsandbytes", "quantised_base=nf4, int8, optimizer.name=bnb-adamw8bit"),
+    "torchao": Package(
+        "lowbit", "optimizer.name=adamw8bit, quantised_base=int4, quantisation_aware, precision=fp8-mixed"
+    ),
+    "pytorch_optimizer": Package("lowrank", "optimizer.name=galore"),
+    "tensorboard": Package("tensorboard", "the tensorboard tracker"),
+    "datasets": Package("hub", "data sets named by hub id"),
+}
+
+
+def remedy(package: str) -> str:
+    return f"pip install 'drivetrain[{OPTIONAL[package].extra}]'"
+
+
+def needed(run: RunConfig) -> Iterator[tuple[str, str, str]]:
+    """(field of the run file, what needs the package, package)."""
+    for package in sorted(run.engine.packages):
+        yield "engine", f"engine={run.engine.label}", package
+    if run.adapter is not None:
+        yield "adapter", "it", "peft"
+    if run.quantised_base is not None:
+        yield "quantised_base", run.quantised_base.format, run.quantised_base.library
+    if run.quantisation_aware is not None:
+        yield "quantisation_aware", "it", "torchao"
+    if run.precision_spec.fp8:
+        yield "precision", run.precision, "torchao"
+    package = run.optimizer.path.replace(":", ".").partition(".")[0]
+    if run.optimizer.path != run.optimizer.name:  # one of drivetrain's short names for it
+        yield "optimizer.name", run.optimizer.name, package
+    if "tensorboard" in run.tracking.trackers:
+        yield "tracking.trackers", "its tracker", "tensorboard"
+
+
+def package_problems(run: RunConfig, machine: Machine) -> Iterator[Problem]:
+    """Packages that are missing on this machine, before any process is started."""
+    for field, what, package in needed(run):
+        if machine.packages is not None and package not in machine.packages:
+            why = f"{what} needs {package}, which is not installed"
+            yield Problem(field, why, remedy(package))

@@ -1,0 +1,44 @@
+"""What every kind of workload answers, so that other rules need not ask which kind it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from drivetrain.config.base import Frozen
+from drivetrain.config.files import read_json
+from drivetrain.errors import UserError
+
+
+class WorkloadBlock(Frozen):
+    """What is trained: the block `workload` of a run file."""
+
+    @property
+    def known_config(self) -> dict[str, Any]:
+        """The model's Transformers config as far as it is seen without the hub; empty where there is none.
+
+        What is wrong with a model's folder is reported when it is read.
+        """
+        model: Any = getattr(self, "model", None)
+        if model is None or model.path is None:
+            return getattr(model, "config", None) or {}
+        file = Path(model.path).expanduser() / "config.json"
+        try:
+            return read_json(file) if file.is_file() else {}
+        except UserError:
+            return {}
+
+    @property
+    def lengths_vary(self) -> bool:
+        """Whether batches come in ever other lengths, as those of texts do."""
+        return False
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether several samples may share a row."""
+        return False
+
+    @property
+    def may_fuse_loss(self) -> bool:
+        """Whether head and loss may be computed in one."""
+        return False
