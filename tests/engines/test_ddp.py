@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from drivetrain.config import engine as config
+from drivetrain.config import engines as config
 from drivetrain.engines.ddp import DdpEngine
 from drivetrain.engines.eager import EagerEngine
 from drivetrain.errors import RunError, UserError
