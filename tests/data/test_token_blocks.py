@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from drivetrain.data import token_blocks
+from drivetrain.data import block_work, token_blocks
 from drivetrain.data.text_rows import TextRows, open_text_rows
 from drivetrain.data.token_blocks import stored_tokens
 from drivetrain.data.tokenised import Tokens, tokenise_block
@@ -98,7 +98,7 @@ def test_blocks_and_processes_give_what_one_call_of_the_tokenizer_gives(
 ) -> None:
     rows = written(tmp_path, 200)
     monkeypatch.setattr(token_blocks, "BLOCK_TEXTS", 3)
-    monkeypatch.setattr(token_blocks, "PROCESS_BYTES", 1 if processes > 1 else 1 << 40)
+    monkeypatch.setattr(block_work, "PROCESS_BYTES", 1 if processes > 1 else 1 << 40)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processes)))
     tokens, warning = stored_tokens(tokenizer, rows, indices, 16, tmp_path / "cache")
     texts = list(rows.first if indices is None else rows.first.taken(indices))
@@ -109,12 +109,12 @@ def test_blocks_and_processes_give_what_one_call_of_the_tokenizer_gives(
 KILLED = """
 import pickle, sys, time
 from pathlib import Path
-from drivetrain.data import token_blocks
-original = token_blocks._tokenise_block
+from drivetrain.data import block_work, token_blocks
+original = block_work.make_block
 def slow(work, number):
     original(work, number)
     time.sleep(0.05)
-token_blocks._tokenise_block, token_blocks.BLOCK_TEXTS = slow, 3
+block_work.make_block, token_blocks.BLOCK_TEXTS = slow, 3
 rows, tokenizer = pickle.load(open(sys.argv[1] + "/given", "rb"))
 token_blocks.stored_tokens(tokenizer, rows, None, 16, Path(sys.argv[1]) / "cache")
 """
@@ -133,13 +133,13 @@ def test_a_killed_builder_is_gone_on_from_and_the_arrays_are_the_same(
         builder.kill()
     finished = len(list((tmp_path / "cache").glob(blocks)))
     assert 5 <= finished < 67
-    original, again = token_blocks._tokenise_block, []
+    original, again = block_work.make_block, []
 
     def counted(work: Any, number: int) -> None:
         again.append(number)
         original(work, number)
 
-    monkeypatch.setattr(token_blocks, "_tokenise_block", counted)
+    monkeypatch.setattr(block_work, "make_block", counted)
     monkeypatch.setattr(token_blocks, "BLOCK_TEXTS", 3)
     tokens, _ = stored_tokens(tokenizer, rows, None, 16, tmp_path / "cache")
     assert len(again) == 67 - finished
