@@ -10,13 +10,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from drivetrain.data.long_text import BYTE_ORDER_MARK
 from drivetrain.data.tables import not_utf8
 from drivetrain.errors import Problem, UserError, problem
 
 Row = dict[str, Any]
 
 EVERY = 1_000  # rows between two remembered places of a streamed file
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)

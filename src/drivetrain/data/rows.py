@@ -12,6 +12,7 @@ import numpy as np
 
 from drivetrain.data.arrow_rows import read_arrow, read_parquet
 from drivetrain.data.json_rows import BrokenRows, HeldRows, StreamedJsonLines, read_json, read_json_lines
+from drivetrain.data.long_text import LONG, LongText
 from drivetrain.data.tables import may_be_hub_id, not_utf8, read_table
 from drivetrain.errors import Problem, UserError, problem
 
@@ -159,7 +160,7 @@ def _open_file(file: Path, name: str, field: str, stream: bool) -> Rows:
     if ending in TABLES:
         return _read_csv(file, name, field)
     if ending in TEXTS:
-        text = TextFile(file, name, field)
+        text = TextFile(file, name, field, whole=stream)
         if not stream:
             text.read(0, 1)  # what is wrong with it is found with the other files' faults
         return text
@@ -177,11 +178,12 @@ def _read_csv(file: Path, name: str, field: str) -> HeldRows:
 
 @dataclass(frozen=True)
 class TextFile:
-    """A whole file as one row, read when asked for."""
+    """A whole file as one row, read when asked for: a large one only when its text is. whole: not then either."""
 
     path: Path
     name: str
     field: str
+    whole: bool = False
 
     def __len__(self) -> int:
         return 1
@@ -189,6 +191,8 @@ class TextFile:
     def read(self, start: int, stop: int) -> list[Row]:
         if start > 0 or stop < 1:
             return []
+        if not self.whole and self.path.stat().st_size >= LONG:
+            return [{"text": LongText(self.path, self.field)}]
         try:
             return [{"text": self.path.read_bytes().decode("utf-8-sig")}]
         except UnicodeDecodeError as error:

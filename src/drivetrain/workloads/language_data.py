@@ -13,18 +13,17 @@ from drivetrain.data.bad_rows import BadRow, by_reason
 from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.data.language.conversation_samples import Cut, conversation_samples
 from drivetrain.data.language.conversations import Conversation
+from drivetrain.data.language.document_tokens import stored_ids
 from drivetrain.data.language.placeholders import placeholders_note
 from drivetrain.data.language.samples import JoinedSamples, TextWindows, Tokenised
 from drivetrain.data.language.sets import LOOKED_AT, DataSet, OpenSet, contents_of, open_sets, refuse_bad_rows
 from drivetrain.data.order import Part
-from drivetrain.data.token_cache import Arrays, cached, content_key
 from drivetrain.errors import Problem, problem, together
 from drivetrain.workloads.language_refusals import read_sets, told_behind
-from drivetrain.workloads.language_streams import Stream, encoded
+from drivetrain.workloads.language_streams import Stream
 from drivetrain.workloads.language_tokenizer import make_tokenizer
 
 LEFT_OUT = "are left out"
-AT_ONCE = 256  # texts a call of the tokenizer, which gives Python's integers
 TRAIN, EVALUATION = "workload.data.train", "workload.data.evaluation"
 
 
@@ -177,15 +176,10 @@ class LanguageReader:
         if len(contents) > 1 and not end:
             self.warn(f"the tokenizer has no eos token: the texts of {dataset.name} follow each other without a mark")
 
-        def make() -> Arrays:
-            parts = (contents[start : start + AT_ONCE] for start in range(0, len(contents), AT_ONCE))
-            found = (np.array([*ids, *end], np.int32) for part in parts for ids in encoded(self.tokenizer, part))
-            return {"ids": np.concatenate([np.zeros(0, np.int32), *found])}
-
-        held, warning = cached(self._data.cache, content_key(["texts", end], self.tokenizer, contents), make, bool)
+        ids, warning = stored_ids(contents, end, self.tokenizer, self._data.cache)
         if warning:
             self.warn(warning)
-        return held["ids"]
+        return ids
 
     def _chatted(self, dataset: DataSet, fraction: float, account: Account) -> tuple[Tokenised, Tokenised]:
         """Conversations drawn at random are held out; one that gives several samples with all of them."""

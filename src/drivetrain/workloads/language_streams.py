@@ -13,6 +13,7 @@ from drivetrain.data.bad_rows import BadRow
 from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.data.language.conversation_samples import Cut, conversation_samples
 from drivetrain.data.language.conversations import Conversation
+from drivetrain.data.language.document_tokens import encoded
 from drivetrain.data.language.samples import Sample, StreamedSamples
 from drivetrain.data.language.sets import DataSet, OpenSet, refuse_bad_rows
 
@@ -70,7 +71,8 @@ class Stream:
         texts, bad = self.opened.texts(rows)
         end = [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
         found = {}
-        for row, ids in zip(texts, encoded(self.tokenizer, [text.content for text in texts.values()]), strict=True):
+        contents = [text.content for text in texts.values() if isinstance(text.content, str)]
+        for row, ids in zip(texts, encoded(self.tokenizer, contents), strict=True):
             taken = np.array([*ids, *end][: self.data.length], dtype=np.int32)
             if len(taken) > 1:
                 found[row] = taken, np.ones(len(taken), dtype=bool)
@@ -87,11 +89,3 @@ class Stream:
     def cut(self, conversations: Sequence[Conversation]) -> Cut:
         assert self.template is not None
         return conversation_samples(conversations, self.template, self.tokenizer, self.data, keeps=False)
-
-
-def encoded(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Without special tokens around them."""
-    if not texts:
-        return []
-    found: list[list[int]] = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
-    return found

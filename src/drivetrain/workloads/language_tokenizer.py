@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 from drivetrain.config.language import LanguageModel
+from drivetrain.data.array_store import Writer, default_root, stored
 from drivetrain.data.language.chat import ChatTemplate, missing_tokens
 from drivetrain.data.language.template_sources import template_text
-from drivetrain.data.language.vocabularies import END_OF_TEXT, bpe_tokenizer, byte_tokenizer, character_tokenizer
+from drivetrain.data.language.vocabularies import (
+    END_OF_TEXT,
+    bpe_tokenizer,
+    byte_tokenizer,
+    character_tokenizer,
+    restored,
+)
+from drivetrain.data.long_text import LongText
 from drivetrain.data.tokenised import load_tokenizer
 from drivetrain.errors import problem
 
@@ -31,7 +43,7 @@ def num_ids(tokenizer: Any) -> int:
     return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
-def make_tokenizer(config: LanguageModel, contents: Sequence[str]) -> MadeTokenizer:
+def make_tokenizer(config: LanguageModel, contents: Sequence[str | LongText]) -> MadeTokenizer:
     """contents: all texts of the training data, for a tokenizer made of them; none of a stream."""
     model, chats = config.model, config.has_conversations
     given = model.tokenizer or model.path or "bytes"
@@ -55,7 +67,18 @@ def make_tokenizer(config: LanguageModel, contents: Sequence[str]) -> MadeTokeni
     return MadeTokenizer(tokenizer, template, added)
 
 
-def _made(kind: str, config: LanguageModel, contents: Sequence[str]) -> Any:
+class Pieces:
+    """Texts, long ones in pieces: to be gone through several times."""
+
+    def __init__(self, contents: Sequence[str | LongText]) -> None:
+        self._contents = contents
+
+    def __iter__(self) -> Iterator[str]:
+        for content in self._contents:
+            yield from content.pieces() if isinstance(content, LongText) else (content,)
+
+
+def _made(kind: str, config: LanguageModel, contents: Sequence[str | LongText]) -> Any:
     """With a token that ends a text, unless all is one text."""
     special = [END_OF_TEXT] if config.has_conversations or len(contents) != 1 else []
     if kind == "bytes":
@@ -63,11 +86,29 @@ def _made(kind: str, config: LanguageModel, contents: Sequence[str]) -> Any:
     if config.data.stream:
         why = f"a stream is not read before it is trained on, so that {kind} cannot be made of it"
         raise problem(FIELD, why, "give bytes, or a tokenizer's folder")
-    if kind == "characters":
-        return character_tokenizer([*contents, *_of_template(config.data.template, special)], special, FIELD)
-    if config.model.vocabulary_size is None:
+    if kind == "bpe" and config.model.vocabulary_size is None:
         raise problem(SIZE, "is required for tokenizer=bpe", "give e.g. 8000")
-    return bpe_tokenizer(contents, config.model.vocabulary_size, special, FIELD)
+    if not any(isinstance(content, LongText) for content in contents):
+        return _trained(kind, config, contents, special)
+    root = config.data.cache or default_root()
+    held = [each.source.digest(root) if isinstance(each, LongText) else each for each in contents]
+    key = blake2b(json.dumps([kind, config.model.vocabulary_size, special, held]).encode(), digest_size=20).hexdigest()
+
+    def build(folder: Path) -> None:
+        print(f"making a tokenizer ({kind}) of the texts, which the next start need not", file=sys.stderr, flush=True)
+        made = _trained(kind, config, contents, special)
+        with Writer(folder) as writer:
+            writer.finish({"tokenizer": made.backend_tokenizer.to_str()})
+
+    found, _ = stored(root, f"tokenizer-{key}", build)  # a warning comes with the tokens too
+    return restored(found.facts["tokenizer"], special)
+
+
+def _trained(kind: str, config: LanguageModel, contents: Sequence[str | LongText], special: Sequence[str]) -> Any:
+    if kind == "characters":
+        return character_tokenizer(Pieces([*contents, *_of_template(config.data.template, special)]), special, FIELD)
+    assert config.model.vocabulary_size is not None
+    return bpe_tokenizer(Pieces(contents), config.model.vocabulary_size, special, FIELD)
 
 
 def _of_template(source: str | None, special: Sequence[str]) -> list[str]:

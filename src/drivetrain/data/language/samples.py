@@ -37,7 +37,7 @@ class TextWindows:
         start = index * self._length
         size = min(self._length, len(self._ids) - 1 - start) + 1
         shift = int(np.random.default_rng([self._seed, epoch]).integers(self._length)) if epoch else 0
-        ids = np.take(self._ids, range(start + shift, start + shift + size), mode="wrap")
+        ids = np.asarray(np.take(self._ids, range(start + shift, start + shift + size), mode="wrap"))
         return ids, np.ones(len(ids), dtype=bool)
 
     def name(self, index: int) -> str:

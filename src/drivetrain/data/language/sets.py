@@ -25,6 +25,7 @@ from drivetrain.data.language.conversation_formats import (
 )
 from drivetrain.data.language.conversations import Conversation
 from drivetrain.data.language.registry import Entry, find, read_registry
+from drivetrain.data.long_text import LongText
 from drivetrain.data.rows import Rows, open_rows
 from drivetrain.data.tables import may_be_hub_id
 from drivetrain.errors import Problem, UserError, problem, together
@@ -39,7 +40,7 @@ SHOWN = 5
 class Text:
     """A document. where: file and row."""
 
-    content: str
+    content: str | LongText
     where: str
 
 
@@ -108,6 +109,10 @@ class OpenSet:
     def text(self, row: Mapping[str, Any], index: int) -> Text:
         """RowError for a row without one."""
         content = row.get(self.text_column)
+        if isinstance(content, LongText):
+            if not content.has_text:
+                raise RowError("it has no text")
+            return Text(content, self.rows.where(index))
         if not isinstance(content, str) or not content.strip():
             found = "no text" if content is None or isinstance(content, str) else f"{kind(content)}, not a text,"
             raise RowError(f"it has {found} in the column {self.text_column!r}")
@@ -233,7 +238,7 @@ def _form(source: DataSource, entry: Entry | None, rows: Rows, field: str) -> Fo
     try:
         return guess_formatting(first, field, source.path, columns, tags)
     except UserError:
-        if not any(isinstance(row.get("text"), str) for row in first):
+        if not any(isinstance(row.get("text"), str | LongText) for row in first):
             raise
         why = f"{source.path} holds texts, and no conversations of a format that is known"
         raise problem(field, why, f"{fix}, or formatting and columns") from None
@@ -269,7 +274,7 @@ def _texts(opened: OpenSet) -> tuple[list[Text], list[BadRow]]:
     return [text for texts, _ in parts for text in texts.values()], [row for _, bad in parts for row in bad]
 
 
-def contents_of(dataset: DataSet) -> Iterator[str]:
+def contents_of(dataset: DataSet) -> Iterator[str | LongText]:
     """All texts of a data set, of which a tokenizer may be made."""
     yield from (text.content for text in dataset.texts)
     for conversation in dataset.conversations:

@@ -9,7 +9,7 @@ decode(encode(text)) == text for every text of the first and the third, and for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from drivetrain.errors import problem
@@ -31,7 +31,7 @@ def byte_tokenizer(special: Sequence[str] = ()) -> Any:
 
 
 def character_tokenizer(
-    texts: Sequence[str], special: Sequence[str] = (), field: str = "workload.model.tokenizer"
+    texts: Iterable[str], special: Sequence[str] = (), field: str = "workload.model.tokenizer"
 ) -> Any:
     """Ids are the places among the texts' distinct characters, sorted; then "<unk>"; then the `special` tokens, of
     which the first is eos and pad.
@@ -42,7 +42,10 @@ def character_tokenizer(
     from tokenizers import Tokenizer, decoders, models
 
     _check_not_empty(texts, field)
-    characters = sorted(set().union(*texts))
+    found: set[str] = set()
+    for text in texts:
+        found.update(text)
+    characters = sorted(found)
     vocabulary = {character: number for number, character in enumerate([*characters, UNKNOWN])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN, fuse_unk=False))
     tokenizer.decoder = decoders.Fuse()  # without a decoder, spaces would be put between tokens
@@ -50,7 +53,7 @@ def character_tokenizer(
 
 
 def bpe_tokenizer(
-    texts: Sequence[str], vocabulary_size: int, special: Sequence[str] = (), field: str = "workload.model.tokenizer"
+    texts: Iterable[str], vocabulary_size: int, special: Sequence[str] = (), field: str = "workload.model.tokenizer"
 ) -> Any:
     """Byte-level BPE (Radford et al. 2019, section 2.2), trained on the texts. vocabulary_size counts the 256 bytes,
     the merges and the `special` tokens, which come last and of which the first is eos and pad.
@@ -77,6 +80,15 @@ def bpe_tokenizer(
     return _finished(tokenizer, special)
 
 
+def restored(saved: str, special: Sequence[str]) -> Any:
+    """One of these from its JSON: `backend_tokenizer.to_str()`."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(saved)
+    unknown = {"unk_token": UNKNOWN} if tokenizer.model.unk_token else {}
+    return _finished(tokenizer, special, **unknown)
+
+
 def _finished(tokenizer: Any, special: Sequence[str], **named: str) -> Any:
     from transformers import PreTrainedTokenizerFast
 
@@ -92,7 +104,7 @@ def _finished(tokenizer: Any, special: Sequence[str], **named: str) -> Any:
     )
 
 
-def _check_not_empty(texts: Sequence[str], field: str) -> None:
+def _check_not_empty(texts: Iterable[str], field: str) -> None:
     if not any(texts):
         raise problem(field, "a vocabulary cannot be made of texts that are all empty", "give texts with characters")
 

@@ -1,0 +1,69 @@
+"""The tokens of documents, one after the other, as one array on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from drivetrain.data.array_store import Writer, check_room, default_root, stored
+from drivetrain.data.language.long_tokens import removed, tokens_of
+from drivetrain.data.long_text import LongText
+from drivetrain.data.token_cache import content_key
+
+AT_ONCE = 256  # texts a call of the tokenizer, which gives Python's integers
+
+
+def encoded(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """Without special tokens around them."""
+    if not texts:
+        return []
+    found: list[list[int]] = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+    return found
+
+
+def stored_ids(
+    contents: Sequence[str | LongText], end: Sequence[int], tokenizer: Any, cache: Path | None
+) -> tuple[np.ndarray, str | None]:
+    """(N,) int32, mapped from disk: each document's ids and `end`. Returns a warning too if the cache cannot be used.
+
+    cache: None for drivetrain's own folder in the user's cache.
+    """
+    root = cache or default_root()
+    digests = (each.source.digest(root) if isinstance(each, LongText) else each for each in contents)
+    key = content_key(["texts", list(end)], tokenizer, digests)
+
+    def build(folder: Path) -> None:
+        long = [each for each in contents if isinstance(each, LongText)]
+        # of ordinary text a token is three bytes or more and takes four, in its piece and in the array
+        check_room(folder, 3 * sum(each.end for each in long), "tokenising them")
+        with Writer(folder) as writer:
+            for part in _parts(contents, long, np.array(end, np.int32), tokenizer, folder):
+                writer.append("ids", part)
+            for each in long:
+                each.source.check_unchanged()  # before the store is finished, which no later start would doubt
+            writer.finish({})
+        removed(folder)
+
+    found, warning = stored(root, f"texts-{key}", build)
+    return found.array("ids"), warning
+
+
+def _parts(
+    contents: Sequence[str | LongText], long: Sequence[LongText], end: np.ndarray, tokenizer: Any, folder: Path
+) -> Iterator[np.ndarray]:
+    yield np.zeros(0, np.int32)
+    of_long = tokens_of(tokenizer, long, folder) if long else iter(())
+    for is_long, group in groupby(contents, lambda each: isinstance(each, LongText)):
+        texts = list(group)
+        if is_long:
+            for _ in texts:
+                yield from next(of_long)
+                yield end
+            continue
+        for start in range(0, len(texts), AT_ONCE):
+            ids = encoded(tokenizer, [text for text in texts[start : start + AT_ONCE] if isinstance(text, str)])
+            yield np.concatenate([np.array([*each, *end], np.int32) for each in ids])

@@ -1,0 +1,136 @@
+"""Tokens of texts that are read in pieces: those of the whole text.
+
+A tokenizer may look at what stands before and after, so a piece is tokenised with some text on both sides of it. Two
+pieces that follow each other are joined where both have the same tokens for all characters around the place between
+them: there each had enough text around it. Where that fails the text is tokenised whole.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from drivetrain.data.block_work import block_file, worked_off
+from drivetrain.data.long_text import LongText
+
+AROUND = 1 << 12  # bytes on each side of a piece
+COMPARED = 512  # characters on each side of a place between two; they take at most 2,048 bytes
+
+
+@dataclass(frozen=True)
+class PieceWork:
+    """Pieces of texts to tokenise. places: of each text as `LongText.places`."""
+
+    tokenizer: Any
+    folder: Path
+    texts: Sequence[LongText]
+    places: Sequence[Sequence[int]]
+
+    @cached_property
+    def blocks(self) -> list[tuple[int, int]]:
+        """Text and piece."""
+        return [(text, piece) for text, places in enumerate(self.places) for piece in range(len(places) - 1)]
+
+    def make(self, number: int) -> dict[str, np.ndarray]:
+        """ids: (N,) int32, of the piece with what stands around it. left, right: (K, 3) int64, of each token of the
+        characters compared at that end its first character, counted from the piece's edge, its id and its number."""
+        text, places = self.texts[self.blocks[number][0]], self.places[self.blocks[number][0]]
+        piece = self.blocks[number][1]
+        start, stop = places[piece], places[piece + 1]
+        first = start if piece == 0 else text.character(max(text.start, start - AROUND))
+        last = stop if stop == text.end else text.character(min(text.end, stop + AROUND))
+        before, own, after = text.span(first, start), text.span(start, stop), text.span(stop, last)
+        encoded = self.tokenizer([before + own + after], add_special_tokens=False, verbose=False)[0]
+        edges = len(before), len(before) + len(own)
+        length = edges[1] + len(after)
+        ids = np.array(encoded.ids, np.int32)
+        left, right = (_around(encoded, ids, edge, length) for edge in edges)
+        return {"ids": ids, "left": left, "right": right}
+
+
+def _around(encoded: Any, ids: np.ndarray, edge: int, length: int) -> np.ndarray:
+    found: list[tuple[int, int, int]] = []
+    span = range(max(0, edge - COMPARED), min(length, edge + COMPARED))
+    inside = (token for place in span if (token := encoded.char_to_token(place)) is not None)
+    token, end = next(inside, 0), len(ids) if len(span) else 0
+    while token < end and (place := encoded.token_to_chars(token)[0]) < span.stop:
+        if place >= span.start:
+            found.append((place - edge, int(ids[token]), token))
+        token += 1
+    return np.array(found, np.int64).reshape(-1, 3)
+
+
+class NoPlaceError(Exception):
+    """Two pieces have other tokens for the same characters."""
+
+
+def tokens_of(tokenizer: Any, texts: Sequence[LongText], folder: Path) -> Iterator[Iterator[np.ndarray]]:
+    """Of each text its ids, in parts. folder: where finished pieces are kept for a builder that goes on."""
+    if not tokenizer.is_fast:  # it does not say where its tokens stand
+        yield from (_whole(tokenizer, text) for text in texts)
+        return
+    places = [text.places() for text in texts]
+    work = PieceWork(tokenizer, folder, texts, places)
+    sizes = [end - start for each in places for start, end in pairwise(each)]
+    worked_off(work, np.array(sizes, np.int64))
+    number = 0
+    for text, each in zip(texts, places, strict=True):
+        numbers = range(number, number + len(each) - 1)
+        number = numbers.stop
+        yield _joined(tokenizer, text, folder, numbers)
+
+
+def _joined(tokenizer: Any, text: LongText, folder: Path, numbers: range) -> Iterator[np.ndarray]:
+    try:
+        bounds = list(_bounds(folder, numbers))
+    except NoPlaceError:
+        why = "pieces of it have other tokens than the whole, which is tokenised at once"
+        print(f"{text.path}: {why}", file=sys.stderr, flush=True)
+        yield from _whole(tokenizer, text)
+        return
+    for number, (start, stop) in zip(numbers, bounds, strict=True):
+        yield _loaded(folder, number)["ids"][start:stop]
+
+
+def _whole(tokenizer: Any, text: LongText) -> Iterator[np.ndarray]:
+    encoded = tokenizer([text.span(text.start, text.end)], add_special_tokens=False, verbose=False)
+    yield np.array(encoded["input_ids"][0], np.int32)
+
+
+def _bounds(folder: Path, numbers: range) -> Iterator[tuple[int, int | None]]:
+    """Of each piece its first token, and the one behind its last. NoPlaceError if two pieces cannot be joined."""
+    start = 0
+    for number in numbers[:-1]:
+        stop, following = _place(_loaded(folder, number)["right"], _loaded(folder, number + 1)["left"])
+        if stop <= start:
+            raise NoPlaceError
+        yield start, stop
+        start = following
+    yield start, None
+
+
+def _place(right: np.ndarray, left: np.ndarray) -> tuple[int, int]:
+    """Numbers of one and the same token, at which a character begins: of the piece before, and of the one behind."""
+    same = right.shape == left.shape and bool((right[:, :2] == left[:, :2]).all())
+    begins = np.flatnonzero((right[1:, 0] >= 0) & (right[1:, 0] != right[:-1, 0])) + 1
+    if not same or not len(begins):
+        raise NoPlaceError
+    return int(right[begins[0], 2]), int(left[begins[0], 2])
+
+
+def _loaded(folder: Path, number: int) -> dict[str, np.ndarray]:
+    with np.load(block_file(folder, number), allow_pickle=False) as held:
+        return dict(held)
+
+
+def removed(folder: Path) -> None:
+    """What a finished store needs no more."""
+    for file in folder.glob("block-*.npz"):
+        file.unlink()

@@ -1,0 +1,97 @@
+"""A text file of any size, read in pieces: never whole in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from drivetrain.data.source_files import SourceFile
+from drivetrain.data.tables import not_utf8
+
+LONG = 16 << 20  # bytes from which a file is read in pieces
+PIECE = 1 << 18  # bytes: tokenizers take longer for each byte of a longer text
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class LongText:
+    """A file, as one text. UserError where a piece that is read is not UTF-8."""
+
+    path: Path
+    field: str
+
+    @cached_property
+    def source(self) -> SourceFile:
+        return SourceFile(self.path, self.field)
+
+    @cached_property
+    def start(self) -> int:
+        with self.path.open("rb") as opened:
+            return len(BYTE_ORDER_MARK) if opened.read(3) == BYTE_ORDER_MARK else 0
+
+    @cached_property
+    def end(self) -> int:
+        return self.path.stat().st_size
+
+    @property
+    def has_text(self) -> bool:
+        return any(piece.strip() for piece in self.pieces())
+
+    def pieces(self) -> Iterator[str]:
+        """Of lines, where the text has them."""
+        with self.path.open("rb") as opened:
+            opened.seek(self.start)
+            rest, at = b"", self.start
+            while part := opened.read(PIECE):
+                whole, line_end, rest = (rest + part).rpartition(b"\n")
+                if whole or line_end:
+                    yield self._decoded(whole + line_end, at)
+                    at += len(whole) + 1
+                elif len(rest) >= 64 * PIECE:
+                    cut = _character(rest, len(rest) - 4)
+                    yield self._decoded(rest[:cut], at)
+                    rest, at = rest[cut:], at + cut
+            if rest:
+                yield self._decoded(rest, at)
+
+    def span(self, start: int, stop: int) -> str:
+        """The characters that begin at these bytes."""
+        with self.path.open("rb") as opened:
+            opened.seek(start)
+            return self._decoded(opened.read(stop - start), start)
+
+    def character(self, place: int) -> int:
+        """The first byte, from this one on, at which a character begins."""
+        if place >= self.end:
+            return self.end
+        with self.path.open("rb") as opened:
+            opened.seek(place)
+            return place + _character(opened.read(4), 0)
+
+    def places(self) -> list[int]:
+        """Where pieces begin, and the end."""
+        inner = range(self.start + PIECE, self.end - PIECE // 2, PIECE)
+        return [self.start, *map(self.character, inner), self.end]
+
+    def _decoded(self, found: bytes, at: int) -> str:
+        try:
+            return found.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise not_utf8(error, str(self.path), self.field, self._lines_before(at) + 1) from None
+
+    def _lines_before(self, place: int) -> int:
+        lines = 0
+        with self.path.open("rb") as opened:
+            while place > 0 and (part := opened.read(min(PIECE, place))):
+                lines, place = lines + part.count(b"\n"), place - len(part)
+        return lines
+
+
+def _character(found: bytes, place: int) -> int:
+    """The first place, from this one on, that does not continue a character; not beyond three bytes."""
+    for further in range(4):
+        if place + further >= len(found) or found[place + further] & 0xC0 != 0x80:
+            return min(place + further, len(found))
+    return place
