@@ -151,7 +151,9 @@ def imported(command: list[str], folder: Path) -> list[tuple[str, float]]:
         if inside and depth > inside:
             continue
         inside = 0
-        if not match[4].startswith("drivetrain") and seconds > 0.01:  # of ours what they bring is told
+        if (
+            not match[4].startswith("drivetrain") and seconds > 0.01
+        ):  # of our own modules, those that they import are listed
             found.append((match[4], seconds))
             inside = depth
     return sorted(found, key=lambda each: -each[1])[:TOP]

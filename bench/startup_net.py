@@ -1,4 +1,4 @@
-"""What the bench of start-up trains on both sides: a small convolutional network on random pictures."""
+"""The model and data of the start-up bench, on both sides: a small convolutional network on random pictures."""
 
 from __future__ import annotations
 

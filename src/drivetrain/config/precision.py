@@ -22,7 +22,7 @@ FP8_FROM = (8, 9)  # compute capability: below, GPUs have no products of 8-bit f
 
 @dataclass(frozen=True)
 class Need:
-    """What a precision asks of the device beyond arithmetic, which a CPU can always emulate."""
+    """Requirements of a precision on the device, beyond arithmetic, which a CPU can always emulate."""
 
     devices: tuple[str, ...] = ("cpu", "cuda")
     compute_capability: tuple[int, int] = (0, 0)

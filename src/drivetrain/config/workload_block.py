@@ -1,4 +1,4 @@
-"""What every kind of workload answers, so that other rules need not ask which kind it is."""
+"""The base of all workloads' blocks: its properties answer for the workload, so that rules need not ask its kind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class WorkloadBlock(Frozen):
     def known_config(self) -> dict[str, Any]:
         """The model's Transformers config as far as it is seen without the hub; empty where there is none.
 
-        What is wrong with a model's folder is reported when it is read.
+        A folder that cannot be read is reported when the model is built.
         """
         model: Any = getattr(self, "model", None)
         if model is None or model.path is None:

@@ -1,4 +1,4 @@
-"""Engines: how a run is spread over devices. One block a kind, told apart by `name`, which answers for itself.
+"""Engines spread a run over devices. Each kind has a block of the run file, with a `name`, that answers for itself.
 
 A new engine is a block here (a class of `block.EngineBlock`, listed in KINDS and in EngineConfig) and a class in
 `drivetrain.engines`.

@@ -1,4 +1,4 @@
-"""What every kind of engine answers, so that nothing else in the project asks which kind it is."""
+"""The base of all engines' blocks: its methods answer for the engine, so that no other code asks which kind it is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_FP8 = {"fp8-mixed": "torchao's layers for it were tried on single, ddp and fs
 
 @dataclass(frozen=True)
 class Traits:
-    """What a kind of engine can do, whatever its options."""
+    """The abilities of a kind of engine, whatever its options."""
 
     title: str
     implementation: str  # the class in drivetrain.engines, as module:class
@@ -142,12 +142,12 @@ class EngineBlock(Frozen):
         return iter(())
 
     def low_bit_problems(self, name: str, path: str, label: str) -> Iterator[Problem]:
-        """What of an optimizer whose state is codes and scales. path: its import path; label: the run's engine."""
+        """Problems of an optimizer whose state is codes and scales. path: its import path; label: the run's engine."""
         del name, path, label
         return iter(())
 
     def notices(self, run: RunConfig, machine: Machine) -> Iterator[str]:
-        """What works but should be known before the run starts."""
+        """Remarks on what works but should be known before the run starts."""
         del run, machine
         return iter(())
 

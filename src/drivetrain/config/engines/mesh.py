@@ -147,7 +147,7 @@ class MeshEngine(EngineBlock):
             yield Problem("micro_batch_size", why, f"give at most {max(1, share // self.pp)}")
 
     def model_problems(self, config: dict[str, Any], where: str) -> Iterator[Problem]:
-        """What a model's config says that a degree cannot be. Fields that are left out are seen when it is built."""
+        """Degrees that a model's config rules out. Fields that it leaves out are seen when the model is built."""
         for name in HEADS:
             heads = config.get(name)
             if not isinstance(heads, int):
@@ -165,7 +165,7 @@ class MeshEngine(EngineBlock):
                 yield Problem(f"{where}.pp", f"{name} ({layers}) < pp ({self.pp})", f"give at most {layers} stages")
 
     def adapter_problems(self, adapters: Sequence[Adapter], compiles: bool) -> Iterator[Problem]:
-        """What of adapters cannot be spread. Those at a path are seen when the model is built."""
+        """Adapters that cannot be spread. Those at a path are seen when the model is built."""
         prompts = sorted({adapter.method for adapter in adapters if adapter.path is None and adapter.method in PROMPTS})
         if prompts:
             why = f"engine=mesh {NO_PROMPTS} ({', '.join(prompts)})"

@@ -37,7 +37,7 @@ def read(reader: Callable[[Path], dict[str, Any]]) -> BeforeValidator:
 
 
 def content(given: Any, reader: Callable[[Path], dict[str, Any]]) -> dict[str, Any] | None:
-    """What the `config` of a block holds; ValueError if its file cannot be read."""
+    """Return what the `config` of a block holds; ValueError if its file cannot be read."""
     config = given.get("config") if isinstance(given, dict) else None
     return _read_file(reader, config) if isinstance(config, str | Path | dict) else None
 

@@ -131,6 +131,6 @@ def _loaded(folder: Path, number: int) -> dict[str, np.ndarray]:
 
 
 def removed(folder: Path) -> None:
-    """What a finished store needs no more."""
+    """Remove the pieces' files, which a finished store no longer needs."""
     for file in folder.glob("block-*.npz"):
         file.unlink()
