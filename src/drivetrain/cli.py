@@ -16,6 +16,7 @@ from rich.markup import escape
 from drivetrain import __version__
 from drivetrain.arguments import example, path_argument, path_option
 from drivetrain.errors import Interrupted, RankError, RunError, UserError
+from drivetrain.show_cache import cache
 from drivetrain.show_checkpoint import checkpoint
 from drivetrain.show_doctor import doctor
 from drivetrain.show_fields import fields
@@ -279,6 +280,7 @@ app.command("import", epilog=example("drivetrain import qwen_lora_sft.yaml --out
 app.command(epilog=example("drivetrain replay runs/digits --step 40"))(replay)
 app.command(epilog=example("drivetrain fields", "drivetrain fields optimizer schedule"))(fields)
 app.command(epilog=example("drivetrain doctor", "drivetrain doctor runs/digits --bundle"))(doctor)
+app.command(epilog=example("drivetrain cache", "drivetrain cache --unused-days 30 --most-gb 50"))(cache)
 app.add_typer(checkpoint, name="checkpoint")
 
 

@@ -1,0 +1,104 @@
+"""The folder of tokenised data: what lies in it, and how it becomes smaller."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from drivetrain.data.array_store import CONTENTS
+
+DAY = 86_400
+# names that this project gives: nothing else in the folder is listed or removed
+NAMES = {
+    re.compile(r"rows-[0-9a-f]{40}"): "rows of a table",
+    re.compile(r"tokens-[0-9a-f]{40}"): "tokens of a table",
+    re.compile(r"texts-[0-9a-f]{40}"): "tokens of texts",
+    re.compile(r"tokenizer-[0-9a-f]{40}"): "tokenizer",
+    re.compile(r"source-[0-9a-f]{40}\.json"): "digest of a file",
+    re.compile(r"[0-9a-f]{40}\.npz"): "tokens of samples",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """used: when a run last asked for it, in seconds since 1970. is_whole: False for what a run is building, or a
+    killed one left for the next to go on from."""
+
+    path: Path
+    kind: str
+    bytes: int
+    used: float
+    is_whole: bool
+
+
+def entries(root: Path) -> list[Entry]:
+    """All of them, the longest unused first."""
+    found = []
+    for path in root.iterdir() if root.is_dir() else ():
+        kind = next((kind for name, kind in NAMES.items() if name.fullmatch(path.name)), None)
+        if kind is not None and not path.is_symlink():
+            with suppress(FileNotFoundError):  # another process removed it
+                found.append(_entry(path, kind))
+    return sorted(found, key=lambda entry: entry.used)
+
+
+def _entry(path: Path, kind: str) -> Entry:
+    if not path.is_dir():
+        state = path.stat()
+        return Entry(path, kind, state.st_size, max(state.st_mtime, state.st_atime), True)
+    contents = path / CONTENTS  # its time is set by each start that takes the arrays
+    used = (contents if contents.exists() else path).stat().st_mtime
+    return Entry(path, kind, sum(file.stat().st_size for file in path.iterdir()), used, contents.exists())
+
+
+def pruned(root: Path, unused_seconds: float | None, most_bytes: int | None) -> tuple[list[Entry], list[Entry]]:
+    """Remove what was not used for so long, then the longest unused until no more than `most_bytes` are left.
+
+    Returns what was removed, and what should have been and is in use.
+    """
+    held = entries(root)
+    left, now, mapped = sum(entry.bytes for entry in held), time.time(), set(_mapped(root))
+    removed, in_use = [], []
+    for entry in held:
+        too_old = unused_seconds is not None and now - entry.used > unused_seconds
+        if not too_old and (most_bytes is None or left <= most_bytes):
+            continue
+        if entry.path.name not in mapped and _removed(entry, root):
+            removed.append(entry)
+            left -= entry.bytes
+        else:
+            in_use.append(entry)
+    return removed, in_use
+
+
+def _removed(entry: Entry, root: Path) -> bool:
+    """Whether it could be removed: a process that builds it holds its lock."""
+    if entry.path.is_file():
+        entry.path.unlink(missing_ok=True)
+        return True
+    lock = FileLock(root / f"{entry.path.name}.lock")
+    try:
+        with lock.acquire(timeout=0):
+            (entry.path / CONTENTS).unlink(missing_ok=True)  # first, so that nothing half removed passes for whole
+            shutil.rmtree(entry.path, ignore_errors=True)
+    except Timeout:
+        return False
+    return True
+
+
+def _mapped(root: Path) -> Iterator[str]:
+    """Names of the entries whose arrays a process of this machine has mapped, where the system says so (Linux)."""
+    place = f"{root.resolve()}/"
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):  # it has ended, or is another user's
+            for line in maps.read_text(errors="replace").splitlines():
+                _, found, path = line.partition(place)
+                if found:
+                    yield path.split("/")[0]
