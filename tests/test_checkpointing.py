@@ -90,6 +90,22 @@ def states(training: Training) -> dict[str, dict[str, Any]]:
     return found
 
 
+def test_another_length_is_reported_where_the_schedule_follows_it(tmp_path: Path) -> None:
+    first = Training(tmp_path, schedule={"name": "linear"})
+    first.checkpoints.save(first.train(Progress(), 3))
+    told = []
+    for loop, name in (({"steps": 9}, "linear"), ({"epochs": 1}, "linear"), ({"steps": 18}, "constant")):
+        second = Training(tmp_path, loop=loop, schedule={"name": name})
+        second.checkpoints.restore()
+        told.append(second.warnings())
+    [message] = told[1]
+    assert (told[0], told[2]) == ([], [])
+    assert message == (
+        "the checkpoint is of a run of 9 steps, and this one has 1 epoch: the learning rate leaves the old schedule "
+        "here and goes on along one of 1 epoch (linear)"
+    )
+
+
 def test_the_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
     training = Training(tmp_path, optimizer={"name": "sgd", "lr": 0.1})
     training.checkpoints.save(training.train(Progress(), 1))

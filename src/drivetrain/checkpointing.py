@@ -116,6 +116,7 @@ class RunCheckpoints:
                 "engine": state["engine"],
                 "order": self._order,
                 "optimizer": self._run.optimizer.name,
+                "length": self._length,
             }
         return parts
 
@@ -140,6 +141,7 @@ class RunCheckpoints:
             self._send(Warned(message=told))
         self._same_order(training["order"])
         self._same_optimizer(training.get("optimizer", self._run.optimizer.name))
+        self._same_length(training.get("length") or self._length)
         check_fits(self._engine.shapes(), state["model"], path)
         for message in self._engine.check_base(path):
             self._send(Warned(message=message))
@@ -200,6 +202,22 @@ class RunCheckpoints:
                 "--resume",
                 f"the checkpoint holds the state of {saved}, which {self._run.optimizer.name} cannot take",
                 f"give optimizer.name={saved}, or start anew with --overwrite",
+            )
+
+    @property
+    def _length(self) -> str:
+        loop = self._run.loop
+        unit, number = ("step", loop.steps) if loop.steps is not None else ("epoch", loop.epochs)
+        return f"{number} {unit}{'' if number == 1 else 's'}"
+
+    def _same_length(self, saved: str) -> None:
+        name = self._run.schedule.name
+        if saved != self._length and name not in ("constant", "inverse_sqrt"):  # which do not ask how long a run is
+            self._send(
+                Warned(
+                    message=f"the checkpoint is of a run of {saved}, and this one has {self._length}: the learning "
+                    f"rate leaves the old schedule here and goes on along one of {self._length} ({name})"
+                )
             )
 
     def _same_order(self, saved: dict[str, int]) -> None:

@@ -99,6 +99,7 @@ class Training(_Strict):
     engine: EngineState
     order: Order
     optimizer: str | None = None
+    length: str | None = None
 
 
 class Group(BaseModel):

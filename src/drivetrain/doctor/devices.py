@@ -9,7 +9,7 @@ import torch
 
 from drivetrain.config.precision import PRECISIONS
 
-NEVER = "never tried on this kind"
+NEVER = "not run on such a device so far"
 UNUSED = "nothing yet: a run takes the CPU"
 
 
