@@ -289,7 +289,15 @@ def main(arguments: list[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else arguments
     # the deepspeed launcher adds --local_rank=N, which LOCAL_RANK says as well
     own = [word for word in given if not word.startswith(("--local_rank=", "--local-rank="))]
-    sys.exit(_told(functools.partial(app, args=own)))
+    try:
+        code: Any = _told(functools.partial(app, args=own))
+    except SystemExit as end:  # typer ends every command with one
+        code = end.code
+    if "torch.distributed" in sys.modules:
+        from drivetrain.launch.outer import end_if_rank
+
+        end_if_rank(int(code or 0))
+    sys.exit(code)
 
 
 def _told(command: Callable[[], Any]) -> int:

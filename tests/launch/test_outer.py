@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from drivetrain import __version__
 from drivetrain.config.load import validate
 from drivetrain.config.machine import Machine
 from drivetrain.config.rules import check
@@ -123,6 +125,22 @@ def test_what_accelerate_launch_was_told_and_the_run_says_too_is_none_of_its_pro
     settings = ("engine=fsdp", "precision=bf16-mixed", "processes=1", "loop.steps=2", "--quiet")
     code, _, said = drivetrain("train", "run.yaml", *settings, "output=agreeing")
     assert code == 0, said
+
+
+@pytest.mark.parametrize(("world_size", "expected"), [("1", -signal.SIGABRT), ("2", 0)])
+def test_a_rank_of_another_launcher_ends_before_threads_of_its_process_group_can_abort_it(
+    world_size: str, expected: int
+) -> None:
+    told = {"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": world_size, "WORLD_SIZE": world_size}
+    program = (
+        "import atexit, os, torch.distributed; from drivetrain.cli import main; "
+        "atexit.register(os.abort); main(['version'])"
+    )
+    environment = os.environ | told | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (expected, f"{__version__}\n"), done.stderr
 
 
 @pytest.mark.parametrize(("seen", "expected"), [(1, 0), (4, 2)])

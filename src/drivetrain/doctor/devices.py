@@ -9,7 +9,7 @@ import torch
 
 from drivetrain.config.precision import PRECISIONS
 
-NEVER = "not run on such a device so far"
+NEVER = "never tried"
 UNUSED = "nothing yet: a run takes the CPU"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -51,6 +52,19 @@ class OuterLauncher:
             why = "auto starts processes again and again, and these were started by another launcher"
             problems.append(Problem("micro_batch_size", why, "give a number"))
         return run.model_copy(update={"processes": self.processes, "nodes": nodes}), problems
+
+
+def end_if_rank(code: int) -> None:
+    """End this process at once if it is one of several ranks that another launcher started; otherwise return.
+
+    gloo's threads may still free tensors of the last collective. They need Python's lock for that, and a thread that
+    asks an interpreter for it that is shutting down is ended in the middle of C++, which aborts the process (-6).
+    """
+    outer = OuterLauncher.here()
+    if outer is not None and outer.world_size > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def accelerate_problems(run: RunConfig) -> Iterator[Problem]:
