@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from drivetrain.data import block_work, token_blocks
+from drivetrain.data import block_work
 from drivetrain.data.text_rows import TextRows, open_text_rows
 from drivetrain.data.token_blocks import stored_tokens
 from drivetrain.data.tokenised import Tokens, tokenise_block
@@ -74,7 +74,7 @@ def test_blocks_and_processes_give_what_one_call_of_the_tokenizer_gives(
     tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int, indices: np.ndarray | None
 ) -> None:
     rows = written(tmp_path, 200)
-    monkeypatch.setattr(token_blocks, "BLOCK_TEXTS", 3)
+    monkeypatch.setattr(block_work, "BLOCK_TEXTS", 3)
     monkeypatch.setattr(block_work, "PROCESS_BYTES", 1 if processes > 1 else 1 << 40)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processes)))
     tokens, warning = stored_tokens(tokenizer, rows, indices, 16, tmp_path / "cache")
@@ -91,7 +91,7 @@ original = block_work.make_block
 def slow(work, number):
     original(work, number)
     time.sleep(0.05)
-block_work.make_block, token_blocks.BLOCK_TEXTS = slow, 3
+block_work.make_block, block_work.BLOCK_TEXTS = slow, 3
 rows, tokenizer = pickle.load(open(sys.argv[1] + "/given", "rb"))
 token_blocks.stored_tokens(tokenizer, rows, None, 16, Path(sys.argv[1]) / "cache")
 """
@@ -117,7 +117,7 @@ def test_a_killed_builder_is_gone_on_from_and_the_arrays_are_the_same(
         original(work, number)
 
     monkeypatch.setattr(block_work, "make_block", counted)
-    monkeypatch.setattr(token_blocks, "BLOCK_TEXTS", 3)
+    monkeypatch.setattr(block_work, "BLOCK_TEXTS", 3)
     tokens, _ = stored_tokens(tokenizer, rows, None, 16, tmp_path / "cache")
     assert len(again) == 67 - finished
     assert parts(tokens) == tokenizer(list(rows.first), truncation=True, max_length=16)["input_ids"]

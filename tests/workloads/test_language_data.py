@@ -51,9 +51,9 @@ def tokenised_anew(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
     original = ChatTemplate.tokenised
 
-    def counted(self: ChatTemplate, conversations: Any, train_on: Any) -> Any:
+    def counted(self: ChatTemplate, conversations: Any, train_on: Any, *checked: Any) -> Any:
         calls.append(len(conversations))
-        return original(self, conversations, train_on)
+        return original(self, conversations, train_on, *checked)
 
     monkeypatch.setattr(ChatTemplate, "tokenised", counted)
     return calls

@@ -9,6 +9,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from drivetrain.data.language.contents import Contents
+from drivetrain.data.language.sets import DataSet, Text
 from drivetrain.errors import UserError
 from drivetrain.workloads.language_tokenizer import MadeTokenizer, make_tokenizer
 from tests.tiny_language import ROWS, config, loaded, talk, workload
@@ -32,7 +34,8 @@ def published(tmp_path: Path) -> str:
 
 
 def made(folder: Path, contents: list[str] = TEXTS, stage: str = "pretrain", **given: Any) -> MadeTokenizer:
-    return make_tokenizer(config(folder, ROWS, stage, **given), contents)
+    texts = DataSet("a.txt", len(contents), [Text(each, "a.txt") for each in contents])
+    return make_tokenizer(config(folder, ROWS, stage, **given), Contents([texts]))
 
 
 def refusal(folder: Path, **given: Any) -> str:

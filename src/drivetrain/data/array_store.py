@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -52,6 +52,7 @@ class Writer:
         self._folder = folder
         self._dtypes: dict[str, str] = {}
         self._files: dict[str, Any] = {}
+        self._ends: dict[str, int] = {}
 
     def __enter__(self) -> Writer:
         return self
@@ -66,6 +67,12 @@ class Writer:
             self._files[name] = (self._folder / name).open("wb")
         assert values.dtype.str == self._dtypes[name]
         self._files[name].write(values.tobytes())
+
+    def append_ends(self, name: str, lengths: Sequence[int] | np.ndarray) -> None:
+        """The array of where parts end that lie one after the other, (N,) int64."""
+        ends = self._ends.get(name, 0) + np.cumsum(lengths, dtype=np.int64)
+        self.append(name, ends)
+        self._ends[name] = int(ends[-1]) if len(ends) else self._ends.get(name, 0)
 
     def finish(self, facts: Mapping[str, Any]) -> None:
         for file in self._files.values():

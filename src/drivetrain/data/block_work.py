@@ -11,17 +11,19 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from drivetrain.data.array_store import replaced_when_whole
-from drivetrain.errors import RunError
+from drivetrain.data.array_store import Writer, replaced_when_whole
+from drivetrain.errors import RunError, UserError
 
+BLOCK_BYTES, BLOCK_TEXTS = 2 << 20, 4096  # of one call of a tokenizer, whose result is Python's objects
 PROCESS_BYTES = 64 << 20  # for each so many a further process pays: it takes seconds to start
 SAID_EVERY = 10.0  # seconds, where no terminal shows a line that changes
+REFUSED = 3  # exit code of a process that met a user's error
 
 
 class Work(Protocol):
@@ -41,10 +43,49 @@ class Work(Protocol):
 def worked_off(work: Work, sizes: np.ndarray) -> None:
     """Make each block whose file is not there. sizes: bytes of text of each block."""
     left = [number for number in range(len(sizes)) if not block_file(work.folder, number).exists()]
-    shown = _Progress(sizes, left)
+    before = int(sizes.sum()) - int(sizes[left].sum())
+    shown = Progress("tokenising", int(sizes.sum()), before)
     for number in _finished(work, left, int(sizes.sum())):
-        shown.finished(number)
+        shown.add(int(sizes[number]))
     shown.end()
+
+
+def blocks_of(sizes: np.ndarray) -> list[tuple[int, int]]:
+    """First text, and the one behind the last, of each block. sizes: bytes of each text."""
+    blocks, start = [], 0
+    ends = np.cumsum(sizes)
+    while start < len(sizes):
+        before = int(ends[start - 1]) if start else 0
+        stop = int(np.searchsorted(ends, before + BLOCK_BYTES, side="right"))
+        stop = min(max(stop, start + 1), start + BLOCK_TEXTS)
+        blocks.append((start, stop))
+        start = stop
+    return blocks
+
+
+def joined(folder: Path, count: int, facts: Mapping[str, Callable[[list[np.ndarray]], Any]] | None = None) -> None:
+    """Make the blocks' arrays a store, one block after the other. `lengths` become `offsets`.
+
+    facts: the arrays that become facts of the store instead, and how: from those of all blocks. The blocks are removed
+    when the store is finished.
+    """
+    facts = facts or {}
+    apart: dict[str, list[np.ndarray]] = {name: [] for name in facts}
+    with Writer(folder) as writer:
+        writer.append("offsets", np.zeros(1, np.int64))
+        for number in range(count):
+            with np.load(block_file(folder, number), allow_pickle=False) as held:
+                for name in held.files:
+                    values = held[name]
+                    if name in apart:
+                        apart[name].append(values)
+                    elif name == "lengths":
+                        writer.append_ends("offsets", values)
+                    else:
+                        writer.append(name, values)
+        writer.finish({name: made(apart[name]) for name, made in facts.items()})
+    for number in range(count):
+        block_file(folder, number).unlink()
 
 
 def block_file(folder: Path, number: int) -> Path:
@@ -90,7 +131,13 @@ def _in_processes(work: Work, left: Sequence[int], processes: int) -> Iterator[i
         os.close(writing)
         with os.fdopen(reading, encoding="ascii") as finished:
             yield from map(int, finished)
-        if failed := [code for worker in workers if (code := worker.wait())]:
+        codes = [worker.wait() for worker in workers]
+        if REFUSED in codes:  # made here, the block raises the error itself
+            for number in left:
+                if not block_file(work.folder, number).exists():
+                    make_block(work, number)
+                    yield number
+        elif failed := [code for code in codes if code]:
             raise RunError(f"a process that tokenised ended with code {failed[0]}; what it printed stands above")
     finally:
         for worker in workers:
@@ -102,26 +149,30 @@ def _in_processes(work: Work, left: Sequence[int], processes: int) -> Iterator[i
 def _work_off() -> None:
     work, numbers = pickle.load(sys.stdin.buffer)
     for number in numbers:
-        make_block(work, number)
+        try:
+            make_block(work, number)
+        except UserError:
+            sys.exit(REFUSED)
         os.write(1, f"{number}\n".encode())  # ends this process once the builder is gone: nobody reads
 
 
 # --- what a user sees ------------------------------------------------------------------------------------------------
 
 
-class _Progress:
+class Progress:
     """A line that says how far it is, for work that takes longer than two seconds."""
 
-    def __init__(self, sizes: np.ndarray, left: Sequence[int]) -> None:
-        self._bytes = sizes
-        self._all = int(sizes.sum())
-        self._done = self._before = self._all - int(sizes[list(left)].sum())
+    def __init__(self, what: str, total: int, done: int = 0) -> None:
+        """total, done: bytes of all the work, and of what an earlier process did."""
+        self._what, self._all = what, total
+        self._done = self._before = done
         self._start = self._last = time.monotonic()
         self._terminal = sys.stderr.isatty()
         self._shown = False
 
-    def finished(self, number: int) -> None:
-        self._done += int(self._bytes[number])
+    def add(self, size: int) -> None:
+        """size: bytes that were worked off."""
+        self._done += size
         now = time.monotonic()
         if now - self._start < 2 or now - self._last < (0.5 if self._terminal else SAID_EVERY):
             return
@@ -129,7 +180,7 @@ class _Progress:
         rate = (self._done - self._before) / (now - self._start)
         remaining = int((self._all - self._done) / max(rate, 1))
         line = (
-            f"tokenising: {self._done / 1e6:,.0f} of {self._all / 1e6:,.0f} MB, {rate / 1e6:.1f} MB/s, "
+            f"{self._what}: {self._done / 1e6:,.0f} of {self._all / 1e6:,.0f} MB, {rate / 1e6:.1f} MB/s, "
             f"{remaining // 60} min {remaining % 60} s left"
         )
         print(

@@ -6,6 +6,7 @@ import json
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -93,27 +94,39 @@ def read_json_lines(path: Path, name: str, field: str) -> HeldRows:
 
 
 class StreamedJsonLines:
-    """Rows of a file of any size: one pass remembers where every thousandth begins, the rest is read when asked for."""
+    """Rows of a file of any size, read when asked for. Beyond the first thousand, one pass remembers where every
+    thousandth begins."""
 
     def __init__(self, path: Path, name: str, field: str) -> None:
         self._path, self._name, self._field = path, name, field
-        self._places: list[tuple[int, int, int]] = []  # row, its first byte (blank lines before it included), line - 1
-        self._length = 0
-        before = (0, 0)
-        with path.open("rb") as opened:
-            for number, end, _ in _lines(opened, 0):
-                if self._length % EVERY == 0:
-                    self._places.append((self._length, *before))
-                self._length += 1
-                before = (end, number)
+        with path.open("rb"):  # OSError here, where all that cannot be opened is reported together
+            pass
         self._next = (0, 0, 0)  # behind the last row that was read, as in _places
         self._known: tuple[int, list[int]] = (0, [])  # the first of the rows read last, and the line of each
 
+    @cached_property
+    def _index(self) -> tuple[list[tuple[int, int, int]], int]:
+        """Of every thousandth row: its number, its first byte (blank lines before it included), line - 1. And how many
+        rows there are."""
+        places, length, before = [], 0, (0, 0)
+        with self._path.open("rb") as opened:
+            for number, end, _ in _lines(opened, 0):
+                if length % EVERY == 0:
+                    places.append((length, *before))
+                length += 1
+                before = (end, number)
+        return places, length
+
     def __len__(self) -> int:
-        return self._length
+        return self._index[1]
+
+    def __bool__(self) -> bool:
+        """Found without the length."""
+        return next(self._lines_from(0, 1), None) is not None
 
     def read(self, start: int, stop: int) -> list[Row]:
-        stop = min(stop, self._length)
+        is_beginning = stop <= EVERY and "_index" not in self.__dict__
+        stop = stop if is_beginning else min(stop, len(self))
         rows: list[Row] = []
         numbers: list[int] = []
         broken: list[str] = []
@@ -128,7 +141,7 @@ class StreamedJsonLines:
                 broken.append(f"line {number} {error}")
         if broken:
             raise UserError([_broken(broken, self._path, self._field)])
-        if len(rows) < stop - start:
+        if len(rows) < stop - start and not is_beginning:
             why = f"{self._path} has fewer lines than when it was opened"
             raise problem(self._field, why, "leave data alone while they are read")
         if rows:
@@ -145,7 +158,7 @@ class StreamedJsonLines:
         """As `_lines`, of the rows start to stop - 1."""
         if start >= stop:
             return
-        place = self._places[start // EVERY]
+        place = self._index[0][start // EVERY] if start >= EVERY else (0, 0, 0)
         row, offset, line = self._next if place[0] < self._next[0] <= start else place
         with self._path.open("rb") as opened:  # anew each time: an open file's position is shared by forked processes
             opened.seek(offset)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +22,8 @@ Row = dict[str, Any]
 JSON_LINES = (".jsonl", ".ndjson")
 TABLES = (".csv", ".tsv")
 TEXTS = (".txt", ".md")
-ENDINGS = (".json", *JSON_LINES, *TABLES, ".parquet", ".arrow", ".feather", *TEXTS)
+ARROW = (".parquet", ".arrow", ".feather")
+ENDINGS = (".json", *JSON_LINES, *TABLES, *ARROW, *TEXTS)
 
 # what the hub and the package datasets put beside the data
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
@@ -86,9 +88,20 @@ def open_rows(
     rows = parts[0] if len(parts) == 1 else JoinedRows(parts)
     if problems:
         raise BrokenRows(problems, rows) if len(rows) else UserError(problems)
-    if not len(rows):
+    if not rows:
         raise problem(field, f"{path} has no rows", "give data with rows")
     return rows
+
+
+def large_files(path: str, field: str) -> list[Path]:
+    """The files of a data set of 16 MB and more, if each is of a kind whose rows can be read as they are asked for."""
+    given = Path(path).expanduser()
+    try:
+        files = list(_files_below(given, path, field).values()) if given.is_dir() else [given]
+        large = sum(file.stat().st_size for file in files) >= LONG
+    except (UserError, OSError):  # opening them says why
+        return []
+    return files if large and all(file.suffix.lower() in (*JSON_LINES, *ARROW) for file in files) else []
 
 
 def _refuse_hub_choices(path: str, field: str, **chosen: str | None) -> None:
@@ -208,13 +221,24 @@ class JoinedRows:
 
     def __init__(self, parts: Sequence[Rows]) -> None:
         self._parts = parts
-        self._starts = np.cumsum([0, *(len(part) for part in parts)])
+
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        return np.cumsum([0, *(len(part) for part in self._parts)])
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
+    def __bool__(self) -> bool:
+        """Found without the lengths."""
+        return any(self._parts)
+
     def read(self, start: int, stop: int) -> list[Row]:
         rows: list[Row] = []
+        if start == 0 and "_starts" not in self.__dict__:  # the beginning, without the lengths of all parts
+            for part in self._parts:
+                rows += part.read(0, stop - len(rows)) if len(rows) < stop else []
+            return rows
         for number in range(self._part(start), len(self._parts)):
             first = int(self._starts[number])
             if first >= stop:

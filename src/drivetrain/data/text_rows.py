@@ -150,7 +150,6 @@ class _Pass:
         self._labels: dict[tuple[type, Any], int] = {}
         self._unlabelled: list[int] = []
         self._num_unlabelled = 0
-        self._ends = {"first": 0, "second": 0}
 
     @property
     def wanted_styles(self) -> dict[str, str]:
@@ -195,10 +194,8 @@ class _Pass:
                 continue
             texts = first if name == "first" else _as_texts(columns[role], self._styles[role])
             encoded = [texts[number].encode("utf-8", "surrogatepass") for number in kept]
-            ends = self._ends[name] + np.cumsum([len(each) for each in encoded], dtype=np.int64)
             writer.append(name, np.frombuffer(b"".join(encoded), np.uint8))
-            writer.append(f"{name}_ends", ends)
-            self._ends[name] = int(ends[-1]) if len(ends) else self._ends[name]
+            writer.append_ends(f"{name}_ends", [len(each) for each in encoded])
             for digest, each in zip(digests, encoded, strict=True):
                 digest.update(len(each).to_bytes(8, "little") + each)
         hashes = b"".join(digest.digest() for digest in digests)

@@ -14,13 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from drivetrain.data.array_store import Store, Writer, check_room, default_root, stored
-from drivetrain.data.block_work import block_file, worked_off
+from drivetrain.data.array_store import Store, check_room, default_root, stored
+from drivetrain.data.block_work import blocks_of, joined, worked_off
 from drivetrain.data.text_rows import TextRows
 from drivetrain.data.token_cache import content_key
 from drivetrain.data.tokenised import Tokens, tokenise_block
-
-BLOCK_BYTES, BLOCK_TEXTS = 2 << 20, 4096  # of one call of the tokenizer, whose result is Python's objects
 
 
 @dataclass(frozen=True)
@@ -63,31 +61,13 @@ def stored_tokens(
 
 def _build(folder: Path, tokenizer: Any, rows: TextRows, indices: np.ndarray | None, max_length: int) -> None:
     sizes = _sizes(rows, indices)
-    blocks = _blocks(sizes)
+    blocks = blocks_of(sizes)
     # of ordinary text a token is three bytes or more and takes four, in its block and in the array
     check_room(folder, min(int(sizes.sum()) * 3, len(sizes) * max_length * 8), f"tokenising {len(sizes):,} texts")
     work = Work(tokenizer, rows.store, indices, max_length, folder, blocks)
     starts = [start for start, _ in blocks]
     worked_off(work, np.add.reduceat(sizes, starts) if starts else np.zeros(0, np.int64))
-    _join(folder, len(blocks))
-
-
-def _join(folder: Path, count: int) -> None:
-    """The blocks' arrays, one after the other; the blocks go when the store is finished."""
-    end = 0
-    with Writer(folder) as writer:
-        writer.append("offsets", np.zeros(1, np.int64))
-        for number in range(count):
-            with np.load(block_file(folder, number), allow_pickle=False) as held:
-                for name in held.files:
-                    values = held[name]
-                    if name == "lengths":
-                        values, name = end + np.cumsum(values, dtype=np.int64), "offsets"
-                        end = int(values[-1])
-                    writer.append(name, values)
-        writer.finish({})
-    for number in range(count):
-        block_file(folder, number).unlink()
+    joined(folder, len(blocks))
 
 
 def _sizes(rows: TextRows, indices: np.ndarray | None) -> np.ndarray:
@@ -97,15 +77,3 @@ def _sizes(rows: TextRows, indices: np.ndarray | None) -> np.ndarray:
         if name in rows.store:
             sizes += np.diff(rows.store.array(name), prepend=0)
     return sizes if indices is None else sizes[indices]
-
-
-def _blocks(sizes: np.ndarray) -> list[tuple[int, int]]:
-    blocks, start = [], 0
-    ends = np.cumsum(sizes)
-    while start < len(sizes):
-        before = int(ends[start - 1]) if start else 0
-        stop = int(np.searchsorted(ends, before + BLOCK_BYTES, side="right"))
-        stop = min(max(stop, start + 1), start + BLOCK_TEXTS)
-        blocks.append((start, stop))
-        start = stop
-    return blocks

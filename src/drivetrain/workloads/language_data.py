@@ -11,12 +11,14 @@ import numpy as np
 from drivetrain.config.language import LanguageData, LanguageModel
 from drivetrain.data.bad_rows import BadRow, by_reason
 from drivetrain.data.language.chat import ChatTemplate
+from drivetrain.data.language.contents import Contents
 from drivetrain.data.language.conversation_samples import Cut, conversation_samples
 from drivetrain.data.language.conversations import Conversation
 from drivetrain.data.language.document_tokens import stored_ids
 from drivetrain.data.language.placeholders import placeholders_note
 from drivetrain.data.language.samples import JoinedSamples, TextWindows, Tokenised
-from drivetrain.data.language.sets import LOOKED_AT, DataSet, OpenSet, contents_of, open_sets, refuse_bad_rows
+from drivetrain.data.language.sets import LOOKED_AT, DataSet, OpenSet, open_sets, refuse_bad_rows
+from drivetrain.data.language.stored_conversations import StoredConversations, taken
 from drivetrain.data.order import Part
 from drivetrain.errors import Problem, problem, together
 from drivetrain.workloads.language_refusals import read_sets, told_behind
@@ -108,6 +110,8 @@ class LanguageReader:
         sets, held = read_sets(found, broken, self._data, self.seed, self._take_tokenizer)
         self._take_tokenizer(sets)
         for each in (*sets, *held):
+            if each.warning:
+                self.warn(each.warning)
             self._warn_of_placeholders(each.conversations, each.name)
         accounts = self.accounts
         fraction = self._data.evaluation_fraction if not others else 0.0
@@ -134,11 +138,13 @@ class LanguageReader:
         return train, [first for first, _ in given]
 
     def _take_tokenizer(self, sets: Sequence[DataSet]) -> ChatTemplate | None:
-        made = make_tokenizer(self._config, [content for each in sets for content in contents_of(each)])
+        made = make_tokenizer(self._config, Contents(sets))
         self.tokenizer, self.template, self.added_tokens = made.tokenizer, made.template, made.added
         return made.template
 
     def _warn_of_placeholders(self, conversations: Sequence[Conversation], name: str, among: str = "") -> None:
+        if isinstance(conversations, StoredConversations) and not conversations.has_placeholders:
+            return
         note = placeholders_note(conversations, name, among)
         if note is not None:
             self.warn(note)
@@ -187,8 +193,8 @@ class LanguageReader:
         order = np.random.default_rng(self.seed).permutation(len(conversations))
         count = round(len(conversations) * fraction)
         held, kept = np.sort(order[:count]), np.sort(order[count:])
-        self._hold(conversations if account.for_evaluation else [conversations[i] for i in held])
-        cuts = [self._cut([conversations[i] for i in part], account) for part in (kept, held)]
+        self._hold(conversations if account.for_evaluation else taken(conversations, held))
+        cuts = [self._cut(taken(conversations, part), account) for part in (kept, held)]
         return cuts[0].samples, cuts[1].samples
 
     def _hold(self, conversations: Sequence[Conversation]) -> None:

@@ -132,7 +132,7 @@ def _beginning(stream: Stream) -> tuple[Account, TokenSamples]:
         texts, account.bad = opened.texts(rows)
         samples = _in_memory(replace(stream, rows=list(texts)).samples)
         end = stream.tokenizer.eos_token_id
-        last = samples.ids[samples.offsets[1:] - 1]
+        last = samples.ids[samples.starts + samples.lengths - 1]
         account.truncated = int(((samples.lengths == stream.data.length) & ((end is None) | (last != end))).sum())
         return account, samples
     conversations, bad = opened.conversations(rows)
@@ -146,10 +146,12 @@ def _beginning(stream: Stream) -> tuple[Account, TokenSamples]:
 def _in_memory(samples: Tokenised) -> TokenSamples:
     indices = range(len(samples))
     loaded = [samples.load(index, 0) for index in indices]
+    lengths = np.array([len(ids) for ids, _ in loaded], np.int64)
     return TokenSamples(
         np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in loaded)]),
         np.concatenate([np.zeros(0, bool), *(targets for _, targets in loaded)]),
-        np.cumsum([0, *(len(ids) for ids, _ in loaded)], dtype=np.int64),
+        np.cumsum(lengths) - lengths,
+        lengths,
         [samples.name(index) for index in indices],
     )
 
@@ -165,7 +167,7 @@ def _known(samples: JoinedSamples | None) -> list[TokenSamples]:
 
 def _target_tokens(part: TokenSamples) -> int:
     """Without the first of each sample: nothing comes before it."""
-    return int(part.targets.sum()) - int(part.targets[part.offsets[:-1]].sum())
+    return sum(int(part.load(index, 0)[1][1:].sum()) for index in range(len(part)))
 
 
 def _text_tokens(part: TextWindows, length: int) -> int:

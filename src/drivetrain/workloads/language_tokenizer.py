@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from drivetrain.config.language import LanguageModel
 from drivetrain.data.array_store import Writer, default_root, stored
 from drivetrain.data.language.chat import ChatTemplate, missing_tokens
+from drivetrain.data.language.contents import Contents
 from drivetrain.data.language.template_sources import template_text
 from drivetrain.data.language.vocabularies import (
     END_OF_TEXT,
@@ -43,7 +45,7 @@ def num_ids(tokenizer: Any) -> int:
     return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
-def make_tokenizer(config: LanguageModel, contents: Sequence[str | LongText]) -> MadeTokenizer:
+def make_tokenizer(config: LanguageModel, contents: Contents) -> MadeTokenizer:
     """contents: all texts of the training data, for a tokenizer made of them; none of a stream."""
     model, chats = config.model, config.has_conversations
     given = model.tokenizer or model.path or "bytes"
@@ -70,17 +72,17 @@ def make_tokenizer(config: LanguageModel, contents: Sequence[str | LongText]) ->
 class Pieces:
     """Texts, long ones in pieces: to be gone through several times."""
 
-    def __init__(self, contents: Sequence[str | LongText]) -> None:
+    def __init__(self, *contents: Iterable[str | LongText]) -> None:
         self._contents = contents
 
     def __iter__(self) -> Iterator[str]:
-        for content in self._contents:
+        for content in chain(*self._contents):
             yield from content.pieces() if isinstance(content, LongText) else (content,)
 
 
-def _made(kind: str, config: LanguageModel, contents: Sequence[str | LongText]) -> Any:
+def _made(kind: str, config: LanguageModel, contents: Contents) -> Any:
     """With a token that ends a text, unless all is one text."""
-    special = [END_OF_TEXT] if config.has_conversations or len(contents) != 1 else []
+    special = [END_OF_TEXT] if config.has_conversations or len(list(islice(contents, 2))) != 1 else []
     if kind == "bytes":
         return byte_tokenizer(special)
     if config.data.stream:
@@ -88,10 +90,10 @@ def _made(kind: str, config: LanguageModel, contents: Sequence[str | LongText]) 
         raise problem(FIELD, why, "give bytes, or a tokenizer's folder")
     if kind == "bpe" and config.model.vocabulary_size is None:
         raise problem(SIZE, "is required for tokenizer=bpe", "give e.g. 8000")
-    if not any(isinstance(content, LongText) for content in contents):
+    if not contents.are_large:
         return _trained(kind, config, contents, special)
     root = config.data.cache or default_root()
-    held = [each.source.digest(root) if isinstance(each, LongText) else each for each in contents]
+    held = [*contents.identities(root), *_of_template(config.data.template, special)]
     key = blake2b(json.dumps([kind, config.model.vocabulary_size, special, held]).encode(), digest_size=20).hexdigest()
 
     def build(folder: Path) -> None:
@@ -104,9 +106,9 @@ def _made(kind: str, config: LanguageModel, contents: Sequence[str | LongText]) 
     return restored(found.facts["tokenizer"], special)
 
 
-def _trained(kind: str, config: LanguageModel, contents: Sequence[str | LongText], special: Sequence[str]) -> Any:
+def _trained(kind: str, config: LanguageModel, contents: Contents, special: Sequence[str]) -> Any:
     if kind == "characters":
-        return character_tokenizer(Pieces([*contents, *_of_template(config.data.template, special)]), special, FIELD)
+        return character_tokenizer(Pieces(contents, _of_template(config.data.template, special)), special, FIELD)
     assert config.model.vocabulary_size is not None
     return bpe_tokenizer(Pieces(contents), config.model.vocabulary_size, special, FIELD)
 

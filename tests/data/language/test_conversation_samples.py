@@ -52,9 +52,11 @@ def tokenised_anew(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
     original = ChatTemplate.tokenised
 
-    def counted(self: ChatTemplate, conversations: Sequence[Conversation], train_on: Any) -> ConversationTokens:
+    def counted(
+        self: ChatTemplate, conversations: Sequence[Conversation], train_on: Any, *checked: Any
+    ) -> ConversationTokens:
         calls.append(len(conversations))
-        return original(self, conversations, train_on)
+        return original(self, conversations, train_on, *checked)
 
     monkeypatch.setattr(ChatTemplate, "tokenised", counted)
     return calls
@@ -270,6 +272,6 @@ def test_a_template_that_tells_the_day_is_rendered_anew_on_another(
     for _ in range(2):
         cut(template=str(dated))
     assert len(tokenised_anew) == 1
-    monkeypatch.setattr("drivetrain.data.language.conversation_samples.date", Day)
+    monkeypatch.setattr("drivetrain.data.language.conversation_tokens.date", Day)
     cut(template=str(dated))
     assert len(tokenised_anew) == 2

@@ -62,8 +62,10 @@ def test_windows_are_named_by_their_place() -> None:
 
 def tokens(*parts: list[int]) -> TokenSamples:
     ids = np.concatenate([np.array(part, np.int32) for part in parts])
-    offsets = np.cumsum([0, *map(len, parts)])
-    return TokenSamples(ids, ids % 2 == 1, offsets, [f"line {number}" for number in range(len(parts))])
+    lengths = np.array([len(part) for part in parts], np.int64)
+    return TokenSamples(
+        ids, ids % 2 == 1, np.cumsum(lengths) - lengths, lengths, [f"line {number}" for number in range(len(parts))]
+    )
 
 
 def test_samples_end_to_end_are_found_again() -> None:
@@ -76,7 +78,7 @@ def test_samples_end_to_end_are_found_again() -> None:
 
 def test_several_data_sets_are_one_after_the_other_empty_ones_too() -> None:
     nothing = tokens([])
-    empty = TokenSamples(nothing.ids, nothing.targets, nothing.offsets[:1], [])
+    empty = TokenSamples(nothing.ids, nothing.targets, nothing.starts[:0], nothing.lengths[:0], [])
     joined = JoinedSamples([empty, tokens([1], [2]), empty, tokens([3]), empty])
     assert len(joined) == 3
     assert [joined.load(index, 0)[0].tolist() for index in range(3)] == [[1], [2], [3]]

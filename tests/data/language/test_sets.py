@@ -11,7 +11,8 @@ import pytest
 from drivetrain.config.language import DataSource, LanguageData
 from drivetrain.data import hub_rows
 from drivetrain.data.json_rows import HeldRows
-from drivetrain.data.language.sets import DataSet, OpenSet, contents_of, open_sets, read_set, refuse_bad_rows
+from drivetrain.data.language.contents import contents_of
+from drivetrain.data.language.sets import DataSet, OpenSet, open_sets, read_set, refuse_bad_rows
 from drivetrain.errors import UserError
 from tests.tiny_language import Row, talk, write_lines
 

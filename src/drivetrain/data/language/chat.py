@@ -12,7 +12,7 @@ no longer in the rendering of the whole conversation. It becomes several samples
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -29,6 +29,7 @@ MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 CONTROL = re.compile(r"<\|\w[\w.-]*\|>|<｜[^｜\s]+｜>|<(?:start|end)_of_turn>")  # ChatML and Llama, DeepSeek, Gemma
 SERVES = "chatml has a place for it"
 THOUGHT = "</think>"
+NO_TARGET = np.iinfo(np.int32).max
 AT_ONCE = 256  # texts a call of the tokenizer: their offsets are Python objects, which take much memory
 CHECKED = 200  # conversations of which the prompts are rendered and tokenised again
 
@@ -58,12 +59,16 @@ class ConversationTokens:
     """Token ids of N samples, end to end, none of them cut short.
 
     ids: (total,) int32; targets: (total,) bool; offsets: (N + 1,) int64; origin: (N,) int64, index of the conversation.
+    first, last: (N,) int32, place in the sample of its first and last target that has a token before it; NO_TARGET and
+    0 where there is none.
     """
 
     ids: np.ndarray
     targets: np.ndarray
     offsets: np.ndarray
     origin: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
     problems: tuple[tuple[str, str], ...]  # where, why: conversations without a sample
     split_conversations: int  # that became several samples, because the template rewrites history
     boundary_checked: int  # replies whose prompt was tokenised by itself, as inference does
@@ -82,7 +87,7 @@ class ChatTemplate:
         if not tokenizer.is_fast:
             why = f"{type(tokenizer).__name__} is no fast tokenizer: it cannot tell which characters a token is of"
             raise problem(field, why, "give a tokenizer that has a tokenizer.json")
-        self._tokenizer, self._field = tokenizer, field
+        self._tokenizer, self._source, self._field = tokenizer, source, field
         self.name, self.text = template_text(tokenizer, source, field)
         self._template = None if source is None else self.text  # None: Transformers picks one of several by the tools
         self._marks = MARK.search(self.text) is not None
@@ -94,6 +99,9 @@ class ChatTemplate:
             raise problem(field, why, "correct the template") from None
         except Exception:  # what the template thinks of a conversation is told of each
             pass
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ChatTemplate, (self._tokenizer, self._source, self._field)
 
     def install(self) -> None:
         """Leave the template with the tokenizer, so that it is saved with it and inference renders the same."""
@@ -126,12 +134,17 @@ class ChatTemplate:
         self._check_complete(conversation.messages[: trained[-1] + 1], conversation.tools)
         return samples
 
-    def tokenised(self, conversations: Sequence[Conversation], train_on: TrainOn) -> ConversationTokens:
+    def tokenised(
+        self, conversations: Sequence[Conversation], train_on: TrainOn, checked: Container[int] | None = None
+    ) -> ConversationTokens:
         """Each rendering is tokenised once, whole. A token is a target if it starts within a target's characters, so
-        one that reaches from the prompt into the reply is none; `boundary_mismatches` counts those."""
+        one that reaches from the prompt into the reply is none; `boundary_mismatches` counts those.
+
+        checked: indices of the conversations whose prompts are tokenised by themselves; None for CHECKED of them.
+        """
         samples, origin, problems = self._samples(conversations, train_on)
         ids, targets, lengths, prompts = [], [], [], []
-        checked = range(0, len(conversations), -(-len(conversations) // CHECKED) or 1)
+        checked = looked_at(len(conversations)) if checked is None else checked
         for sample, index, (of_sample, starts) in zip(samples, origin, self._encoded(samples), strict=True):
             within = [(span.start <= starts) & (starts < span.end) for span in sample.spans]
             ids.append(of_sample)
@@ -139,11 +152,14 @@ class ChatTemplate:
             lengths.append(len(of_sample))
             if index in checked and train_on != "all":
                 prompts += self._prompts_agree(conversations[index], sample, of_sample, within)
+        places = [np.flatnonzero(each[1:]) + 1 for each in targets]
         return ConversationTokens(
             ids=np.concatenate([np.zeros(0, np.int32), *ids]),
             targets=np.concatenate([np.zeros(0, bool), *targets]),
             offsets=np.cumsum([0, *lengths], dtype=np.int64),
             origin=np.array(origin, dtype=np.int64),
+            first=np.array([place[0] if len(place) else NO_TARGET for place in places], dtype=np.int32),
+            last=np.array([place[-1] if len(place) else 0 for place in places], dtype=np.int32),
             problems=tuple(problems),
             split_conversations=len({a for a, b in pairwise(origin) if a == b}),
             boundary_checked=len(prompts),
@@ -293,6 +309,11 @@ class ChatTemplate:
 
 class _UnsuitableError(Exception):
     """A conversation that cannot be trained on with this template."""
+
+
+def looked_at(count: int) -> range:
+    """Indices of CHECKED of so many conversations, or a few less, spread evenly."""
+    return range(0, count, -(-count // CHECKED) or 1)
 
 
 def _first_difference(one: str, other: str) -> int:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import date
-from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +11,14 @@ import numpy as np
 from drivetrain.config.language import LanguageData
 from drivetrain.data.bad_rows import BadRow
 from drivetrain.data.language.chat import ChatTemplate, ConversationTokens
+from drivetrain.data.language.conversation_tokens import conversation_tokens
 from drivetrain.data.language.conversations import Conversation
 from drivetrain.data.language.samples import TokenSamples
-from drivetrain.data.token_cache import Arrays, cached, content_key
+from drivetrain.data.language.stored_conversations import StoredConversations
 from drivetrain.errors import Problem, UserError
 
 FIELD = "workload.data"
 SHOWN = 5
-COUNTS = ("split_conversations", "boundary_checked", "boundary_mismatches", "unended")  # of ConversationTokens
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,7 @@ def conversation_samples(
     keeps: whether the tokens are kept in the cache.
     """
     tokens, warning = (
-        _tokens(conversations, template, tokenizer, data.train_on, data.cache)
+        conversation_tokens(conversations, template, tokenizer, data.train_on, data.cache)
         if keeps
         else (template.tokenised(conversations, data.train_on), None)
     )
@@ -63,18 +59,13 @@ def conversation_samples(
         raise UserError(_too_long(conversations, tokens, np.flatnonzero(too_long), data.length))
     kept = np.minimum(lengths, data.length)
     # where only the last reply counts, the beginning is cut off
-    starts = tokens.offsets[:-1] + (lengths - kept if data.train_on == "last_response" else 0)
-    trained = np.array(
-        [tokens.targets[start + 1 : start + size].any() for start, size in zip(starts, kept, strict=True)], dtype=bool
-    )  # the first token has nothing before it that could predict it
+    left_out = lengths - kept if data.train_on == "last_response" else np.zeros_like(lengths)
+    trained = tokens.last > left_out if data.train_on == "last_response" else tokens.first < kept
     fits = ~too_long if data.too_long == "drop" else np.ones(len(lengths), dtype=bool)
     chosen = np.flatnonzero(fits & trained)
-    parts = [slice(starts[i], starts[i] + kept[i]) for i in chosen]
+    starts = (tokens.offsets[:-1] + left_out)[chosen]
     samples = TokenSamples(
-        np.concatenate([tokens.ids[:0], *(tokens.ids[part] for part in parts)]),
-        np.concatenate([tokens.targets[:0], *(tokens.targets[part] for part in parts)]),
-        np.cumsum([0, *kept[chosen]], dtype=np.int64),
-        [conversations[origin].where for origin in tokens.origin[chosen]],
+        tokens.ids, tokens.targets, starts, kept[chosen], _places(conversations, tokens.origin[chosen])
     )
     return Cut(
         samples,
@@ -90,6 +81,12 @@ def conversation_samples(
     )
 
 
+def _places(conversations: Sequence[Conversation], indices: np.ndarray) -> Sequence[str]:
+    if isinstance(conversations, StoredConversations):
+        return conversations.places.taken(indices)
+    return [conversations[index].where for index in indices]
+
+
 def _too_long(
     conversations: Sequence[Conversation], tokens: ConversationTokens, found: np.ndarray, length: int
 ) -> list[Problem]:
@@ -102,37 +99,3 @@ def _too_long(
     if len(found) > SHOWN:
         problems.append(Problem(f"{FIELD}.length", f"and {len(found) - SHOWN} more samples are too long", fix))
     return problems
-
-
-def _tokens(
-    conversations: Sequence[Conversation], template: ChatTemplate, tokenizer: Any, train_on: Any, cache: Path | None
-) -> tuple[ConversationTokens, str | None]:
-    """From the cache if it holds them."""
-    # beside the template that is shown there may be one of the tokenizer's for conversations with tools
-    header = [template.text, tokenizer.chat_template, train_on, tokenizer.special_tokens_map]
-    if "strftime_now" in template.text:  # the day is in what it renders
-        header.append(date.today().isoformat())
-    key = content_key(header, tokenizer, chain.from_iterable(map(_texts, conversations)))
-
-    def make() -> Arrays:
-        made = template.tokenised(conversations, train_on)
-        counts = [getattr(made, name) for name in COUNTS]
-        problems = np.frombuffer(json.dumps(made.problems).encode(), dtype=np.uint8)
-        held = {name: getattr(made, name) for name in ("ids", "targets", "offsets", "origin")}
-        return {**held, "problems": problems, "counts": np.array(counts)}
-
-    def whole(held: Arrays) -> bool:
-        fits = len(held["ids"]) == len(held["targets"]) == held["offsets"][-1]
-        return bool(fits and len(held["origin"]) == len(held["offsets"]) - 1 and len(held["counts"]) == len(COUNTS))
-
-    held, warning = cached(cache, key, make, whole)
-    problems = tuple((where, why) for where, why in json.loads(held["problems"].tobytes()))
-    ids, targets, offsets, origin = (held[name] for name in ("ids", "targets", "offsets", "origin"))
-    counts = dict(zip(COUNTS, held["counts"].tolist(), strict=True))
-    return ConversationTokens(ids, targets, offsets, origin, problems, **counts), warning
-
-
-def _texts(conversation: Conversation) -> list[str]:
-    """All that decides its tokens, and where it stands, which its problems name."""
-    messages = (json.dumps([each.as_template(), each.trained]) for each in conversation.messages)
-    return [conversation.where, json.dumps(list(conversation.tools)), *messages]

@@ -46,11 +46,13 @@ class TextWindows:
 
 @dataclass(frozen=True)
 class TokenSamples:
-    """N samples, end to end. ids: (total,) int32; targets: (total,) bool; offsets: (N + 1,) int64."""
+    """N samples. ids: (total,) int32; targets: (total,) bool; starts, lengths: (N,) int64, which of the tokens are a
+    sample's. The arrays may be mapped from disk."""
 
     ids: np.ndarray
     targets: np.ndarray
-    offsets: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
     names: Sequence[str]
 
     def __len__(self) -> int:
@@ -58,15 +60,11 @@ class TokenSamples:
 
     def load(self, index: int, epoch: int) -> Sample:
         del epoch  # nothing here is random
-        part = slice(self.offsets[index], self.offsets[index + 1])
-        return self.ids[part], self.targets[part]
+        part = slice(self.starts[index], self.starts[index] + self.lengths[index])
+        return np.array(self.ids[part]), np.array(self.targets[part])  # no views of read-only files
 
     def name(self, index: int) -> str:
         return self.names[index]
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return np.diff(self.offsets)
 
 
 class StreamedSamples:

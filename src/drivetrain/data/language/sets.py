@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from drivetrain.config.language import BadRows, DataSource, LanguageData, most_dropped
+from drivetrain.data.array_store import default_root
 from drivetrain.data.bad_rows import BadRow, allowance, too_many
 from drivetrain.data.hub_rows import StreamedHubRows
 from drivetrain.data.json_rows import BrokenRows
@@ -25,8 +25,9 @@ from drivetrain.data.language.conversation_formats import (
 )
 from drivetrain.data.language.conversations import Conversation
 from drivetrain.data.language.registry import Entry, find, read_registry
+from drivetrain.data.language.stored_conversations import stored_conversations, taken
 from drivetrain.data.long_text import LongText
-from drivetrain.data.rows import Rows, open_rows
+from drivetrain.data.rows import Rows, large_files, open_rows
 from drivetrain.data.tables import may_be_hub_id
 from drivetrain.errors import Problem, UserError, problem, together
 
@@ -53,11 +54,15 @@ class DataSet:
     texts: Sequence[Text] = ()
     conversations: Sequence[Conversation] = ()
     bad: Sequence[BadRow] = ()
+    warning: str | None = None  # where what was read cannot be kept on disk
 
 
 @dataclass(frozen=True)
 class OpenSet:
-    """One source, found and opened, and how its rows are read. form: None for texts."""
+    """One source, found and opened, and how its rows are read. form: None for texts.
+
+    files: of a large set of conversations, which are kept on disk; none of others. cache: where.
+    """
 
     name: str
     source: DataSource
@@ -66,6 +71,8 @@ class OpenSet:
     text_column: str = "text"
     samples: int | None = None
     unseen: Sequence[str] = ()  # named columns that the first rows of a stream lack
+    files: Sequence[Path] = ()
+    cache: Path | None = None
 
     @property
     def notes(self) -> list[str]:
@@ -83,7 +90,7 @@ class OpenSet:
         """`samples` of them drawn at random, in their order, or all."""
         if self.samples is None or self.samples >= len(items):
             return items
-        return [items[index] for index in np.sort(np.random.default_rng(seed).permutation(len(items))[: self.samples])]
+        return taken(items, np.sort(np.random.default_rng(seed).permutation(len(items))[: self.samples]))
 
     def texts(self, indices: Sequence[int]) -> tuple[dict[int, Text], list[BadRow]]:
         """Row's number → its text, of the rows with these numbers, and those without one."""
@@ -145,6 +152,11 @@ def read_set(opened: OpenSet, seed: int, field: str) -> DataSet:
     if opened.form is None:
         texts, bad = _texts(opened)
         return DataSet(name, len(rows), opened.drawn(texts, seed), bad=bad)
+    if opened.files:
+        root = opened.cache or default_root()
+        kept = stored_conversations(rows, opened.files, opened.form, field, source.replace, root)
+        drawn = opened.drawn(kept.conversations, seed)
+        return DataSet(name, kept.rows, conversations=drawn, bad=kept.problems, warning=kept.warning)
     read = read_conversations(rows, opened.form, field, source.replace)
     return DataSet(name, len(rows), conversations=opened.drawn(read.conversations, seed), bad=read.problems)
 
@@ -184,8 +196,9 @@ def _opened(
     broken: list[Problem] | None,
 ) -> OpenSet:
     entry = _entry(source, registry, field)
+    files = large_files(source.path if entry is None else entry.path, field) if chats and not data.stream else []
     try:
-        rows = _rows(source, entry, data, field)
+        rows = _rows(source, entry, field, stream=data.stream or bool(files))
     except BrokenRows as error:
         if broken is None:
             raise
@@ -201,17 +214,17 @@ def _opened(
     if data.stream:
         check_names(form, source.replace, field)
         unseen = check_columns(form, list(_keys(rows)), field, form.required)
-    return OpenSet(name, source, rows, form, samples=samples, unseen=unseen)
+    return OpenSet(name, source, rows, form, samples=samples, unseen=unseen, files=files, cache=data.cache)
 
 
-def _rows(source: DataSource, entry: Entry | None, data: LanguageData, field: str) -> Rows:
+def _rows(source: DataSource, entry: Entry | None, field: str, stream: bool) -> Rows:
     return open_rows(
         source.path if entry is None else entry.path,
         field,
         subset=source.subset or (entry.subset if entry else None),
         split=source.split if entry is None or source.split != "train" else entry.split,
         folder=source.folder or (entry.folder if entry else None),
-        stream=data.stream,
+        stream=stream,
     )
 
 
@@ -272,13 +285,3 @@ def _texts(opened: OpenSet) -> tuple[list[Text], list[BadRow]]:
     rows = range(len(opened.rows))
     parts = [opened.texts(rows[start : start + AT_ONCE]) for start in range(0, len(rows), AT_ONCE)]
     return [text for texts, _ in parts for text in texts.values()], [row for _, bad in parts for row in bad]
-
-
-def contents_of(dataset: DataSet) -> Iterator[str | LongText]:
-    """All texts of a data set, of which a tokenizer may be made."""
-    yield from (text.content for text in dataset.texts)
-    for conversation in dataset.conversations:
-        for message in conversation.messages:
-            yield from filter(None, (message.content, message.reasoning_content, message.name))
-            yield from (json.dumps(call, ensure_ascii=False) for call in message.tool_calls)
-        yield from (json.dumps(tool, ensure_ascii=False) for tool in conversation.tools)

@@ -1,0 +1,48 @@
+"""All texts of data sets, of which a tokenizer may be made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from drivetrain.data.language.sets import DataSet
+from drivetrain.data.language.stored_conversations import StoredConversations
+from drivetrain.data.long_text import LongText
+
+
+class Contents:
+    """All texts of some data sets, to be gone through several times."""
+
+    def __init__(self, sets: Sequence[DataSet]) -> None:
+        self._sets = sets
+
+    def __iter__(self) -> Iterator[str | LongText]:
+        return (content for each in self._sets for content in contents_of(each))
+
+    @property
+    def are_large(self) -> bool:
+        """Whether some are on disk."""
+        on_disk = (isinstance(each.conversations, StoredConversations) for each in self._sets)
+        return any(on_disk) or any(isinstance(text.content, LongText) for each in self._sets for text in each.texts)
+
+    def identities(self, root: Path) -> list[Any]:
+        """What no other texts have; all of those that are in memory. root: where digests of files are kept."""
+        known: list[Any] = []
+        for each in self._sets:
+            if isinstance(each.conversations, StoredConversations):
+                known.append(each.conversations.identity)
+            else:
+                known += [one.source.digest(root) if isinstance(one, LongText) else one for one in contents_of(each)]
+        return known
+
+
+def contents_of(dataset: DataSet) -> Iterator[str | LongText]:
+    """All texts of a data set, of which a tokenizer may be made."""
+    yield from (text.content for text in dataset.texts)
+    for conversation in dataset.conversations:
+        for message in conversation.messages:
+            yield from filter(None, (message.content, message.reasoning_content, message.name))
+            yield from (json.dumps(call, ensure_ascii=False) for call in message.tool_calls)
+        yield from (json.dumps(tool, ensure_ascii=False) for tool in conversation.tools)
