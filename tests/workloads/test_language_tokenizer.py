@@ -10,7 +10,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from drivetrain.data.language.contents import Contents
-from drivetrain.data.language.sets import DataSet, Text
+from drivetrain.data.language.documents import Text
+from drivetrain.data.language.sets import DataSet
 from drivetrain.errors import UserError
 from drivetrain.workloads.language_tokenizer import MadeTokenizer, make_tokenizer
 from tests.tiny_language import ROWS, config, loaded, talk, workload

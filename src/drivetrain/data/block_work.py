@@ -51,7 +51,7 @@ def worked_off(work: Work, sizes: np.ndarray) -> None:
 
 
 def blocks_of(sizes: np.ndarray) -> list[tuple[int, int]]:
-    """First text, and the one behind the last, of each block. sizes: bytes of each text."""
+    """First text, and the one behind the last, of each block; one empty block of no texts. sizes: bytes of each."""
     blocks, start = [], 0
     ends = np.cumsum(sizes)
     while start < len(sizes):
@@ -60,7 +60,12 @@ def blocks_of(sizes: np.ndarray) -> list[tuple[int, int]]:
         stop = min(max(stop, start + 1), start + BLOCK_TEXTS)
         blocks.append((start, stop))
         start = stop
-    return blocks
+    return blocks or [(0, 0)]
+
+
+def bytes_of(sizes: np.ndarray, blocks: Sequence[tuple[int, int]]) -> np.ndarray:
+    """(B,) int64: bytes of each block."""
+    return np.array([sizes[start:stop].sum() for start, stop in blocks], np.int64)
 
 
 def joined(folder: Path, count: int, facts: Mapping[str, Callable[[list[np.ndarray]], Any]] | None = None) -> None:
@@ -72,7 +77,6 @@ def joined(folder: Path, count: int, facts: Mapping[str, Callable[[list[np.ndarr
     facts = facts or {}
     apart: dict[str, list[np.ndarray]] = {name: [] for name in facts}
     with Writer(folder) as writer:
-        writer.append("offsets", np.zeros(1, np.int64))
         for number in range(count):
             with np.load(block_file(folder, number), allow_pickle=False) as held:
                 for name in held.files:
@@ -80,6 +84,8 @@ def joined(folder: Path, count: int, facts: Mapping[str, Callable[[list[np.ndarr
                     if name in apart:
                         apart[name].append(values)
                     elif name == "lengths":
+                        if number == 0:
+                            writer.append("offsets", np.zeros(1, np.int64))
                         writer.append_ends("offsets", values)
                     else:
                         writer.append(name, values)

@@ -20,6 +20,7 @@ NAMES = {
     re.compile(r"rows-[0-9a-f]{40}"): "rows of a table",
     re.compile(r"tokens-[0-9a-f]{40}"): "tokens of a table",
     re.compile(r"texts-[0-9a-f]{40}"): "tokens of texts",
+    re.compile(r"documents-[0-9a-f]{40}"): "documents",
     re.compile(r"conversations-[0-9a-f]{40}"): "conversations",
     re.compile(r"conversation-tokens-[0-9a-f]{40}"): "tokens of conversations",
     re.compile(r"tokenizer-[0-9a-f]{40}"): "tokenizer",

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from drivetrain.data.array_store import Store, check_room, default_root, stored
-from drivetrain.data.block_work import blocks_of, joined, worked_off
+from drivetrain.data.block_work import blocks_of, bytes_of, joined, worked_off
 from drivetrain.data.text_rows import TextRows
 from drivetrain.data.token_cache import content_key
 from drivetrain.data.tokenised import Tokens, tokenise_block
@@ -65,8 +65,7 @@ def _build(folder: Path, tokenizer: Any, rows: TextRows, indices: np.ndarray | N
     # of ordinary text a token is three bytes or more and takes four, in its block and in the array
     check_room(folder, min(int(sizes.sum()) * 3, len(sizes) * max_length * 8), f"tokenising {len(sizes):,} texts")
     work = Work(tokenizer, rows.store, indices, max_length, folder, blocks)
-    starts = [start for start, _ in blocks]
-    worked_off(work, np.add.reduceat(sizes, starts) if starts else np.zeros(0, np.int64))
+    worked_off(work, bytes_of(sizes, blocks))
     joined(folder, len(blocks))
 
 

@@ -15,10 +15,12 @@ from drivetrain.data.language.contents import Contents
 from drivetrain.data.language.conversation_samples import Cut, conversation_samples
 from drivetrain.data.language.conversations import Conversation
 from drivetrain.data.language.document_tokens import stored_ids
+from drivetrain.data.language.documents import StoredTexts
 from drivetrain.data.language.placeholders import placeholders_note
 from drivetrain.data.language.samples import JoinedSamples, TextWindows, Tokenised
 from drivetrain.data.language.sets import LOOKED_AT, DataSet, OpenSet, open_sets, refuse_bad_rows
-from drivetrain.data.language.stored_conversations import StoredConversations, taken
+from drivetrain.data.language.stored_conversations import StoredConversations
+from drivetrain.data.language.stored_rows import taken
 from drivetrain.data.order import Part
 from drivetrain.errors import Problem, problem, together
 from drivetrain.workloads.language_refusals import read_sets, told_behind
@@ -177,7 +179,8 @@ class LanguageReader:
 
     def _ids(self, dataset: DataSet) -> np.ndarray:
         """All its texts, one after the other, each ended by the tokenizer's eos where there are several."""
-        contents = [text.content for text in dataset.texts]
+        texts = dataset.texts
+        contents = texts if isinstance(texts, StoredTexts) else [text.content for text in texts]
         end = [] if len(contents) < 2 or self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
         if len(contents) > 1 and not end:
             self.warn(f"the tokenizer has no eos token: the texts of {dataset.name} follow each other without a mark")

@@ -24,7 +24,7 @@ from drivetrain.config.language import LanguageData
 from drivetrain.data import block_work, rows
 from drivetrain.data.cache_entries import entries
 from drivetrain.data.json_rows import HeldRows, StreamedJsonLines
-from drivetrain.data.language import stored_conversations as store_module
+from drivetrain.data.language import stored_rows as store_module
 from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.data.language.conversation_form import Form
 from drivetrain.data.language.conversation_samples import Cut, conversation_samples
@@ -126,7 +126,7 @@ MESSAGE = st.builds(
 @given(st.lists(MESSAGE, max_size=3).map(tuple), st.lists(CALLS, max_size=2).map(tuple), TEXT)
 def test_whatever_a_conversation_holds_comes_back(messages: Any, tools: Any, where: str) -> None:
     conversation = Conversation(messages, tools, where)
-    again = store_module._decoded(store_module._encoded(conversation).decode("utf-8", "surrogatepass"), where)
+    again = StoredConversations.decoded(StoredConversations.encoded(conversation), where)
     assert (again, again.where) == (conversation, where)
 
 
@@ -363,3 +363,39 @@ def test_a_run_has_the_same_samples_held_out_and_reported(
         assert any(words in each for each in whole.warnings)
     kinds = Counter(entry.kind for entry in entries(tmp_path / "cache"))
     assert (kinds["conversations"], kinds["tokens of conversations"]) == (1, 2)
+
+
+# --- documents --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
+def test_large_sets_of_documents_are_the_same_text(
+    tokenizer: str, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents: list[dict[str, Any]] = [{"text": f"document {number} é " + "x" * number} for number in range(60)]
+    documents[8] = {"text": " "}
+    model = {"tokenizer": tokenizer, **({"vocabulary_size": 300} if tokenizer == "bpe" else {})}
+    options: dict[str, Any] = {"stage": "pretrain", "model": model, "bad_rows": "drop", "evaluation_fraction": 0.2}
+    monkeypatch.setattr(block_work, "BLOCK_TEXTS", 7)
+    monkeypatch.setattr(block_work, "PROCESS_BYTES", 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processes)))
+    found = []
+    for large in (1 << 40, 1, 1):
+        monkeypatch.setattr(rows, "LONG", large)
+        reader = LanguageReader(config(tmp_path, documents, **options), 5)
+        samples = reader.read()
+        found.append((loaded(samples.train), loaded(samples.evaluation), samples.train.names, reader.warnings))
+        assert any("has no text" in each for each in reader.warnings)
+    assert found[0] == found[1] == found[2]
+    assert len(found[0][0]) >= 5
+    kinds = Counter(entry.kind for entry in entries(tmp_path / "cache"))
+    assert (kinds["documents"], kinds["tokens of texts"]) == (1, 2)
+
+
+@pytest.mark.usefixtures("all_are_large")
+@pytest.mark.parametrize("stage", ["sft", "pretrain"])
+def test_a_large_set_without_a_row_that_can_be_used_is_refused_in_words(stage: str, tmp_path: Path) -> None:
+    given: Any = [{"instruction": "", "output": "", "text": " "}] * 20
+    with pytest.raises(UserError, match=r"(no sample is left|cannot be used)"):
+        LanguageReader(config(tmp_path, given, stage=stage, bad_rows=1.0), 0).read()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.data.language.sets import DataSet
-from drivetrain.data.language.stored_conversations import StoredConversations
+from drivetrain.data.language.stored_rows import StoredItems
 from drivetrain.data.long_text import LongText
 
 
@@ -24,16 +24,20 @@ class Contents:
     @property
     def are_large(self) -> bool:
         """Whether some are on disk."""
-        on_disk = (isinstance(each.conversations, StoredConversations) for each in self._sets)
-        return any(on_disk) or any(isinstance(text.content, LongText) for each in self._sets for text in each.texts)
+        return any(
+            isinstance(each.conversations, StoredItems)
+            or isinstance(each.texts, StoredItems)
+            or any(isinstance(text.content, LongText) for text in each.texts)
+            for each in self._sets
+        )
 
     def identities(self, root: Path) -> list[Any]:
         """What no other texts have; all of those that are in memory. root: where digests of files are kept."""
         known: list[Any] = []
         for each in self._sets:
-            if isinstance(each.conversations, StoredConversations):
-                known.append(each.conversations.identity)
-            else:
+            stored = [items.identity for items in (each.texts, each.conversations) if isinstance(items, StoredItems)]
+            known += stored
+            if not stored:
                 known += [one.source.digest(root) if isinstance(one, LongText) else one for one in contents_of(each)]
         return known
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from drivetrain.data.array_store import check_room, default_root, stored
-from drivetrain.data.block_work import blocks_of, joined, worked_off
+from drivetrain.data.block_work import blocks_of, bytes_of, joined, worked_off
 from drivetrain.data.language.chat import ChatTemplate, ConversationTokens, TrainOn, looked_at
 from drivetrain.data.language.conversations import Conversation
 from drivetrain.data.language.stored_conversations import StoredConversations
@@ -103,9 +103,8 @@ def _stored(
         # of ordinary text a token is three bytes or more and takes five, in its block and in the arrays
         check_room(folder, int(sizes.sum()) * 10 // 3, f"tokenising {len(sizes):,} conversations")
         blocks = blocks_of(sizes)
-        starts = [start for start, _ in blocks]
         work = Work(template, tokenizer, conversations, train_on, folder, blocks)
-        worked_off(work, np.add.reduceat(sizes, starts) if starts else np.zeros(0, np.int64))
+        worked_off(work, bytes_of(sizes, blocks))
         joined(folder, len(blocks), {"counts": _sums, "problems": _all_problems})
 
     found, warning = stored(cache or default_root(), f"conversation-tokens-{key}", build)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from drivetrain.data.array_store import Writer, check_room, default_root, stored
+from drivetrain.data.block_work import blocks_of, bytes_of, joined, worked_off
+from drivetrain.data.language.documents import StoredTexts
 from drivetrain.data.language.long_tokens import removed, tokens_of
 from drivetrain.data.long_text import LongText
 from drivetrain.data.token_cache import content_key
@@ -26,13 +29,15 @@ def encoded(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 
 
 def stored_ids(
-    contents: Sequence[str | LongText], end: Sequence[int], tokenizer: Any, cache: Path | None
+    contents: Sequence[str | LongText] | StoredTexts, end: Sequence[int], tokenizer: Any, cache: Path | None
 ) -> tuple[np.ndarray, str | None]:
     """(N,) int32, mapped from disk: each document's ids and `end`. Returns a warning too if the cache cannot be used.
 
     cache: None for drivetrain's own folder in the user's cache.
     """
     root = cache or default_root()
+    if isinstance(contents, StoredTexts):
+        return _of_stored(contents, end, tokenizer, root)
     digests = (each.source.digest(root) if isinstance(each, LongText) else each for each in contents)
     key = content_key(["texts", list(end)], tokenizer, digests)
 
@@ -67,3 +72,39 @@ def _parts(
         for start in range(0, len(texts), AT_ONCE):
             ids = encoded(tokenizer, [text for text in texts[start : start + AT_ONCE] if isinstance(text, str)])
             yield np.concatenate([np.array([*each, *end], np.int32) for each in ids])
+
+
+# --- of documents on disk --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Work:
+    """All that a process needs to tokenise blocks of documents."""
+
+    tokenizer: Any
+    texts: StoredTexts
+    end: Sequence[int]
+    folder: Path
+    blocks: Sequence[tuple[int, int]]  # first document and the one behind the last
+
+    def make(self, number: int) -> dict[str, np.ndarray]:
+        end = np.array(self.end, np.int32)
+        made = encoded(self.tokenizer, self.texts.contents(*self.blocks[number]))
+        parts = [part for ids in made for part in (np.array(ids, np.int32), end)]
+        return {"ids": np.concatenate([np.zeros(0, np.int32), *parts])}
+
+
+def _of_stored(texts: StoredTexts, end: Sequence[int], tokenizer: Any, root: Path) -> tuple[np.ndarray, str | None]:
+    key = content_key(["texts", list(end), texts.identity], tokenizer, ())
+
+    def build(folder: Path) -> None:
+        sizes = texts.sizes
+        # of ordinary text a token is three bytes or more and takes four, in its block and in the array
+        check_room(folder, 3 * int(sizes.sum()), f"tokenising {len(sizes):,} documents")
+        blocks = blocks_of(sizes)
+        work = Work(tokenizer, texts, end, folder, blocks)
+        worked_off(work, bytes_of(sizes, blocks))
+        joined(folder, len(blocks))
+
+    found, warning = stored(root, f"texts-{key}", build)
+    return found.array("ids"), warning

@@ -24,8 +24,10 @@ from drivetrain.data.language.conversation_formats import (
     read_conversations,
 )
 from drivetrain.data.language.conversations import Conversation
+from drivetrain.data.language.documents import Text, stored_texts
 from drivetrain.data.language.registry import Entry, find, read_registry
-from drivetrain.data.language.stored_conversations import stored_conversations, taken
+from drivetrain.data.language.stored_conversations import stored_conversations
+from drivetrain.data.language.stored_rows import taken
 from drivetrain.data.long_text import LongText
 from drivetrain.data.rows import Rows, large_files, open_rows
 from drivetrain.data.tables import may_be_hub_id
@@ -35,14 +37,6 @@ T = TypeVar("T")
 LOOKED_AT = 20  # first rows, from which a format is guessed
 AT_ONCE = 1_000  # rows read together
 SHOWN = 5
-
-
-@dataclass(frozen=True)
-class Text:
-    """A document. where: file and row."""
-
-    content: str | LongText
-    where: str
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,7 @@ class DataSet:
 class OpenSet:
     """One source, found and opened, and how its rows are read. form: None for texts.
 
-    files: of a large set of conversations, which are kept on disk; none of others. cache: where.
+    files: of a large set, whose rows are kept on disk; none of others. cache: where.
     """
 
     name: str
@@ -73,6 +67,10 @@ class OpenSet:
     unseen: Sequence[str] = ()  # named columns that the first rows of a stream lack
     files: Sequence[Path] = ()
     cache: Path | None = None
+
+    @property
+    def root(self) -> Path:
+        return self.cache or default_root()
 
     @property
     def notes(self) -> list[str]:
@@ -150,13 +148,16 @@ def read_set(opened: OpenSet, seed: int, field: str) -> DataSet:
     """All its rows, or so many of those that can be used."""
     name, rows, source = opened.name, opened.rows, opened.source
     if opened.form is None:
+        if opened.files:
+            kept = stored_texts(rows, opened.files, opened.text_column, opened.text, field, opened.root)
+            drawn = opened.drawn(kept.items, seed)
+            return DataSet(name, kept.rows, drawn, bad=kept.problems, warning=kept.warning)
         texts, bad = _texts(opened)
         return DataSet(name, len(rows), opened.drawn(texts, seed), bad=bad)
     if opened.files:
-        root = opened.cache or default_root()
-        kept = stored_conversations(rows, opened.files, opened.form, field, source.replace, root)
-        drawn = opened.drawn(kept.conversations, seed)
-        return DataSet(name, kept.rows, conversations=drawn, bad=kept.problems, warning=kept.warning)
+        talks = stored_conversations(rows, opened.files, opened.form, field, source.replace, opened.root)
+        chosen = opened.drawn(talks.items, seed)
+        return DataSet(name, talks.rows, conversations=chosen, bad=talks.problems, warning=talks.warning)
     read = read_conversations(rows, opened.form, field, source.replace)
     return DataSet(name, len(rows), conversations=opened.drawn(read.conversations, seed), bad=read.problems)
 
@@ -196,7 +197,7 @@ def _opened(
     broken: list[Problem] | None,
 ) -> OpenSet:
     entry = _entry(source, registry, field)
-    files = large_files(source.path if entry is None else entry.path, field) if chats and not data.stream else []
+    files = large_files(source.path if entry is None else entry.path, field) if not data.stream else []
     try:
         rows = _rows(source, entry, field, stream=data.stream or bool(files))
     except BrokenRows as error:
@@ -208,7 +209,8 @@ def _opened(
     asked = [count for count in (source.samples, entry.num_samples if entry else None) if count is not None]
     samples = min(asked, default=None)
     if not chats:
-        return OpenSet(name, source, rows, None, _text_column(source, entry, rows, field), samples)
+        column = _text_column(source, entry, rows, field)
+        return OpenSet(name, source, rows, None, column, samples, files=files, cache=data.cache)
     form = replace(_form(source, entry, rows, field), default_system=data.system)
     unseen: list[str] = []
     if data.stream:

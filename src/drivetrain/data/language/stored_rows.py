@@ -1,0 +1,189 @@
+"""What the rows of a large data set become, as arrays on disk: read and checked once, decoded one by one when asked
+for."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast, overload
+
+import numpy as np
+
+from drivetrain.data.array_store import Store, Writer, check_room, stored
+from drivetrain.data.bad_rows import BadRow
+from drivetrain.data.block_work import Progress
+from drivetrain.data.language.conversation_form import RowError
+from drivetrain.data.rows import Rows
+from drivetrain.data.source_files import SourceFile
+from drivetrain.data.text_rows import MappedTexts
+from drivetrain.errors import Problem, UserError
+
+T = TypeVar("T")
+FORMAT = 2
+AT_ONCE = 1_000  # rows read from the data set together
+MOST_TOLD = 5  # blocks of rows with lines that cannot be read
+
+
+class StoredItems(Sequence[T], ABC):
+    """The items of a finished store, or those of them that `indices` names."""
+
+    def __init__(self, store: Store, indices: np.ndarray | None = None) -> None:
+        self.store, self._indices = store, indices
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.store, self._indices)  # another process maps the arrays itself
+
+    @staticmethod
+    @abstractmethod
+    def encoded(item: Any) -> str: ...
+
+    @staticmethod
+    @abstractmethod
+    def decoded(content: str, where: str) -> Any: ...
+
+    def __len__(self) -> int:
+        return len(self._contents)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        return cast(T, self.decoded(self._contents[index], self.places[index]))
+
+    @cached_property
+    def places(self) -> MappedTexts:
+        """Of each item, file and row."""
+        return self._texts("places")
+
+    @cached_property
+    def _contents(self) -> MappedTexts:
+        return self._texts("contents")
+
+    def _texts(self, name: str) -> MappedTexts:
+        return MappedTexts(self.store.array(name), self.store.array(f"{name}_ends"), self._indices)
+
+    def taken(self, indices: np.ndarray) -> StoredItems[T]:
+        return type(self)(self.store, indices if self._indices is None else self._indices[indices])
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """(N,) int64: bytes of each."""
+        sizes = np.diff(self.store.array("contents_ends"), prepend=0)
+        return sizes if self._indices is None else sizes[self._indices]
+
+    @property
+    def identity(self) -> list[str | None]:
+        """What no other items have."""
+        chosen = self._indices
+        return [
+            self.store.folder.name,
+            None if chosen is None else blake2b(chosen.astype(np.int64).tobytes(), digest_size=20).hexdigest(),
+        ]
+
+
+def taken(items: Sequence[T], indices: np.ndarray) -> Sequence[T]:
+    """Those of the items, in the order of the indices."""
+    return items.taken(indices) if isinstance(items, StoredItems) else [items[index] for index in indices]
+
+
+@dataclass(frozen=True)
+class StoredRead(Generic[T]):
+    """rows: how many the data set has; problems: those that cannot be used; warning: if the cache is not used."""
+
+    items: StoredItems[T]
+    rows: int
+    problems: list[BadRow]
+    warning: str | None
+
+
+@dataclass(frozen=True)
+class Reading(Generic[T]):
+    """How the rows of files become items. read: row and its number → item; RowError for a row that cannot be used.
+
+    described: all that decides the items beside the files. facts: of a block's items what the store counts up.
+    check_keys: raises UserError for the keys that all rows have together.
+    """
+
+    rows: Rows
+    files: Sequence[Path]
+    field: str
+    read: Callable[[Mapping[str, Any], int], T]
+    described: str
+    facts: Callable[[Sequence[T]], Mapping[str, int]] = lambda _: {}
+    check_keys: Callable[[list[str]], None] = lambda _: None
+
+
+def stored_rows(kind: type[StoredItems[T]], name: str, reading: Reading[T], root: Path) -> StoredRead[T]:
+    """The items of all rows, on disk below `root`, in a folder whose name begins with `name`.
+
+    UserError for lines that cannot be read, and for files that change meanwhile.
+    """
+    sources = [SourceFile(file, reading.field) for file in reading.files]
+    held = [(each.file.name, each.digest(root)) for each in sources]
+    described = json.dumps([FORMAT, reading.described, reading.rows.where(0), held])
+    key = f"{name}-{blake2b(described.encode(), digest_size=20).hexdigest()}"
+    store, warning = stored(root, key, lambda folder: _build(folder, kind, reading, sources))
+    bad = [BadRow(where, why) for where, why in store.facts["bad"]]
+    return StoredRead(kind(store), store.facts["rows"], bad, warning)
+
+
+def _build(folder: Path, kind: type[StoredItems[T]], reading: Reading[T], sources: Sequence[SourceFile]) -> None:
+    rows, size = reading.rows, sum(source.file.stat().st_size for source in sources)
+    check_room(folder, size, "reading the rows")
+    keys: dict[str, None] = {}
+    bad: list[tuple[str, str]] = []
+    unreadable: list[Problem] = []
+    counted: dict[str, int] = {}
+    shown = Progress(f"reading {rows.where(0).rsplit(' ', 2)[0]}", size)
+    with Writer(folder) as writer:
+        _append(writer, [], [])
+        for start in range(0, len(rows), AT_ONCE):
+            stop = min(start + AT_ONCE, len(rows))
+            items, places = [], []
+            try:
+                for index, row in enumerate(rows.read(start, stop), start=start):
+                    keys.update(dict.fromkeys(row))
+                    where = rows.where(index)
+                    try:
+                        items.append(reading.read(row, index))
+                        places.append(where)
+                    except RowError as error:
+                        bad.append((where, str(error)))
+            except UserError as error:  # the other blocks' lines are told of too
+                unreadable += error.problems
+            for name, count in reading.facts(items).items():
+                counted[name] = counted.get(name, 0) + count
+            _append(writer, map(kind.encoded, items), places)
+            shown.add(size * stop // len(rows) - size * start // len(rows))
+        shown.end()
+        if unreadable:
+            raise UserError(_told(unreadable, reading.field))
+        reading.check_keys(list(keys))
+        for source in sources:
+            source.check_unchanged()  # before the store is finished, which no later start would doubt
+        writer.finish({"rows": len(rows), "bad": bad, "counted": counted})
+
+
+def _told(unreadable: Sequence[Problem], field: str) -> list[Problem]:
+    more = len(unreadable) - MOST_TOLD
+    told = list(unreadable[:MOST_TOLD])
+    if more > 0:
+        told.append(Problem(field, f"and {more} more blocks of {AT_ONCE:,} rows have such lines", unreadable[0].fix))
+    return told
+
+
+def _append(writer: Writer, contents: Iterable[str], places: Iterable[str]) -> None:
+    for name, texts in (("contents", contents), ("places", places)):
+        held = [text.encode("utf-8", "surrogatepass") for text in texts]
+        writer.append(name, np.frombuffer(b"".join(held), np.uint8))
+        writer.append_ends(f"{name}_ends", [len(text) for text in held])
