@@ -115,8 +115,9 @@ def test_reading_on_in_a_stream_does_not_start_again(tmp_path: Path) -> None:
 
 
 def test_a_stream_whose_file_shrank_says_so(tmp_path: Path) -> None:
-    file, _ = many_lines(tmp_path)
+    file, expected = many_lines(tmp_path)
     streamed = open_rows(str(file), "F", stream=True)
+    assert len(streamed) == len(expected)
     file.write_text('{"n": 0}\n')
     with pytest.raises(UserError, match="fewer lines than when it was opened"):
         streamed.read(0, 10)
