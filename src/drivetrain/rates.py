@@ -1,4 +1,4 @@
-"""Rates as texts."""
+"""Rates and sizes as texts."""
 
 from __future__ import annotations
 
@@ -8,3 +8,13 @@ def rate_text(rate: float, decimals: int = 0) -> str:
     if 0 < abs(rate) < 10 ** (1 - decimals):
         return f"{rate:.2g}"
     return f"{rate:,.{decimals}f}"
+
+
+def size_text(size: float) -> str:
+    """Bytes in MiB, and below a tenth of one in KiB: "1,234.5 MiB", "7.9 KiB"."""
+    return f"{size / 2**20:,.1f} MiB" if not size or abs(size) >= 0.1 * 2**20 else f"{size / 2**10:,.1f} KiB"
+
+
+def flops_text(rate: float) -> str:
+    """FLOP/s in billions, and below a hundredth of one in millions: "12.34 GFLOP/s", "0.37 MFLOP/s"."""
+    return f"{rate / 1e9:,.2f} GFLOP/s" if not rate or rate >= 1e7 else f"{rate_text(rate / 1e6, 1)} MFLOP/s"

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drivetrain.config.translation import Fate, Note
-from drivetrain.rates import rate_text
+from drivetrain.rates import flops_text, rate_text, size_text
 from drivetrain.report import RunReport
 
 FATES: dict[Fate, str] = {  # in the order in which they are told, and what each is called
@@ -124,7 +124,7 @@ def verdicts_table(verdicts: Sequence[tuple[str, bool | None, str]]) -> Table:
 
 
 def _memory(report: RunReport) -> str:
-    shown = ", ".join(f"{name} {mebibytes(value)}" for name, value in report.peak_memory.items())
+    shown = ", ".join(f"{name} {size_text(value)}" for name, value in report.peak_memory.items())
     return shown + (" (of the rank that needs most)" if len(report.ranks) > 1 else "")
 
 
@@ -133,7 +133,7 @@ def _held(report: RunReport) -> str:
     held = report.ranks[0].get("held_bytes") if report.ranks else None
     if held is None or report.share_of_full_training is None:
         return ""
-    shown = ", ".join(f"{name} {mebibytes(value)}" for name, value in held.items())
+    shown = ", ".join(f"{name} {size_text(value)}" for name, value in held.items())
     return f"{shown} ({report.share_of_full_training:.0%} of what training all would hold)"
 
 
@@ -142,7 +142,7 @@ def _sent(report: RunReport) -> str:
     most = max(
         (rank.get("sent_bytes_per_step") or {} for rank in report.ranks), key=lambda s: sum(s.values()), default={}
     )
-    shown = ", ".join(f"{kind.replace('_', '-')} {mebibytes(value)}" for kind, value in sorted(most.items()))
+    shown = ", ".join(f"{kind.replace('_', '-')} {size_text(value)}" for kind, value in sorted(most.items()))
     return shown and f"{shown} (by the rank that sends most)"
 
 
@@ -169,12 +169,8 @@ def seconds(value: float) -> str:
     return f"{value:.1f} s" if value < 90 else f"{value / 60:.1f} min"
 
 
-def mebibytes(value: int) -> str:
-    return f"{value / 2**20:,.1f} MiB"
-
-
 def _flops(report: RunReport) -> str:
     if report.flops_per_second is None:
         return ""
     share = "" if report.flops_share is None else f" ({report.flops_share:.0%} of the device's measured matmul rate)"
-    return f"{report.flops_per_second / 1e9:,.2f} GFLOP/s{share}"
+    return f"{flops_text(report.flops_per_second)}{share}"

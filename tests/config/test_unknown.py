@@ -38,6 +38,15 @@ def test_a_misspelt_key_is_told_the_nearest_of_its_own_workload(tmp_path: Path) 
     assert "did you mean image_size?" in told(tmp_path, "workload.data.image_sise=8")
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("optimizer.learning_rate", "lr"), ("optimizer.lerning_rate", "lr"), ("loop.max_steps", "steps")],
+)
+def test_a_key_as_other_trainers_call_it_is_told_its_name_here(tmp_path: Path, given: str, meant: str) -> None:
+    found = told(tmp_path, "optimizer={name: adamw}", f"{given}=1")
+    assert f"{given}: there is no such key\n    did you mean {meant}?" in found
+
+
 def test_an_option_of_another_engine_names_that_engine(tmp_path: Path) -> None:
     found = told(tmp_path, "engine=ddp", "engine.reshard=true")
     assert "ddp has no such key: it is of fsdp" in found

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from drivetrain.compare.rows import Comparison, Row
-from drivetrain.rates import rate_text
+from drivetrain.rates import rate_text, size_text
 from drivetrain.report import RunReport
 
 Value = Callable[[RunReport], float | None]
@@ -104,7 +104,7 @@ def _memory(comparison: Comparison) -> list[Column]:
     kinds = dict.fromkeys(kind for row in comparison.completed for report in row.reports for kind in report.peak_memory)
 
     def of(kind: str) -> Column:
-        return _of(f"peak {kind}", f"peak_{kind}_bytes", lambda r: r.peak_memory.get(kind), _mebibytes, "low")
+        return _of(f"peak {kind}", f"peak_{kind}_bytes", lambda r: r.peak_memory.get(kind), size_text, "low")
 
     return [of(kind) for kind in kinds]
 
@@ -142,10 +142,6 @@ def _number(value: float) -> str:
 
 def _share(value: float) -> str:
     return f"{value:.0%}"
-
-
-def _mebibytes(value: float) -> str:
-    return f"{value / 2**20:,.1f} MiB"
 
 
 def _joules(value: float) -> str:

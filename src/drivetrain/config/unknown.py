@@ -11,6 +11,22 @@ from pydantic import BaseModel
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem
 
+# what other trainers call it: what it is called here
+OTHER_NAMES = {
+    "learning_rate": "lr",
+    "epsilon": "eps",
+    "max_steps": "steps",
+    "num_train_epochs": "epochs",
+    "gradient_clipping": "max_grad_norm",
+    "lr_scheduler_type": "schedule",
+    "per_device_train_batch_size": "micro_batch_size",
+    "cutoff_len": "length",
+    "max_seq_length": "length",
+    "lora_rank": "rank",
+    "lora_alpha": "alpha",
+    "lora_target": "targets",
+    "lora_dropout": "dropout",
+}
 TAGS = ("type", "name")  # fields that tell which of several blocks is meant
 
 
@@ -18,8 +34,9 @@ def unknown(field: str, path: Sequence[Any], raw: Any) -> Problem:
     """Return the problem of a key that is not known there: a name that is near, the block that has it, or its place."""
     blocks, name = blocks_at(path[:-1], raw), str(path[-1])
     known = [key for block in blocks for key in block.model_fields]
-    if near := difflib.get_close_matches(name, known, n=1):
-        return Problem(field, "there is no such key", f"did you mean {near[0]}?")
+    elsewhere = {other: key for other, key in OTHER_NAMES.items() if key in known}
+    if near := difflib.get_close_matches(name, [*known, *elsewhere], n=1):
+        return Problem(field, "there is no such key", f"did you mean {elsewhere.get(near[0], near[0])}?")
     if owners := _owners(path):
         own = _given_tag(raw, path[0])
         return Problem(field, f"{own} has no such key: it is of {' and '.join(owners)}", "leave it out")

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from drivetrain.rates import rate_text
+from drivetrain.rates import rate_text, size_text
 from drivetrain.tracking.events import (
     CheckpointSaved,
     Evaluated,
@@ -68,7 +68,7 @@ class ProgressTracker(Tracker):
                 for sample in event.samples:
                     self._sample(event.step, sample)
             case CheckpointSaved() if not self._quiet and not self._console.is_terminal:
-                self._print(f"step {event.step:>6}  saved {escape(event.path)} ({event.bytes / 2**20:.1f} MiB)")
+                self._print(f"step {event.step:>6}  saved {escape(event.path)} ({size_text(event.bytes)})")
             case RunFinished() if event.status != "failed" and not self._quiet:
                 self._finish(event)
 
