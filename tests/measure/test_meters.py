@@ -67,6 +67,22 @@ def test_an_operator_that_takes_functions_runs_and_is_counted() -> None:
     assert said == []
 
 
+@pytest.mark.parametrize(("ranks", "is_measured"), [("1", True), ("2", False)])
+def test_where_memory_is_short_no_operator_is_looked_at_and_a_sentence_says_so(
+    ranks: str, is_measured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank holds 0.3 of the machine's memory; looking would have autograd hold more of it for a step."""
+    held = torch.empty(int(0.3 * CPU.memory_bytes), device="meta", dtype=torch.uint8)
+    monkeypatch.setattr(Held, "tensors", lambda _: [held])
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    layer = nn.Linear(8, 4)
+    _, summary, said = measured(layer)
+    assert (summary["flops_per_sample"] is not None) == is_measured
+    assert [each.startswith("FLOPs, tensor memory and traffic are not measured") for each in said] == [True] * (
+        not is_measured
+    )
+
+
 @pytest.mark.slow
 def test_compiled_attention_runs_as_compiled_while_it_is_measured() -> None:
     mask, compiled = block_mask(), torch.compile(flex_attention)

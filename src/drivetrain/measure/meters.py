@@ -6,6 +6,7 @@ What measures never ends a run: where a meter fails, its figure is left out and 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ LOG = logging.getLogger(__name__)
 WARM_UP_STEPS = 3  # not steady: caches, allocator and workers fill
 NOT_TRAINING = ("evaluation", "samples", "save")  # parts left out of the rate
 INSTRUMENTED_STEP = 1  # the second: by then the optimizer has its state
+MOST_HELD = 0.4  # of the machine's memory, in which every operator of a step is looked at
 
 
 class Holder(Protocol):
@@ -56,7 +58,7 @@ class Meters:
         one step (torch.compile'd code cannot be seen into). stopwatch: the one that the engine times its parts with.
         warn: gets a sentence about each meter that fails."""
         self._device = torch.device(machine.device)
-        self._dtype = getattr(torch, precision.compute)
+        self._dtype, self._memory = getattr(torch, precision.compute), machine.memory_bytes
         self._holder, self._instrument = holder, instrument
         self._stopwatch, self._throughput = stopwatch, Throughput()
         self._sampler = UtilisationSampler(self._device)
@@ -115,7 +117,7 @@ class Meters:
     def step(self, micro_batches: list[MicroBatch]) -> Iterator[None]:
         """Around forward, backward and update."""
         elements = sum(next(iter(batch.tensors.values())).numel() for batch in micro_batches)
-        if self._instrument and self._steps == self._instrumented_step:
+        if self._instrument and self._steps == self._instrumented_step and self._has_room():
             with TensorPeak() as memory, FlopCount() as flops, Traffic() as traffic:
                 given = [tensor for batch in micro_batches for tensor in batch.tensors.values()]
                 self._tried("tensor memory", lambda: memory.track([*self._holder.tensors(), *given]))
@@ -126,6 +128,21 @@ class Meters:
         else:
             yield
         self._elements += elements
+
+    def _has_room(self) -> bool:
+        """Whether the machine's memory allows a look at every operator: under it, autograd adds up gradients out of
+        place, so that the largest one is held three times. A warning where it does not."""
+        if self._device.type != "cpu":
+            return True
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        held = sum(tensor.nbytes for tensor in self._holder.tensors()) * ranks
+        if held <= MOST_HELD * self._memory:
+            return True
+        self._warn(
+            f"FLOPs, tensor memory and traffic are not measured: weights and optimizer hold {held / 2**30:.1f} of this "
+            f"machine's {self._memory / 2**30:.1f} GiB, and measuring takes some more for one step"
+        )
+        return False
 
     def _seen(self, what: str, observer: Observer, found: T) -> T | None:
         self._note(what, observer.failure)
