@@ -31,7 +31,7 @@ def main(case: str, folder: str, text: str) -> None:
     if world > 1 and not case.startswith("zero"):
         dist.init_process_group("gloo")
     step = STEPS_OF[case](folder)
-    for number, ids in enumerate(batches(text, rank, world if case != "tp" else 1), 1):
+    for number, ids in enumerate(batches(text, rank, world), 1):
         loss = step(ids)
         if rank == 0 and VARIABLE in os.environ:
             note(number, float(loss))
@@ -90,19 +90,6 @@ def fsdp(folder: str) -> Step:
     return usual(model)
 
 
-def tp(folder: str) -> Step:
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-    model: Any = loaded(folder)
-    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
-    columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
-    plan: dict[str, Any] = {name: ColwiseParallel() for name in columns}
-    plan |= {"self_attn.o_proj": RowwiseParallel(), "mlp.down_proj": RowwiseParallel()}
-    for layer in model.model.layers:
-        parallelize_module(layer, mesh, plan)
-    return usual(model)
-
-
 def zero(stage: int) -> Callable[[str], Step]:
     def made(folder: str) -> Step:
         import deepspeed
@@ -152,7 +139,6 @@ STEPS_OF: dict[str, Callable[[str], Step]] = {
     "fsdp": fsdp,
     "zero2": zero(2),
     "zero3": zero(3),
-    "tp": tp,
     "lora": lora,
     "qlora": qlora,
 }
