@@ -17,9 +17,9 @@ VARIABLE = "BENCH_STEPS"  # the file that is appended to
 def note(step: int, loss: float) -> None:
     """Append a step to the file. Seconds are of the monotonic clock; peak is the kernel's, in bytes."""
     peak = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
-    told = {"step": step, "seconds": time.monotonic(), "peak": int(peak.split()[1]) * 1024, "loss": loss}
+    noted = {"step": step, "seconds": time.monotonic(), "peak": int(peak.split()[1]) * 1024, "loss": loss}
     with Path(os.environ[VARIABLE]).open("a") as file:
-        file.write(json.dumps(told) + "\n")
+        file.write(json.dumps(noted) + "\n")
 
 
 class StepTracker(Tracker):

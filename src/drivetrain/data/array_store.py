@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock, Timeout
 
+from drivetrain import scratch
 from drivetrain.errors import problem
 
 CONTENTS = "contents.json"
@@ -96,8 +96,9 @@ def stored(root: Path, key: str, build: Callable[[Path], None]) -> tuple[Store, 
         return found, None
     lock = _lock(root, key)
     if isinstance(lock, OSError):
-        place = Path(tempfile.mkdtemp(prefix="drivetrain-"))
-        atexit.register(shutil.rmtree, place, ignore_errors=True)
+        temporary = scratch.make()  # of a process that ends without its exit handlers, the next launch removes it
+        atexit.register(temporary.close)
+        place = temporary.path
         damage = f"tokens could not be cached in {root} ({lock.strerror}); they are made again next time"
         return _built(place, build), damage
     try:

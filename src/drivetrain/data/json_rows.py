@@ -106,8 +106,10 @@ class StreamedJsonLines:
 
     @cached_property
     def _index(self) -> tuple[list[tuple[int, int, int]], int]:
-        """Of every thousandth row: its number, its first byte (blank lines before it included), line - 1. And how many
-        rows there are."""
+        """Find where every thousandth row begins, and count the rows.
+
+        Returns (row, first byte, blank lines before it included, line - 1) of those rows, and the number of all rows.
+        """
         places, length, before = [], 0, (0, 0)
         with self._path.open("rb") as opened:
             for number, end, _ in _lines(opened, 0):

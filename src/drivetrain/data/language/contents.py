@@ -32,7 +32,10 @@ class Contents:
         )
 
     def identities(self, root: Path) -> list[Any]:
-        """What no other texts have; all of those that are in memory. root: where digests of files are kept."""
+        """Return what tells these texts from any others: names of stores, digests of files, and what is in memory.
+
+        root: where digests of files are kept.
+        """
         known: list[Any] = []
         for each in self._sets:
             stored = [items.identity for items in (each.texts, each.conversations) if isinstance(items, StoredItems)]

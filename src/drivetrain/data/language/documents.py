@@ -21,6 +21,8 @@ class Text:
 
 
 class StoredTexts(StoredItems[Text]):
+    """Documents, each as it is."""
+
     @staticmethod
     def encoded(item: Text) -> str:
         assert isinstance(item.content, str)

@@ -18,9 +18,11 @@ FEW = {field.name: field.default for field in dataclasses.fields(Message) if fie
 
 
 class StoredConversations(StoredItems[Conversation]):
+    """Conversations as JSON, a text each."""
+
     @staticmethod
     def encoded(item: Conversation) -> str:
-        """Contents, and what else a message has that few have."""
+        """Write of each message its role and content, and of its other fields those that are given."""
         messages = [
             [each.role, each.content, {name: given for name in FEW if (given := getattr(each, name)) != FEW[name]}]
             for each in item.messages
@@ -58,10 +60,6 @@ def stored_conversations(
         lambda row, index: read_conversation(row, form, rows.where(index), replace),
         repr((form, dict(replace))),
         lambda conversations: {"placeholders": placeholders_left(conversations)[0]},
-        lambda keys: _check(form, keys, field),
+        lambda keys: check_columns(form, keys, field),
     )
     return stored_rows(StoredConversations, "conversations", reading, root)
-
-
-def _check(form: Form, keys: Sequence[str], field: str) -> None:
-    check_columns(form, keys, field)

@@ -1,5 +1,7 @@
-"""What the rows of a large data set become, as arrays on disk: read and checked once, decoded one by one when asked
-for."""
+"""Items made of the rows of a large data set (conversations, documents), kept as arrays on disk.
+
+The rows are read and checked once; an item is decoded when it is asked for.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from drivetrain.errors import Problem, UserError
 T = TypeVar("T")
 FORMAT = 2
 AT_ONCE = 1_000  # rows read from the data set together
-MOST_TOLD = 5  # blocks of rows with lines that cannot be read
+MOST_SHOWN = 5  # blocks of rows with lines that cannot be read
 
 
 class StoredItems(Sequence[T], ABC):
@@ -40,11 +42,13 @@ class StoredItems(Sequence[T], ABC):
 
     @staticmethod
     @abstractmethod
-    def encoded(item: Any) -> str: ...
+    def encoded(item: Any) -> str:
+        """Return an item's content as one text."""
 
     @staticmethod
     @abstractmethod
-    def decoded(content: str, where: str) -> Any: ...
+    def decoded(content: str, where: str) -> Any:
+        """Return the item of that content. where: the file and row that it comes from."""
 
     def __len__(self) -> int:
         return len(self._contents)
@@ -62,7 +66,7 @@ class StoredItems(Sequence[T], ABC):
 
     @cached_property
     def places(self) -> MappedTexts:
-        """Of each item, file and row."""
+        """Return the file and row that each item comes from."""
         return self._texts("places")
 
     @cached_property
@@ -83,7 +87,7 @@ class StoredItems(Sequence[T], ABC):
 
     @property
     def identity(self) -> list[str | None]:
-        """What no other items have."""
+        """Return what tells these items from any others: the store's name, and a digest of the indices."""
         chosen = self._indices
         return [
             self.store.folder.name,
@@ -120,7 +124,7 @@ class Reading(Generic[T]):
     read: Callable[[Mapping[str, Any], int], T]
     described: str
     facts: Callable[[Sequence[T]], Mapping[str, int]] = lambda _: {}
-    check_keys: Callable[[list[str]], None] = lambda _: None
+    check_keys: Callable[[list[str]], object] = lambda _: None
 
 
 def stored_rows(kind: type[StoredItems[T]], name: str, reading: Reading[T], root: Path) -> StoredRead[T]:
@@ -159,7 +163,7 @@ def _build(folder: Path, kind: type[StoredItems[T]], reading: Reading[T], source
                         places.append(where)
                     except RowError as error:
                         bad.append((where, str(error)))
-            except UserError as error:  # the other blocks' lines are told of too
+            except UserError as error:  # lines of the other blocks are reported too
                 unreadable += error.problems
             for name, count in reading.facts(items).items():
                 counted[name] = counted.get(name, 0) + count
@@ -167,19 +171,19 @@ def _build(folder: Path, kind: type[StoredItems[T]], reading: Reading[T], source
             shown.add(size * stop // len(rows) - size * start // len(rows))
         shown.end()
         if unreadable:
-            raise UserError(_told(unreadable, reading.field))
+            raise UserError(_first_problems(unreadable, reading.field))
         reading.check_keys(list(keys))
         for source in sources:
             source.check_unchanged()  # before the store is finished, which no later start would doubt
         writer.finish({"rows": len(rows), "bad": bad, "counted": counted})
 
 
-def _told(unreadable: Sequence[Problem], field: str) -> list[Problem]:
-    more = len(unreadable) - MOST_TOLD
-    told = list(unreadable[:MOST_TOLD])
+def _first_problems(unreadable: Sequence[Problem], field: str) -> list[Problem]:
+    more = len(unreadable) - MOST_SHOWN
+    shown = list(unreadable[:MOST_SHOWN])
     if more > 0:
-        told.append(Problem(field, f"and {more} more blocks of {AT_ONCE:,} rows have such lines", unreadable[0].fix))
-    return told
+        shown.append(Problem(field, f"and {more} more blocks of {AT_ONCE:,} rows have such lines", unreadable[0].fix))
+    return shown
 
 
 def _append(writer: Writer, contents: Iterable[str], places: Iterable[str]) -> None:
