@@ -171,7 +171,6 @@ def _train(parts: Parts, resume: bool) -> RunReport:
         troubled=Troubles(parts.folder.trouble, config, engine, workload, ranks, order, cutting, events.send),
         cut_smaller=cutting.cut_smaller,
     )
-    parts.meters.expect(total_steps - progress.step)
     with parts.meters, checkpoints, collecting(collect_every(config)) as collect:
         around = replace(around, collect=collect)
         status = train(engine, cutting.windows(progress), config, total_steps, order.steps_per_epoch, progress, around)

@@ -60,7 +60,16 @@ class TensorPeak(Observer):
         self._live: dict[int, int] = {}  # storage → bytes
         self._one_at_a_time = threading.RLock()  # dp's replicas on a CPU; a storage may be freed within
         self._bytes = 0
-        self.peak_bytes = 0
+        self.phases = [0]  # the peak of each
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.phases)
+
+    def begin_phase(self) -> None:
+        """Start a new peak, from what lives now."""
+        with self._one_at_a_time:
+            self.phases.append(self._bytes)
 
     def __enter__(self) -> TensorPeak:
         super().__enter__()
@@ -111,7 +120,7 @@ class TensorPeak(Observer):
     def _holds(self, key: int, size: int) -> None:
         self._bytes += size - self._live.get(key, 0)
         self._live[key] = size
-        self.peak_bytes = max(self.peak_bytes, self._bytes)
+        self.phases[-1] = max(self.phases[-1], self._bytes)
 
     def _forget(self, key: int) -> None:
         with self._one_at_a_time:

@@ -34,7 +34,7 @@ T = TypeVar("T")
 LOG = logging.getLogger(__name__)
 WARM_UP_STEPS = 3  # not steady: caches, allocator and workers fill
 NOT_TRAINING = ("evaluation", "samples", "save")  # parts left out of the rate
-INSTRUMENTED_STEP = 1  # the second: by then the optimizer has its state
+INSTRUMENTED_STEP = 0  # the first: the optimizer's state does not yet fill the memory that looking takes
 MOST_HELD = 0.4  # of the machine's memory, in which every operator of a step is looked at
 
 
@@ -62,16 +62,13 @@ class Meters:
         self._holder, self._instrument = holder, instrument
         self._stopwatch, self._throughput = stopwatch, Throughput()
         self._sampler = UtilisationSampler(self._device)
-        self._steps, self._instrumented_step = 0, INSTRUMENTED_STEP
+        self._steps = 0
         self._elements = self.samples = 0  # of steady and other steps alike, for the share of elements a sample
         self._flops_per_element: float | None = None
         self._sent: dict[str, int] | None = None
-        self._tensor_peak: int | None = None
+        self._peak: TensorPeak | None = None  # at work during the instrumented step
+        self._tensors: TensorPeaks | None = None
         self._warn, self._failed = warn, set[str]()
-
-    def expect(self, steps: int) -> None:
-        """steps: to be made. A single one is instrumented itself, or the report of a short try would lack its peak."""
-        self._instrumented_step = min(INSTRUMENTED_STEP, max(0, steps - 1))
 
     def __enter__(self) -> None:
         self._tried("peak memory", lambda: reset_peaks(self._device))
@@ -108,6 +105,8 @@ class Meters:
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
+        if name == "optimizer" and self._peak is not None:
+            self._peak.begin_phase()
         with self._stopwatch.part(name):
             yield
         if name in NOT_TRAINING:
@@ -117,12 +116,18 @@ class Meters:
     def step(self, micro_batches: list[MicroBatch]) -> Iterator[None]:
         """Around forward, backward and update."""
         elements = sum(next(iter(batch.tensors.values())).numel() for batch in micro_batches)
-        if self._instrument and self._steps == self._instrumented_step and self._has_room():
+        if self._instrument and self._steps == INSTRUMENTED_STEP and self._has_room():
+            before = self._held()
             with TensorPeak() as memory, FlopCount() as flops, Traffic() as traffic:
                 given = [tensor for batch in micro_batches for tensor in batch.tensors.values()]
                 self._tried("tensor memory", lambda: memory.track([*self._holder.tensors(), *given]))
-                yield
-            self._tensor_peak = self._seen("tensor memory", memory, memory.peak_bytes)
+                self._peak = memory
+                try:
+                    yield
+                finally:
+                    self._peak = None
+            found = TensorPeaks(before, self._held(), memory.phases[0], memory.phases[-1])
+            self._tensors = self._seen("tensor memory", memory, found)
             self._flops_per_element = self._seen("FLOPs", flops, flops.total / elements)
             self._sent = self._seen("traffic", traffic, traffic.sent)
         else:
@@ -135,7 +140,7 @@ class Meters:
         if self._device.type != "cpu":
             return True
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        held = sum(tensor.nbytes for tensor in self._holder.tensors()) * ranks
+        held = self._held() * ranks
         if held <= MOST_HELD * self._memory:
             return True
         self._warn(
@@ -143,6 +148,10 @@ class Meters:
             f"machine's {self._memory / 2**30:.1f} GiB, and measuring takes some more for one step"
         )
         return False
+
+    def _held(self) -> int:
+        """Bytes of what lives between steps: the model, and the optimizer's state once it is there."""
+        return sum(tensor.nbytes for tensor in self._holder.tensors())
 
     def _seen(self, what: str, observer: Observer, found: T) -> T | None:
         self._note(what, observer.failure)
@@ -152,7 +161,7 @@ class Meters:
         """After all that belongs to a step. Evaluation and saving are not counted into the rate."""
         now = time.perf_counter()
         seconds = now - self._mark - self._aside
-        steady = self._steps >= WARM_UP_STEPS and not (self._instrument and self._steps == self._instrumented_step)
+        steady = self._steps >= WARM_UP_STEPS and not (self._instrument and self._steps == INSTRUMENTED_STEP)
         self._throughput.add(samples, seconds, steady=steady)
         self._mark, self._aside = now, 0.0
         self._steps += 1
@@ -167,8 +176,8 @@ class Meters:
         memory = self._tried("peak memory", lambda: peaks(self._device)) or {}
         # after the peaks, to which it would add, and not before the first step, which would wait for it
         yardstick = self._tried("the device's matmul rate", lambda: matmul_rate(self._device, self._dtype))
-        if self._tensor_peak is not None and self._device.type == "cpu":
-            memory = {"tensor": self._tensor_peak, **memory}
+        if self._tensors is not None and self._device.type == "cpu":
+            memory = {"tensor": self._tensors.of_a_step(self._held()), **memory}
         flops = None if self._flops_per_element is None else self._flops_per_element * self._elements
         mine = RankSummary(memory, self._sampler.summary(), flops, self._sent, yardstick)
         everyone = ranks.all_gather(mine)
@@ -188,6 +197,24 @@ class Meters:
             "matmul_flops_per_second": None if None in yardsticks else sum(filter(None, yardsticks)),
             "ranks": [other.short(rank) for rank, other in enumerate(everyone)],
         }
+
+
+@dataclass(frozen=True)
+class TensorPeaks:
+    """Of the first step, in bytes: what lived before and after it; the peak before the update and that within it."""
+
+    before: int
+    after: int
+    computing: int
+    updating: int
+
+    def of_a_step(self, held: int) -> int:
+        """The peak of a later step, in which the optimizer's state is there from the beginning.
+
+        held: what lives between steps by now: more than after the first step where that step's update was skipped (of
+        which the scratch memory of an update that is no single kernel then lacks here).
+        """
+        return max(self.computing + held - self.before, self.updating + held - self.after)
 
 
 @dataclass(frozen=True)
