@@ -118,6 +118,10 @@ class RunCheckpoints:
                 "optimizer": self._run.optimizer.name,
                 "length": self._length,
             }
+            if any(state["beside"].values()):
+                parts["training"]["beside"] = state["beside"]
+        if state["auxiliary"]:
+            parts["auxiliary"] = state["auxiliary"]
         return parts
 
     def restore(self) -> Progress:
@@ -145,7 +149,7 @@ class RunCheckpoints:
         check_fits(self._engine.shapes(), state["model"], path)
         for message in self._engine.check_base(path):
             self._send(Warned(message=message))
-        self._engine.load_state_dict({**state, "engine": training["engine"]})
+        self._engine.load_state_dict({**state, "engine": training["engine"], "beside": training.get("beside")})
         progress = Progress(**training["progress"])
         self._same_metric(progress)
         saved = training["generators"]

@@ -94,7 +94,8 @@ class _Trial:
         give_back()
 
     def _piece(self, wanted: int) -> MicroBatch:
-        return MicroBatch(self._workload.collate(self._samples[:wanted]))
+        samples = self._samples[:wanted]
+        return MicroBatch(self._workload.collate(samples), positions=np.arange(len(samples)))
 
     def _count(self, size: int) -> int:
         return max(self._config.engine.stages, 1 if size == self._largest else 2)

@@ -20,6 +20,7 @@ from drivetrain.data.loader import MicroBatch
 from drivetrain.engines.base import Engine
 from drivetrain.engines.state import local_part
 from drivetrain.workloads.base import Batch, Workload
+from drivetrain.workloads.loss_contract import LossContext
 
 WRAPPERS = "module."  # of DDP; DeepSpeed's too
 
@@ -95,24 +96,24 @@ class _Looking:
 
     @contextmanager
     def at_losses(self) -> Iterator[None]:
-        """The workload's loss_sum is this object's own within."""
-        whole = self._workload.loss_sum
+        """The workload's loss_sums is this object's own within."""
+        whole, weights = self._workload.loss_sums, self._workload.terms
 
-        def loss_sum(model: nn.Module, batch: Batch) -> Tensor:
+        def loss_sums(model: nn.Module, batch: Batch, context: LossContext) -> Mapping[str, Tensor]:
             if not self._handles:
                 self._put_hooks(model)
-            loss = whole(model, batch)
-            value = float(local_part(loss.detach()))
-            self.found.losses.append(value / max(1, self._workload.count(batch)))
-            if not math.isfinite(value) and self.found.micro_batch is None:
+            sums, counts = whole(model, batch, context), self._workload.counts(batch)
+            means = [float(local_part(sums[name].detach())) / max(1, counts[name]) * weights[name] for name in weights]
+            self.found.losses.append(sum(means))
+            if not math.isfinite(sum(means)) and self.found.micro_batch is None:
                 self.found.micro_batch = len(self.found.losses) - 1
-            return loss
+            return sums
 
-        vars(self._workload)["loss_sum"] = loss_sum
+        vars(self._workload)["loss_sums"] = loss_sums
         try:
             yield
         finally:
-            del vars(self._workload)["loss_sum"]
+            del vars(self._workload)["loss_sums"]
             for handle in self._handles:
                 handle.remove()
             for buffer, before in self._buffers:  # BatchNorm's statistics, which one NaN spoils

@@ -52,6 +52,7 @@ class Progress:
     last_evaluation: int = 0
     last_save: int = 0
     recent: Recent = field(default_factory=Recent)
+    terms: dict[str, float] = field(default_factory=dict)  # of the loss, at the last point of the curve
     reduction: dict[str, Any] | None = None  # of the micro-batches, since memory ran out
 
     def __post_init__(self) -> None:
@@ -124,7 +125,7 @@ def train(
         was = replace(progress)
         progress.step += 1
         progress.samples += len(window.indices)
-        curve.add(Pending(progress.step, window.indices, loss, result, mark, was), lr_now)
+        curve.add(Pending(progress.step, window.indices, loss, result, mark, was, engine.term_shares), lr_now)
         progress.elapsed_seconds = before + time.perf_counter() - start
         due = _due(run, progress, total_steps, steps_per_epoch, around)
         if due.any or progress.step % run.tracking.log_every == 0:
@@ -267,6 +268,9 @@ class Curve:
         if numbers is None or self._watch.refused(self._newest.step):
             return
         newest, progress, around = self._newest, self._progress, self._around
+        if newest.terms is not None:
+            means = self._engine.summed(newest.terms.clone()).tolist()
+            progress.terms = dict(zip(self._engine.term_names, means, strict=True))
         around.send(
             StepDone(
                 step=newest.step,
@@ -279,6 +283,7 @@ class Curve:
                 samples=progress.samples,
                 samples_per_second=around.meters.recent_rate(),
                 elapsed_seconds=progress.elapsed_seconds,
+                terms=progress.terms,
             )
         )
 

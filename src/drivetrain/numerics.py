@@ -74,6 +74,7 @@ class Pending:
     result: StepResult
     mark: Any = None  # torch's generators before the step
     before: Any = None  # progress before it
+    terms: Tensor | None = None  # this rank's share of each term, of a loss of several
 
 
 @dataclass(frozen=True)

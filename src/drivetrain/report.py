@@ -35,6 +35,7 @@ class RunReport(BaseModel):
     samples: int
     metrics: dict[str, float]  # of the last evaluation
     best: dict[str, Any] | None  # step, metric, value
+    terms: dict[str, float] = {}  # of a loss of several terms, the mean of each at the last point of the curve
 
     seconds: float  # wall time of the training loop over all its parts, resumed ones included
     seconds_by_part: dict[str, float]  # of this process

@@ -317,6 +317,7 @@ def _report(
         samples=progress.samples,
         metrics=progress.metrics,
         best=progress.best,
+        terms=progress.terms,
         seconds=progress.elapsed_seconds,
         data=parts.workload.facts,
         checkpoint=str(newest) if newest else None,

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError
-from drivetrain.workloads.base import BestMetric, Workload
+from drivetrain.workloads.base import BestMetric, MakesSamples, Workload
 
 
 def check_workload(run: RunConfig, workload: Workload) -> None:
     """UserError with everything about the run that these data and this loss cannot do."""
-    problems = [*_batch(run, workload), *_evaluation(run, workload)]
+    problems = [*_batch(run, workload), *_loss(run, workload), *_evaluation(run, workload)]
     if problems:
         raise UserError(problems)
 
@@ -53,6 +53,22 @@ def _batch(run: RunConfig, workload: Workload) -> Iterator[Problem]:
     elif not workload.splits_batches and run.micro_batch_size is None and run.micro_batch < batch:
         why = f"{run.engine.label} cuts the batch into micro-batches, but this loss does not decompose over samples"
         yield Problem("engine.pp", why, "leave pp out")
+
+
+def _loss(run: RunConfig, workload: Workload) -> Iterator[Problem]:
+    """What the loss needs beside one forward pass of the model, where the engine has no more."""
+    axis = run.engine.single_pass_axis
+    needs = [f"auxiliary models ({', '.join(workload.auxiliary)})"] if workload.auxiliary else []
+    needs += ["statistics of the whole batch"] if workload.has_statistics else []
+    needs += ["samples that the model makes"] if isinstance(workload, MakesSamples) else []
+    if axis is not None and needs:
+        what = {"pp": "a pipeline's step is one pass of one model", "cp": "context ranks see parts of each sequence"}
+        why = f"this loss needs {' and '.join(needs)}, and {what[axis]}"
+        yield Problem(f"engine.{axis}", why, f"leave {axis} out: tp, dp, fsdp and deepspeed have more passes")
+    moved = [name for name, each in workload.auxiliary.items() if each.role == "moved"]
+    if moved and run.precision_spec.cast:
+        why = f"{', '.join(moved)} follows the model in small steps, which 16-bit copies would round away"
+        yield Problem("precision", why, "give bf16-mixed or fp32, whose weights stay in 32 bits")
 
 
 def _evaluation(run: RunConfig, workload: Workload) -> Iterator[Problem]:

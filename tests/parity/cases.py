@@ -87,6 +87,7 @@ class Curve:
     norms: list[float]
     gradients: dict[str, Tensor]  # of the first step, before clipping
     weights: dict[str, Tensor]  # at the end
+    terms: list[list[float]] = field(default_factory=list)  # of a loss of several
 
 
 # --- what is trained -------------------------------------------------------------------------------------------------

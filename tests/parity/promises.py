@@ -220,9 +220,9 @@ def dropped_shard() -> Iterator[None]:
 
 @contextmanager
 def mean_of_means() -> Iterator[None]:
-    def local(self: EagerEngine, batches: list[MicroBatch]) -> Callable[[], int]:
+    def local(self: EagerEngine, batches: list[MicroBatch]) -> Callable[[], list[int]]:
         count = self.data_world * sum(self._workload.count(b.tensors) for b in batches if b.counts)
-        return lambda: count
+        return lambda: [count]
 
     with mock.patch.object(EagerEngine, "_global_count", local):
         yield

@@ -69,6 +69,7 @@ class Progress(_Strict):
     last_evaluation: int
     last_save: Count
     recent: Recent = Recent()
+    terms: dict[str, float] = {}
     reduction: Reduction | None = None
 
 
@@ -100,6 +101,7 @@ class Training(_Strict):
     order: Order
     optimizer: str | None = None
     length: str | None = None
+    beside: dict[str, Any] | None = None  # auxiliary models' origin, the workload's own state
 
 
 class Group(BaseModel):

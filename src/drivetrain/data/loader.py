@@ -35,10 +35,12 @@ class Loadable(Protocol):
 @dataclass(frozen=True)
 class MicroBatch:
     """What one rank runs forward at once. counts: False if it only keeps this rank in step with the others: where
-    the model's forward and backward talk to the other ranks, all must run equally many."""
+    the model's forward and backward talk to the other ranks, all must run equally many. positions: of its samples in
+    the global batch, where it was cut out of one."""
 
     tensors: dict[str, Tensor]
     counts: bool = True
+    positions: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -66,22 +68,23 @@ def training_windows(
     One iterator serves the whole run: epochs do not restart the workers, and a resumed run starts at its step.
     """
 
-    planned: deque[tuple[int, np.ndarray, list[np.ndarray]]] = deque()  # prefetching workers run some steps ahead
+    # epoch, samples, positions of each micro-batch; prefetching workers run some steps ahead
+    planned: deque[tuple[int, np.ndarray, list[np.ndarray]]] = deque()
 
     def keys() -> Iterator[list[tuple[int, int]]]:
         for step in steps:
             epoch, indices = order.batch(step)
-            pieces = mine.pieces(indices)
+            pieces = mine.positions(indices)
             planned.append((epoch, indices, pieces))
             for piece in pieces:
-                yield [(epoch, int(index)) for index in (piece if len(piece) else indices[:1])]
+                yield [(epoch, int(index)) for index in (indices[piece] if len(piece) else indices[:1])]
 
     batches = _batches(samples, collate, keys(), loader, pin_memory)
     for step in steps:
         first = next(batches)  # by now the step is planned
         epoch, indices, pieces = planned.popleft()
         tensors = [first, *(next(batches) for _ in pieces[1:])]
-        window = [MicroBatch(batch, counts=len(piece) > 0) for batch, piece in zip(tensors, pieces, strict=True)]
+        window = [MicroBatch(batch, len(piece) > 0, piece) for batch, piece in zip(tensors, pieces, strict=True)]
         yield Window(step, epoch, indices, window, max(map(len, pieces)))
 
 

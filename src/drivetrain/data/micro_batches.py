@@ -54,16 +54,20 @@ class Slice:
     lengths: Lengths | None = None
 
     def pieces(self, indices: np.ndarray) -> list[np.ndarray]:
-        """Of near-equal size, or by length."""
+        """The samples of each micro-batch, of a global batch of these samples."""
+        return [indices[positions] for positions in self.positions(indices)]
+
+    def positions(self, indices: np.ndarray) -> list[np.ndarray]:
+        """Where each micro-batch's samples are in the global batch: pieces of near-equal size, or by length."""
         if self.lengths is None:
-            share = rank_share(indices, self.data_rank, self.data_world)
+            share = rank_share(np.arange(len(indices)), self.data_rank, self.data_world)
             return np.array_split(share, self._fewest(len(indices)))
-        tokens = self.lengths.tokens
-        by_length = indices[np.argsort(tokens[indices], kind="stable")]
+        tokens = self.lengths.tokens[indices]
+        by_length = np.argsort(tokens, kind="stable")
         shares = [rank_share(by_length, rank, self.data_world) for rank in range(self.data_world)]
         mine = shares[self.data_rank]
         if self.lengths.rows is not None:
-            return self._rows(self.lengths.rows, mine, shares)
+            return self._rows(self.lengths.rows, tokens, mine, shares)
         if self.lengths.packed:
             count = max(fewest_packs(tokens[share], self.micro_batch_size, self.lengths.most) for share in shares)
             return [mine[pack] for pack in packs(tokens[mine], count, self.micro_batch_size)]
@@ -71,10 +75,10 @@ class Slice:
         found = best_cuts(tokens[mine], count, self.micro_batch_size, self._most_tokens).get(count)
         return np.array_split(mine, count) if found is None else np.split(mine, found.cuts)
 
-    def _rows(self, rows: Rows, mine: np.ndarray, shares: list[np.ndarray]) -> list[np.ndarray]:
-        """Samples of each row, of as many rows as the rank runs that needs most: on others some may be empty."""
-        assert self.lengths is not None
-        tokens, bound = self.lengths.tokens, min(self.micro_batch_size, rows.samples)
+    def _rows(self, rows: Rows, tokens: np.ndarray, mine: np.ndarray, shares: list[np.ndarray]) -> list[np.ndarray]:
+        """Positions of each row's samples, of as many rows as the rank runs that needs most: on others some may be
+        empty. tokens: of each sample of the global batch."""
+        bound = min(self.micro_batch_size, rows.samples)
         count = max(len(best_fit(tokens[share], rows.tokens, bound)) for share in shares)
         filled = [mine[row] for row in best_fit(tokens[mine], rows.tokens, bound)]
         return filled + [mine[:0]] * (count - len(filled))

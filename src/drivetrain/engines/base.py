@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from drivetrain.config.machine import Machine
 from drivetrain.config.precision import Precision
@@ -28,9 +28,10 @@ from drivetrain.config.training import Scaler
 from drivetrain.data.loader import MicroBatch
 from drivetrain.memory.statistics import Statistics
 from drivetrain.optim import OptimizerFactory
-from drivetrain.workloads.base import Workload
+from drivetrain.workloads.base import Batch, Workload
 from drivetrain.workloads.metrics import Metric
 
+T = TypeVar("T")
 State = dict[str, Any]
 Part = Callable[[str], AbstractContextManager[Any]]  # times what runs within, under a name
 # the gradient norm → whether the update is refused: known, or a scalar on the device that nobody should wait for
@@ -104,6 +105,8 @@ class Engine(ABC):
     random_stream: int  # ranks of one number draw the same dropout
     statistics: Statistics  # BatchNorm's, kept before a window and put back where its update is refused
     compiled: str | Literal[False] = False  # what torch.compile was given
+    term_shares: Tensor | None = None  # (terms,), this rank's shares of the last window's terms, where it has several
+    term_names: Sequence[str] = ()
     counts_samples = True  # False on a rank whose samples another one has as well
 
     @abstractmethod
@@ -160,8 +163,16 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def without_gradient(self, micro_batches: Sequence[MicroBatch], work: Callable[[nn.Module, Batch], T]) -> list[T]:
+        """What `work` makes of the model and each micro-batch, on this rank: log-probabilities, the next tokens.
+
+        The model is in evaluation mode, and afterwards as it was. All ranks must give equally many micro-batches.
+        """
+
+    @abstractmethod
     def state_dict(self) -> State:
-        """{"model", "optimizer", "engine"}, by global parameter names: what going on exactly needs.
+        """{"model", "optimizer", "engine"}, by global parameter names: what going on exactly needs. "auxiliary": the
+        weights of moved models, by name. "beside": what else belongs to them, and the workload's own state.
 
         This rank's: tensors that it has whole, and pieces of those that are spread. Nothing is gathered or copied. All
         ranks must call it; together they have everything.

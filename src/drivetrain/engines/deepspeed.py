@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from drivetrain.config import engines as config
 from drivetrain.data.loader import MicroBatch
 from drivetrain.engines import zero_state
+from drivetrain.engines.auxiliary import Companion
 from drivetrain.engines.base import Engaged, Judge, StepResult
 from drivetrain.engines.eager import EagerEngine
 from drivetrain.engines.native import deepspeed_ready, swap_folder
@@ -98,6 +99,22 @@ class DeepspeedEngine(EagerEngine):
     def _initialised(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Any:
         self._linear = nn.functional.linear  # stage 3 puts one in its place that keeps no gathered weight
         return wrap_deepspeed(model, optimizer, self._json(model))
+
+    def _wrap_auxiliary(self, model: nn.Module) -> Callable[..., Any]:
+        """Under stage 3 sharded by a DeepSpeedEngine of its own, else whole on every rank."""
+        if self._config.stage < 3:
+            return super()._wrap_auxiliary(model)
+        precision = self._options.precision
+        whole = InAutocast(model, lambda: autocast(precision, self._device)) if precision.autocast else model
+        forward: nn.Module = wrap_deepspeed(whole, None, self._json(whole))
+        forward.eval()
+        return forward
+
+    def _follow(self, companion: Companion) -> None:
+        if self._config.stage < 3:
+            super()._follow(companion)
+        else:
+            zero_state.follow(companion.model, self._model, companion.settings.mixing)
 
     def _json(self, model: nn.Module) -> dict[str, Any]:
         for parameter in model.parameters():  # DeepSpeed takes no channels-last filters, not even of one pixel
@@ -206,6 +223,7 @@ class DeepspeedEngine(EagerEngine):
             self._rescale(skipped)
         if judge is not None:
             judge(norm)
+        self._move_auxiliary()
         return StepResult(norm, skipped, scales=None if scale is None else lambda: (scale, scale))
 
     def _rescale(self, overflowed: bool) -> None:
@@ -237,11 +255,18 @@ class DeepspeedEngine(EagerEngine):
                 found[name] = whole.to("cpu", copy=True) if zero_state.is_sharded(held) else whole
         return found
 
-    def _own_weights(self) -> dict[str, Tensor | Piece]:
-        return _there({name: zero_state.own(held, self._ranks.rank) for name, held in self._held().items()})
+    def _own_state(self, model: nn.Module) -> dict[str, Tensor | Piece]:
+        held = kept(model, model.state_dict(keep_vars=True))
+        return _there({name: zero_state.own(each, self._ranks.rank) for name, each in held.items()})
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        held = self._held()
+        self._fill(self._model, weights)
+
+    def _load_companion(self, companion: Companion, weights: Mapping[str, Tensor]) -> None:
+        self._fill(companion.model, weights)
+
+    def _fill(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        held = kept(model, model.state_dict(keep_vars=True))
         for name, value in weights.items():
             zero_state.fill(held[name], value, self._ranks.rank)
 

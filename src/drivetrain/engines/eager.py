@@ -10,13 +10,15 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from drivetrain.data.loader import MicroBatch
+from drivetrain.engines.auxiliary import AuxiliaryModels, Companion, follow
 from drivetrain.engines.base import Engaged, Engine, EngineOptions, Judge, State, StepResult
 from drivetrain.engines.compiled import compile_model
 from drivetrain.engines.inputs import Inputs
@@ -34,6 +36,16 @@ from drivetrain.engines.state import (
     optimizer_tensors,
 )
 from drivetrain.engines.weight_copies import WeightCopies
+from drivetrain.engines.window_loss import (
+    Counts,
+    EvaluatedLoss,
+    WindowLoss,
+    few_samples,
+    gathered_statistics,
+    global_counts,
+    own_counts,
+)
+from drivetrain.errors import problem
 from drivetrain.memory.offload import Offload, offload_activations
 from drivetrain.memory.recompute import apply_recompute, repeated_blocks
 from drivetrain.memory.statistics import Statistics
@@ -43,8 +55,11 @@ from drivetrain.pieces import Piece, piece_of
 from drivetrain.precision import autocast, dtype
 from drivetrain.ranks import Ranks
 from drivetrain.transfers import Later
-from drivetrain.workloads.base import Batch, Workload, few
+from drivetrain.workloads.base import Batch, Workload
+from drivetrain.workloads.loss_contract import LossContext
 from drivetrain.workloads.metrics import Metric
+
+T = TypeVar("T")
 
 
 class EagerEngine(Engine):
@@ -78,11 +93,21 @@ class EagerEngine(Engine):
         return nullcontext()
 
     def _built(self, workload: Workload) -> nn.Module:
-        return workload.build_model().to(self._device, dtype(self._options.precision.parameters))
+        return self._with_auxiliary(workload.build_model()).to(self._device, dtype(self._options.precision.parameters))
 
     def _blocks(self) -> list[nn.Module]:
         """What repeats in the model, and is recomputed or gathered at once."""
         return repeated_blocks(self._model)
+
+    def _with_auxiliary(self, model: nn.Module) -> nn.Module:
+        """The model, as it was built, with the models beside it: trained ones become a part of it."""
+        self._auxiliary = AuxiliaryModels(self._workload.auxiliary, model, dtype(self._options.precision.parameters))
+        return model
+
+    def _wrap_auxiliary(self, model: nn.Module) -> Callable[..., Any]:
+        """What runs a frozen or moved model, which lies where it was built."""
+        precision = self._options.precision
+        return model.to(self._device, dtype(precision.compute if precision.cast else precision.parameters))
 
     def _build_optimizer(self, build: OptimizerFactory) -> torch.optim.Optimizer:
         return build(self._model)
@@ -96,6 +121,7 @@ class EagerEngine(Engine):
 
     def setup(self, workload: Workload, build_optimizer: OptimizerFactory | None) -> None:
         self._workload, self._trains = workload, build_optimizer is not None
+        self.term_names = list(workload.terms)
         self._model = computing_in(self._built(workload), self._options.precision)
         if self._options.recompute:
             apply_recompute(self._model, self._options.recompute == "selective", self._blocks())
@@ -109,6 +135,8 @@ class EagerEngine(Engine):
             self._optimizer = self._build_optimizer(build_optimizer)
             for group in self._optimizer.param_groups:
                 group["peak_lr"] = copy.deepcopy(group["lr"])  # torchao's is a tensor
+        for companion in self._auxiliary.companions.values():
+            companion.forward = self._wrap_auxiliary(companion.model)
         self._check_engaged()
         self.statistics = Statistics(self._model)
         if self._trains:
@@ -119,11 +147,14 @@ class EagerEngine(Engine):
 
     def _rehearse(self, backward: Callable[[Tensor], None]) -> None:
         """With a few samples."""
-        batch = self._to_device(few(self._workload))
+        some = few_samples(self._workload)
+        [context], batch = self._contexts([some]), self._to_device(some.tensors)
 
         def loss() -> Tensor:
             with autocast(self._options.precision, self._device):
-                return self._workload.loss_sum(self._forward, batch)
+                return sum(
+                    self._loss_sums(self._forward, batch, context).values(), torch.zeros((), device=self._device)
+                )
 
         with self._weight_copies.in_place(self._weight_copies.made()):
             rehearse(self._model, loss, backward)
@@ -149,27 +180,39 @@ class EagerEngine(Engine):
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
         self._ready_to_train()
-        count = self._global_count(micro_batches)  # travels during the first forward
+        # counts travel during the first forward
+        loss = WindowLoss(self._workload, self._global_counts(micro_batches), self._device)
         total = torch.zeros((), device=self._device)
+        contexts = self._contexts(micro_batches)
         with self._weight_copies.in_place(self._weight_copies.made()):
-            for number, batch in enumerate(micro_batches, 1):
-                with self._exchange(last=number == len(micro_batches)):
-                    total += self._micro_batch(batch, count, micro_batches[number:])
+            for number, batch in enumerate(micro_batches):
+                with self._exchange(last=number == len(micro_batches) - 1):
+                    total += self._micro_batch(batch, loss, contexts[number], micro_batches[number + 1 :])
+        self.term_shares = loss.shares
         return total
 
     def _micro_batch(
-        self, batch: MicroBatch, count: Callable[[], Tensor | int], following: Sequence[MicroBatch]
+        self, batch: MicroBatch, window: WindowLoss, context: LossContext, following: Sequence[MicroBatch]
     ) -> Tensor:
         """Adds its gradients; returns its part of the window's loss."""
         with self._options.part("forward"), autocast(self._options.precision, self._device):
             own = self._to_device(batch.tensors)
             self.expect(following)
-            loss = self._loss_sum(self._forward, own) / count()
-            if not batch.counts:
-                loss = loss * 0
+            loss = window.part(self._loss_sums(self._forward, own, context), batch.counts)
         with self._options.part("backward"):
             self._backward(loss * self._averaged_over if self._averaged_over > 1 else loss)
         return loss.detach()
+
+    def _contexts(self, micro_batches: Sequence[MicroBatch]) -> list[LossContext]:
+        """What each micro-batch's loss gets beside the model: statistics of the global batch, auxiliary models."""
+        context = LossContext(self._auxiliary.callables)
+        if not self._workload.has_statistics:
+            return [context] * len(micro_batches)
+        work = self._workload.statistics
+        with self._options.part("statistics"):
+            partials = self.without_gradient(micro_batches, lambda model, batch: work(model, batch, context))
+            found = gathered_statistics(partials, micro_batches, self.counts_samples, self._ranks, self._device)
+        return [replace(context, statistics=each) for each in found]
 
     def _ready_to_train(self) -> None:
         if not self._model.training:  # asked first: telling every module takes a tenth of a millisecond
@@ -178,8 +221,8 @@ class EagerEngine(Engine):
     def summed(self, losses: Tensor) -> Tensor:
         return self._ranks.sum(losses)
 
-    def _loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
-        return self._workload.loss_sum(model, batch)
+    def _loss_sums(self, model: nn.Module, batch: Batch, context: LossContext) -> Mapping[str, Tensor]:
+        return self._workload.loss_sums(model, batch, context)
 
     @property
     def _averaged_over(self) -> int:
@@ -189,13 +232,10 @@ class EagerEngine(Engine):
     def _backward(self, loss: Tensor) -> None:
         self._scaler.scale(loss).backward()
 
-    def _global_count(self, micro_batches: Sequence[MicroBatch]) -> Callable[[], Tensor | int]:
-        """Valid targets of the whole global batch. On several GPUs it stays there, so that nobody waits for it."""
-        count = sum(self._workload.count(batch.tensors) for batch in micro_batches if batch.counts)
-        if self.data_world == 1:
-            return lambda: max(1, count)
-        summed = self._ranks.sum_soon(torch.full((), count, device=self._device))
-        return lambda: summed().clamp(min=1)
+    def _global_counts(self, micro_batches: Sequence[MicroBatch]) -> Counts:
+        """What each term is divided by: its count over the whole global batch."""
+        own = own_counts(self._workload, micro_batches)
+        return global_counts(own, self.data_world, self.counts_samples, self._ranks, self._device)
 
     def optimizer_step(self, lr_factor: float, judge: Judge | None = None) -> StepResult:
         optimizer = self._at_rate(lr_factor)
@@ -205,8 +245,17 @@ class EagerEngine(Engine):
         refused, held = update(self._scaler, optimizer, grad_norm, judge)
         self._scaler.update()
         optimizer.zero_grad(set_to_none=True)
+        self._move_auxiliary()
         scales = None if scale is None else Later(torch.stack([scale, cast(Tensor, self._scale())])).numbers
         return StepResult(grad_norm, refused, held, scales)
+
+    def _move_auxiliary(self) -> None:
+        """Synchronises the moved models that are due after this step."""
+        for companion in self._auxiliary.due():
+            self._follow(companion)
+
+    def _follow(self, companion: Companion) -> None:
+        follow(companion, self._model)
 
     def _scale(self) -> Tensor | None:
         """The loss scale of the next step, on the device; None where the loss is not scaled."""
@@ -247,19 +296,17 @@ class EagerEngine(Engine):
         for metric in metrics.values():
             metric.reset()
             metric.to(self._device)
-        sums = torch.zeros(2, dtype=torch.float64, device=self._device)  # loss, count
+        loss, context = EvaluatedLoss(self._workload, self._device), LossContext(self._auxiliary.callables)
         with self._weight_copies.in_place(self._weight_copies.made()):
             for batch in batches:
                 with autocast(self._options.precision, self._device):
-                    outputs = self._workload.outputs(self._inference, self._to_device(batch.tensors))
+                    outputs = self._workload.outputs_in(self._inference, self._to_device(batch.tensors), context)
                 if batch.counts:
-                    sums[0] += outputs.loss_sum
-                    sums[1] += outputs.count
+                    loss.add(outputs)
                     for metric in metrics.values():
                         metric.update(outputs.predictions, outputs.targets)
-        loss_sum, count = self._ranks.sum(sums).tolist()
-        values = {name: float(metric.compute()) for name, metric in metrics.items()}  # joins the ranks
-        return {"loss": loss_sum / max(1, count), **values}
+        of_loss = loss.values(self._ranks.sum(loss.sums))
+        return {**of_loss, **{name: float(metric.compute()) for name, metric in metrics.items()}}  # joins the ranks
 
     @torch.no_grad()
     def predict(self, batches: Iterable[MicroBatch]) -> Iterator[dict[str, Any]]:
@@ -270,6 +317,23 @@ class EagerEngine(Engine):
                 rows = self._workload.predict(self._inference, self._to_device(batch.tensors))
             for dealt in self._ranks.gather(rows if batch.counts else []) or ():
                 yield from dealt
+
+    @torch.no_grad()
+    def without_gradient(self, micro_batches: Sequence[MicroBatch], work: Callable[[nn.Module, Batch], T]) -> list[T]:
+        was_training = self._model.training
+        self._model.eval()
+        copies = self._weight_copies.made()
+        found = []
+        for batch in micro_batches:
+            with self._weight_copies.in_place(copies):
+                found.append(self._through(batch, work))
+        self._model.train(was_training)
+        return found
+
+    def _through(self, batch: MicroBatch, work: Callable[[nn.Module, Batch], T]) -> T:
+        """What `work` makes of the model and a batch."""
+        with autocast(self._options.precision, self._device):
+            return work(self._inference, self._to_device(batch.tensors))
 
     def _ready_for_inference(self) -> None:
         """Buffers that training fills on each rank alone (BatchNorm's statistics) are the first rank's."""
@@ -290,10 +354,15 @@ class EagerEngine(Engine):
             "model": self._own_weights(),
             "optimizer": self._optimizer_state(self._optimizer),
             "engine": {"scaler": self._scaler.state_dict()},
+            "auxiliary": {name: self._own_state(each.model) for name, each in self._auxiliary.moved.items()},
+            "beside": {"auxiliary": self._auxiliary.summary(), "workload": self._workload.state_dict()},
         }
 
+    def _own_state(self, model: nn.Module) -> dict[str, Tensor | Piece]:
+        return {name: piece_of(held) for name, held in kept(model, model.state_dict()).items()}
+
     def _own_weights(self) -> dict[str, Tensor | Piece]:
-        return {name: piece_of(held) for name, held in kept(self._model, self._model.state_dict()).items()}
+        return self._own_state(self._model)
 
     def _optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         return optimizer_state(self._model, optimizer)
@@ -302,8 +371,26 @@ class EagerEngine(Engine):
         assert self._optimizer is not None, "set up for evaluation only"
         self.load_weights(state["model"])
         self._load_optimizer_state(self._optimizer, state["optimizer"])
+        self._load_beside(state)
         if self._scaler.is_enabled() and state["engine"]["scaler"]:  # empty where the saved run did not scale
             self._scaler.load_state_dict(state["engine"]["scaler"])
+
+    def _load_beside(self, state: State) -> None:
+        """Auxiliary models and the workload's own state; a checkpoint without them is of a run that had none."""
+        beside = state.get("beside") or {}
+        saved = beside.get("auxiliary") or {}
+        self._ranks.on_first(lambda: self._auxiliary.check_frozen(saved.get("frozen", {})))
+        for name, each in self._auxiliary.moved.items():
+            if name not in (state.get("auxiliary") or {}):
+                fix = "start anew with --overwrite, or give the checkpoint of a run that has it"
+                raise problem("--resume", f"the checkpoint holds no auxiliary model {name}", fix)
+            self._load_companion(each, state["auxiliary"][name])
+        self._auxiliary.steps = saved.get("steps", 0)
+        if beside.get("workload"):
+            self._workload.load_state_dict(beside["workload"])
+
+    def _load_companion(self, companion: Companion, weights: Mapping[str, Tensor]) -> None:
+        load_weights(companion.model, weights)
 
     def _load_optimizer_state(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
         load_optimizer_state(self._model, optimizer, saved)
@@ -333,6 +420,7 @@ class EagerEngine(Engine):
         held = [*self._model.parameters(), *self._model.buffers()]
         if self._optimizer is not None:
             held += optimizer_tensors(self._optimizer)
+        held += self._auxiliary.tensors()
         return [local_part(tensor) for tensor in held]
 
     def save_assets(self, folder: Path, weights: Mapping[str, Tensor]) -> None:

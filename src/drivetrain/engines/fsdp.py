@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from drivetrain.config import engines as config
 from drivetrain.config.precision import Precision
 from drivetrain.data.loader import MicroBatch
+from drivetrain.engines.auxiliary import attached
 from drivetrain.engines.base import State
 from drivetrain.engines.eager import EagerEngine
 from drivetrain.engines.state import local_part, refuse_scalars
@@ -59,7 +60,8 @@ def wrap_fsdp(model: nn.Module, mesh: DeviceMesh, options: config.FsdpEngine, pr
         settings["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     ready_to_shard(model)
     refuse_cast_codes(model, precision)
-    apart = gathered_apart(model, options)
+    # trained auxiliary models are called after the model's forward pass, when what goes with it is freed already
+    apart = list(dict.fromkeys([*gathered_apart(model, options), *attached(model).values()]))
     _check_shared(model, apart)
     for module in apart:
         shard(module, settings)
@@ -205,13 +207,20 @@ class FsdpEngine(EagerEngine):
         """On the CPU: sharding moves each piece to the device."""
         builds = self._ranks.is_first or not self._config.meta
         with nullcontext() if builds else torch.device("meta"):
-            return workload.build_model().to(dtype(self._options.precision.parameters))
+            return self._with_auxiliary(workload.build_model()).to(dtype(self._options.precision.parameters))
 
     def _wrap(self, model: nn.Module) -> nn.Module:
-        mesh = fsdp_mesh(self._device.type, self._ranks.world, self._config)
+        return self._sharded(model, self._config)
+
+    def _wrap_auxiliary(self, model: nn.Module) -> nn.Module:
+        """Sharded by its own blocks, whatever classes the trained model's are."""
+        return FsdpEngine._sharded(self, model, self._config.model_copy(update={"wrap": "block"}))
+
+    def _sharded(self, model: nn.Module, options: config.FsdpEngine) -> nn.Module:
+        mesh = fsdp_mesh(self._device.type, self._ranks.world, options)
         whole = dict(model.state_dict()) if self._config.meta else None
         buffers = [buffer.clone() for buffer in model.buffers()] if self._config.meta else []
-        wrap_fsdp(model, mesh, self._config, self._options.precision)
+        wrap_fsdp(model, mesh, options, self._options.precision)
         if whole is not None:
             self._fill(model, whole, buffers)
         return model

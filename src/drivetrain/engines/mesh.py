@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from drivetrain.config.engines.mesh import MeshEngine as Config
 from drivetrain.data.loader import MicroBatch
+from drivetrain.engines.auxiliary import attached
 from drivetrain.engines.base import Engaged, EngineOptions, Judge, State, StepResult
 from drivetrain.engines.context_parallel import part_of
 from drivetrain.engines.eager import EagerEngine
@@ -39,17 +40,19 @@ from drivetrain.engines.mesh_state import (
 )
 from drivetrain.engines.pipeline import Pipeline
 from drivetrain.engines.places import MeshScaler, Place
-from drivetrain.engines.spread import spread
+from drivetrain.engines.spread import beside_spread, spread
 from drivetrain.engines.state import gathered, kept, load_weights
 from drivetrain.engines.tied_ends import TiedEnds
 from drivetrain.engines.trial import Trial, exact
+from drivetrain.engines.window_loss import EvaluatedLoss, WindowLoss
 from drivetrain.errors import RunError
 from drivetrain.optim import OptimizerFactory
 from drivetrain.pieces import Piece
 from drivetrain.precision import arithmetic, autocast, dtype
 from drivetrain.ranks import Ranks
 from drivetrain.transfers import sent
-from drivetrain.workloads.base import Batch, Workload
+from drivetrain.workloads.base import Batch, Outputs, Workload
+from drivetrain.workloads.loss_contract import LossContext
 from drivetrain.workloads.metrics import Metric
 
 
@@ -75,8 +78,9 @@ class MeshEngine(EagerEngine):
     # --- setting up --------------------------------------------------------------------------------------------------
 
     def _built(self, workload: Workload) -> nn.Module:
-        model = workload.build_model().to(dtype(self._options.precision.parameters))
-        self._trial = Trial(workload, self._options, self._config, self._place, self._ranks)
+        model = self._with_auxiliary(workload.build_model()).to(dtype(self._options.precision.parameters))
+        beside = LossContext(self._auxiliary.callables)
+        self._trial = Trial(workload, self._options, self._config, self._place, self._ranks, beside)
         self._trial.watch(model, self._trains)
         self._part = spread(model, workload, self._config, self._place, self._options, self._trial)
         self._pipeline, self._attention = self._part.pipeline, self._part.attention
@@ -94,15 +98,19 @@ class MeshEngine(EagerEngine):
             ready_to_shard(model)
             # a pipeline runs several forwards before a backward
             settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": self._pipeline is None}
-            for module in self._part.blocks:
+            apart = [*self._part.blocks, *attached(model).values()]
+            for module in apart:
                 shard(module, settings)
-            shard_outermost(root, bool(self._part.blocks), settings)
+            shard_outermost(root, bool(apart), settings)
             self._same = SameParameters(model, mesh.get_group(), self._device, "leave shard out")
         elif mesh is not None:
             self._sum = GradientSum(model.parameters(), mesh.get_group())
         self._held = Held(model)
         self._tied = TiedEnds(model, self._part.tied, self._place.group("pp"))
         return root
+
+    def _wrap_auxiliary(self, model: nn.Module) -> nn.Module:
+        return beside_spread(model, self._workload, self._config, self._place, self._options).to(self._device)
 
     def _build_optimizer(self, build: OptimizerFactory) -> torch.optim.Optimizer:
         def made(cls: type[torch.optim.Optimizer], groups: list[Any], arguments: dict[str, Any]) -> Any:
@@ -131,10 +139,16 @@ class MeshEngine(EagerEngine):
         return found
 
     def _trial_loss(self, batch: MicroBatch) -> Tensor | None:
+        """This rank's part of the mean loss of all samples."""
+
+        def work(model: nn.Module, tensors: Batch) -> Tensor:
+            context = LossContext(self._auxiliary.callables, self._trial.statistics(batch))
+            return self._trial.mean(self._loss_sums(model, tensors, context))
+
         if self._attention is None:
-            return self._through(batch, self._workload.loss_sum)
+            return self._through(batch, work)
         with self._attention.called_by(len(self._part.blocks), self._model.config):
-            return self._through(batch, self._workload.loss_sum)
+            return self._through(batch, work)
 
     def _trial_step(self, batch: MicroBatch) -> None:
         self.forward_backward([batch])
@@ -184,25 +198,27 @@ class MeshEngine(EagerEngine):
         if self._partial:
             sum_gradients(self._partial, self._place.required("tp").get_group())
         self._held.take_gradients()
+        if self.term_shares is not None and not self._place.tells_loss:
+            self.term_shares *= 0
         return loss if self._place.tells_loss else loss * 0
 
     def _window(self, pipeline: Pipeline, full: Sequence[MicroBatch]) -> Tensor:
         self._ready_to_train()
-        count = self._global_count(full)
+        context = LossContext(self._auxiliary.callables)
+        window = WindowLoss(self._workload, self._global_counts(full), self._device)
         batches = [self._to_device(batch.tensors) for batch in full]
         total = torch.zeros((), device=self._device)
         self._scaler.scale(total)  # makes the scale, on stages without a loss too
 
         def loss_of(model: nn.Module, number: int) -> Tensor:
             with autocast(self._options.precision, self._device):
-                loss = self._loss_sum(model, batches[number]) / count()
-            if not full[number].counts:
-                loss = loss * 0
+                loss = window.part(self._loss_sums(model, batches[number], context), full[number].counts)
             total.add_(loss.detach())
             return self._scaler.scale(loss * self._averaged_over)
 
         with self._options.part("forward_backward"):
             pipeline.window(batches, loss_of)
+        self.term_shares = window.shares
         return total
 
     def _to_device(self, batch: Batch) -> Batch:
@@ -218,17 +234,9 @@ class MeshEngine(EagerEngine):
         """Tensor ranks that share each sequence between the layers."""
         return self._config.tp if self._config.sequence_parallel else 1
 
-    def _loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
-        loss = super()._loss_sum(model, batch)
-        return loss.full_tensor() if isinstance(loss, DTensor) else loss
-
-    def _global_count(self, micro_batches: Sequence[MicroBatch]) -> Callable[[], Tensor | int]:
-        count = sum(self._workload.count(batch.tensors) for batch in micro_batches if batch.counts)
-        if self.data_world == 1:
-            return lambda: max(1, count)
-        own = count if self.counts_samples else 0
-        summed = self._ranks.sum_soon(torch.full((), own, device=self._device))
-        return lambda: summed().clamp(min=1)
+    def _loss_sums(self, model: nn.Module, batch: Batch, context: LossContext) -> Mapping[str, Tensor]:
+        sums = super()._loss_sums(model, batch, context)
+        return {name: loss.full_tensor() if isinstance(loss, DTensor) else loss for name, loss in sums.items()}
 
     def optimizer_step(self, lr_factor: float, judge: Judge | None = None) -> StepResult:
         result = super().optimizer_step(lr_factor, judge)
@@ -253,18 +261,21 @@ class MeshEngine(EagerEngine):
             metric.to(self._device)
             metric.process_group = data_ranks
             metric.distributed_available_fn = lambda: data_ranks is not None
-        sums = torch.zeros(2, dtype=torch.float64, device=self._device)
+        loss, context = EvaluatedLoss(self._workload, self._device), LossContext(self._auxiliary.callables)
+
+        def outputs_of(model: nn.Module, tensors: Batch) -> Outputs:
+            return self._workload.outputs_in(model, tensors, context)
+
         for batch in batches:
-            outputs = self._through(batch, self._workload.outputs)
+            outputs: Outputs | None = self._through(batch, outputs_of)
             if batch.counts and outputs is not None:
-                sums[0] += outputs.loss_sum
-                sums[1] += outputs.count
+                loss.add(outputs)
                 for metric in metrics.values():
                     metric.update(outputs.predictions, outputs.targets)
         values: dict[str, float] = {}
         if self._place.at["pp"] == self._config.pp - 1:
-            loss_sum, count = self._place.sum(sums, "data").tolist()
-            values = {"loss": loss_sum / max(1, count), **{k: float(m.compute()) for k, m in metrics.items()}}
+            of_loss = loss.values(self._place.sum(loss.sums, "data"))
+            values = {**of_loss, **{k: float(m.compute()) for k, m in metrics.items()}}
         # one rank's: which save is best and when to stop must not hang on the last bit of copies
         return self._ranks.all_gather(values)[-1]
 

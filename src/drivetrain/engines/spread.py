@@ -17,11 +17,12 @@ from drivetrain.engines.base import EngineOptions
 from drivetrain.engines.context_parallel import Ulysses, use_ulysses
 from drivetrain.engines.cut import Link, cut
 from drivetrain.engines.declared_plan import check_declared
+from drivetrain.engines.fsdp import ready_to_shard, shard, shard_outermost
 from drivetrain.engines.mesh_state import Held
 from drivetrain.engines.pipeline import Pipeline
 from drivetrain.engines.places import Place
 from drivetrain.engines.trial import Trial
-from drivetrain.errors import RunError, problem
+from drivetrain.errors import RunError, UserError, problem
 from drivetrain.memory.recompute import repeated_blocks
 from drivetrain.models.quantised_base import weights_of_codes
 from drivetrain.precision import dtype
@@ -98,6 +99,30 @@ def spread(
         parallel = {"sequence_parallel": config.sequence_parallel, "loss_parallel": config.loss_parallel}
         tensor_parallel.split(model, place.required("tp"), plan, **parallel)
     return Part(blocks, whole, trains, speaks_for, tied, stands, pipeline, attention, outline)
+
+
+def beside_spread(
+    model: nn.Module, workload: Workload, config: MeshEngine, place: Place, options: EngineOptions
+) -> nn.Module:
+    """An auxiliary model that runs without gradient, its layers split and sharded as the trained model's are, in place.
+    One whose layers no plan knows is whole on every tensor rank."""
+    if config.tp > 1:
+        try:
+            plan = _plan(model, workload, config, options)
+        except UserError:
+            plan = {}
+        if plan:
+            apart = {"sequence_parallel": False, "loss_parallel": False}
+            tensor_parallel.split(model, place.required("tp"), plan, **apart)
+    mesh = place.axis("data")
+    if mesh is not None and config.shard:
+        ready_to_shard(model)
+        settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": True}
+        blocks = repeated_blocks(model)
+        for module in blocks:
+            shard(module, settings)
+        shard_outermost(model, bool(blocks), settings)
+    return model
 
 
 def _outline(model: nn.Module) -> nn.Module:

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -29,12 +30,14 @@ from drivetrain.engines.anatomy import Anatomy, dissect
 from drivetrain.engines.base import EngineOptions
 from drivetrain.engines.places import Place
 from drivetrain.engines.state import gathered, local_part
+from drivetrain.engines.window_loss import combined, joined_partials
 from drivetrain.errors import UserError, problem
 from drivetrain.precision import autocast, dtype
 from drivetrain.ranks import Ranks
 from drivetrain.rng import restore_rng_state, rng_state
 from drivetrain.transfers import sent
 from drivetrain.workloads.base import Batch, Workload, few
+from drivetrain.workloads.loss_contract import NO_CONTEXT, LossContext, Statistics
 
 SHARES, SAMPLES, POSITIONS = 2, 2, 128  # data ranks that have samples in the trial, of how many positions at most
 FOLDS = 61  # sums that are compared of a gradient: a prime, so that rows and columns mix
@@ -43,6 +46,7 @@ NEAR = {"float32": (1e-4, 1e-3), "float16": (1e-2, 0.05), "bfloat16": (3e-2, 0.2
 SMALL, TINY = 0.1, 1e-30  # a loss near 0 is a difference of larger numbers, and as far off as they
 LEAST = 1e-3  # of the largest gradient: what is smaller counts as so large (a key's bias has none but rounding)
 
+Watched = tuple[float, dict[str, Tensor], Statistics]  # loss, sketches of gradients, statistics
 NOTHING = torch.zeros(FOLDS + 1, dtype=torch.float64)
 
 
@@ -53,21 +57,35 @@ def exact(precision: Precision) -> Precision:
 
 class Trial:
     def __init__(
-        self, workload: Workload, options: EngineOptions, config: MeshEngine, place: Place, ranks: Ranks
+        self,
+        workload: Workload,
+        options: EngineOptions,
+        config: MeshEngine,
+        place: Place,
+        ranks: Ranks,
+        beside: LossContext = NO_CONTEXT,
     ) -> None:
-        self._ranks = ranks
+        """beside: the auxiliary models as they were built, whole."""
+        self._ranks, self._beside, self._found = ranks, beside, Statistics()
         self._workload, self._device, self._config, self._place = workload, options.device, config, place
         self._precision = options.precision
         shares = min(place.dp, SHARES)
         loaded = [workload.train.load(index, 0) for index in range(min(SAMPLES * shares, len(workload.train)))]
         dealt = [loaded[rank::shares] for rank in range(shares)]
-        self._shares = [_short(workload.collate(samples), workload) for samples in dealt if samples]
+        numbers = np.arange(len(loaded))
+        self._shares = [
+            MicroBatch(_short(workload.collate(samples), workload), positions=numbers[rank::shares])
+            for rank, samples in enumerate(dealt)
+            if samples
+        ]
         self._pieces = self._shares
         if config.shard and place.dp * place.cp > 1:
-            self._pieces = [_short(workload.collate([sample]), workload) for sample in loaded]
+            alone = [_short(workload.collate([sample]), workload) for sample in loaded]
+            self._pieces = [MicroBatch(piece, positions=numbers[[number]]) for number, piece in enumerate(alone)]
         at = place.at["dp"]
-        self._own = MicroBatch(self._shares[at if at < len(self._shares) else 0], counts=at < len(self._shares))
-        self._count = max(1, sum(map(workload.count, self._shares)))
+        self._own = replace(self._shares[at if at < len(self._shares) else 0], counts=at < len(self._shares))
+        counts = [workload.counts(share.tensors) for share in self._shares]
+        self._counts = {name: max(1, sum(each[name] for each in counts)) for name in workload.terms}
         self._loss = 0.0
         self._expected: dict[str, Tensor] = {}
         self._filled: list[str] = []
@@ -82,14 +100,24 @@ class Trial:
         """
         self._fill(model)
         model.eval()
-        self._loss, self._expected = self._ranks.on_first(lambda: self._watched(model, trains))
+        self._loss, self._expected, self._found = self._ranks.on_first(lambda: self._watched(model, trains))
 
-    def _watched(self, model: nn.Module, trains: bool) -> tuple[float, dict[str, Tensor]]:
-        """Its loss, and sketches of its gradients."""
+    def mean(self, sums: Mapping[str, Tensor]) -> Tensor:
+        """These samples' part of the weighted mean over all samples of the trial."""
+        return torch.stack([sums[name] / self._counts[name] * w for name, w in self._workload.terms.items()]).sum()
+
+    def statistics(self, batch: MicroBatch) -> Statistics:
+        """Those of all samples, as the whole model gave them."""
+        own = None if batch.positions is None else torch.from_numpy(batch.positions).to(self._device)
+        sums, rows = ({k: t.to(self._device) for k, t in some.items()} for some in (self._found.sums, self._found.rows))
+        return Statistics(sums, rows, own)
+
+    def _watched(self, model: nn.Module, trains: bool) -> Watched:
+        """Its loss, sketches of its gradients, and the statistics of the samples."""
         with placed(model, self._device) as device:  # around hooks and buffers, which know the device
             return self._whole(model, trains, device)
 
-    def _whole(self, model: nn.Module, trains: bool, device: torch.device) -> tuple[float, dict[str, Tensor]]:
+    def _whole(self, model: nn.Module, trains: bool, device: torch.device) -> Watched:
         uses: list[set[str]] = []
         hooks = [
             parameter.register_post_accumulate_grad_hook(self._taking(name, uses))
@@ -102,9 +130,11 @@ class Trial:
             )
         try:
             with aside(model), torch.set_grad_enabled(trains):
+                self._ask_statistics(model, device)
                 for piece in self._pieces:
                     uses.append(set())
-                    loss = self._workload.loss_sum(model, self._cast(piece, device)) / self._count
+                    context = replace(self._beside, statistics=self.statistics(piece))
+                    loss = self.mean(self._workload.loss_sums(model, self._cast(piece.tensors, device), context))
                     self._loss += float(loss.detach())
                     if trains:
                         loss.backward()
@@ -113,7 +143,15 @@ class Trial:
                 hook.remove()
         if self._pieces is not self._shares:
             self._check_same(uses)
-        return self._loss, self._expected
+        return self._loss, self._expected, self._found
+
+    @torch.no_grad()
+    def _ask_statistics(self, model: nn.Module, device: torch.device) -> None:
+        if not self._workload.has_statistics:
+            return
+        partials = [self._workload.statistics(model, self._cast(p.tensors, device), self._beside) for p in self._pieces]
+        own = joined_partials(partials, self._pieces)
+        self._found = combined([own], self._pieces[:1], torch.device("cpu"))[0]
 
     def _check_same(self, uses: list[set[str]]) -> None:
         """FSDP sums what has a gradient, in order: ranks that use other parameters sum gradients of different ones."""
@@ -131,7 +169,7 @@ class Trial:
     def _dissected(self, model: nn.Module) -> Anatomy:
         def forward(model: nn.Module, batch: Batch) -> Tensor:
             with autocast(self._precision, next(iter(batch.values())).device):
-                return self._workload.loss_sum(model, batch)
+                return torch.stack(list(self._workload.loss_sums(model, batch, NO_CONTEXT).values())).sum()
 
         with placed(model, self._device) as device, aside(model):
             return dissect(model, [self._cast(few(self._workload, count), device) for count in (2, 3)], forward)
@@ -170,7 +208,7 @@ class Trial:
         Returns the parameters that tensor ranks hold copies of and give parts of a gradient, which have to be summed: a
         norm or an activation with weights between two layers that are split, and the plan does not say so.
 
-        loss_of: the sum over this rank's samples, on the last stage. step: leaves gradients; None where nothing trains.
+        loss_of: this rank's part of the mean loss, on the last stage. step: leaves gradients; None: nothing trains.
         """
         try:
             with aside(model):
@@ -198,9 +236,7 @@ class Trial:
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         if loss is not None and self._own.counts:
             total += loss.detach()
-        return (
-            float(self._ranks.all_gather(float(self._place.sum(total, "data")))[-1]) / self._count
-        )  # of the last stage
+        return float(self._ranks.all_gather(float(self._place.sum(total, "data")))[-1])  # of the last stage
 
     def _check_gradients(self, model: nn.Module) -> set[str]:
         sketches: dict[str, Tensor] = {}
@@ -272,7 +308,7 @@ def _short(batch: Batch, workload: Workload) -> Batch:
         {name: t[:, start : start + POSITIONS] if name in pads else t for name, t in batch.items()}
         for start in range(0, length, POSITIONS)
     ]
-    return max(pieces, key=workload.count)
+    return max(pieces, key=lambda piece: sum(workload.counts(piece).values()))
 
 
 ROOM = 1.5  # times a model's weights that a device has to have free to try it there whole: gradients go one by one

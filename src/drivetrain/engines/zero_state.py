@@ -108,6 +108,23 @@ def fill(parameter: Tensor, value: Tensor, rank: int) -> None:
         safe_set_local_fp32_param(parameter, _shard(value, parameter, rank))
 
 
+@torch.no_grad()
+def follow(model: nn.Module, leader: nn.Module, mixing: float) -> None:
+    """Stage 3: mixes a model's trained weights into another's of the same names, a parameter at a time."""
+    own = dict(model.named_parameters())
+    for name, parameter in leader.named_parameters():
+        if parameter.requires_grad and name in own:
+            mine = own[name]
+            with GatheredParameters([parameter]):
+                value = parameter.detach().clone()
+            with GatheredParameters([mine], modifier_rank=0):
+                mine.lerp_(value.to(mine.dtype), mixing)
+    buffers = dict(leader.named_buffers())
+    for name, buffer in model.named_buffers():
+        if buffer.is_floating_point() and name in buffers:
+            buffer.lerp_(buffers[name].to(buffer.dtype), mixing)
+
+
 def gradient(parameter: Tensor) -> Tensor:
     found = safe_get_full_grad(parameter)
     assert isinstance(found, Tensor), "asked between the window and its step"

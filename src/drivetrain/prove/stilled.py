@@ -22,6 +22,7 @@ from drivetrain.models.fake_quantised import FakeQuantiser
 from drivetrain.models.normalisation import is_batch_norm, keep_statistics
 from drivetrain.row_shape import Rows
 from drivetrain.workloads.base import Batch, BestMetric, Layout, NamedSamples, Outputs, Samples, Workload
+from drivetrain.workloads.loss_contract import Auxiliary, LossContext, Partial
 from drivetrain.workloads.metrics import Metric
 
 DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout)
@@ -60,6 +61,36 @@ class Stilled(Workload):
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
         return self._inner.loss_sum(model, batch)
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        return self._inner.terms
+
+    def counts(self, batch: Batch) -> Mapping[str, int]:
+        return self._inner.counts(batch)
+
+    def loss_sums(self, model: nn.Module, batch: Batch, context: LossContext) -> Mapping[str, Tensor]:
+        return self._inner.loss_sums(model, batch, context)
+
+    @property
+    def has_statistics(self) -> bool:
+        return self._inner.has_statistics
+
+    def statistics(self, model: nn.Module, batch: Batch, context: LossContext) -> Partial:
+        return self._inner.statistics(model, batch, context)
+
+    @property
+    def auxiliary(self) -> Mapping[str, Auxiliary]:
+        return self._inner.auxiliary
+
+    def outputs_in(self, model: nn.Module, batch: Batch, context: LossContext) -> Outputs:
+        return self._inner.outputs_in(model, batch, context)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._inner.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._inner.load_state_dict(state)
 
     def outputs(self, model: nn.Module, batch: Batch) -> Outputs:
         return self._inner.outputs(model, batch)

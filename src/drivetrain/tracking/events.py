@@ -43,6 +43,12 @@ class StepDone(Event):
     samples: int  # so far
     samples_per_second: float
     elapsed_seconds: float
+    terms: dict[str, float] = field(default_factory=dict)  # of a loss of several terms, the mean of each, unweighted
+
+    def as_dict(self) -> dict[str, Any]:
+        """Without terms where the loss has but one."""
+        found = super().as_dict()
+        return found if self.terms else {name: value for name, value in found.items() if name != "terms"}
 
 
 @dataclass(frozen=True)

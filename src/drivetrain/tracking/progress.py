@@ -103,7 +103,8 @@ class ProgressTracker(Tracker):
 
     def _step(self, event: StepDone) -> None:
         scale = "" if event.scale is None else f"  scale {event.scale:g}  skipped {event.skipped_steps}"
-        text = f"loss {event.loss:.4f}  norm {event.grad_norm:.3g}  lr {event.lr:.2e}{scale}"
+        terms = "".join(f"  {name} {value:.4f}" for name, value in event.terms.items())
+        text = f"loss {event.loss:.4f}{terms}  norm {event.grad_norm:.3g}  lr {event.lr:.2e}{scale}"
         rate = f"{rate_text(event.samples_per_second)} samples/s"
         if self._bar is not None:
             self._bar.update(self._task, completed=event.step, description=f"{text}  {rate}")

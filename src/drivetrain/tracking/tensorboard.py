@@ -31,6 +31,8 @@ class TensorBoardTracker(Tracker):
             case StepDone():
                 for name in ("loss", "grad_norm", "lr", "samples_per_second"):
                     self._writer.add_scalar(f"train/{name}", getattr(event, name), event.step)
+                for name, value in event.terms.items():
+                    self._writer.add_scalar(f"train/loss_{name}", value, event.step)
                 if event.scale is not None:
                     self._writer.add_scalar("train/scale", event.scale, event.step)
                     self._writer.add_scalar("train/skipped_steps", event.skipped_steps, event.step)

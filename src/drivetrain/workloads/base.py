@@ -1,14 +1,16 @@
 """The workload contract: all that an engine or the loop may know about what is trained.
 
 The loss is a *sum* over valid targets and `count` is their number, known before the forward pass: the engine divides
-by the count of the whole global batch, so that neither micro-batches nor ranks change the result.
+by the count of the whole global batch, so that neither micro-batches nor ranks change the result. A loss of several
+such terms, with statistics of the global batch or models beside it, overrides `terms`, `counts`, `loss_sums` and what
+else it needs of the section "a loss of more" (loss_contract.py says what these are).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +21,7 @@ from drivetrain.errors import problem
 from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.fake_quantised import FakeQuantiser
 from drivetrain.row_shape import Rows
+from drivetrain.workloads.loss_contract import LOSS, ONE_TERM, Auxiliary, LossContext, Partial
 from drivetrain.workloads.metrics import Metric
 from drivetrain.workloads.shown import in_words
 
@@ -45,13 +48,15 @@ class NamedSamples(Samples, Protocol):
 class Outputs:
     """What one evaluation batch gives.
 
-    loss_sum: scalar, summed over `count` targets. predictions, targets: what `metrics` take (B, ...).
+    loss_sum: scalar, summed over `count` targets. predictions, targets: what `metrics` take (B, ...). terms: (sum,
+    count) of each term where the loss has several; loss_sum and count are not read then.
     """
 
     loss_sum: Tensor
     count: int
     predictions: Tensor
     targets: Tensor
+    terms: Mapping[str, tuple[Tensor, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -96,13 +101,61 @@ class Workload(ABC):
     def collate(self, samples: Sequence[Any]) -> Batch:
         """Samples → a dict of tensors whose first dimension is the sample."""
 
-    @abstractmethod
     def count(self, batch: Batch) -> int:
-        """Valid targets in the batch."""
+        """Valid targets in the batch. A loss of one term defines this and `loss_sum`; others define `counts`."""
+        if type(self).counts is Workload.counts:
+            raise NotImplementedError(f"{type(self).__name__} defines neither count nor counts")
+        return sum(self.counts(batch).values())
 
-    @abstractmethod
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
         """Scalar: the loss summed over the batch's valid targets, in fp32 where the precision allows it."""
+        raise NotImplementedError(f"{type(self).__name__} defines neither loss_sum nor loss_sums")
+
+    # --- a loss of more: several terms, statistics, auxiliary models, state (most workloads leave these as they are) --
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        """Name and weight of each term of the loss."""
+        return ONE_TERM
+
+    def counts(self, batch: Batch) -> Mapping[str, int]:
+        """What each term's sum is divided by, of this batch: pairs of one, tokens of another. Needs no forward pass."""
+        return {LOSS: self.count(batch)}
+
+    def loss_sums(self, model: nn.Module, batch: Batch, context: LossContext) -> Mapping[str, Tensor]:
+        """Each term's sum over the batch (scalars, fp32), from one forward pass with gradient."""
+        del context
+        return {LOSS: self.loss_sum(model, batch)}
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether a window begins with a pass that asks `statistics` of each of its micro-batches."""
+        return False
+
+    def statistics(self, model: nn.Module, batch: Batch, context: LossContext) -> Partial:
+        """This batch's part of the statistics of the global batch. The model evaluates, without gradient."""
+        del model, batch, context
+        return Partial()
+
+    @property
+    def auxiliary(self) -> Mapping[str, Auxiliary]:
+        """Models beside the trained one, by name."""
+        return {}
+
+    def outputs_in(self, model: nn.Module, batch: Batch, context: LossContext) -> Outputs:
+        """One evaluation forward that may use auxiliary models; there are no statistics."""
+        del context
+        return self.outputs(model, batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What of the workload itself changes while it trains, in a checkpoint's forms; the same on all ranks."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state_dict` gave."""
+        del state
+
+    # --- evaluation and what else a workload says ---------------------------------------------------------------------
 
     @abstractmethod
     def outputs(self, model: nn.Module, batch: Batch) -> Outputs:

@@ -21,9 +21,12 @@ from drivetrain.memory.shortage import is_shortage
 FIELD = "workload.path"
 KNOWN = (
     "build_model", "model", "train_data", "evaluation_data", "loss", "loss_sum", "count", "collate", "metrics",
-    "predict", "splits_batches", "tensor_parallel",
+    "predict", "splits_batches", "tensor_parallel", "loss_terms", "counts", "term_weights", "statistics", "auxiliary",
 )  # fmt: skip
-ONE_OF = {"model": "build_model", "loss": "loss_sum"}  # two names for one thing
+ONE_OF = (  # two names for one thing
+    *(("model", "build_model"), ("loss", "loss_sum"), ("loss", "loss_terms")),
+    *(("loss_sum", "loss_terms"), ("count", "counts")),
+)
 TAKE_OPTIONS = ("build_model", "model", "train_data", "evaluation_data")
 
 # Names that scripts give to what has another name here.
@@ -97,7 +100,7 @@ class UserFile:
             meant = _meant(name)
             if name in DECIDED_BY_THE_RUN_FILE:
                 said.append(f"{name} is not read: {DECIDED_BY_THE_RUN_FILE[name]} of the run file decides")
-            elif meant is not None and not self.has(meant) and not self.has(ONE_OF.get(meant, meant)):
+            elif meant is not None and not self.has(meant) and not any(map(self.has, _instead(meant))):
                 said.append(f"{name} is not read; did you mean {meant}?")
         return [f"{self.path.name}: {what}" for what in said]
 
@@ -114,7 +117,9 @@ class UserFile:
         needed = {
             "model (or build_model)": self.has("model") or self.has("build_model"),
             "train_data": self.has("train_data"),
-            "loss (or loss_sum and count)": self.has("loss") or (self.has("loss_sum") and self.has("count")),
+            "loss (or loss_sum and count)": self.has("loss")
+            or (self.has("loss_sum") and self.has("count"))
+            or (self.has("loss_terms") and self.has("counts")),
         }
         own = [name for name in self._own_names() if name not in KNOWN]
         for name, found in needed.items():
@@ -125,9 +130,13 @@ class UserFile:
                 yield Problem(FIELD, f"{self.path} defines no {name}", fix)
 
     def _given_twice(self) -> Iterator[Problem]:
-        for one, other in ONE_OF.items():
+        for one, other in ONE_OF:
             if self.has(one) and self.has(other):
                 yield Problem(FIELD, f"{self.path} defines both {one} and {other}", "keep one of them")
+        beside = [name for name in ("statistics", "auxiliary", "term_weights") if self.has(name)]
+        if self.has("loss") and beside:
+            why = f"{self.path} defines {beside[0]}, which loss(output, target) does not see"
+            yield Problem(FIELD, why, "define loss_sum(model, batch) and count(batch), or loss_terms and counts")
 
     def _bad_options(self) -> Iterator[Problem]:
         functions = {name: _parameters(self.get(name)) for name in TAKE_OPTIONS if _makes(self.get(name))}
@@ -143,6 +152,11 @@ class UserFile:
                 if parameter.default is parameter.empty and not variadic and key not in self._options:
                     fix = f"add options: {{{key}: ...}} to the workload, or give it a default"
                     yield Problem(f"workload.options.{key}", f"{self.path.name}: {name}() requires it", fix)
+
+
+def _instead(name: str) -> list[str]:
+    """The other names for the same thing."""
+    return [other for pair in ONE_OF if pair[0] == name for other in pair[1:]]
 
 
 def _meant(name: str) -> str | None:

@@ -12,6 +12,10 @@ and, if wanted:
                                     of torchmetrics' kind; or one function, or a function that makes such a dict
     predict(output)                 → one row a sample
     loss_sum(model, batch), count(batch)    in place of loss: the sum over the batch's targets, and their number
+    loss_terms(model, batch), counts(batch)     in place of those: dicts of a sum and a count for each of several terms
+    term_weights                    weights of the terms, 1 each
+    statistics(model, batch)        what the loss must know of the whole global batch first: {"sum": ..., "gather": ...}
+    auxiliary                       models beside the trained one, by name: frozen, moved or trained (docs/own-code.md)
     splits_batches = False          if the loss does not decompose over samples (contrastive losses)
     tensor_parallel                 how engine=mesh splits layers: {"layers.*.first": "colwise", "layers.*.second":
                                     "rowwise"}; * stands for one part of a name
@@ -22,8 +26,10 @@ The functions above that make something are called with those of the run file's 
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +43,7 @@ from drivetrain.errors import problem
 from drivetrain.memory.shortage import give_back, is_shortage
 from drivetrain.rng import restore_rng_state, rng_state, seed_everything
 from drivetrain.workloads.base import Batch, BestMetric, Layout, NamedSamples, Outputs, Workload
+from drivetrain.workloads.loss_contract import LOSS, NO_CONTEXT, Auxiliary, LossContext, Partial
 from drivetrain.workloads.loss_cuts import FEWEST, MOST, OF_A_LOSS, OF_A_MODEL, check_adds_up, off_zero, varied_samples
 from drivetrain.workloads.metrics import Metric
 from drivetrain.workloads.user_file import FIELD, UserFile
@@ -44,6 +51,7 @@ from drivetrain.workloads.user_loss import SummedLoss
 from drivetrain.workloads.user_metrics import OfAllSamples, metrics_of
 from drivetrain.workloads.user_samples import UserSamples, user_samples
 from drivetrain.workloads.user_task import Classes, Task, Unknown, task_of
+from drivetrain.workloads.user_terms import UserTerms
 
 NEEDS_ALL = "say splits_batches = False if it needs its whole batch"
 FIX_LOSS = (
@@ -68,6 +76,7 @@ class UserModuleWorkload(Workload):
             self.evaluation = user_samples(self._file, "evaluation_data", "evaluation sample", seed)
         self._loss = SummedLoss(self._file.get("loss")) if self._file.has("loss") else None
         self._layout = self._declared()
+        self._terms = None if self._loss is not None else UserTerms(self._file)
         self._task = self._try_out()
 
     def build_model(self) -> nn.Module:
@@ -99,28 +108,56 @@ class UserModuleWorkload(Workload):
     def count(self, batch: Batch) -> int:
         if self._loss is not None:
             return self._loss.count(batch["target"])
-        given = self._file.get("count")(batch)
-        if int(given) != given:
-            why = f"count gives {float(given):g}, no whole number"
-            raise problem(FIELD, why, "count targets; weights belong into loss_sum alone")
-        return int(given)
+        return super().count(batch)
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
         if self._loss is not None:
             return self._loss(_output(model, batch), batch["target"])
-        summed: Tensor = self._file.get("loss_sum")(model, batch)
+        [summed] = self.loss_sums(model, batch, NO_CONTEXT).values()
         return summed
 
+    @property
+    def terms(self) -> Mapping[str, float]:
+        return super().terms if self._terms is None else self._terms.terms
+
+    def counts(self, batch: Batch) -> Mapping[str, int]:
+        return super().counts(batch) if self._terms is None else self._terms.counts(batch)
+
+    def loss_sums(self, model: nn.Module, batch: Batch, context: LossContext) -> Mapping[str, Tensor]:
+        terms = self._terms
+        return super().loss_sums(model, batch, context) if terms is None else terms.sums(model, batch, context)
+
+    @property
+    def has_statistics(self) -> bool:
+        return self._terms is not None and self._terms.has_statistics
+
+    def statistics(self, model: nn.Module, batch: Batch, context: LossContext) -> Partial:
+        assert self._terms is not None
+        return self._terms.statistics(model, batch, context)
+
+    @property
+    def auxiliary(self) -> Mapping[str, Auxiliary]:
+        return {} if self._terms is None else self._terms.auxiliary
+
     def outputs(self, model: nn.Module, batch: Batch) -> Outputs:
-        count = self.count(batch)
-        if self._loss is None and not self._file.has("metrics"):
-            summed = self.loss_sum(model, batch)
-            nothing = torch.zeros(0, device=summed.device)
-            return Outputs(summed, count, nothing, nothing)
-        output, target = _output(model, batch), batch["target"]
-        summed = self.loss_sum(model, batch) if self._loss is None else self._loss(output, target)
+        return self.outputs_in(model, batch, NO_CONTEXT)
+
+    def outputs_in(self, model: nn.Module, batch: Batch, context: LossContext) -> Outputs:
+        """Statistics are those of the evaluation batch."""
         own = self._file.has("metrics")
-        return Outputs(summed, count, *((output, target) if own else self._task.compared(output, target)))
+        if self._terms is None:
+            output, target = _output(model, batch), batch["target"]
+            compared = (output, target) if own else self._task.compared(output, target)
+            return Outputs(self._loss(output, target), self.count(batch), *compared)  # type: ignore[misc]
+        count = len(next(iter(batch.values())))
+        sums = self.loss_sums(model, batch, self._terms.of_one_batch(model, batch, context, count))
+        counts = self.counts(batch)
+        found = {name: (value, counts[name]) for name, value in sums.items()}
+        nothing = torch.zeros(0, device=next(iter(sums.values())).device)
+        compared = (_output(model, batch), batch["target"]) if own else (nothing, nothing)
+        if not self._terms.has_terms:
+            return Outputs(*found[LOSS], *compared)
+        return Outputs(nothing.sum(), 0, *compared, terms=found)
 
     def predict(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
         output = _output(model, batch)
@@ -198,10 +235,8 @@ class UserModuleWorkload(Workload):
 
     def _tried(self, model: nn.Module, batch: Batch) -> Task:
         if self._loss is None:
-            summed = self.loss_sum(model, batch)
-            if not isinstance(summed, Tensor) or summed.numel() != 1:
-                raise problem(FIELD, f"loss_sum gives {_described(summed)}, not one number", "sum over the batch")
-            self.count(batch)
+            assert self._terms is not None
+            self._terms.tried(model, batch, min(2, len(self.train)))
             return self._task_without_loss(model, batch)
         if "target" not in batch:
             has = ", ".join(map(repr, batch))
@@ -268,12 +303,22 @@ class UserModuleWorkload(Workload):
                 return {name: tensor[part] for name, tensor in batch.items()}  # padded alike
             return self.collate(samples[part])
 
-        def loss_of(part: slice) -> float:
-            return self.loss_sum(model, cut(part)).item()
+        context = NO_CONTEXT if self._terms is None else self._terms.tried(model, batch, count)
 
-        check_adds_up(f"{name}: what count gives for", count, lambda part: self.count(cut(part)), 0.0, FIX_COUNT)
-        called, fix = ("loss_sum gives for", FIX_SUM) if self._loss is None else ("the loss gives for", FIX_LOSS)
-        check_adds_up(f"{name}: what {called}", count, loss_of, OF_A_MODEL, fix)
+        def loss_of(part: slice, term: str) -> float:
+            own = torch.arange(count)[part] if self.has_statistics else None
+            within = replace(context, statistics=replace(context.statistics, own=own))
+            return self.loss_sums(model, cut(part), within)[term].item()
+
+        for term in self.terms:
+            several = self._terms is not None and self._terms.has_terms
+            counted = f"counts gives as {term}" if several else "count gives"
+            of_term = functools.partial(lambda term, part: self.counts(cut(part))[term], term)
+            check_adds_up(f"{name}: what {counted} for", count, of_term, 0.0, FIX_COUNT)
+            called, fix = ("loss_sum gives", FIX_SUM) if self._loss is None else ("the loss gives", FIX_LOSS)
+            called = f"loss_terms gives as {term}" if several else called
+            of_loss = functools.partial(lambda term, part: loss_of(part, term), term)
+            check_adds_up(f"{name}: what {called} for", count, of_loss, OF_A_MODEL, fix)
 
 
 def _output(model: nn.Module, batch: Batch) -> Tensor:

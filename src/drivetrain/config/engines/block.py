@@ -121,6 +121,11 @@ class EngineBlock(Frozen):
         return False
 
     @property
+    def single_pass_axis(self) -> str | None:
+        """The axis (pp, cp) because of which a step is one forward pass of one model; None where it may be more."""
+        return None
+
+    @property
     def splits_the_head(self) -> bool:
         """Whether a rank has logits of a part of the vocabulary alone."""
         return False

@@ -100,6 +100,11 @@ class MeshEngine(EngineBlock):
         return self.cp > 1  # each row is cut
 
     @property
+    def single_pass_axis(self) -> str | None:
+        """Stages hold parts of one model, context ranks parts of each sequence."""
+        return "pp" if self.pp > 1 else "cp" if self.cp > 1 else None
+
+    @property
     def splits_the_head(self) -> bool:
         return self.tp > 1
 

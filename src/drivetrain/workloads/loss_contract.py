@@ -1,0 +1,75 @@
+"""What a loss is made of beside one sum: named terms, statistics of the global batch, models beside the trained one.
+
+The loss of a step is the sum over terms of `weight * sum / count`, where sum and count are of the whole global batch: a
+preference term divides by pairs and a language term by tokens, each by its own number, however the batch is cut.
+
+What needs a gradient is one forward pass. Whatever must be known of the whole global batch before (a mean KL, the
+sorted margins) is a statistic: a pass without gradient over the window's micro-batches, whose results are summed or
+gathered over the data ranks and handed to the loss of each micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+LOSS = "loss"  # the name of a loss's only term
+ONE_TERM: Mapping[str, float] = {LOSS: 1.0}
+
+Role = Literal["frozen", "moved", "trained"]
+
+
+@dataclass(frozen=True)
+class Auxiliary:
+    """A model beside the trained one, wrapped by the same engine.
+
+    frozen: never changes (a reference, a teacher); a checkpoint names `source` and a digest of its weights.
+    moved: follows the model, `reference <- mixing * model + (1 - mixing) * reference` after every `every` steps
+    (Gorbatovski et al. 2024, "Learn Your Reference Model", section 3.1); checkpoints hold its weights.
+    trained: has parameters that the optimizer updates with the model's (a value head); saved with the model.
+    """
+
+    role: Role = "frozen"
+    build: Callable[[], nn.Module] | None = None  # None: a copy of the model as it is before the first step
+    source: str = "the model as it starts"
+    every: int = 1
+    mixing: float = 1.0
+
+
+@dataclass(frozen=True)
+class Partial:
+    """What one micro-batch gives to a statistic. sums: tensors of any shape, added up over the global batch. rows: one
+    row a sample (B, ...), in the micro-batch's order, gathered over the global batch."""
+
+    sums: Mapping[str, Tensor] = field(default_factory=dict)
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Statistics of the whole global batch, the same on every rank and for every micro-batch but for `own`.
+
+    sums: added up, in fp32. rows: (N, ...) in the order of the global batch of N samples. own: (B,) int64, where this
+    micro-batch's samples are among the N.
+    """
+
+    sums: Mapping[str, Tensor] = field(default_factory=dict)
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
+    own: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class LossContext:
+    """What a loss may use beside the model and its micro-batch.
+
+    auxiliary: name → the wrapped model, called as the model is. Frozen and moved ones run without gradient.
+    """
+
+    auxiliary: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    statistics: Statistics = field(default_factory=Statistics)
+
+
+NO_CONTEXT = LossContext()
