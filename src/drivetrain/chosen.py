@@ -25,7 +25,7 @@ from drivetrain.data.micro_batches import rank_share
 from drivetrain.data.order import GlobalOrder
 from drivetrain.memory.garbage import EVERY
 from drivetrain.row_shape import Rows
-from drivetrain.workloads.base import Workload
+from drivetrain.workloads.base import MakesSamples, Workload
 
 # What a micro-batch costs beside its tokens, in tokens. On a CPU measured: a 4 x 256 BERT takes 20 ms for one of 8
 # tokens and 0.24 ms for each further one; 40 to 320 differ little. A GPU takes as long for a few thousand as for none.
@@ -36,7 +36,9 @@ LEAST_PASSES = 1000
 
 
 def order_of(config: RunConfig, workload: Workload) -> GlobalOrder:
-    return GlobalOrder(len(workload.train), config.global_batch, config.seed, workload.mixture, workload.shuffle_buffer)
+    uses = workload.updates_per_batch if isinstance(workload, MakesSamples) else 1
+    mixture, buffer = workload.mixture, workload.shuffle_buffer
+    return GlobalOrder(len(workload.train), config.global_batch, config.seed, mixture, buffer, uses)
 
 
 def total_steps_of(config: RunConfig, order: GlobalOrder) -> int:

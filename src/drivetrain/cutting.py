@@ -11,7 +11,7 @@ from drivetrain.chosen import MICRO_BATCH_TOKENS, rows_of
 from drivetrain.config.machine import Machine
 from drivetrain.config.reduced import again, reduced, reduction
 from drivetrain.config.run import RunConfig
-from drivetrain.data.loader import MicroBatch, Window, training_windows
+from drivetrain.data.loader import MicroBatch, Window
 from drivetrain.data.micro_batches import Lengths, Slice
 from drivetrain.data.order import GlobalOrder
 from drivetrain.engines.base import Engine
@@ -19,7 +19,8 @@ from drivetrain.errors import RunError
 from drivetrain.loop import Progress, uncut
 from drivetrain.ranks import Ranks
 from drivetrain.tracking.events import Event, Warned
-from drivetrain.workloads.base import Workload
+from drivetrain.windows import windows_of
+from drivetrain.workloads.base import MakesSamples, Workload
 
 
 def window_slice(config: RunConfig, machine: Machine, workload: Workload, engine: Engine) -> Slice:
@@ -115,16 +116,12 @@ class Cutting:
         return f"micro-batches of at most {self._config.micro_batch}"
 
     def _windows(self, progress: Progress) -> Iterator[Window]:
-        windows = training_windows(
-            self._workload.train,
-            self._workload.collate,
-            self._order,
-            range(progress.step, self._total_steps),
-            self.slice,
-            self._config.loader,
-            pin_memory=self._machine.device == "cuda",
-        )
-        return one_ahead(windows, self._engine.expect) if self._machine.device == "cuda" else windows
+        on_gpu, makes = self._machine.device == "cuda", isinstance(self._workload, MakesSamples)
+        steps = range(progress.step, self._total_steps)
+        run, workload, engine = self._config, self._workload, self._engine
+        windows = windows_of(run, workload, engine, self._order, steps, self.slice, pin_memory=on_gpu)
+        # samples that the model makes depend on the update before
+        return one_ahead(windows, self._engine.expect) if on_gpu and not makes else windows
 
 
 def one_ahead(windows: Iterator[Window], expect: Callable[[Sequence[MicroBatch]], None]) -> Iterator[Window]:

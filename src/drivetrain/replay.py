@@ -25,7 +25,7 @@ from drivetrain.config.machine import Machine
 from drivetrain.config.reduced import again
 from drivetrain.config.run import RunConfig
 from drivetrain.cutting import window_slice
-from drivetrain.data.loader import MicroBatch, Window, training_windows
+from drivetrain.data.loader import MicroBatch, Window
 from drivetrain.errors import UserError, problem
 from drivetrain.folder import RunFolder
 from drivetrain.hardware import detect
@@ -44,6 +44,7 @@ from drivetrain.tracking.events import Event, Warned
 from drivetrain.tracking.jsonl import read_events
 from drivetrain.trouble import folder_of, read_trouble
 from drivetrain.trust.named_code import refuse_named_code
+from drivetrain.windows import windows_of
 from drivetrain.workload_rules import best_metric
 
 MOST_ALONE = 256  # samples of a micro-batch that are tried one by one
@@ -175,8 +176,7 @@ class _Replayer:
 
     def _windows(self, numbers: range) -> Iterator[Window]:
         mine = window_slice(self._run, self._machine, self._workload, self._engine)
-        samples, collate = self._workload.train, self._workload.collate
-        return training_windows(samples, collate, self._order, numbers, mine, self._run.loader)
+        return windows_of(self._run, self._workload, self._engine, self._order, numbers, mine)
 
     @property
     def _was_compiled(self) -> bool:

@@ -21,7 +21,6 @@ from typing import Any
 from drivetrain.checkpointing import RunCheckpoints
 from drivetrain.config.run import RunConfig
 from drivetrain.cutting import Cutting
-from drivetrain.data.loader import training_windows
 from drivetrain.data.order import GlobalOrder
 from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError, UserError
@@ -31,6 +30,7 @@ from drivetrain.ranks import Ranks
 from drivetrain.rng import only_torch_drew, restore_rng_state, rng_state
 from drivetrain.strict_json import dumps, restored
 from drivetrain.tracking.events import Event, Troubled
+from drivetrain.windows import windows_of
 from drivetrain.workload_rules import best_metric
 from drivetrain.workloads.base import Workload
 
@@ -133,10 +133,9 @@ class Troubles:
             return ""
         restore_rng_state(rng_state(trouble.mark))
         steps = range(trouble.step - 1, trouble.step)
-        loader = self._run.loader.model_copy(update={"workers": 0})
-        samples, collate = self._workload.train, self._workload.collate
+        run, mine = self._run, self._cutting.slice
         try:
-            [window] = training_windows(samples, collate, self._order, steps, self._cutting.slice, loader)
+            [window] = windows_of(run, self._workload, self._engine, self._order, steps, mine, workers=False)
             found, _ = inspected(self._engine, self._workload, window.micro_batches)
         except Exception:  # the run ends with the trouble that it met first, whatever a second look meets
             return ""

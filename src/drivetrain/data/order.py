@@ -27,7 +27,8 @@ class GlobalOrder:
 
     parts: with them an epoch is as long, but takes samples by weight. Over epochs each part is still gone through in
     whole passes: none of its samples comes a third time before all came twice.
-    buffer: shuffle within so many neighbours only, as a stream must.
+    buffer: shuffle within so many neighbours only, as a stream must. uses: steps that take the same batch, one after
+    the other.
     """
 
     def __init__(
@@ -37,17 +38,20 @@ class GlobalOrder:
         seed: int,
         parts: Sequence[Part] | None = None,
         buffer: int | None = None,
+        uses: int = 1,
     ) -> None:
         self.num_samples = num_samples
         self.batch_size = batch_size
-        self.steps_per_epoch = math.ceil(num_samples / batch_size)
+        self._batches = math.ceil(num_samples / batch_size)  # of an epoch
+        self.steps_per_epoch = self._batches * uses
+        self._uses = uses
         self._seed, self._parts, self._buffer = seed, parts, buffer
         self._epoch = -1
         self._order = np.empty(0, np.int64)
 
     def batch(self, step: int) -> tuple[int, np.ndarray]:
         """Step (from 0) → (epoch, sample indices of the global batch)."""
-        epoch, position = divmod(step, self.steps_per_epoch)
+        epoch, position = divmod(step // self._uses, self._batches)
         if epoch != self._epoch:
             self._epoch = epoch
             self._order = self._of_epoch(epoch)

@@ -107,6 +107,7 @@ class Engine(ABC):
     compiled: str | Literal[False] = False  # what torch.compile was given
     term_shares: Tensor | None = None  # (terms,), this rank's shares of the last window's terms, where it has several
     term_names: Sequence[str] = ()
+    auxiliary: Mapping[str, Callable[..., Any]]  # the wrapped models beside the trained one, by name
     counts_samples = True  # False on a rank whose samples another one has as well
 
     @abstractmethod

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,39 +26,15 @@ from drivetrain.engines.eager import EagerEngine
 from drivetrain.engines.native import deepspeed_ready, swap_folder
 from drivetrain.engines.state import check_trained, chosen, group_with, kept, refuse_scalars
 from drivetrain.engines.zero_config import zero_json
-from drivetrain.errors import RunError, problem
+from drivetrain.engines.zero_wrap import InAutocast, wrap_deepspeed
+from drivetrain.errors import RunError
 from drivetrain.models.quantised_base import weights_of_codes
 from drivetrain.optim import OptimizerFactory, plainly
 from drivetrain.pieces import Piece
 from drivetrain.precision import autocast
 from drivetrain.scratch import Scratch
 
-T = TypeVar("T")
 LOG = logging.getLogger(__name__)
-
-
-class InAutocast(nn.Module):
-    """The model, its forward in autocast: DeepSpeed's engine switches off an autocast that is opened around it."""
-
-    def __init__(self, model: nn.Module, context: Callable[[], AbstractContextManager[object]]) -> None:
-        super().__init__()
-        self.model = model
-        self._context = context
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with self._context():
-            return self.model(*args, **kwargs)
-
-
-def wrap_deepspeed(model: nn.Module, optimizer: torch.optim.Optimizer | None, json: dict[str, Any]) -> Any:
-    """A DeepSpeedEngine; the process group is joined already. The model's parameters stay where they are named."""
-    import deepspeed
-
-    try:
-        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=json, dist_init_required=False)
-    except (ValueError, AssertionError) as error:  # pydantic's among them: values that only DeepSpeed checks
-        raise problem("engine.config", f"DeepSpeed refuses it: {error}", "correct the key that it names") from error
-    return engine
 
 
 class DeepspeedEngine(EagerEngine):
@@ -257,7 +233,7 @@ class DeepspeedEngine(EagerEngine):
 
     def _own_state(self, model: nn.Module) -> dict[str, Tensor | Piece]:
         held = kept(model, model.state_dict(keep_vars=True))
-        return _there({name: zero_state.own(each, self._ranks.rank) for name, each in held.items()})
+        return zero_state.present({name: zero_state.own(each, self._ranks.rank) for name, each in held.items()})
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         self._fill(self._model, weights)
@@ -279,12 +255,12 @@ class DeepspeedEngine(EagerEngine):
         if self._config.stage == 0:
             return super()._optimizer_state(optimizer)
         flat = next(iter(optimizer.state.items()), None)
-        moments, counters = _kinds(*flat) if flat is not None else ([], {})
+        moments, counters = zero_state.kinds(*flat) if flat is not None else ([], {})
         parameters = self._linked(optimizer)
         state = {}
         for name in [name for names in self._groups for name in names] if flat is not None else []:
             own = {key: zero_state.own_moment(parameters[name], key, self._ranks.rank) for key in moments}
-            state[name] = {**_there(own), **copy.deepcopy(counters)}
+            state[name] = {**zero_state.present(own), **copy.deepcopy(counters)}
         groups = [
             {**{key: value for key, value in group.items() if key != "params"}, "params": names}
             for group, names in zip(optimizer.param_groups, self._groups, strict=True)
@@ -307,7 +283,7 @@ class DeepspeedEngine(EagerEngine):
             for key, value in values.items():
                 if isinstance(value, Tensor) and value.shape == zero_state.shape_of(parameters[name]):
                     zero_state.set_moment(parameters[name], key, value, self._ranks.rank)
-        _, counters = _kinds(*next(iter(optimizer.state.items())))
+        _, counters = zero_state.kinds(*next(iter(optimizer.state.items())))
         one = next(iter(saved["state"].values()))
         for state in optimizer.state.values():
             for key in counters:
@@ -359,14 +335,3 @@ def _without_fused_sgd(
     if cls is torch.optim.SGD:
         arguments = {key: value for key, value in arguments.items() if key != "fused"}
     return plainly(cls, groups, arguments)
-
-
-def _there(held: Mapping[str, T | None]) -> dict[str, T]:
-    """What this rank has; the rest lies in others' partitions."""
-    return {name: value for name, value in held.items() if value is not None}
-
-
-def _kinds(flat: Any, state: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """A partition's state as the names of its moments, and what counts for all parameters alike."""
-    moments = [key for key, value in state.items() if isinstance(value, Tensor) and value.shape == flat.shape]
-    return moments, {key: value for key, value in state.items() if key not in moments and value is not None}

@@ -11,7 +11,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -19,21 +18,16 @@ from torch import Tensor, nn
 
 from drivetrain.data.loader import MicroBatch
 from drivetrain.engines.auxiliary import AuxiliaryModels, Companion, follow
-from drivetrain.engines.base import Engaged, Engine, EngineOptions, Judge, State, StepResult
+from drivetrain.engines.base import Engaged, EngineOptions, Judge, StepResult
 from drivetrain.engines.compiled import compile_model
 from drivetrain.engines.inputs import Inputs
+from drivetrain.engines.model_holder import ModelHolder
 from drivetrain.engines.products import computing_in, replaced
 from drivetrain.engines.refusal import update
 from drivetrain.engines.rehearsal import rehearse
 from drivetrain.engines.state import (
-    gathered,
     held_bytes,
-    kept,
-    load_optimizer_state,
-    load_weights,
     local_part,
-    optimizer_state,
-    optimizer_tensors,
 )
 from drivetrain.engines.weight_copies import WeightCopies
 from drivetrain.engines.window_loss import (
@@ -45,13 +39,11 @@ from drivetrain.engines.window_loss import (
     global_counts,
     own_counts,
 )
-from drivetrain.errors import problem
 from drivetrain.memory.offload import Offload, offload_activations
 from drivetrain.memory.recompute import apply_recompute, repeated_blocks
 from drivetrain.memory.statistics import Statistics
 from drivetrain.models.quantised_base import weights_of_codes
 from drivetrain.optim import OptimizerFactory
-from drivetrain.pieces import Piece, piece_of
 from drivetrain.precision import autocast, dtype
 from drivetrain.ranks import Ranks
 from drivetrain.transfers import Later
@@ -62,7 +54,7 @@ from drivetrain.workloads.metrics import Metric
 T = TypeVar("T")
 
 
-class EagerEngine(Engine):
+class EagerEngine(ModelHolder):
     """An engine of this kind says how the model is wrapped, and the little that follows from it."""
 
     _scaler_type: type[torch.amp.GradScaler] = torch.amp.GradScaler
@@ -137,6 +129,7 @@ class EagerEngine(Engine):
                 group["peak_lr"] = copy.deepcopy(group["lr"])  # torchao's is a tensor
         for companion in self._auxiliary.companions.values():
             companion.forward = self._wrap_auxiliary(companion.model)
+        self.auxiliary = self._auxiliary.callables
         self._check_engaged()
         self.statistics = Statistics(self._model)
         if self._trains:
@@ -345,90 +338,6 @@ class EagerEngine(Engine):
 
     def expect(self, micro_batches: Sequence[MicroBatch]) -> None:
         self._inputs.expect(micro_batches)
-
-    # --- state -------------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> State:
-        assert self._optimizer is not None, "set up for evaluation only"
-        return {
-            "model": self._own_weights(),
-            "optimizer": self._optimizer_state(self._optimizer),
-            "engine": {"scaler": self._scaler.state_dict()},
-            "auxiliary": {name: self._own_state(each.model) for name, each in self._auxiliary.moved.items()},
-            "beside": {"auxiliary": self._auxiliary.summary(), "workload": self._workload.state_dict()},
-        }
-
-    def _own_state(self, model: nn.Module) -> dict[str, Tensor | Piece]:
-        return {name: piece_of(held) for name, held in kept(model, model.state_dict()).items()}
-
-    def _own_weights(self) -> dict[str, Tensor | Piece]:
-        return self._own_state(self._model)
-
-    def _optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        return optimizer_state(self._model, optimizer)
-
-    def load_state_dict(self, state: State) -> None:
-        assert self._optimizer is not None, "set up for evaluation only"
-        self.load_weights(state["model"])
-        self._load_optimizer_state(self._optimizer, state["optimizer"])
-        self._load_beside(state)
-        if self._scaler.is_enabled() and state["engine"]["scaler"]:  # empty where the saved run did not scale
-            self._scaler.load_state_dict(state["engine"]["scaler"])
-
-    def _load_beside(self, state: State) -> None:
-        """Auxiliary models and the workload's own state; a checkpoint without them is of a run that had none."""
-        beside = state.get("beside") or {}
-        saved = beside.get("auxiliary") or {}
-        self._ranks.on_first(lambda: self._auxiliary.check_frozen(saved.get("frozen", {})))
-        for name, each in self._auxiliary.moved.items():
-            if name not in (state.get("auxiliary") or {}):
-                fix = "start anew with --overwrite, or give the checkpoint of a run that has it"
-                raise problem("--resume", f"the checkpoint holds no auxiliary model {name}", fix)
-            self._load_companion(each, state["auxiliary"][name])
-        self._auxiliary.steps = saved.get("steps", 0)
-        if beside.get("workload"):
-            self._workload.load_state_dict(beside["workload"])
-
-    def _load_companion(self, companion: Companion, weights: Mapping[str, Tensor]) -> None:
-        load_weights(companion.model, weights)
-
-    def _load_optimizer_state(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-        load_optimizer_state(self._model, optimizer, saved)
-
-    def shapes(self) -> dict[str, torch.Size]:
-        return {name: tensor.shape for name, tensor in kept(self._model, self._model.state_dict()).items()}
-
-    def weights(self) -> dict[str, Tensor]:
-        state = kept(self._model, self._model.state_dict())
-        whole = {name: self._gather(held) for name, held in state.items()}
-        return {name: tensor for name, tensor in whole.items() if tensor is not None}
-
-    def gradients(self) -> dict[str, Tensor]:
-        return {name: gathered(p.grad) for name, p in self._model.named_parameters() if p.grad is not None}
-
-    def _gather(self, held: Tensor) -> Tensor | None:
-        """The whole tensor on the first rank, None elsewhere. A sharded one goes to CPU memory at once."""
-        whole = gathered(held)
-        if not self._ranks.is_first:
-            return None
-        return whole if whole is held else whole.cpu()
-
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        load_weights(self._model, weights)
-
-    def tensors(self) -> list[Tensor]:
-        held = [*self._model.parameters(), *self._model.buffers()]
-        if self._optimizer is not None:
-            held += optimizer_tensors(self._optimizer)
-        held += self._auxiliary.tensors()
-        return [local_part(tensor) for tensor in held]
-
-    def save_assets(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
-        self._workload.save_assets(self._model, folder)
-        self._workload.write_parts(self._model, weights, folder)
-
-    def check_base(self, folder: Path) -> list[str]:
-        return [] if self._workload.adapters is None else self._workload.adapters.check(folder)
 
     def close(self) -> None:
         self._optimizer = None

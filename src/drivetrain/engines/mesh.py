@@ -7,6 +7,7 @@ each parameter, as plain tensors, whatever they are sharded over.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -26,13 +27,14 @@ from drivetrain.engines.auxiliary import attached
 from drivetrain.engines.base import Engaged, EngineOptions, Judge, State, StepResult
 from drivetrain.engines.context_parallel import part_of
 from drivetrain.engines.eager import EagerEngine
-from drivetrain.engines.fsdp import SameParameters, ready_to_shard, shard, shard_outermost
+from drivetrain.engines.fsdp import SameParameters, ready_to_shard
 from drivetrain.engines.gradient_sum import GradientSum, sum_gradients
 from drivetrain.engines.mesh_state import (
     Held,
     check_stages,
     groups_of,
     joined_groups,
+    joined_stages,
     load_own_state,
     own_state,
     shards,
@@ -40,7 +42,7 @@ from drivetrain.engines.mesh_state import (
 )
 from drivetrain.engines.pipeline import Pipeline
 from drivetrain.engines.places import MeshScaler, Place
-from drivetrain.engines.spread import beside_spread, spread
+from drivetrain.engines.spread import beside_spread, shard_apart, spread
 from drivetrain.engines.state import gathered, kept, load_weights
 from drivetrain.engines.tied_ends import TiedEnds
 from drivetrain.engines.trial import Trial, exact
@@ -97,11 +99,7 @@ class MeshEngine(EagerEngine):
         if mesh is not None and self._config.shard:
             ready_to_shard(model)
             # a pipeline runs several forwards before a backward
-            settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": self._pipeline is None}
-            apart = [*self._part.blocks, *attached(model).values()]
-            for module in apart:
-                shard(module, settings)
-            shard_outermost(root, bool(apart), settings)
+            shard_apart(root, [*self._part.blocks, *attached(model).values()], mesh, self._pipeline is None)
             self._same = SameParameters(model, mesh.get_group(), self._device, "leave shard out")
         elif mesh is not None:
             self._sum = GradientSum(model.parameters(), mesh.get_group())
@@ -145,9 +143,8 @@ class MeshEngine(EagerEngine):
             context = LossContext(self._auxiliary.callables, self._trial.statistics(batch))
             return self._trial.mean(self._loss_sums(model, tensors, context))
 
-        if self._attention is None:
-            return self._through(batch, work)
-        with self._attention.called_by(len(self._part.blocks), self._model.config):
+        attention, blocks = self._attention, len(self._part.blocks)
+        with attention.called_by(blocks, self._model.config) if attention is not None else nullcontext():
             return self._through(batch, work)
 
     def _trial_step(self, batch: MicroBatch) -> None:
@@ -262,10 +259,7 @@ class MeshEngine(EagerEngine):
             metric.process_group = data_ranks
             metric.distributed_available_fn = lambda: data_ranks is not None
         loss, context = EvaluatedLoss(self._workload, self._device), LossContext(self._auxiliary.callables)
-
-        def outputs_of(model: nn.Module, tensors: Batch) -> Outputs:
-            return self._workload.outputs_in(model, tensors, context)
-
+        outputs_of = functools.partial(self._workload.outputs_in, context=context)
         for batch in batches:
             outputs: Outputs | None = self._through(batch, outputs_of)
             if batch.counts and outputs is not None:
@@ -352,9 +346,5 @@ class MeshEngine(EagerEngine):
 
     def gradients(self) -> dict[str, Tensor]:
         own = {n: gathered(p.grad).cpu() for n, p in self._model.named_parameters() if p.grad is not None}
-        of_stages: list[dict[str, Tensor]] = [{}] * self._config.pp
-        if self._config.pp == 1:
-            return own
-        dist.all_gather_object(of_stages, own, group=self._place.group("pp"))
-        found = {name: gradient for stage in of_stages for name, gradient in stage.items()}
+        found = joined_stages(own, self._config.pp, self._place.group("pp"))
         return {name: found[name] for name in self._part.trains if name in found}

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
@@ -87,6 +88,15 @@ def stages_items(ranks: Ranks, stages: int, speaks: bool, own: Iterable[tuple[st
     if twice:
         raise RunError(f"two stages have {', '.join(twice)}, and one would be lost")
     return found
+
+
+def joined_stages(own: dict[str, Tensor], stages: int, group: dist.ProcessGroup | None) -> dict[str, Tensor]:
+    """The tensors of all stages, on each rank."""
+    if stages == 1:
+        return own
+    of_stages: list[dict[str, Tensor]] = [{}] * stages
+    dist.all_gather_object(of_stages, own, group=group)
+    return {name: tensor for stage in of_stages for name, tensor in stage.items()}
 
 
 def check_stages(of_stages: Iterable[Iterable[str]], whole: Collection[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from drivetrain.config.engines.mesh import NO_PROMPTS, MeshEngine
 from drivetrain.engines import tensor_parallel, tensor_plan
@@ -117,12 +118,17 @@ def beside_spread(
     mesh = place.axis("data")
     if mesh is not None and config.shard:
         ready_to_shard(model)
-        settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": True}
-        blocks = repeated_blocks(model)
-        for module in blocks:
-            shard(module, settings)
-        shard_outermost(model, bool(blocks), settings)
+        shard_apart(model, repeated_blocks(model), mesh, True)
     return model
+
+
+def shard_apart(root: nn.Module, apart: list[nn.Module], mesh: DeviceMesh, reshard: bool) -> None:
+    """Shards each of these modules, and what the root holds outside of them, over the mesh, in place. reshard: whether
+    a module is freed after its forward pass."""
+    settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": reshard}
+    for module in apart:
+        shard(module, settings)
+    shard_outermost(root, bool(apart), settings)
 
 
 def _outline(model: nn.Module) -> nn.Module:

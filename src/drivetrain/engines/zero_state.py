@@ -6,7 +6,7 @@ Functions that give whole tensors are called by all ranks alike; a parameter is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from deepspeed.runtime.zero import GatheredParameters
@@ -23,6 +23,8 @@ from deepspeed.utils import (
 from torch import Tensor, nn
 
 from drivetrain.pieces import Piece
+
+T = TypeVar("T")
 
 
 def is_sharded(parameter: Tensor) -> bool:
@@ -173,3 +175,14 @@ def held_bytes(model: nn.Module, zero: Any, optimizer: torch.optim.Optimizer) ->
         found["trained" if parameter.requires_grad else "frozen"] += held(parameter).nbytes
     states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
     return {**found, "optimizer": sum(tensor.nbytes for tensor in [*masters(zero), *states])}
+
+
+def present(held: Mapping[str, T | None]) -> dict[str, T]:
+    """What this rank has; the rest lies in others' partitions."""
+    return {name: value for name, value in held.items() if value is not None}
+
+
+def kinds(flat: Any, state: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """A partition's state as the names of its moments, and what counts for all parameters alike."""
+    moments = [key for key, value in state.items() if isinstance(value, Tensor) and value.shape == flat.shape]
+    return moments, {key: value for key, value in state.items() if key not in moments and value is not None}

@@ -21,7 +21,6 @@ from drivetrain.chosen import order_of, total_steps_of
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.cutting import window_slice
-from drivetrain.data.loader import training_windows
 from drivetrain.engines.base import Engine
 from drivetrain.loop import Progress
 from drivetrain.precision import arithmetic
@@ -32,6 +31,7 @@ from drivetrain.run import evaluate
 from drivetrain.schedules import lr_factor
 from drivetrain.tracking.events import Event
 from drivetrain.whole_file import writing
+from drivetrain.windows import windows_of
 from drivetrain.workload_rules import best_metric
 from drivetrain.workloads.base import Samples
 from drivetrain.workloads.build import build_workload
@@ -167,14 +167,10 @@ class _Tracer:
 
     def _go(self, engine: Engine, progress: Progress, until: int, found: Trace | None) -> None:
         factor = lr_factor(self._run.schedule, total_steps_of(self._run, self._order))
-        windows = training_windows(
-            self._samples,
-            self._workload.collate,
-            self._order,
-            range(progress.step, until),
-            window_slice(self._run, self._machine, self._workload, engine),
-            self._run.loader.model_copy(update={"workers": 0}),  # loads are recorded in this process
-        )
+        mine = window_slice(self._run, self._machine, self._workload, engine)
+        steps = range(progress.step, until)
+        # loads are recorded in this process
+        windows = windows_of(self._run, self._workload, engine, self._order, steps, mine, workers=False)
         self._samples.asked.clear()
         for window in windows:
             loss = engine.forward_backward(window.micro_batches)

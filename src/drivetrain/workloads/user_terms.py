@@ -134,7 +134,7 @@ def _auxiliary(file: UserFile, name: str, given: Any) -> Auxiliary:
         raise problem(FIELD, f"auxiliary {name} is trained and has no model", "give a module, or what makes one")
 
     def build() -> nn.Module:
-        found = copy.deepcopy(made) if isinstance(made, nn.Module) else made()
+        found = copy.deepcopy(made) if isinstance(made, nn.Module) or not callable(made) else made()
         if not isinstance(found, nn.Module):
             why = f"auxiliary {name} is a {type(found).__name__}"
             raise problem(FIELD, why, "give an nn.Module, or what makes one")

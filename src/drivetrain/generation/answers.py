@@ -40,7 +40,7 @@ def answers(
         sequences = {number: [*prompts[number].ids, *written[number]] for number in going}
         # all ranks of a data-parallel engine have the same prompts: those of the first count
         batch = MicroBatch(workload.next_batch(sequences), counts=engine.data_rank == 0)
-        with _uncompiled():
+        with uncompiled():
             rows = list(engine.predict([batch]))
         tokens = ranks.on_first(lambda rows=rows: [row["token"] for row in rows])  # type: ignore[misc]
         for number, token in zip(going, tokens, strict=True):
@@ -52,7 +52,7 @@ def answers(
     }
 
 
-def _uncompiled() -> AbstractContextManager[Any]:
+def uncompiled() -> AbstractContextManager[Any]:
     """Sequences grow with each token: compiled code would be made for every length. A compiler that nobody has
     imported has compiled nothing."""
     has_compiled = "torch._dynamo" in sys.modules

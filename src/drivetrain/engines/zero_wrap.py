@@ -1,0 +1,36 @@
+"""A model in a DeepSpeedEngine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from drivetrain.errors import problem
+
+
+class InAutocast(nn.Module):
+    """The model, its forward in autocast: DeepSpeed's engine switches off an autocast that is opened around it."""
+
+    def __init__(self, model: nn.Module, context: Callable[[], AbstractContextManager[object]]) -> None:
+        super().__init__()
+        self.model = model
+        self._context = context
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with self._context():
+            return self.model(*args, **kwargs)
+
+
+def wrap_deepspeed(model: nn.Module, optimizer: torch.optim.Optimizer | None, json: dict[str, Any]) -> Any:
+    """A DeepSpeedEngine; the process group is joined already. The model's parameters stay where they are named."""
+    import deepspeed
+
+    try:
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=json, dist_init_required=False)
+    except (ValueError, AssertionError) as error:  # pydantic's among them: values that only DeepSpeed checks
+        raise problem("engine.config", f"DeepSpeed refuses it: {error}", "correct the key that it names") from error
+    return engine

@@ -1,0 +1,90 @@
+"""The windows of a training: cut out of the data, or out of samples that the model makes on the way.
+
+Samples are made at the first of the steps that they are used for, from the prompts of that step's global batch, and
+dealt to all ranks. They belong to the workload's state, so that a run that is resumed between two such steps goes on
+with the same; and what is drawn for them is a function of the run's seed and the step alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from drivetrain.config.run import RunConfig
+from drivetrain.data.loader import MicroBatch, Window, training_windows
+from drivetrain.data.micro_batches import Slice, rank_share
+from drivetrain.data.order import GlobalOrder
+from drivetrain.engines.base import Engine
+from drivetrain.errors import RunError
+from drivetrain.generation.passes import Passes
+from drivetrain.ranks import Ranks
+from drivetrain.rng import restore_rng_state, rng_state, seed_everything
+from drivetrain.workloads.base import MakesSamples, Workload
+
+
+def windows_of(
+    run: RunConfig,
+    workload: Workload,
+    engine: Engine,
+    order: GlobalOrder,
+    steps: range,
+    mine: Slice,
+    *,
+    workers: bool = True,
+    pin_memory: bool = False,
+) -> Iterator[Window]:
+    """The windows of these steps. workers: whether processes beside this one may load samples."""
+    if isinstance(workload, MakesSamples):
+        return _made_windows(run, workload, engine, order, steps, mine)
+    loader = run.loader if workers else run.loader.model_copy(update={"workers": 0})
+    return training_windows(workload.train, workload.collate, order, steps, mine, loader, pin_memory)
+
+
+def _made_windows(
+    run: RunConfig, workload: MakesSamples, engine: Engine, order: GlobalOrder, steps: range, mine: Slice
+) -> Iterator[Window]:
+    uses = workload.updates_per_batch
+    for step in steps:
+        first = step - step % uses
+        if workload.made_at != first:
+            workload.keep_made(first, _made(run, workload, engine, order, first, mine))
+        shuffled = np.random.default_rng([run.seed, first, 1]).permutation(len(workload.made))
+        indices = np.array_split(shuffled, uses)[step - first]
+        if not len(indices):
+            why = f"step {step + 1}: {len(workload.made)} samples were made, for {uses} updates"
+            raise RunError(f"{why}: let each prompt give more, or take fewer updates of them")
+        epoch, _ = order.batch(step)
+        yield Window(step, epoch, indices, *_cut(workload, indices, mine))
+
+
+def _cut(workload: MakesSamples, indices: np.ndarray, mine: Slice) -> tuple[list[MicroBatch], int]:
+    """This rank's micro-batches, and the number of samples of the largest."""
+    pieces = Slice(mine.data_rank, mine.data_world, mine.micro_batch_size).positions(indices)
+    own = [indices[piece] if len(piece) else indices[:1] for piece in pieces]
+    tensors = [workload.collate([workload.made[int(index)] for index in each]) for each in own]
+    window = [MicroBatch(batch, len(piece) > 0, piece) for batch, piece in zip(tensors, pieces, strict=True)]
+    return window, max(map(len, pieces))
+
+
+def _made(
+    run: RunConfig, workload: MakesSamples, engine: Engine, order: GlobalOrder, step: int, mine: Slice
+) -> list[object]:
+    """The samples of all ranks, in the order of their prompts. Random generators end as they were."""
+    epoch, indices = order.batch(step)
+    places = rank_share(np.arange(len(indices)), mine.data_rank, mine.data_world).tolist()
+    prompts = [workload.train.load(int(indices[place]), epoch) for place in places]
+    draws = [_number(run.seed, step, place) for place in places]
+    ranks, state = Ranks(), rng_state()
+    seed_everything(_number(run.seed, step, len(indices)) % 2**32)
+    found = workload.make_samples(prompts, draws, Passes(engine, workload, ranks, mine.micro_batch_size))
+    restore_rng_state(state)
+    if len(found) != len(prompts):
+        raise RunError(f"make_samples gave {len(found)} lists of samples for {len(prompts)} prompts")
+    own = dict(zip(places, found, strict=True)) if engine.counts_samples else {}
+    everyone = {place: samples for share in ranks.all_gather(own) for place, samples in share.items()}
+    return [sample for place in sorted(everyone) for sample in everyone[place]]
+
+
+def _number(*words: int) -> int:
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
