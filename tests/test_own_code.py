@@ -34,9 +34,10 @@ def typed(command: str) -> None:
 
 def test_the_pages_commands_train_by_its_loss_metric_and_schedule(folder: Path) -> None:
     commands = [line for line in PAGE.read_text().splitlines() if line.startswith("drivetrain ")]
-    assert len(commands) == 2
+    assert len(commands) == 3
     for command in commands:
         typed(command)
+    has_several_terms(folder / "runs" / "my_terms")
     report = json.loads((folder / "runs" / "my_run" / "report.json").read_text())
     assert report["best"]["metric"] == "recall"
     assert report["metrics"]["recall"] > 0.8
@@ -48,6 +49,17 @@ def test_the_pages_commands_train_by_its_loss_metric_and_schedule(folder: Path) 
     assert len(rows) == 200
     assert {row["prediction"] for row in rows} == {"0", "1"}
     assert set(rows[0]) == {"sample", "prediction", "probability", "probabilities.0", "probabilities.1"}
+
+
+def has_several_terms(run: Path) -> None:
+    report = json.loads((run / "report.json").read_text())
+    assert report["metrics"]["accuracy"] > 0.9
+    assert report["metrics"].keys() == {"loss", "loss_label", "loss_teacher", "accuracy"}
+    events = map(json.loads, (run / "events.jsonl").read_text().splitlines())
+    points = [event for event in events if event["event"] == "step"]
+    for point in points:
+        assert point["loss"] == pytest.approx(point["terms"]["label"] + 0.5 * point["terms"]["teacher"], rel=1e-5)
+    assert report["terms"] == points[-1]["terms"]
 
 
 def test_the_pages_pictures_are_trained_with_their_table(folder: Path) -> None:

@@ -118,9 +118,9 @@ class RunCheckpoints:
                 "optimizer": self._run.optimizer.name,
                 "length": self._length,
             }
-            if any(state["beside"].values()):
+            if "beside" in state:
                 parts["training"]["beside"] = state["beside"]
-        if state["auxiliary"]:
+        if "auxiliary" in state:
             parts["auxiliary"] = state["auxiliary"]
         return parts
 

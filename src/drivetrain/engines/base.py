@@ -172,8 +172,9 @@ class Engine(ABC):
 
     @abstractmethod
     def state_dict(self) -> State:
-        """{"model", "optimizer", "engine"}, by global parameter names: what going on exactly needs. "auxiliary": the
-        weights of moved models, by name. "beside": what else belongs to them, and the workload's own state.
+        """{"model", "optimizer", "engine"}, by global parameter names: what going on exactly needs. Where there
+        are such, "auxiliary": the weights of moved models, by name, and "beside": what else belongs to auxiliary
+        models, and the workload's own state.
 
         This rank's: tensors that it has whole, and pieces of those that are spread. Nothing is gathered or copied. All
         ranks must call it; together they have everything.

@@ -38,13 +38,18 @@ class ModelHolder(Engine):
 
     def state_dict(self) -> State:
         assert self._optimizer is not None, "set up for evaluation only"
-        return {
+        state: State = {
             "model": self._own_weights(),
             "optimizer": self._optimizer_state(self._optimizer),
             "engine": {"scaler": self._scaler.state_dict()},
-            "auxiliary": {name: self._own_state(each.model) for name, each in self._auxiliary.moved.items()},
-            "beside": {"auxiliary": self._auxiliary.summary(), "workload": self._workload.state_dict()},
         }
+        moved = {name: self._own_state(each.model) for name, each in self._auxiliary.moved.items()}
+        beside = {"auxiliary": self._auxiliary.summary(), "workload": self._workload.state_dict()}
+        if moved:
+            state["auxiliary"] = moved
+        if any(beside.values()):
+            state["beside"] = beside
+        return state
 
     def _own_state(self, model: nn.Module) -> dict[str, Tensor | Piece]:
         return {name: piece_of(held) for name, held in kept(model, model.state_dict()).items()}

@@ -111,11 +111,9 @@ def combined(everyone: Sequence[Joined], micro_batches: Sequence[MicroBatch], de
 
 def _own(batch: MicroBatch, device: torch.device) -> Tensor | None:
     """A filler repeats a sample of the global batch, whichever."""
-    if batch.positions is None:
-        return None
-    if batch.counts:
-        return sent(torch.from_numpy(batch.positions), device)
-    return torch.zeros(len(next(iter(batch.tensors.values()))), dtype=torch.int64, device=device)
+    if not batch.counts:
+        return torch.zeros(len(next(iter(batch.tensors.values()))), dtype=torch.int64, device=device)
+    return None if batch.positions is None else sent(torch.from_numpy(batch.positions), device)
 
 
 def few_samples(workload: Workload, count: int = 2) -> MicroBatch:
