@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from drivetrain.config.run import RunConfig
 from drivetrain.errors import UserError
 from drivetrain.workload_rules import best_metric, check_workload
 from drivetrain.workloads.base import BestMetric
+from drivetrain.workloads.loss_contract import Auxiliary
 from tests.tiny_workload import Rows, TinyWorkload, perceptron
 
 
@@ -36,6 +38,38 @@ def test_what_fits_passes() -> None:
     run = config(batch_size=40, micro_batch_size=4, evaluation={"metric": "loss", "early_stopping": {"patience": 1}})
     check_workload(run, TinyWorkload(perceptron, Rows(40), Rows(8)))
     check_workload(config(), TinyWorkload(perceptron, splits_batches=False))
+
+
+class Whole(TinyWorkload):
+    """A loss with a teacher, a reference that follows and a statistic."""
+
+    @property
+    def auxiliary(self) -> Mapping[str, Auxiliary]:
+        return {"teacher": Auxiliary(build=perceptron), "reference": Auxiliary("moved", mixing=0.5)}
+
+    @property
+    def has_statistics(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("axis", ["pp", "cp"])
+def test_what_needs_more_than_one_pass_is_refused_under_pipelines_and_cut_sequences(axis: str) -> None:
+    run = config(engine={"name": "mesh", axis: 2}, processes=2)
+    with pytest.raises(UserError) as caught:
+        check_workload(run, Whole(perceptron, Rows(40)))
+    [found] = caught.value.problems
+    assert found.field == f"engine.{axis}"
+    assert "auxiliary models (teacher, reference) and statistics of the whole batch" in found.why
+    assert found.fix.startswith(f"leave {axis} out")
+    check_workload(config(engine={"name": "mesh", "tp": 2}, processes=2), Whole(perceptron, Rows(40)))
+    check_workload(run, TinyWorkload(perceptron, Rows(40)))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16-master"])
+def test_a_reference_that_follows_in_small_steps_is_refused_in_16_bits(precision: str) -> None:
+    with pytest.raises(UserError, match="reference follows the model in small steps"):
+        check_workload(config(precision=precision), Whole(perceptron, Rows(40)))
+    check_workload(config(precision="bf16-mixed"), Whole(perceptron, Rows(40)))
 
 
 def test_the_run_file_may_choose_the_metric_that_decides() -> None:

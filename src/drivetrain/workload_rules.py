@@ -65,9 +65,9 @@ def _loss(run: RunConfig, workload: Workload) -> Iterator[Problem]:
         what = {"pp": "a pipeline's step is one pass of one model", "cp": "context ranks see parts of each sequence"}
         why = f"this loss needs {' and '.join(needs)}, and {what[axis]}"
         yield Problem(f"engine.{axis}", why, f"leave {axis} out: tp, dp, fsdp and deepspeed have more passes")
-    moved = [name for name, each in workload.auxiliary.items() if each.role == "moved"]
-    if moved and run.precision_spec.cast:
-        why = f"{', '.join(moved)} follows the model in small steps, which 16-bit copies would round away"
+    moved = [name for name, each in workload.auxiliary.items() if each.role == "moved" and each.mixing < 1]
+    if moved and (run.precision_spec.cast or run.precision_spec.parameters != "float32"):
+        why = f"{', '.join(moved)} follows the model in small steps, which 16 bits would round away"
         yield Problem("precision", why, "give bf16-mixed or fp32, whose weights stay in 32 bits")
 
 
