@@ -1,4 +1,4 @@
-"""Samples made within a step: by the model as it is then, for several updates, alike on any ranks and after a resume."""
+"""Samples made within a step: by the model as it is then, for several updates, alike on any ranks and when resumed."""
 
 from __future__ import annotations
 

@@ -202,6 +202,10 @@ class Engine(ABC):
         """Weights only, to evaluate or predict."""
 
     @abstractmethod
+    def load_auxiliary(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Weights of moved auxiliary models, by their names, to evaluate beside them."""
+
+    @abstractmethod
     def tensors(self) -> list[Tensor]:
         """Everything this rank holds between steps: parameters, buffers, optimizer state (for measuring memory)."""
 

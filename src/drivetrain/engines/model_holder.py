@@ -73,14 +73,19 @@ class ModelHolder(Engine):
         beside = state.get("beside") or {}
         saved = beside.get("auxiliary") or {}
         self._ranks.on_first(lambda: self._auxiliary.check_frozen(saved.get("frozen", {})))
-        for name, each in self._auxiliary.moved.items():
-            if name not in (state.get("auxiliary") or {}):
-                fix = "start anew with --overwrite, or give the checkpoint of a run that has it"
-                raise problem("--resume", f"the checkpoint holds no auxiliary model {name}", fix)
-            self._load_companion(each, state["auxiliary"][name])
+        lacking = [name for name in self._auxiliary.moved if name not in (state.get("auxiliary") or {})]
+        if lacking:
+            fix = "start anew with --overwrite, or give the checkpoint of a run that has it"
+            raise problem("--resume", f"the checkpoint holds no auxiliary model {', '.join(lacking)}", fix)
+        self.load_auxiliary(state.get("auxiliary") or {})
         self._auxiliary.steps = saved.get("steps", 0)
         if beside.get("workload"):
             self._workload.load_state_dict(beside["workload"])
+
+    def load_auxiliary(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
+        for name, each in self._auxiliary.moved.items():
+            if name in saved:
+                self._load_companion(each, saved[name])
 
     def _load_companion(self, companion: Companion, weights: Mapping[str, Tensor]) -> None:
         load_weights(companion.model, weights)

@@ -73,8 +73,10 @@ def _none(run: RunConfig) -> UserError:
 
 def load_into(engine: Engine, path: Path) -> None:
     """Put a checkpoint's weights into the engine's model. UserError if they are of another model."""
-    saved = load(path, verify)["model"]
+    parts = load(path, verify)
+    saved = parts["model"]
     check_fits(engine.shapes(), saved, path)
     for message in engine.check_base(path):
         LOG.warning(message)
     engine.load_weights(saved)
+    engine.load_auxiliary(parts.get("auxiliary", {}))
