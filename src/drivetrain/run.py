@@ -26,7 +26,7 @@ from drivetrain.data.loader import evaluation_batches
 from drivetrain.engines.base import Engine
 from drivetrain.errors import problem
 from drivetrain.folder import RunFolder
-from drivetrain.generation.answers import generate
+from drivetrain.generation.prompts import generate
 from drivetrain.hardware import torch_device
 from drivetrain.heartbeat import Heart
 from drivetrain.loop import Progress, Surroundings, train

@@ -13,7 +13,7 @@ from torch import nn
 
 from drivetrain.data.loader import MicroBatch
 from drivetrain.engines.base import Engine
-from drivetrain.generation.answers import uncompiled
+from drivetrain.generation.prompts import uncompiled
 from drivetrain.ranks import Ranks
 from drivetrain.workloads.base import Batch, Generates, Prompt, Workload
 from drivetrain.workloads.loss_contract import LossContext

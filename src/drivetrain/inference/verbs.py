@@ -12,7 +12,7 @@ from drivetrain.config.run import RunConfig
 from drivetrain.data.loader import evaluation_batches
 from drivetrain.engines.base import Engine
 from drivetrain.errors import problem
-from drivetrain.generation.answers import answers
+from drivetrain.generation.prompts import answers
 from drivetrain.inference.weights import find_checkpoint, load_into
 from drivetrain.precision import arithmetic
 from drivetrain.ranks import Ranks
