@@ -17,9 +17,9 @@ from drivetrain.config.engines import DdpEngine, FsdpEngine, SingleEngine
 from drivetrain.config.run import RunConfig
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
+from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError
-from drivetrain.ranks import Ranks
 from drivetrain.windows import windows_of
 from drivetrain.workloads.base import Batch, MakesSamples, Making
 from drivetrain.workloads.loss_contract import LossContext
@@ -73,14 +73,14 @@ def trained(engine: Engine, work: Drawn, steps: range) -> tuple[list[float], lis
 
 def whole_and_resumed(name: str, root: Path) -> Any:
     work = Drawn()
-    engine = tiny_engine(work, config=ENGINES[name], devices=Ranks().world)
+    engine = tiny_engine(work, config=ENGINES[name], devices=Communicator().world)
     first = trained(engine, work, range(SAVED))
-    path = save(root / name, SAVED, engine.state_dict(), {}, ranks=Ranks())
+    path = save(root / name, SAVED, engine.state_dict(), {}, ranks=Communicator())
     second = trained(engine, work, range(SAVED, STEPS))
     weights = engine.weights()
     engine.close()
     work = Drawn()
-    engine = tiny_engine(work, config=ENGINES[name], devices=Ranks().world)
+    engine = tiny_engine(work, config=ENGINES[name], devices=Communicator().world)
     engine.load_state_dict(load(path))
     torch.manual_seed(99)  # what was drawn before does not matter
     again = trained(engine, work, range(SAVED, STEPS))

@@ -15,11 +15,11 @@ from drivetrain.config.run import RunConfig
 from drivetrain.data.loader import MicroBatch, Window, training_windows
 from drivetrain.data.micro_batches import Slice, rank_share
 from drivetrain.data.order import GlobalOrder
+from drivetrain.distributed.communicator import Communicator
+from drivetrain.distributed.rng import restore_rng_state, rng_state, seed_everything
 from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError
 from drivetrain.generation.passes import Passes
-from drivetrain.ranks import Ranks
-from drivetrain.rng import restore_rng_state, rng_state, seed_everything
 from drivetrain.workloads.base import MakesSamples, Workload
 
 
@@ -75,7 +75,7 @@ def _made(
     places = rank_share(np.arange(len(indices)), mine.data_rank, mine.data_world).tolist()
     prompts = [workload.train.load(int(indices[place]), epoch) for place in places]
     draws = [_number(run.seed, step, place) for place in places]
-    ranks, state = Ranks(), rng_state()
+    ranks, state = Communicator(), rng_state()
     seed_everything(_number(run.seed, step, len(indices)) % 2**32)
     found = workload.make_samples(prompts, draws, Passes(engine, workload, ranks, mine.micro_batch_size))
     restore_rng_state(state)

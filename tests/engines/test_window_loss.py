@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.data.loader import MicroBatch
+from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.window_loss import combined, gathered_statistics, joined_partials
 from drivetrain.errors import RunError
-from drivetrain.ranks import Ranks
 from drivetrain.workloads.base import Batch, Outputs
 from drivetrain.workloads.loss_contract import LossContext, Partial
 from tests.tiny_workload import Rows, TinyWorkload, tiny_engine
@@ -114,7 +114,7 @@ def test_rows_are_gathered_in_the_order_of_the_global_batch() -> None:
 def test_a_statistic_that_leaves_out_a_samples_row_is_refused() -> None:
     window = [MicroBatch({"x": torch.zeros(2)}, positions=np.array([0, 1]))]
     with pytest.raises(RunError, match="the statistic reward has 1 rows, of a global batch of 2 samples"):
-        gathered_statistics([partial(0)], window, True, Ranks(), CPU)
+        gathered_statistics([partial(0)], window, True, Communicator(), CPU)
 
 
 def partial(*rewards: Any) -> Partial:

@@ -19,8 +19,8 @@ from drivetrain.config.training import Loader
 from drivetrain.data.loader import training_windows
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
+from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
-from drivetrain.ranks import Ranks
 from drivetrain.workloads.base import Batch
 from drivetrain.workloads.loss_contract import Auxiliary, LossContext
 from tests.parity.mesh_cases import OPTIMIZERS, Declared, MeshCase, columns, engine_of
@@ -98,7 +98,7 @@ def run_case(case: MeshCase, root: Path) -> tuple[Run, Run]:
     work, whole, resumed = Accompanied(), Run(), Run()
     engine = engine_of(case, work)
     trained(engine, work, range(SAVED), whole)
-    path = save(root, SAVED, engine.state_dict(), {}, ranks=Ranks())
+    path = save(root, SAVED, engine.state_dict(), {}, ranks=Communicator())
     trained(engine, work, range(SAVED, STEPS), whole)
     whole.weights = copied(engine)
     engine.close()

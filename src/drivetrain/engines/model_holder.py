@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from drivetrain.distributed.communicator import Communicator
+from drivetrain.distributed.shard import Shard, piece_of
 from drivetrain.engines.auxiliary import AuxiliaryModels, Companion
 from drivetrain.engines.base import Engine, State
 from drivetrain.engines.state import (
@@ -21,15 +23,13 @@ from drivetrain.engines.state import (
     optimizer_tensors,
 )
 from drivetrain.errors import problem
-from drivetrain.pieces import Piece, piece_of
-from drivetrain.ranks import Ranks
 from drivetrain.workloads.base import Workload
 
 
 class ModelHolder(Engine):
     """Holds one wrapped model, what updates it, and the models beside it."""
 
-    _ranks: Ranks
+    _ranks: Communicator
     _workload: Workload
     _model: nn.Module  # with parameters under their global names
     _optimizer: torch.optim.Optimizer | None
@@ -51,10 +51,10 @@ class ModelHolder(Engine):
             state["beside"] = beside
         return state
 
-    def _own_state(self, model: nn.Module) -> dict[str, Tensor | Piece]:
+    def _own_state(self, model: nn.Module) -> dict[str, Tensor | Shard]:
         return {name: piece_of(held) for name, held in kept(model, model.state_dict()).items()}
 
-    def _own_weights(self) -> dict[str, Tensor | Piece]:
+    def _own_weights(self) -> dict[str, Tensor | Shard]:
         return self._own_state(self._model)
 
     def _optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from drivetrain.data.loader import MicroBatch
+from drivetrain.distributed.communicator import Communicator
 from drivetrain.errors import RunError
-from drivetrain.ranks import Ranks
-from drivetrain.transfers import sent
+from drivetrain.memory.transfers import sent
 from drivetrain.workloads.base import Outputs, Workload, few
 from drivetrain.workloads.loss_contract import Partial, Statistics
 
@@ -28,7 +28,9 @@ def own_counts(workload: Workload, micro_batches: Sequence[MicroBatch]) -> list[
     return [sum(counts[name] for counts in found) for name in workload.terms]
 
 
-def global_counts(own: Sequence[int], data_world: int, counts: bool, ranks: Ranks, device: torch.device) -> Counts:
+def global_counts(
+    own: Sequence[int], data_world: int, counts: bool, ranks: Communicator, device: torch.device
+) -> Counts:
     """Each term's count over the global batch. It travels meanwhile; on several GPUs it stays there, so that the host
     does not wait for it. counts: whether this rank's samples are its alone to count."""
     if data_world == 1:
@@ -62,7 +64,11 @@ Joined = tuple[dict[str, Tensor], dict[str, Tensor], list[int]]  # sums, rows, a
 
 
 def gathered_statistics(
-    partials: Sequence[Partial], micro_batches: Sequence[MicroBatch], counts: bool, ranks: Ranks, device: torch.device
+    partials: Sequence[Partial],
+    micro_batches: Sequence[MicroBatch],
+    counts: bool,
+    ranks: Communicator,
+    device: torch.device,
 ) -> list[Statistics]:
     """Statistics of the global batch as each micro-batch's loss gets them. All ranks call it together.
 

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from torch import nn
 
 from drivetrain.data.loader import MicroBatch
+from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.generation.prompts import uncompiled
-from drivetrain.ranks import Ranks
 from drivetrain.workloads.base import Batch, Generates, Prompt, Workload
 from drivetrain.workloads.loss_contract import LossContext
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 class Passes:
     """The engine's passes without gradient, as `Workload`s that make samples use them (workloads.base.Making)."""
 
-    def __init__(self, engine: Engine, workload: Workload, ranks: Ranks, batch_size: int) -> None:
+    def __init__(self, engine: Engine, workload: Workload, ranks: Communicator, batch_size: int) -> None:
         """batch_size: samples that run forward at once."""
         self._engine, self._workload, self._ranks, self._batch_size = engine, workload, ranks, batch_size
 

@@ -15,19 +15,19 @@ from typing import Any
 import torch
 
 from drivetrain.data.loader import MicroBatch
+from drivetrain.distributed.communicator import Communicator
+from drivetrain.distributed.rng import restore_rng_state, rng_state
 from drivetrain.engines.base import Engine
-from drivetrain.ranks import Ranks
-from drivetrain.rng import restore_rng_state, rng_state
 from drivetrain.workloads.base import Generates, Prompt
 
 
-def generate(engine: Engine, workload: Generates, ranks: Ranks) -> list[dict[str, Any]]:
+def generate(engine: Engine, workload: Generates, ranks: Communicator) -> list[dict[str, Any]]:
     """{"prompt", "answer", "reference"} of each of the workload's prompts. All ranks call it together."""
     return list(answers(engine, workload, ranks, dict(enumerate(workload.prompts))).values())
 
 
 def answers(
-    engine: Engine, workload: Generates, ranks: Ranks, prompts: Mapping[int, Prompt]
+    engine: Engine, workload: Generates, ranks: Communicator, prompts: Mapping[int, Prompt]
 ) -> dict[int, dict[str, Any]]:
     """Prompt's number → {"prompt", "answer", "reference"}. All ranks call it together.
 
