@@ -19,7 +19,7 @@ from drivetrain.errors import RunError
 from drivetrain.tracking.events import Event, Warned
 from drivetrain.training.auto_settings import MICRO_BATCH_TOKENS, rows_of
 from drivetrain.training.loop import Progress, uncut
-from drivetrain.windows import windows_of
+from drivetrain.training.windows import windows_of
 from drivetrain.workloads.base import MakesSamples, Workload
 
 

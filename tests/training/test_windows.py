@@ -20,7 +20,7 @@ from drivetrain.data.order import GlobalOrder
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError
-from drivetrain.windows import windows_of
+from drivetrain.training.windows import windows_of
 from drivetrain.workloads.base import Batch, MakesSamples, Making
 from drivetrain.workloads.loss_contract import LossContext
 from tests.parity.mesh_cases import columns
