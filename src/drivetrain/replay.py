@@ -43,9 +43,9 @@ from drivetrain.training.batching import window_slice
 from drivetrain.training.inspect_step import Inspection, inspected
 from drivetrain.training.loop import LoopHooks, Progress, train
 from drivetrain.training.run_checkpoints import RunCheckpoints
+from drivetrain.training.windows import windows_of
 from drivetrain.training.workload_rules import best_metric
 from drivetrain.trust.named_code import refuse_named_code
-from drivetrain.training.windows import windows_of
 
 MOST_ALONE = 256  # samples of a micro-batch that are tried one by one
 Say = Callable[[str], None]

@@ -31,8 +31,8 @@ from drivetrain.training.batching import window_slice
 from drivetrain.training.loop import Progress
 from drivetrain.training.run import evaluate
 from drivetrain.training.run_checkpoints import RunCheckpoints
-from drivetrain.training.workload_rules import best_metric
 from drivetrain.training.windows import windows_of
+from drivetrain.training.workload_rules import best_metric
 from drivetrain.workloads.base import Samples
 from drivetrain.workloads.build import build_workload
 

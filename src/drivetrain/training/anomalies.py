@@ -30,8 +30,8 @@ from drivetrain.training.batching import Batching
 from drivetrain.training.inspect_step import first_of, inspected
 from drivetrain.training.run_checkpoints import RunCheckpoints
 from drivetrain.training.step_guard import Anomaly, ended
-from drivetrain.training.workload_rules import best_metric
 from drivetrain.training.windows import windows_of
+from drivetrain.training.workload_rules import best_metric
 from drivetrain.workloads.base import Workload
 
 FILE = "trouble.json"

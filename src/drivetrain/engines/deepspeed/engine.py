@@ -26,8 +26,8 @@ from drivetrain.engines.base import Engaged, StepGuard, StepResult
 from drivetrain.engines.deepspeed import partitions
 from drivetrain.engines.deepspeed.config import zero_json
 from drivetrain.engines.deepspeed.native_build import deepspeed_ready, swap_folder
-from drivetrain.engines.state import check_trained, chosen, group_with, kept, refuse_scalars
 from drivetrain.engines.deepspeed.wrap import InAutocast, wrap_deepspeed
+from drivetrain.engines.state import check_trained, chosen, group_with, kept, refuse_scalars
 from drivetrain.errors import RunError
 from drivetrain.models.quantised_base import weights_of_codes
 from drivetrain.numerics.torch_precision import autocast
