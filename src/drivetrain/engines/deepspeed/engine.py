@@ -322,6 +322,9 @@ class DeepspeedEngine(AutogradEngine):
         if self._zero is not None:
             self._zero.destroy()
             self._zero = None
+            for companion in self._auxiliary.companions.values():
+                if companion.forward is not companion.model:
+                    companion.forward.destroy()
             nn.functional.linear = self._linear
         if self._swap is not None:
             self._swap.close()
