@@ -324,7 +324,8 @@ class DeepspeedEngine(AutogradEngine):
             self._zero = None
             for companion in self._auxiliary.companions.values():
                 if companion.forward is not companion.model:
-                    companion.forward.destroy()
+                    forward: Any = companion.forward
+                    forward.destroy()
             nn.functional.linear = self._linear
         if self._swap is not None:
             self._swap.close()
