@@ -16,7 +16,7 @@ from drivetrain.config.field_paths import field_paths
 from drivetrain.config.load import load, validate
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem
-from drivetrain.folder import RunFolder
+from drivetrain.runtime.run_folder import RunFolder
 from tests.config.test_load import IMAGES, MODULE, VALID
 
 ROOT = Path(__file__).resolve().parents[2]

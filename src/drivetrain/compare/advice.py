@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from drivetrain.compare.columns import LOWER_IS_BETTER, deciding_metric
 from drivetrain.compare.noise import evaluation_samples, is_beyond_noise, rate_of, standard_error
-from drivetrain.compare.rows import Comparison, Row
+from drivetrain.compare.result_rows import Comparison, Row
 
 AS_GOOD = 0.01  # within this share of the best metric, the seeds' spread or the standard error rows are equally good
 WORTH_NAMING = 0.05  # relative differences of memory above this are mentioned

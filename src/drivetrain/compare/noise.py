@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from drivetrain.compare.rows import Row
-from drivetrain.report import RunReport
+from drivetrain.compare.result_rows import Row
+from drivetrain.training.report import RunReport
 
 # Standard deviation of one run's rate, relative to it. The ratios of seven pairs of like runs had quartiles of 0.935
 # and 1.045 (bench/results/comparing.md): a deviation of 0.08 of a ratio, so of 0.06 of a run.

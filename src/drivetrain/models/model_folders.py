@@ -12,7 +12,7 @@ from typing import Any
 
 from drivetrain.config.files import MOST_JSON_BYTES, BrokenText, parsed_json, read_text
 from drivetrain.errors import UserError, problem
-from drivetrain.hub import ask_hub
+from drivetrain.runtime.hub import ask_hub
 from drivetrain.trust import pickles, remote_code
 
 SAFE = "give a model whose weights are safetensors"
