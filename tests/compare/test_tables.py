@@ -143,6 +143,8 @@ def test_advice_goes_by_a_loss_where_that_decides(tmp_path: Path) -> None:
 
 def test_advice_says_when_there_is_none(tmp_path: Path) -> None:
     assert "none completed" in advice(comparison(tmp_path, a=[None]))
+    too_short = comparison(tmp_path / "short", a=[report(samples_per_second=None)])
+    assert "none ran for enough steps to have a steady rate" in advice(too_short)
     assert "emulated" in advice(comparison(tmp_path / "b", a=[report(emulated=True)], b=[report()]))
 
 

@@ -19,9 +19,12 @@ def advice(comparison: Comparison) -> str:
 
     Where several are as quick but for noise, the first of them: the reference, if it is one.
     """
-    rows = [row for row in comparison.completed if row.status == "completed" and rate_of(row)]
-    if not rows:
+    complete = [row for row in comparison.completed if row.status == "completed"]
+    if not complete:
         return "No row can be recommended: none completed on every seed."
+    rows = [row for row in complete if rate_of(row)]
+    if not rows:
+        return "No row can be recommended: none ran for enough steps to have a steady rate (samples/s)."
     real = [row for row in rows if not row.is_stand_in]
     if not real:
         return f"No row can be recommended: {STAND_IN}."
