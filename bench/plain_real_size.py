@@ -31,7 +31,8 @@ def main(case: str, folder: str, text: str) -> None:
     if world > 1 and not case.startswith("zero"):
         dist.init_process_group("gloo")
     step = STEPS_OF[case](folder)
-    for number, ids in enumerate(batches(text, rank, world), 1):
+    shares = (0, 1) if case in ("tp", "pp") else (rank, world)  # whose ranks make one batch together
+    for number, ids in enumerate(batches(text, *shares), 1):
         loss = step(ids)
         if rank == 0 and VARIABLE in os.environ:
             note(number, float(loss))
@@ -58,7 +59,9 @@ def loss_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
 
 
 def usual(model: nn.Module) -> Step:
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=LR, fused=True)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    kinds = [[p for p in trained if hasattr(p, "placements") is spread] for spread in (False, True)]
+    optimizer = torch.optim.AdamW([{"params": each} for each in kinds if each], lr=LR, fused=True)
 
     def step(ids: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
@@ -117,6 +120,79 @@ def zero(stage: int) -> Callable[[str], Step]:
     return made
 
 
+def tp(folder: str) -> Step:
+    """Attention and feed-forward by heads and columns, as Transformers' plan for this model has it, and the tied
+    embedding by tokens."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    model: Any = loaded(folder)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+    columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+    for layer in model.model.layers:
+        plan = {name: ColwiseParallel() for name in columns}
+        plan |= {name: RowwiseParallel() for name in ("self_attn.o_proj", "mlp.down_proj")}
+        parallelize_module(layer, mesh, plan)
+    by_token = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
+    parallelize_module(model.model.embed_tokens, mesh, by_token)
+    parallelize_module(model.lm_head, mesh, ColwiseParallel(output_layouts=Replicate()))
+    model.lm_head.weight = model.model.embed_tokens.weight
+    return usual(model)
+
+
+class Stage(nn.Module):
+    """The first or the second half of the layers, with what stands at that end."""
+
+    def __init__(self, model: Any, is_first: bool) -> None:
+        super().__init__()
+        layers, half = list(model.model.layers), len(model.model.layers) // 2
+        self.layers = nn.ModuleList(layers[:half] if is_first else layers[half:])
+        self.rotary = model.model.rotary_emb
+        self.embedding = model.model.embed_tokens if is_first else None
+        self.norm, self.head = (None, None) if is_first else (model.model.norm, model.lm_head)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        hidden = given if self.embedding is None else self.embedding(given)
+        places = torch.arange(hidden.shape[1])[None]
+        angles = self.rotary(hidden, places)
+        for layer in self.layers:
+            hidden = layer(hidden, position_ids=places, position_embeddings=angles)
+        return hidden if self.head is None else self.head(self.norm(hidden))
+
+    @property
+    def tied(self) -> nn.Parameter:
+        return (self.embedding or self.head).weight
+
+
+def pp(folder: str) -> Step:
+    """GPipe over two stages; the tied weight is on both, and its gradients are summed."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    is_first = dist.get_rank() == 0
+    module = Stage(loaded(folder), is_first)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=LR, fused=True)
+    stage = PipelineStage(module, dist.get_rank(), dist.get_world_size(), torch.device("cpu"))
+
+    def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+    schedule = ScheduleGPipe(stage, GLOBAL_BATCH, loss_fn=loss_of)
+
+    def step(ids: torch.Tensor) -> torch.Tensor:
+        losses: list[torch.Tensor] = []
+        with torch.autocast("cpu", torch.bfloat16):
+            if is_first:
+                schedule.step(ids[:, :-1])
+            else:
+                schedule.step(target=ids[:, 1:], losses=losses)
+        dist.all_reduce(module.tied.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        return torch.stack(losses).mean().detach() if losses else torch.zeros(())
+
+    return step
+
+
 def lora(folder: str) -> Step:
     import peft
 
@@ -139,6 +215,8 @@ STEPS_OF: dict[str, Callable[[str], Step]] = {
     "fsdp": fsdp,
     "zero2": zero(2),
     "zero3": zero(3),
+    "tp": tp,
+    "pp": pp,
     "lora": lora,
     "qlora": qlora,
 }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from drivetrain.launch.diagnostics.process_state import standing
 from drivetrain.measure.throughput import Stopwatch
 from drivetrain.runtime import heartbeat
 from drivetrain.runtime.heartbeat import Heart, read
@@ -100,6 +103,37 @@ def waits_for_a_thread(name: str) -> Callable[[Callable[[], bool]], None]:
 
 def waits_for_a_process(code: str) -> Callable[[object], object]:
     return lambda _: subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Large:
+    """In place of a tensor, which takes references to it in the same way."""
+
+
+@pytest.mark.parametrize("look", ["heart", "standing"])
+def test_what_a_function_held_is_free_when_it_returns_though_its_thread_was_looked_at(
+    monkeypatch: pytest.MonkeyPatch, look: str
+) -> None:
+    """Without a pass of Python's collector, which comes seldom while several ranks train."""
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.01)
+
+    def work() -> weakref.ref[Large]:
+        large, seen = Large(), heart.read().beats
+        if look == "standing":
+            watching = threading.Thread(target=standing, args=(threading.get_ident(), False))
+            watching.start()
+            watching.join()
+        while heart.read().beats < seen + 3:
+            time.sleep(0.01)
+        return weakref.ref(large)
+
+    gc.collect()
+    gc.disable()
+    try:
+        with Heart() as heart:
+            held = work()
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_a_thread_that_waits_beats_and_does_not_move(monkeypatch: pytest.MonkeyPatch) -> None:

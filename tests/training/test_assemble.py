@@ -3,18 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from drivetrain.config.load import validate
 from drivetrain.distributed.communicator import Communicator
+from drivetrain.engines.single import SingleEngine
 from drivetrain.runtime.hardware import detect
 from drivetrain.training.assemble import assemble
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "linear.py"
 
 
+RAW = {"workload": {"type": "module", "path": str(EXAMPLE)}, "batch_size": 8, "loop": {"steps": 1}}
+
+
+def test_freed_memory_is_kept_from_the_end_of_setting_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What loading and quantising free goes back to the system: training asks for other sizes."""
+    order: list[str] = []
+    setup = SingleEngine.setup
+
+    def noted(*given: Any) -> None:
+        setup(*given)
+        order.append("set up")
+
+    monkeypatch.setattr(SingleEngine, "setup", noted)
+    monkeypatch.setattr("drivetrain.training.assemble.keep_freed_blocks", lambda: order.append("kept"))
+    run, _ = validate(RAW, [])
+    assert run is not None
+    assemble(run, detect("cpu"), Communicator(), training=True)
+    assert order == ["set up", "kept"]
+
+
 def test_an_evaluation_makes_no_optimizer() -> None:
-    raw = {"workload": {"type": "module", "path": str(EXAMPLE)}, "batch_size": 8, "loop": {"steps": 1}}
-    run, _ = validate(raw, [])
+    run, _ = validate(RAW, [])
     assert run is not None
     trains, evaluates = (assemble(run, detect("cpu"), Communicator(), training)[1] for training in (True, False))
     assert "optimizer" in trains.measured()["held_bytes"]

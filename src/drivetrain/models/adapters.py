@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,10 @@ from drivetrain.models.adapter_origin import Origin
 from drivetrain.models.language_options import evaluating
 from drivetrain.models.normalisation import is_batch_norm, keep_statistics
 from drivetrain.models.quantised_base import check_installed, quantise
-from drivetrain.models.transformers_classifiers import AT_RANDOM
+from drivetrain.models.transformers_classifiers import AT_RANDOM, QUANTISED_AS_LOADED
+
+if TYPE_CHECKING:
+    from drivetrain.models.streamed_base import Streaming
 
 PEFTS_OWN = ("lora_", "ia3_", "base_layer", "modules_to_save", "prompt_encoder")
 KEPT = "checkpointed"  # a model's attribute: the names of its state that checkpoints hold, where those are not all
@@ -62,7 +65,8 @@ class AdapterSet:
         Several adapters are active together: what they add is summed.
         """
         self._check_names(model)
-        self._fingerprint = _fingerprint(model, getattr(model, AT_RANDOM, ()))
+        as_loaded: Mapping[str, bytes] | None = getattr(model, QUANTISED_AS_LOADED, None)
+        self._fingerprint = _fingerprint(model, getattr(model, AT_RANDOM, ()), as_loaded or {})
         for saved in self._saved.values():
             saved.check_base(self._fingerprint)
         model.requires_grad_(False)
@@ -72,14 +76,26 @@ class AdapterSet:
         _refuse_lost(model, list(chain(*of_each.values())), self._prompts())
         self._refuse_tied(model)
         statistics = _keep_still(model, self._whole)
-        if self._quantised is not None:
-            quantise(model, self._quantised, [*chain(*of_each.values()), *output_layer_names(model)])
+        if self._quantised is not None and as_loaded is None:
+            quantise(model, self._quantised, self._not_quantised(model))
         for block in self._blocks:
             model = self._put(model, block)
         self._choose(model)
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         setattr(model, KEPT, frozenset(trained | statistics))
         return model
+
+    def streaming(self) -> Streaming | None:
+        """What quantises a base while its files are read, where that is asked for; `fit` then finds it done."""
+        if self._quantised is None:
+            return None
+        from drivetrain.models.streamed_base import Streaming
+
+        return Streaming(self._quantised, self._not_quantised, _sample)
+
+    def _not_quantised(self, model: nn.Module) -> list[str]:
+        """Modules that are trained as they are, by any adapter, and the output layer."""
+        return [*chain(*(self._whole_of(model, block) for block in self._blocks)), *output_layer_names(model)]
 
     def _refuse_mixtures(self) -> None:
         kinds = {saved.config.peft_type.value for saved in self._saved.values()}
@@ -261,17 +277,22 @@ def _pissa_starts(model: nn.Module, block: Adapter) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _fingerprint(model: nn.Module, drawn: Collection[str]) -> str | None:
+def _fingerprint(model: nn.Module, drawn: Collection[str], quantised: Mapping[str, bytes]) -> str | None:
     """Of names, shapes and some 64 numbers of each weight: tells bases apart that have the same shapes. None of a
-    model without numbers. drawn: weights that the base does not have, and that start at random."""
+    model without numbers. drawn: weights that the base does not have, and that start at random. quantised: of weights
+    that are codes already, `_sample` of what they were."""
     digest = hashlib.sha256()
+    scales = {name.removesuffix("weight") + "scales" for name in quantised}
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             return None
-        if name in drawn:
-            continue
-        flat = parameter.detach().flatten()
-        some = flat[:: max(1, flat.numel() // 64)].float().cpu().contiguous()
-        digest.update(f"{name} {tuple(parameter.shape)}".encode())
-        digest.update(some.numpy().tobytes())
+        if name not in drawn and name not in scales:
+            digest.update(quantised[name] if name in quantised else _sample(name, parameter))
     return digest.hexdigest()
+
+
+def _sample(name: str, weight: Tensor) -> bytes:
+    """Its name, its shape and some 64 of its numbers."""
+    flat = weight.detach().flatten()
+    some = flat[:: max(1, flat.numel() // 64)].float().cpu().contiguous()
+    return f"{name} {tuple(weight.shape)}".encode() + some.numpy().tobytes()

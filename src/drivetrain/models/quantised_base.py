@@ -110,7 +110,7 @@ class Nf4Linear(QuantisedLinear):
         empty = functools.partial(torch.empty, dtype=torch.uint8, device="meta")
         return empty(codes, 1), empty(scales)
 
-    def _packed(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def packed(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         codes, state = _bitsandbytes().quantize_4bit(
             weight, blocksize=BLOCK, quant_type="nf4", compress_statistics=self._double
         )
@@ -167,7 +167,7 @@ class Int8Linear(QuantisedLinear):
         codes = torch.empty(self.out_features, self.in_features, dtype=torch.int8, device="meta")
         return codes, torch.empty(4 * self.out_features, dtype=torch.uint8, device="meta")
 
-    def _packed(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def packed(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         codes, scales, _ = _bitsandbytes().int8_vectorwise_quant(weight.half())
         return codes, scales.view(torch.uint8)
 

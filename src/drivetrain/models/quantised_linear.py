@@ -30,7 +30,7 @@ class QuantisedLinear(nn.Linear, ABC):
         if linear.weight.is_meta:  # another rank has the numbers; bitsandbytes would keep tables without any, for good
             codes, scales = self._layout()
         else:
-            codes, scales = self._packed(linear.weight.detach().contiguous())
+            codes, scales = self.packed(linear.weight.detach().contiguous())
         self.weight = nn.Parameter(codes, requires_grad=False)
         self.scales = nn.Parameter(scales, requires_grad=False)
 
@@ -71,7 +71,7 @@ class QuantisedLinear(nn.Linear, ABC):
         return self.weight
 
     @abstractmethod
-    def _packed(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def packed(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Codes and scales of (out, in) weights."""
 
     @abstractmethod
@@ -84,7 +84,7 @@ class QuantisedLinear(nn.Linear, ABC):
 
     @abstractmethod
     def unpacked(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-        """The reverse of _packed: (out, in)."""
+        """The reverse of packed: (out, in)."""
 
 
 class _Product(torch.autograd.Function):

@@ -42,7 +42,7 @@ class Int4Linear(QuantisedLinear):
         empty = functools.partial(torch.empty, dtype=torch.uint8, device="meta")
         return empty(self.out_features, self.in_features // 2), empty(5 * self._num_groups)
 
-    def _packed(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def packed(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         primitives = _primitives()
         block, bounds = (1, self._group_size), (-8, 7)
         scales, zeros = primitives.choose_qparams_affine(
@@ -86,7 +86,7 @@ class TorchaoInt8Linear(QuantisedLinear):
         codes = torch.empty(self.out_features, self.in_features, dtype=torch.int8, device="meta")
         return codes, torch.empty(4 * self.out_features, dtype=torch.uint8, device="meta")
 
-    def _packed(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def packed(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         primitives = _primitives()
         block, bounds = (1, self.in_features), (-128, 127)
         scales, zeros = primitives.choose_qparams_affine(

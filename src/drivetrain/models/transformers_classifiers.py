@@ -7,7 +7,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,6 +15,10 @@ from torch import nn
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.memory.shortage import is_shortage
 from drivetrain.models.model_folders import config_at, located, one_line, unloadable
+
+if TYPE_CHECKING:
+    from drivetrain.models.adapters import AdapterSet
+    from drivetrain.models.streamed_base import Streaming
 
 Warn = Callable[[str], None]
 LOG = logging.getLogger(__name__)
@@ -38,6 +42,7 @@ def build_classifier(
     warn: Warn = LOG.warning,
     overrides: Mapping[str, Any] | None = None,
     trusted: bool = False,
+    adapters: AdapterSet | None = None,
 ) -> nn.Module:
     """A Transformers classifier over `labels`, in fp32, in evaluation mode if loaded and training mode if made.
 
@@ -48,12 +53,15 @@ def build_classifier(
     warn: is told what of a loaded model starts at random, such as a head over other classes.
     overrides: fields of a loaded model's config that are to be others.
     trusted: whether Python code that lies beside the model at `path` may run.
+    adapters: those that will be put into it: where they want its linear layers quantised, that is done while a model
+        is loaded, weight by weight. (Of one that is made they do it themselves.)
 
     Raises UserError with everything that is wrong with the path or the config.
     """
     assert (path is None) != (config is None), "rules.check lets exactly one of path and config pass"
     if path is not None:
-        return _load(auto_class, path, labels, f"{field}.path", warn, overrides or {}, trusted)
+        streaming = None if adapters is None else adapters.streaming()
+        return _load(auto_class, path, labels, f"{field}.path", warn, overrides or {}, trusted, streaming)
     return _make(auto_class, config or {}, labels, f"{field}.config")
 
 
@@ -169,6 +177,7 @@ def _refusal(config_class: type, given: Mapping[str, Any]) -> str | None:
 
 
 AT_RANDOM = "starts_at_random"  # a model's attribute: names of the parameters that its folder did not have
+QUANTISED_AS_LOADED = "quantised_as_loaded"  # a model's attribute: Streaming.seen of its weights
 
 
 # --- from weights ----------------------------------------------------------------------------------------------------
@@ -182,6 +191,7 @@ def _load(
     warn: Warn,
     overrides: Mapping[str, Any],
     trusted: bool,
+    streaming: Streaming | None,
 ) -> nn.Module:
     import transformers
 
@@ -197,15 +207,8 @@ def _load(
                 raise problem(
                     field, f"{path} is a {trained_config.model_type}, which has no {head} head", "give another"
                 )
-            model, info = auto.from_pretrained(
-                path,
-                dtype=torch.float32,
-                trust_remote_code=trusted,
-                ignore_mismatched_sizes=True,  # a head over other classes is replaced, and said below
-                output_loading_info=True,
-                **_label_maps(labels),
-                **overrides,
-            )
+            given = {"trust_remote_code": trusted, **_label_maps(labels), **overrides}
+            model, info = _quantised(auto, path, given, streaming) or _loaded(auto, path, given)
         except UserError:
             raise
         except Exception as error:  # OSError for what is missing, others for what is broken
@@ -215,6 +218,39 @@ def _load(
     _say_what_is_new(model, info, path, field, warn, whole=auto_class == "AutoModelForCausalLM")
     _say_if_classes_differ(trained_config, labels, info, warn)
     return model
+
+
+def _loaded(auto: Any, path: str, given: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    """The model, and what of it the folder did not have."""
+    found: tuple[Any, Mapping[str, Any]] = auto.from_pretrained(
+        path,
+        dtype=torch.float32,
+        ignore_mismatched_sizes=True,  # a head over other classes is replaced, and said
+        output_loading_info=True,
+        **given,
+    )
+    return found
+
+
+def _quantised(
+    auto: Any, path: str, given: Mapping[str, Any], streaming: Streaming | None
+) -> tuple[Any, Mapping[str, Any]] | None:
+    """The same, its linear weights quantised as they came; None where that is not asked for, or where only the whole
+    model tells why it cannot be."""
+    if streaming is None or torch.get_default_device().type == "meta":
+        return None
+    try:
+        model, info = _loaded(auto, path, {**given, "quantization_config": streaming})
+    except UserError:
+        raise
+    except Exception as error:
+        if is_shortage(error):
+            raise
+        return None
+    if not streaming.is_complete:
+        return None
+    setattr(model, QUANTISED_AS_LOADED, streaming.seen)
+    return model, info
 
 
 def _say_what_is_new(model: Any, info: Mapping[str, Any], path: str, field: str, warn: Warn, whole: bool) -> None:

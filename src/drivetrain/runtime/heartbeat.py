@@ -116,7 +116,7 @@ class Heart:
 
     def _place(self) -> int:
         """The same as long as no thread that works for the run goes on to another line."""
-        frames = sys._current_frames()
+        frames = other_frames()
         threads = [t.ident for t in threading.enumerate() if t.ident == self.main or t.name.startswith(WORKING)]
         return hash(tuple(_steps(frames[ident]) for ident in threads if ident in frames))
 
@@ -184,6 +184,17 @@ def _childrens_work(thread: int) -> float:
                 fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
                 ticks += sum(map(int, fields[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def other_frames() -> dict[int, FrameType]:
+    """Returns what each thread but this one executes, by the thread's id.
+
+    With this thread's own frame the mapping would be part of a circle (the frame holds the mapping it is in), which
+    keeps all frames, with the tensors that their functions have long left, until Python collects circles.
+    """
+    frames = sys._current_frames()
+    del frames[threading.get_ident()]
+    return frames
 
 
 def _steps(frame: FrameType | None) -> tuple[tuple[int, int], ...]:

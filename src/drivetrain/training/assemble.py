@@ -60,8 +60,6 @@ def _engine(
     part: Part,
     compiles: Compiling,
 ) -> Engine:
-    if machine.device == "cpu" and keeps_freed_memory(run, machine):
-        keep_freed_blocks()
     torch.use_deterministic_algorithms(run.deterministic)
     options = EngineOptions(
         precision=run.precision_spec,
@@ -78,6 +76,8 @@ def _engine(
     engine = build_engine(run.engine, options, ranks)
     seed_everything(run.seed)  # the model's start does not depend on what reading the data drew
     engine.setup(workload, build_optimizer)
+    if machine.device == "cpu" and keeps_freed_memory(run, machine):
+        keep_freed_blocks()  # not before: what loading frees is of other sizes than what training takes
     if engine.random_stream:
         seed_rank(run.seed, engine.random_stream)
     return engine

@@ -156,7 +156,14 @@ class ImageClassificationWorkload(Classifier):
         config = None if model_config.config is None else {**model_config.config, **self._derived}
         trusted, told = model_config.trust_remote_code, self._warn
         model = build_classifier(
-            HEAD, model_config.path, config, self._classes, "workload.model", told, trusted=trusted
+            HEAD,
+            model_config.path,
+            config,
+            self._classes,
+            "workload.model",
+            told,
+            trusted=trusted,
+            adapters=self.adapters,
         )
         if model_config.norm == "group":
             self._replace_batch_norm(model)

@@ -73,6 +73,7 @@ def build_language_model(
         notes.append,
         overrides,
         options.trust_remote_code,
+        adapters,
     )
     virtual = 0 if adapters is None else adapters.positions
     _fit(model, config, reader, notes, virtual)

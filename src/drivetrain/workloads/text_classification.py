@@ -173,6 +173,7 @@ class TextClassificationWorkload(Classifier):
             "workload.model",
             self._warn,
             trusted=model.trust_remote_code,
+            adapters=self.adapters,
         )
         self._check_fit(built)
         # GPT-2 and its like find a text's last token by the padding token, and refuse batches without one

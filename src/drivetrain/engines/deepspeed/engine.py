@@ -74,7 +74,9 @@ class DeepspeedEngine(AutogradEngine):
 
     def _initialised(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Any:
         self._linear = nn.functional.linear  # stage 3 puts one in its place that keeps no gathered weight
-        return wrap_deepspeed(model, optimizer, self._json(model))
+        engine = wrap_deepspeed(model, optimizer, self._json(model))
+        partitions.share_masters(engine.optimizer)
+        return engine
 
     def _wrap_auxiliary(self, model: nn.Module) -> Callable[..., Any]:
         """Under stage 3 sharded by a DeepSpeedEngine of its own, else whole on every rank."""
@@ -94,7 +96,8 @@ class DeepspeedEngine(AutogradEngine):
 
     def _json(self, model: nn.Module) -> dict[str, Any]:
         for parameter in model.parameters():  # DeepSpeed takes no channels-last filters, not even of one pixel
-            parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
+            held = parameter.data
+            parameter.data = held.clone(memory_format=torch.contiguous_format) if held.dim() > 3 else held.contiguous()
         sizes = [p.numel() for p in model.parameters()]
         block, on_gpu = self._config, self._device.type == "cuda"
         if self._on_disk:
@@ -314,7 +317,7 @@ class DeepspeedEngine(AutogradEngine):
         if self._optimizer is None:
             return held
         states = [value for state in self._optimizer.state.values() for value in state.values()]
-        held += partitions.masters(self._zero.optimizer)
+        held += partitions.masters_apart(self._zero.optimizer)
         return held + [value for value in states if isinstance(value, Tensor)]
 
     def close(self) -> None:

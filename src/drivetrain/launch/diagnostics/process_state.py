@@ -78,11 +78,14 @@ class Standing:
 def standing(main: int, is_recorded: bool = True) -> Standing:
     """main: the thread that trains. is_recorded: ask torch's recorder too."""
     frames = sys._current_frames()
-    stack = traceback.extract_stack(frames[main]) if main in frames else []
-    stacks = "".join(_stack(thread, main, frames) for thread in threading.enumerate())
-    pending, begun = _recorded() if is_recorded else ([], {})
-    found = replace(_of_stack(stack, stacks), pending=pending, begun=begun, children=_stuck_children())
-    return replace(found, writes=_writes(main, frames, any(each.on_gpu for each in pending)))
+    try:
+        stack = traceback.extract_stack(frames[main]) if main in frames else []
+        stacks = "".join(_stack(thread, main, frames) for thread in threading.enumerate())
+        pending, begun = _recorded() if is_recorded else ([], {})
+        found = replace(_of_stack(stack, stacks), pending=pending, begun=begun, children=_stuck_children())
+        return replace(found, writes=_writes(main, frames, any(each.on_gpu for each in pending)))
+    finally:
+        frames.clear()  # it holds this call's frame, which holds it: a circle, with the tensors of all frames in it
 
 
 def read_stacks(text: str) -> Standing:
