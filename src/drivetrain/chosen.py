@@ -22,7 +22,7 @@ from drivetrain.config.workload import UserModule
 from drivetrain.data.fixed_rows import cheapest_rows
 from drivetrain.data.loading_time import workers_for
 from drivetrain.data.micro_batches import rank_share
-from drivetrain.data.order import GlobalOrder
+from drivetrain.data.order import Order
 from drivetrain.memory.garbage import EVERY
 from drivetrain.row_shape import Rows
 from drivetrain.workloads.base import Workload
@@ -35,15 +35,15 @@ MICRO_BATCH_TOKENS = {"cpu": 120, "cuda": 4096}
 LEAST_PASSES = 1000
 
 
-def order_of(config: RunConfig, workload: Workload) -> GlobalOrder:
-    return GlobalOrder(len(workload.train), config.global_batch, config.seed, workload.mixture, workload.shuffle_buffer)
+def order_of(config: RunConfig, workload: Workload) -> Order:
+    return workload.order(config.global_batch, config.seed, by_epochs=config.loop.steps is None)
 
 
-def total_steps_of(config: RunConfig, order: GlobalOrder) -> int:
+def total_steps_of(config: RunConfig, order: Order) -> int:
     if config.loop.steps is not None:
         return config.loop.steps
     assert config.loop.epochs is not None, "rules.check lets no run without a length pass"
-    return order.steps_per_epoch * config.loop.epochs
+    return int(order.steps_per_epoch) * config.loop.epochs
 
 
 @dataclass(frozen=True)

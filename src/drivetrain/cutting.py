@@ -13,7 +13,7 @@ from drivetrain.config.reduced import again, reduced, reduction
 from drivetrain.config.run import RunConfig
 from drivetrain.data.loader import MicroBatch, Window, training_windows
 from drivetrain.data.micro_batches import Lengths, Slice
-from drivetrain.data.order import GlobalOrder
+from drivetrain.data.order import Order
 from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError
 from drivetrain.loop import Progress, uncut
@@ -36,7 +36,7 @@ def window_slice(config: RunConfig, machine: Machine, workload: Workload, engine
     return Slice(engine.data_rank, engine.data_world, config.micro_batch, lengths)
 
 
-def check_shares(order: GlobalOrder, mine: Slice, engine: Engine, ranks: Ranks) -> None:
+def check_shares(order: Order, mine: Slice, engine: Engine, ranks: Ranks) -> None:
     """RunError unless the ranks' samples of the first step are disjoint and together the global batch."""
     _, indices = order.batch(0)
     own = [int(index) for piece in mine.pieces(indices) for index in piece] if engine.counts_samples else []
@@ -64,7 +64,7 @@ class Cutting:
         machine: Machine,
         workload: Workload,
         engine: Engine,
-        order: GlobalOrder,
+        order: Order,
         total_steps: int,
         send: Callable[[Event], None],
         given: RunConfig,

@@ -94,7 +94,7 @@ def train(
     windows: Iterator[Window],
     run: RunConfig,
     total_steps: int,
-    steps_per_epoch: int,
+    steps_per_epoch: float,
     progress: Progress,
     around: Surroundings,
 ) -> Status:
@@ -196,7 +196,7 @@ class Due:
         return self.evaluation or self.save or self.stop
 
 
-def _due(run: RunConfig, progress: Progress, total_steps: int, steps_per_epoch: int, around: Surroundings) -> Due:
+def _due(run: RunConfig, progress: Progress, total_steps: int, steps_per_epoch: float, around: Surroundings) -> Due:
     step, at_end = progress.step, progress.step == total_steps
     stop = around.stop()
     every = run.evaluation.every_steps or run.evaluation.every_epochs * steps_per_epoch
@@ -213,7 +213,7 @@ class Curve:
         run: RunConfig,
         engine: Engine,
         progress: Progress,
-        steps_per_epoch: int,
+        steps_per_epoch: float,
         around: Surroundings,
         watch: Watch,
     ) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from drivetrain import environment
 from drivetrain.config.run import RunConfig
+from drivetrain.data.streams.endless import known_length, order_key
 from drivetrain.engines.base import Engine
 from drivetrain.errors import Problem, UserError
 from drivetrain.ranks import Ranks
@@ -82,10 +83,10 @@ def fingerprint(samples: Samples) -> dict[str, Any]:
 
     One that is not the same when it is read again, or that cannot be read (the loader tells that), says nothing.
     """
-    count = len(samples)
-    found: dict[str, Any] = {"samples": count}
+    count = known_length(samples)
+    found: dict[str, Any] = {"samples": count} if count is not None else {"stream": order_key(samples)["stream"]}
     before = rng_state()
-    for index in sorted({0, count // 2, count - 1}) if count else ():
+    for index in (0,) if count is None else sorted({0, count // 2, count - 1}) if count else ():
         try:
             once, again = (_digest(b"".join(_bytes(samples.load(index, 0)))) for _ in range(2))
         except Exception:

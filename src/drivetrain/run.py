@@ -146,9 +146,7 @@ def _train(parts: Parts, resume: bool) -> RunReport:
     cutting = Cutting(config, parts.machine, workload, engine, order, total_steps, events.send, parts.given)
     check_shares(order, cutting.slice, engine, ranks)
     metric = best_metric(config, workload)
-    checkpoints = RunCheckpoints(
-        parts.folder.checkpoints, config, engine, ranks, metric, len(workload.train), events.send
-    )
+    checkpoints = RunCheckpoints(parts.folder.checkpoints, config, engine, ranks, metric, workload.train, events.send)
     progress = checkpoints.restore() if resume else Progress()
     if resume and progress.step == 0:
         ranks.on_first(lambda: _refuse_lost(parts.folder))
@@ -159,7 +157,7 @@ def _train(parts: Parts, resume: bool) -> RunReport:
         events.send(Warned(message=f"of steps that are made again: {parts.folder.trouble} keeps {', '.join(former)}"))
     before = parts.attempt.elapsed_before(progress.elapsed_seconds)
     network = preflight.timed_all_reduce(ranks, torch_device(parts.machine))
-    events.send(_started(parts, total_steps, progress))
+    events.send(_started(parts, total_steps, progress, order.num_samples))
     around = Surroundings(
         evaluate=functools.partial(evaluate, config, workload, engine) if workload.evaluation is not None else None,
         save=functools.partial(_save, parts, checkpoints),
@@ -268,7 +266,7 @@ def _generation(workload: Workload, engine: Engine, ranks: Ranks) -> Callable[[]
     return functools.partial(generate, engine, workload, ranks)
 
 
-def _started(parts: Parts, total_steps: int, progress: Progress) -> RunStarted:
+def _started(parts: Parts, total_steps: int, progress: Progress, epoch_samples: int | None) -> RunStarted:
     config, workload = parts.config, parts.workload
     engaged = {name: value for name, value in asdict(parts.engine.engaged()).items() if value is not False}
     facts = {"precision": config.precision, "engine": config.engine.label, **engaged, **parts.chosen, **workload.facts}
@@ -277,7 +275,7 @@ def _started(parts: Parts, total_steps: int, progress: Progress) -> RunStarted:
         output=str(parts.folder.path),
         total_steps=total_steps,
         first_step=progress.step,
-        samples_per_epoch=len(workload.train),
+        samples_per_epoch=epoch_samples,
         facts=facts,
     )
 
@@ -298,7 +296,7 @@ def _closing(status: Status, progress: Progress, checkpoints: RunCheckpoints, tr
 
 
 def _report(
-    parts: Parts, checkpoints: RunCheckpoints, progress: Progress, status: Status, steps_per_epoch: int
+    parts: Parts, checkpoints: RunCheckpoints, progress: Progress, status: Status, steps_per_epoch: float
 ) -> RunReport:
     config, machine = parts.config, parts.machine
     newest, best = parts.ranks.on_first(lambda: (checkpoints.newest(), checkpoints.best(progress)))

@@ -22,7 +22,7 @@ from drivetrain.checkpointing import RunCheckpoints
 from drivetrain.config.run import RunConfig
 from drivetrain.cutting import Cutting
 from drivetrain.data.loader import training_windows
-from drivetrain.data.order import GlobalOrder
+from drivetrain.data.order import Order
 from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError, UserError
 from drivetrain.inspection import first_of, inspected
@@ -48,7 +48,7 @@ class Troubles:
         engine: Engine,
         workload: Workload,
         ranks: Ranks,
-        order: GlobalOrder,
+        order: Order,
         cutting: Cutting,
         send: Callable[[Event], None],
     ) -> None:
@@ -120,7 +120,7 @@ class Troubles:
         restore_rng_state(rng_state(trouble.mark))
         once = self._run.checkpoints.model_copy(update={"asynchronous": False})
         run = self._run.model_copy(update={"checkpoints": once})
-        metric, number = best_metric(run, self._workload), len(self._workload.train)
+        metric, number = best_metric(run, self._workload), self._workload.train
         try:
             RunCheckpoints(folder, run, self._engine, self._ranks, metric, number, _hush).save(trouble.before)
         except (RunError, UserError) as error:

@@ -76,6 +76,7 @@ class Order(_Strict):
     seed: int
     batch_size: int
     num_samples: int
+    stream: str | None = None  # files and settings of a stream
 
 
 class Scaler(BaseModel):
@@ -100,6 +101,7 @@ class Training(_Strict):
     order: Order
     optimizer: str | None = None
     length: str | None = None
+    data: Any = None  # the state of a user's stream
 
 
 class Group(BaseModel):

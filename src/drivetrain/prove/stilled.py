@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from drivetrain.data.order import Part
+from drivetrain.data.order import Order
 from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.fake_quantised import FakeQuantiser
 from drivetrain.models.normalisation import is_batch_norm, keep_statistics
@@ -98,13 +98,12 @@ class Stilled(Workload):
     def rows(self, rows: Rows | None) -> None:
         self._inner.rows = rows
 
-    @property
-    def mixture(self) -> Sequence[Part] | None:
-        return self._inner.mixture
+    def order(self, batch_size: int, seed: int, by_epochs: bool) -> Order:
+        return self._inner.order(batch_size, seed, by_epochs)
 
     @property
-    def shuffle_buffer(self) -> int | None:
-        return self._inner.shuffle_buffer
+    def data_sets(self) -> Sequence[str]:
+        return self._inner.data_sets
 
     @property
     def data_report(self) -> Mapping[str, Any]:

@@ -24,7 +24,7 @@ class RunStarted(Event):
     output: str
     total_steps: int
     first_step: int  # 0, or the step the run resumed from
-    samples_per_epoch: int
+    samples_per_epoch: int | None  # None: of a stream whose epochs flow into one another
     facts: dict[str, Any] = field(default_factory=dict)  # precision, engine, device, model, data
 
 
