@@ -32,7 +32,7 @@ LAYERS = [
     ["engines", "tracking", "checkpoint"],
     ["report", "numerics", "inspection"],
     ["loop", "assemble", "generation", "preflight"],
-    ["checkpointing", "cutting"],
+    ["checkpointing", "cutting", "mixture_report"],
     ["trouble"],
     ["run"],
     ["inference", "show", "show_data", "show_next", "doctor", "fitting"],

@@ -53,6 +53,7 @@ class Progress:
     last_save: int = 0
     recent: Recent = field(default_factory=Recent)
     reduction: dict[str, Any] | None = None  # of the micro-batches, since memory ran out
+    by_set: dict[str, dict[str, float]] = field(default_factory=dict)  # loss and metrics on each data set of a mixture
 
     def __post_init__(self) -> None:
         if isinstance(self.recent, dict):  # as a checkpoint has it

@@ -35,6 +35,7 @@ class RunReport(BaseModel):
     samples: int
     metrics: dict[str, float]  # of the last evaluation
     best: dict[str, Any] | None  # step, metric, value
+    mixture: list[dict[str, Any]] = []  # of each data set: name, samples, share, and its last evaluation
 
     seconds: float  # wall time of the training loop over all its parts, resumed ones included
     seconds_by_part: dict[str, float]  # of this process

@@ -23,6 +23,7 @@ from drivetrain.config.texts import texts
 from drivetrain.cutting import Cutting, check_shares
 from drivetrain.data.fixed_rows import filled_in_order
 from drivetrain.data.loader import evaluation_batches
+from drivetrain.data.order import Order
 from drivetrain.engines.base import Engine
 from drivetrain.errors import problem
 from drivetrain.folder import RunFolder
@@ -34,12 +35,13 @@ from drivetrain.measure.meters import Meters
 from drivetrain.measure.throughput import Stopwatch
 from drivetrain.memory.garbage import collecting
 from drivetrain.memory.shortage import room_for
+from drivetrain.mixture_report import evaluated_by_set, mixture_report
 from drivetrain.precision import arithmetic, is_emulated
 from drivetrain.ranks import Ranks
 from drivetrain.report import RunReport, Status
 from drivetrain.signals import StopRequest, stop_on_signals
 from drivetrain.tracking.build import EventStream, build_trackers
-from drivetrain.tracking.events import Event, RunFinished, RunStarted, StepDone, Warned
+from drivetrain.tracking.events import Event, MixtureEvaluated, RunFinished, RunStarted, StepDone, Warned
 from drivetrain.tracking.jsonl import FILE_NAME, odd_lines, read_events
 from drivetrain.trouble import Troubles, set_aside
 from drivetrain.workload_rules import best_metric
@@ -159,7 +161,7 @@ def _train(parts: Parts, resume: bool) -> RunReport:
     network = preflight.timed_all_reduce(ranks, torch_device(parts.machine))
     events.send(_started(parts, total_steps, progress, order.num_samples))
     around = Surroundings(
-        evaluate=functools.partial(evaluate, config, workload, engine) if workload.evaluation is not None else None,
+        evaluate=functools.partial(_evaluate, parts, order, progress) if workload.evaluation is not None else None,
         save=functools.partial(_save, parts, checkpoints),
         send=functools.partial(_send, parts),
         stop=lambda: ranks.any_asked(parts.stop.signal_number is not None),
@@ -176,7 +178,7 @@ def _train(parts: Parts, resume: bool) -> RunReport:
     report = ranks.on_first(lambda: _reported(parts.folder, status, progress)) if trained_nothing else None
     closing = _closing(status, progress, checkpoints, trained_nothing)
     if report is None:
-        report = _report(parts, checkpoints, progress, status, order.steps_per_epoch).model_copy(
+        report = _report(parts, checkpoints, progress, status, order).model_copy(
             update={"network": network, **_effective(parts, progress.elapsed_seconds, before)}
         )
         ranks.on_first(lambda: report.write(parts.folder.report))
@@ -237,26 +239,46 @@ def _begun(parts: Parts, step: int) -> list[str]:
     return set_aside(parts.folder.trouble, step)
 
 
-def evaluate(config: RunConfig, workload: Workload, engine: Engine) -> dict[str, float]:
-    """Loss and metrics over the evaluation data, every sample once."""
+def _evaluate(parts: Parts, order: Order, progress: Progress) -> dict[str, float]:
+    """Return what `evaluate` does, and send what each data set of a mixture had and how well it goes on each."""
+    values = evaluate(parts.config, parts.workload, parts.engine)
+    if parts.workload.data_sets:
+        each = functools.partial(evaluate, parts.config, parts.workload, parts.engine)
+        progress.by_set = evaluated_by_set(parts.workload, each) if parts.config.evaluation.by_set else {}
+        sets = mixture_report(parts.workload, order, progress.step, progress.by_set)
+        parts.events.send(MixtureEvaluated(step=progress.step, sets=sets))
+    return values
+
+
+def evaluate(config: RunConfig, workload: Workload, engine: Engine, part: range | None = None) -> dict[str, float]:
+    """Return loss and metrics over the evaluation data, or the samples of a part of them, every sample once."""
     assert workload.evaluation is not None
+    bound = config.evaluation_batch
+    cuts = _filled(workload, bound, part)
+    if cuts is None and part is not None:
+        cuts = [part[start : start + bound] for start in range(0, len(part), bound)]
     batches = evaluation_batches(
         workload.evaluation,
         workload.collate,
-        config.evaluation_batch,
+        bound,
         config.loader,
         engine.data_rank,
         engine.data_world,
-        _filled(workload, config.evaluation_batch),
+        cuts,
     )
     values = engine.evaluate(batches, workload.metrics())
     return {**values, **workload.derived(values)}
 
 
-def _filled(workload: Workload, bound: int) -> list[range] | None:
+def _filled(workload: Workload, bound: int, part: range | None) -> list[range] | None:
     """The evaluation's batches where packed rows have one length, which they fill: one shape for all."""
     lengths = workload.evaluation_lengths
-    return None if workload.rows is None or lengths is None else filled_in_order(lengths, workload.rows, bound)
+    if workload.rows is None or lengths is None:
+        return None
+    if part is None:
+        return filled_in_order(lengths, workload.rows, bound)
+    cuts = filled_in_order(lengths[part.start : part.stop], workload.rows, bound)
+    return [range(part.start + cut.start, part.start + cut.stop) for cut in cuts]
 
 
 def _generation(workload: Workload, engine: Engine, ranks: Ranks) -> Callable[[], list[dict[str, Any]]] | None:
@@ -295,9 +317,7 @@ def _closing(status: Status, progress: Progress, checkpoints: RunCheckpoints, tr
     return f"{told}; nothing was left to train: {more} goes on"
 
 
-def _report(
-    parts: Parts, checkpoints: RunCheckpoints, progress: Progress, status: Status, steps_per_epoch: float
-) -> RunReport:
+def _report(parts: Parts, checkpoints: RunCheckpoints, progress: Progress, status: Status, order: Order) -> RunReport:
     config, machine = parts.config, parts.machine
     newest, best = parts.ranks.on_first(lambda: (checkpoints.newest(), checkpoints.best(progress)))
     return RunReport(
@@ -311,7 +331,8 @@ def _report(
         chosen=parts.chosen,
         steps=progress.step,
         skipped_steps=progress.skipped,
-        epochs=progress.step / steps_per_epoch,
+        epochs=progress.step / order.steps_per_epoch,
+        mixture=mixture_report(parts.workload, order, progress.step, progress.by_set),
         samples=progress.samples,
         metrics=progress.metrics,
         best=progress.best,

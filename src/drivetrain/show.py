@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drivetrain.config.translation import Fate, Note
-from drivetrain.rates import flops_text, rate_text, size_text
+from drivetrain.rates import flops_text, rate_text, set_text, size_text
 from drivetrain.report import RunReport
 
 FATES: dict[Fate, str] = {  # in the order in which they are told, and what each is called
@@ -45,6 +45,7 @@ def report_table(report: RunReport) -> Table:
         "sent a step": _sent(report),
         "stages wait": _waiting(report),
         **{name: f"{value:.4f}" for name, value in report.metrics.items()},
+        "mixture": escape("\n".join(map(set_text, report.mixture))),
         "checkpoint": report.checkpoint or "none",
         "best": ""
         if report.best is None

@@ -70,6 +70,7 @@ class Progress(_Strict):
     last_save: Count
     recent: Recent = Recent()
     reduction: Reduction | None = None
+    by_set: dict[str, dict[str, float]] = {}
 
 
 class Order(_Strict):

@@ -102,6 +102,10 @@ class Stilled(Workload):
         return self._inner.order(batch_size, seed, by_epochs)
 
     @property
+    def evaluation_parts(self) -> Mapping[str, range]:
+        return self._inner.evaluation_parts
+
+    @property
     def data_sets(self) -> Sequence[str]:
         return self._inner.data_sets
 

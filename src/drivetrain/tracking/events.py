@@ -55,6 +55,16 @@ class Evaluated(Event):
 
 
 @dataclass(frozen=True)
+class MixtureEvaluated(Event):
+    """Sent with an evaluation: of each data set {"name", "samples", "share"} of the training so far, and its loss and
+    metrics where it has evaluation data of its own."""
+
+    kind: ClassVar[str] = "mixture"
+    step: int
+    sets: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
 class Generated(Event):
     """Prompts answered at an evaluation: {"prompt", "answer", "reference"} each, the last perhaps None."""
 
@@ -104,7 +114,7 @@ class RunFinished(Event):
 
 
 EVENTS: tuple[type[Event], ...] = (
-    *(RunStarted, StepDone, Evaluated, Generated),
+    *(RunStarted, StepDone, Evaluated, MixtureEvaluated, Generated),
     *(CheckpointSaved, Warned, Troubled, RunFinished),
 )
 _HINTS = {event.kind: get_type_hints(event) for event in EVENTS}

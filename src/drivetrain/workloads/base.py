@@ -160,6 +160,11 @@ class Workload(ABC):
         return ()
 
     @property
+    def evaluation_parts(self) -> Mapping[str, range]:
+        """Return which evaluation samples are of each data set of a mixture; empty where there is none."""
+        return {}
+
+    @property
     def layout(self) -> Layout:
         return Layout()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from drivetrain.config.language import LanguageData
 from drivetrain.data.mixture import Phase, phases_of
@@ -26,6 +26,14 @@ def mix_of(data: LanguageData) -> Mix:
     return Mix(phases_of(schedules), data.mix, [each.max_passes for each in data.train])
 
 
+def distinct(names: Sequence[str]) -> list[str]:
+    """Number those that come again: a, b, a (2)."""
+    return [
+        name if not (before := names[:place].count(name)) else f"{name} ({before + 1})"
+        for place, name in enumerate(names)
+    ]
+
+
 def _schedules(data: LanguageData) -> list[dict[int, float]]:
     """Weights by step of each data set that has any, or of all where they are equal by the way of mixing."""
     given = [each.weight for each in data.train if each.weight is not None]
@@ -35,6 +43,12 @@ def _schedules(data: LanguageData) -> list[dict[int, float]]:
 
 
 def _problems(data: LanguageData) -> Iterator[Problem]:
+    if data.evaluation_rows and not data.stream:
+        why = "only a stream holds its first rows out; other data hold out evaluation_fraction"
+        yield Problem("workload.data.evaluation_rows", why, "give evaluation_fraction, or stream: true")
+    elif data.evaluation_rows and data.evaluation is not None:
+        why = "evaluation data are given, so that no row need be held out"
+        yield Problem("workload.data.evaluation_rows", why, "leave one of them out")
     if any(each.weight is not None or each.max_passes is not None for each in data.evaluation or []):
         fix = "leave it out, or give samples"
         yield Problem(EVALUATION, "evaluation data have no weight: each sample is taken once", fix)

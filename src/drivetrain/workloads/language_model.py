@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from drivetrain.transfers import on_host
 from drivetrain.workloads.base import Batch, BestMetric, Generates, NamedSamples, Outputs, Prompt, Samples, Workload
 from drivetrain.workloads.language_build import build_language_model
 from drivetrain.workloads.language_data import LanguageReader
+from drivetrain.workloads.language_mix import distinct
 from drivetrain.workloads.language_prompts import Continuation, prompts_of, prompts_of_samples
 from drivetrain.workloads.language_report import data_report
 from drivetrain.workloads.metrics import Accuracy, Metric
@@ -191,8 +193,18 @@ class LanguageModelWorkload(Workload, Generates):
         return mixed_order(self.train.sizes, self._mix, batch_size, seed)
 
     @property
+    def evaluation_parts(self) -> Mapping[str, range]:
+        """Return those of each data set that has some."""
+        if self.evaluation is None or not self.data_sets:
+            return {}
+        places = [range(start, stop) for start, stop in pairwise(self.evaluation.starts) if stop > start]
+        given = [account.name for account in self._reader.accounts if account.for_evaluation]
+        held = [account.name for account in self._reader.accounts if account.held_out]
+        return dict(zip(distinct(given or held), places, strict=False))
+
+    @property
     def data_sets(self) -> Sequence[str]:
-        names = [account.name for account in self._reader.accounts if not account.for_evaluation]
+        names = distinct([account.name for account in self._reader.accounts if not account.for_evaluation])
         return names if self._mix.phases is not None or (self._config.data.stream and len(names) > 1) else ()
 
     # --- what is told and kept ---------------------------------------------------------------------------------------
