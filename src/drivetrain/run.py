@@ -21,7 +21,6 @@ from drivetrain.config.reduced import again
 from drivetrain.config.run import RunConfig
 from drivetrain.config.texts import texts
 from drivetrain.cutting import Cutting, check_shares
-from drivetrain.data.fixed_rows import filled_in_order
 from drivetrain.data.loader import evaluation_batches
 from drivetrain.data.order import Order
 from drivetrain.engines.base import Engine
@@ -35,13 +34,13 @@ from drivetrain.measure.meters import Meters
 from drivetrain.measure.throughput import Stopwatch
 from drivetrain.memory.garbage import collecting
 from drivetrain.memory.shortage import room_for
-from drivetrain.mixture_report import evaluated_by_set, mixture_report
+from drivetrain.mixture_report import EvaluationBySet, evaluation_cuts, mixture_report
 from drivetrain.precision import arithmetic, is_emulated
 from drivetrain.ranks import Ranks
 from drivetrain.report import RunReport, Status
 from drivetrain.signals import StopRequest, stop_on_signals
 from drivetrain.tracking.build import EventStream, build_trackers
-from drivetrain.tracking.events import Event, MixtureEvaluated, RunFinished, RunStarted, StepDone, Warned
+from drivetrain.tracking.events import Event, RunFinished, RunStarted, StepDone, Warned
 from drivetrain.tracking.jsonl import FILE_NAME, odd_lines, read_events
 from drivetrain.trouble import Troubles, set_aside
 from drivetrain.workload_rules import best_metric
@@ -161,7 +160,7 @@ def _train(parts: Parts, resume: bool) -> RunReport:
     network = preflight.timed_all_reduce(ranks, torch_device(parts.machine))
     events.send(_started(parts, total_steps, progress, order.num_samples))
     around = Surroundings(
-        evaluate=functools.partial(_evaluate, parts, order, progress) if workload.evaluation is not None else None,
+        evaluate=_evaluation(parts, order, progress) if workload.evaluation is not None else None,
         save=functools.partial(_save, parts, checkpoints),
         send=functools.partial(_send, parts),
         stop=lambda: ranks.any_asked(parts.stop.signal_number is not None),
@@ -239,46 +238,25 @@ def _begun(parts: Parts, step: int) -> list[str]:
     return set_aside(parts.folder.trouble, step)
 
 
-def _evaluate(parts: Parts, order: Order, progress: Progress) -> dict[str, float]:
-    """Return what `evaluate` does, and send what each data set of a mixture had and how well it goes on each."""
-    values = evaluate(parts.config, parts.workload, parts.engine)
-    if parts.workload.data_sets:
-        each = functools.partial(evaluate, parts.config, parts.workload, parts.engine)
-        progress.by_set = evaluated_by_set(parts.workload, each) if parts.config.evaluation.by_set else {}
-        sets = mixture_report(parts.workload, order, progress.step, progress.by_set)
-        parts.events.send(MixtureEvaluated(step=progress.step, sets=sets))
-    return values
-
-
 def evaluate(config: RunConfig, workload: Workload, engine: Engine, part: range | None = None) -> dict[str, float]:
     """Return loss and metrics over the evaluation data, or the samples of a part of them, every sample once."""
     assert workload.evaluation is not None
-    bound = config.evaluation_batch
-    cuts = _filled(workload, bound, part)
-    if cuts is None and part is not None:
-        cuts = [part[start : start + bound] for start in range(0, len(part), bound)]
     batches = evaluation_batches(
         workload.evaluation,
         workload.collate,
-        bound,
+        config.evaluation_batch,
         config.loader,
         engine.data_rank,
         engine.data_world,
-        cuts,
+        evaluation_cuts(workload, config.evaluation_batch, part),
     )
     values = engine.evaluate(batches, workload.metrics())
     return {**values, **workload.derived(values)}
 
 
-def _filled(workload: Workload, bound: int, part: range | None) -> list[range] | None:
-    """The evaluation's batches where packed rows have one length, which they fill: one shape for all."""
-    lengths = workload.evaluation_lengths
-    if workload.rows is None or lengths is None:
-        return None
-    if part is None:
-        return filled_in_order(lengths, workload.rows, bound)
-    cuts = filled_in_order(lengths[part.start : part.stop], workload.rows, bound)
-    return [range(part.start + cut.start, part.start + cut.stop) for cut in cuts]
+def _evaluation(parts: Parts, order: Order, progress: Progress) -> Callable[[], dict[str, float]]:
+    own = functools.partial(evaluate, parts.config, parts.workload, parts.engine)
+    return EvaluationBySet(own, parts.workload, order, progress, parts.config.evaluation.by_set, parts.events.send)
 
 
 def _generation(workload: Workload, engine: Engine, ranks: Ranks) -> Callable[[], list[dict[str, Any]]] | None:

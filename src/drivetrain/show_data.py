@@ -218,9 +218,8 @@ def _mixture(report: Report, console: Console) -> None:
     for each in sets:
         times = each["an epoch"] / each["samples"] if each["samples"] else 0.0
         share = f"{each['an epoch'] / total:.1%}"
-        later = [
-            f"from step {step} {weight:g}" for step, weight in each.get("weights by step", {}).items() if step != "0"
-        ]
+        stages = each.get("weights by step", {}).items()
+        later = [f"from step {step} {weight:g}" for step, weight in stages if step != "0"]
         weights = "\n".join([f"{each['weight']:g}", *later])
         table.add_row(escape(each["name"]), weights, share, _number(each["an epoch"]), f"{times:.2f}")
     console.print()
