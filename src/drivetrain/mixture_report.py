@@ -8,8 +8,8 @@ from typing import Any
 
 from drivetrain.data.fixed_rows import filled_in_order
 from drivetrain.data.order import Order
-from drivetrain.loop import Progress
 from drivetrain.tracking.events import Event, MixtureEvaluated
+from drivetrain.training.loop import Progress
 from drivetrain.workloads.base import Workload
 
 

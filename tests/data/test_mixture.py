@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from drivetrain.data.mixed_order import mixed_order
 from drivetrain.data.mixture import Phase, Turns, epoch_of, phases_of
-from drivetrain.data.order import DrawnOrder, GlobalOrder, Part
+from drivetrain.data.order import DrawnOrder, GlobalOrder, MixturePart
 from drivetrain.data.streams.mixture import Mix
 
 
@@ -104,7 +104,7 @@ def test_weights_change_at_their_steps_and_each_set_is_still_gone_through_in_who
 def test_weights_alone_give_the_order_that_they_always_gave(sizes: list[int], weights: list[float]) -> None:
     """A mixture by weight, as it stood before there were other ways to mix."""
     starts = [0, *np.cumsum(sizes).tolist()]
-    parts = [Part(start, stop, weight) for start, stop, weight in zip(starts, starts[1:], weights, strict=False)]
+    parts = [MixturePart(start, stop, weight) for start, stop, weight in zip(starts, starts[1:], weights, strict=False)]
     before = GlobalOrder(sum(sizes), 7, 3, parts)
     now = mixed_order(sizes, Mix([Phase(0, tuple(weights))], "concat", None), 7, 3)
     for step in range(int(3 * before.steps_per_epoch)):

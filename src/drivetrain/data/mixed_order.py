@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from drivetrain.data.mixture import Phase, epoch_of
-from drivetrain.data.order import GlobalOrder, Order, Part, PhasedOrder
+from drivetrain.data.order import GlobalOrder, MixturePart, Order, PhasedOrder
 from drivetrain.data.streams.mixture import Mix
 
 
@@ -16,7 +16,7 @@ def mixed_order(sizes: Sequence[int], mix: Mix, batch_size: int, seed: int) -> O
         return GlobalOrder(sum(sizes), batch_size, seed)
     epoch = epoch_of(sizes, mix.phases[0].weights, mix.kind, mix.most_passes)
     ends = pairwise([0, *accumulate(sizes)])
-    parts = [Part(start, stop, count) for (start, stop), count in zip(ends, epoch.counts, strict=True)]
+    parts = [MixturePart(start, stop, count) for (start, stop), count in zip(ends, epoch.counts, strict=True)]
     if len(mix.phases) == 1:
         return GlobalOrder(epoch.samples, batch_size, seed, parts)
     phases = [Phase(0, tuple(map(float, epoch.counts))), *mix.phases[1:]]

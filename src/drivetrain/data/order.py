@@ -33,7 +33,7 @@ class Order(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
+class MixturePart:
     """Samples of one data set in a mixture: `stop - start` of them, and its share of each epoch's samples."""
 
     start: int
@@ -52,7 +52,9 @@ class GlobalOrder:
     of its samples comes a third time before all came twice.
     """
 
-    def __init__(self, num_samples: int, batch_size: int, seed: int, parts: Sequence[Part] | None = None) -> None:
+    def __init__(
+        self, num_samples: int, batch_size: int, seed: int, parts: Sequence[MixturePart] | None = None
+    ) -> None:
         self.num_samples = num_samples
         self.batch_size = batch_size
         self.steps_per_epoch = math.ceil(num_samples / batch_size)
@@ -105,7 +107,7 @@ class PhasedOrder:
     """A mixture whose weights change at given steps. Each part is gone through in whole passes, as in GlobalOrder."""
 
     def __init__(
-        self, parts: Sequence[Part], phases: Sequence[Phase], batch_size: int, seed: int, num_samples: int
+        self, parts: Sequence[MixturePart], phases: Sequence[Phase], batch_size: int, seed: int, num_samples: int
     ) -> None:
         """num_samples: of an epoch, by which a run's length may be given."""
         self.num_samples, self.steps_per_epoch = num_samples, math.ceil(num_samples / batch_size)

@@ -15,11 +15,11 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from drivetrain.data.order import GlobalOrder, Order
+from drivetrain.data.row_shape import Rows
 from drivetrain.data.streams.endless import Endless, draws
 from drivetrain.errors import problem
 from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.fake_quantised import FakeQuantiser
-from drivetrain.row_shape import Rows
 from drivetrain.workloads.metrics import Metric
 from drivetrain.workloads.shown import in_words
 

@@ -20,9 +20,9 @@ from drivetrain.data.order import Order
 from drivetrain.data.streams.endless import known_length
 from drivetrain.data.streams.mixture import StreamedMixture
 from drivetrain.errors import problem
+from drivetrain.memory.transfers import on_host
 from drivetrain.models.language_options import context_length, generation_config
 from drivetrain.models.model_folders import save_description
-from drivetrain.transfers import on_host
 from drivetrain.workloads.base import Batch, BestMetric, Generates, NamedSamples, Outputs, Prompt, Samples, Workload
 from drivetrain.workloads.language_build import build_language_model
 from drivetrain.workloads.language_data import LanguageReader

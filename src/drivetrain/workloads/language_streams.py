@@ -11,11 +11,11 @@ import numpy as np
 from drivetrain.config.language import LanguageData
 from drivetrain.data.bad_rows import BadRow
 from drivetrain.data.language.chat import ChatTemplate
-from drivetrain.data.language.conversation_form import RowError
 from drivetrain.data.language.conversation_samples import Cut, conversation_samples
 from drivetrain.data.language.conversations import Conversation
 from drivetrain.data.language.document_tokens import encoded
 from drivetrain.data.language.documents import Text
+from drivetrain.data.language.row_schema import RowError
 from drivetrain.data.language.samples import Sample
 from drivetrain.data.language.sets import DataSet, OpenSet, refuse_bad_rows
 from drivetrain.data.streams.rows_set import Row, StreamedRows

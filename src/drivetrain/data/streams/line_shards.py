@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from drivetrain.data.json_rows import Row, parsed_line
-from drivetrain.data.language.conversation_form import RowError
+from drivetrain.data.language.row_schema import RowError
 from drivetrain.data.long_text import BYTE_ORDER_MARK
 from drivetrain.data.streams.compressed import DAMAGED, is_compressed, open_decompressed
 from drivetrain.data.tables import not_utf8

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from drivetrain.data.language.conversation_form import RowError
+from drivetrain.data.language.row_schema import RowError
 from drivetrain.data.streams.shuffled import ShuffledShards
 
 Row = Mapping[str, Any]

@@ -7,7 +7,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from drivetrain.data.json_rows import Row
-from drivetrain.data.language.conversation_form import RowError
+from drivetrain.data.language.row_schema import RowError
 from drivetrain.data.streams.kept_counts import KeptCounts
 from drivetrain.data.streams.line_shards import LineShard
 from drivetrain.data.streams.shards import Piece, Shard, find_shards, part_of

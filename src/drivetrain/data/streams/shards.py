@@ -15,7 +15,7 @@ from drivetrain.data.rows import ENDINGS, JSON_LINES, TEXTS, Rows, files_below, 
 from drivetrain.data.streams.compressed import content_ending, is_compressed
 from drivetrain.data.streams.line_shards import LineShard
 from drivetrain.errors import Problem, UserError, problem
-from drivetrain.hardware import usable_cores
+from drivetrain.runtime.hardware import usable_cores
 
 SHOWN = 5
 LINES = (*JSON_LINES, *TEXTS)  # may be compressed
