@@ -25,7 +25,6 @@ from drivetrain.measure.meters import Meters
 from drivetrain.measure.throughput import Stopwatch
 from drivetrain.memory.garbage import collecting
 from drivetrain.memory.shortage import room_for
-from drivetrain.mixture_report import EvaluationBySet, evaluation_cuts, mixture_report
 from drivetrain.numerics.torch_precision import arithmetic, is_emulated
 from drivetrain.runtime import environment
 from drivetrain.runtime.attempt import Attempt
@@ -42,6 +41,7 @@ from drivetrain.training.assemble import assemble
 from drivetrain.training.auto_settings import chosen, collect_every, order_of, total_steps_of
 from drivetrain.training.batching import Batching, check_shares
 from drivetrain.training.loop import LoopHooks, Progress, train
+from drivetrain.training.mixture_report import EvaluationBySet, evaluation_cuts, mixture_report
 from drivetrain.training.report import RunReport, Status
 from drivetrain.training.run_checkpoints import RunCheckpoints
 from drivetrain.training.workload_rules import best_metric
