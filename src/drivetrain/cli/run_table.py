@@ -32,7 +32,7 @@ def report_table(report: RunReport) -> Table:
         "engine": _engine(report),
         "device": report.device,
         "parameters": _parameters(report.engaged),
-        "steps": f"{report.steps:,} ({_epochs(report.epochs)}, {report.samples:,} samples)",
+        "steps": f"{report.steps:,} ({_epochs(report.epochs)}{report.samples:,} samples)",
         "skipped steps": str(report.skipped_steps),
         "time": seconds(report.seconds),
         "of which": ", ".join(f"{name} {seconds(value)}" for name, value in report.seconds_by_part.items()),
@@ -59,7 +59,8 @@ def report_table(report: RunReport) -> Table:
 
 
 def _epochs(number: float) -> str:
-    return "1 epoch" if number == 1 else f"{number:.4g} epochs"
+    """With a comma behind; empty for a stream whose epochs are not counted."""
+    return "1 epoch, " if number == 1 else f"{number:.4g} epochs, " if number else ""
 
 
 def _utilisation(report: RunReport) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from drivetrain.config.run import RunConfig
 from drivetrain.data.fixed_rows import filled_in_order
 from drivetrain.data.order import Order
 from drivetrain.tracking.events import Event, MixtureEvaluated
@@ -46,6 +47,16 @@ def mixture_report(workload: Workload, order: Order, step: int, evaluated: Mappi
         {"name": name, "samples": count, "share": round(count / total, 6), **evaluated.get(name, {})}
         for name, count in zip(names, counts, strict=False)
     ]
+
+
+def cadence_notes(config: RunConfig, order: Order) -> Iterator[str]:
+    """Say what happens at the end only, because the epochs of a stream under loop.steps are not counted."""
+    if order.num_samples is None and config.evaluation.every_steps is None:
+        what = "evaluations come" if config.checkpoints.every_steps else "evaluations and checkpoints come"
+        yield (
+            f"the epochs of a stream are not counted under loop.steps: {what} at the end only, unless "
+            "evaluation.every_steps or checkpoints.every_steps says when"
+        )
 
 
 def evaluation_cuts(workload: Workload, bound: int, part: range | None) -> list[range] | None:

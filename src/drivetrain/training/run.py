@@ -41,7 +41,7 @@ from drivetrain.training.assemble import assemble
 from drivetrain.training.auto_settings import chosen, collect_every, order_of, total_steps_of
 from drivetrain.training.batching import Batching, check_shares
 from drivetrain.training.loop import LoopHooks, Progress, train
-from drivetrain.training.mixture_report import EvaluationBySet, evaluation_cuts, mixture_report
+from drivetrain.training.mixture_report import EvaluationBySet, cadence_notes, evaluation_cuts, mixture_report
 from drivetrain.training.report import RunReport, Status
 from drivetrain.training.run_checkpoints import RunCheckpoints
 from drivetrain.training.workload_rules import best_metric
@@ -161,6 +161,8 @@ def _train(parts: TrainingContext, resume: bool) -> RunReport:
     before = parts.attempt.elapsed_before(progress.elapsed_seconds)
     network = preflight.timed_all_reduce(ranks, torch_device(parts.machine))
     events.send(_started(parts, total_steps, progress, order.num_samples))
+    for message in cadence_notes(config, order):
+        events.send(Warned(message=message))
     around = LoopHooks(
         evaluate=_evaluation(parts, order, progress) if workload.evaluation is not None else None,
         save=functools.partial(_save, parts, checkpoints),
