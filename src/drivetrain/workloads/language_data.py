@@ -26,8 +26,9 @@ from drivetrain.data.streams.rows_set import StreamedRows
 from drivetrain.errors import Problem, problem, together
 from drivetrain.workloads.language_mix import mix_of
 from drivetrain.workloads.language_refusals import read_sets, told_behind
-from drivetrain.workloads.language_streams import LOOKED_AT, Stream, travel_note
+from drivetrain.workloads.language_streams import LOOKED_AT, Stream
 from drivetrain.workloads.language_tokenizer import make_tokenizer
+from drivetrain.workloads.stream_notes import travel_note
 
 LEFT_OUT = "are left out"
 TRAIN, EVALUATION = "workload.data.train", "workload.data.evaluation"

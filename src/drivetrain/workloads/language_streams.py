@@ -122,16 +122,5 @@ class Stream:
         return _nothing()
 
 
-def travel_note(stream: StreamedRows, buffer: int) -> str:
-    """Say how far rows are from their places, measured on the stream's first block."""
-    moved, shards = stream.rows.travel(), stream.rows.num_shards
-    order = f"its {shards:,} shards are shuffled, and then " if shards > 1 else ""
-    more = "" if shards > 1 else "; it is one shard, so rows that lie together are trained on together"
-    return (
-        f"{stream.title} is a stream: {order}a row moves up to {buffer - 1:,} places (workload.data.stream_buffer; "
-        f"measured on the first block: {moved.mean:,.0f} on average, {moved.longest:,} at most){more}"
-    )
-
-
 def _nothing() -> Sample:
     return np.zeros(2, np.int32), np.zeros(2, dtype=bool)
