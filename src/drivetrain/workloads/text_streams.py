@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,7 +61,7 @@ class TextStream:
         self._check_beginning(beginning)
         identity = repr((rows.identity, self.data.stream_buffer))
         shuffled = rows.shuffled(0, None, self.data.stream_buffer, [seed, 0])
-        stream = StreamedRows(Path(self.data.train).name, shuffled, self._made, self._unusable, identity)
+        stream = StreamedRows(self.data.train, shuffled, self._made, self._unusable, identity)
         return StreamedMixture([stream], Mix())
 
     def _check_beginning(self, rows: Sequence[tuple[Mapping[str, Any], str]]) -> None:

@@ -201,7 +201,7 @@ def _opened(
             raise
         broken += error.problems
         rows = error.rows
-    name = Path(source.path).name
+    name = source.path if is_pattern(source.path) else Path(source.path).name
     asked = [count for count in (source.samples, entry.num_samples if entry else None) if count is not None]
     samples = min(asked, default=None)
     if not chats:
