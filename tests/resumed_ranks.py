@@ -49,4 +49,4 @@ def _checkpoints(root: Path, engine: Engine) -> RunCheckpoints:
     run, problems = validate({**raw, "engine": "ddp", "processes": dist.get_world_size()}, [])
     assert run is not None, problems
     metric = BestMetric("loss", higher_is_better=False)
-    return RunCheckpoints(root, run, engine, Communicator(), metric, SAMPLES, lambda _: None)
+    return RunCheckpoints(root, run, engine, Communicator(), metric, range(SAMPLES), lambda _: None)

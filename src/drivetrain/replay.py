@@ -142,7 +142,7 @@ class _Replayer:
 
     def _started(self, step: int, ranks: Communicator) -> tuple[Progress, str]:
         """The newest state before the step: one that trouble kept, a checkpoint, or the beginning."""
-        metric, number = best_metric(self._run, self._workload), len(self._workload.train)
+        metric, number = best_metric(self._run, self._workload), self._workload.train
         checkpoints = RunCheckpoints(
             self._folder.checkpoints, self._run, self._engine, ranks, metric, number, self._tell
         )

@@ -7,17 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from drivetrain.config.training import Loader
 from drivetrain.data import loader, loading_time
-from drivetrain.data.language.samples import JoinedSamples, StreamedSamples
 from drivetrain.data.loader import training_windows
 from drivetrain.data.loading_time import workers_for
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
+from drivetrain.data.streams.mixture import Mix, StreamedMixture
 
 _REAL = loading_time._pools, loading_time._threads
 
@@ -104,8 +103,7 @@ def test_they_are_timed_once_and_not_for_long(clock: Clock) -> None:
 
 def test_what_other_processes_could_not_load_stays_here(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     assert workers_for(Samples(clock, 0.005, sample=(torch.zeros(1, device="meta"), 1))) == 0
-    stream = StreamedSamples(9, lambda start, stop: [(np.zeros(1), np.zeros(1))] * (stop - start), str, 9)
-    assert workers_for(JoinedSamples([stream])) == 0
+    assert workers_for(StreamedMixture([], Mix())) == 0
     monkeypatch.setattr(loading_time, "usable_cores", lambda: 1)
     assert workers_for(Samples(clock, 0.005)) == 0, "no core is left"
 

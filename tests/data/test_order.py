@@ -71,17 +71,3 @@ def test_a_mixture_of_two_to_two_to_one_is_mixed_in_every_stretch() -> None:
     first, last = taken[:500], taken[-500:]
     assert 60 < (first >= 1999).sum() < 140
     assert 60 < (last >= 1999).sum() < 140
-
-
-@given(sizes, st.integers(1, 30))
-def test_a_stream_takes_every_sample_once_and_none_from_far_away(samples: int, buffer: int) -> None:
-    taken = dealt(GlobalOrder(samples, 7, 0, buffer=buffer), range(1))
-    assert sorted(taken.tolist()) == list(range(samples))
-    assert (np.abs(taken - np.arange(samples)) < buffer).all()
-
-
-def test_a_mixture_of_streams_takes_each_of_them_in_its_own_order() -> None:
-    taken = dealt(GlobalOrder(200, 16, 0, [MixturePart(0, 100, 1), MixturePart(100, 200, 1)], buffer=10), range(1))
-    for start in (0, 100):
-        own = taken[(taken >= start) & (taken < start + 100)] - start
-        assert (np.abs(own - np.arange(len(own))) < 10).all()

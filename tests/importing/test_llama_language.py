@@ -60,6 +60,7 @@ def test_what_is_left_out_is_what_llama_factory_does(tmp_path: Path) -> None:
         ("mask_history: true\n", "data", {"train_on": "last_response"}),
         ("streaming: true\nmax_steps: 9\n", "data", {"stream": True, "stream_buffer": 16_384}),
         ("streaming: true\nmax_steps: 9\nbuffer_size: 7\n", "data", {"stream_buffer": 7}),
+        ("streaming: true\nmax_steps: 9\nval_size: 100\n", "data", {"evaluation_rows": 100}),
         ("tokenized_path: kept\n", "data", {"cache": "kept"}),
         ("group_by_length: true\n", "data", {"group_by_length": True}),
         ("template: chatml\n", "data", {"template": "chatml"}),
@@ -94,7 +95,9 @@ def test_the_last_blocks_are_trained_two_unless_told_otherwise(tmp_path: Path) -
     ],
 )
 def test_data_sets_are_mixed_as_they_are_there(lines: str, weights: list[float | None], tmp_path: Path) -> None:
-    found = workload_of(tmp_path, SFT.replace("one", "one, two") + lines)["data"]["train"]
+    data = workload_of(tmp_path, SFT.replace("one", "one, two") + lines)["data"]
+    assert data.get("mix") == (None if weights[0] is None else lines.split()[1])
+    found = data["train"]
     named = [{"path": each} if isinstance(each, str) else each for each in found]
     assert [each["path"] for each in named] == ["one", "two"]
     assert [each.get("weight") for each in named] == weights

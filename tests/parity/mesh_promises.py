@@ -109,7 +109,7 @@ def drawn(case: MeshCase, root: Path, restores: bool) -> tuple[float, list[str]]
     run, _ = validate({"workload": block, "batch_size": BATCH, "loop": {"steps": 9}, "optimizer": {"name": "sgd"}}, [])
     assert run is not None
     metric = BestMetric("loss", higher_is_better=False)
-    checkpoints = RunCheckpoints(root, run, engine, Communicator(), metric, len(work.train), events.append)
+    checkpoints = RunCheckpoints(root, run, engine, Communicator(), metric, work.train, events.append)
     if restores:
         checkpoints.restore()
     else:

@@ -42,7 +42,7 @@ class Training:
         self.events: list[Event] = []
         self.progress = Progress()
         metric = BestMetric("accuracy", higher_is_better=True)
-        self.checkpoints = RunCheckpoints(root, run, self.engine, Communicator(), metric, 40, self.events.append)
+        self.checkpoints = RunCheckpoints(root, run, self.engine, Communicator(), metric, range(40), self.events.append)
 
     def train(self, progress: Progress, steps: int) -> Progress:
         for _ in range(steps):

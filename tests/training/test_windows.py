@@ -16,7 +16,7 @@ from drivetrain.checkpoint.saving import save
 from drivetrain.config.engines import DdpEngine, FsdpEngine, SingleEngine
 from drivetrain.config.run import RunConfig
 from drivetrain.data.micro_batches import Slice
-from drivetrain.data.order import GlobalOrder
+from drivetrain.data.order import GlobalOrder, RepeatedOrder
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError
@@ -62,7 +62,7 @@ def run_config() -> RunConfig:
 
 def trained(engine: Engine, work: Drawn, steps: range) -> tuple[list[float], list[list[int]]]:
     """Losses, and the labels that were made of each step's batch of prompts."""
-    order = GlobalOrder(len(work.train), BATCH, seed=1, uses=UPDATES)
+    order = RepeatedOrder(GlobalOrder(len(work.train), BATCH, seed=1), UPDATES)
     mine, losses, labels = Slice(engine.data_rank, engine.data_world, 4), [], []
     for window in windows_of(run_config(), work, engine, order, steps, mine):
         losses.append(engine.summed(engine.forward_backward(window.micro_batches)).item())
@@ -105,7 +105,7 @@ def test_the_numbers_are_those_of_the_model_at_the_first_of_the_updates() -> Non
     engine = tiny_engine(work)
     losses, _ = trained(engine, work, range(1))
     model = hand.build_model()
-    _, indices = GlobalOrder(31, BATCH, seed=1, uses=UPDATES).batch(0)
+    _, indices = RepeatedOrder(GlobalOrder(31, BATCH, seed=1), UPDATES).batch(0)
     samples = []
     for place, index in enumerate(indices.tolist()):
         features = hand.train.features[index]

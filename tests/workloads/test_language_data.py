@@ -15,7 +15,6 @@ from drivetrain.config.training import Loader
 from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.data.loader import Window, training_windows
 from drivetrain.data.micro_batches import Lengths, Slice
-from drivetrain.data.order import GlobalOrder
 from drivetrain.errors import UserError
 from drivetrain.workloads.language_data import LanguageReader, LanguageSamples
 from drivetrain.workloads.language_model import LanguageModelWorkload
@@ -198,22 +197,25 @@ def test_a_mixture_takes_its_parts_by_weight(tmp_path: Path) -> None:
     one, other = (write_lines(tmp_path / f"{name}.jsonl", ROWS[:size]) for name, size in (("a", 20), ("b", 10)))
     sources = [{"path": one, "weight": 1}, {"path": other, "weight": 3}]
     work = workload(tmp_path, train=sources, evaluation=one)
-    order = GlobalOrder(len(work.train), 30, 0, work.mixture, work.shuffle_buffer)
+    order = work.order(30, 0, by_epochs=True)
     names = work.train.names
     for epoch in range(2):
         taken = Counter(names[index].split(".")[0] for index in order.batch(epoch)[1])
         assert taken in (Counter(a=7, b=23), Counter(a=8, b=22))
-    assert workload(tmp_path, train=[one, other]).mixture is None
+    plain = workload(tmp_path, train=[one, other], evaluation=one).order(30, 0, by_epochs=True)
+    assert sorted(plain.batch(0)[1].tolist()) == list(range(30))
 
 
 def test_streams_are_mixed_and_each_row_still_comes_once_an_epoch(tmp_path: Path) -> None:
     one, other = (write_lines(tmp_path / f"{name}.jsonl", ROWS[:size]) for name, size in (("a", 20), ("b", 10)))
     work = workload(tmp_path, train=[one, other], evaluation=one, stream=True, stream_buffer=2)
-    order = GlobalOrder(len(work.train), 10, 0, work.mixture, work.shuffle_buffer)
+    order = work.order(10, 0, by_epochs=True)
     for epoch in range(2):
         taken = [order.batch(3 * epoch + step)[1] for step in range(3)]
-        assert sorted(index for batch in taken for index in batch) == list(range(30))
-        assert all({0, 1} == {int(index >= 20) for index in batch} for batch in taken)
+        places = [work.train.sets[index % 2].name(index // 2) for batch in taken for index in batch]
+        wanted = [f"{name}.jsonl line {line}" for name, rows in (("a", 20), ("b", 10)) for line in range(1, rows + 1)]
+        assert sorted(places) == sorted(wanted)
+        assert all({0, 1} == {int(index % 2) for index in batch} for batch in taken)
 
 
 def test_sources_may_be_a_path_a_block_or_a_list_of_either(tmp_path: Path) -> None:
@@ -361,7 +363,7 @@ def test_placeholders_that_would_be_learnt_are_told(tmp_path: Path) -> None:
     reader, _ = reading(tmp_path, train=filled, length=256)
     assert not [each for each in reader.warnings if "{{" in each]
     reader, _ = reading(tmp_path, rows[::-1], stream=True, length=256)
-    assert "2 conversations of the first 20 rows of train.jsonl hold {{name}}" in "".join(reader.warnings)
+    assert "2 conversations of the first 256 rows of train.jsonl hold {{name}}" in "".join(reader.warnings)
 
 
 def test_rows_that_are_left_out_are_told_with_the_reasons(tmp_path: Path) -> None:
@@ -446,7 +448,7 @@ def test_a_file_is_predicted_for_though_the_run_s_data_are_a_part_of_the_hub_s(t
 
 
 def windows(work: LanguageModelWorkload, workers: int, steps: range) -> Iterator[Window]:
-    order = GlobalOrder(len(work.train), 6, 0, work.mixture, work.shuffle_buffer)
+    order = work.order(6, 0, by_epochs=True)
     lengths = None if work.lengths is None else Lengths(torch.tensor(work.lengths).numpy(), 10, work.packs)
     return training_windows(work.train, work.collate, order, steps, Slice(0, 1, 4, lengths), Loader(workers=workers))
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drivetrain.data.order import GlobalOrder
 from drivetrain.workloads.language_report import LOOKED_AT, accounts_without_samples
 from tests.tiny_language import ROWS, chatml, config, talk, workload, write_lines
 
@@ -103,7 +102,7 @@ def test_a_mixture_tells_how_often_each_set_is_taken(tmp_path: Path) -> None:
     given = {"train": sources, "evaluation": write_lines(tmp_path / "evaluation.jsonl", VARIED[:1])}
     built = workload(tmp_path, **given)
     sets = built.data_report["sets"]
-    order = GlobalOrder(30, 30, seed=0, parts=built.mixture)
+    order = built.order(30, 0, by_epochs=True)
     taken = Counter("few" if index < 5 else "many" for index in order.batch(0)[1])
     assert [each["an epoch"] for each in sets[:2]] == [taken["few"], taken["many"]]
     assert [each["weight"] for each in sets[:2]] == list(weights)

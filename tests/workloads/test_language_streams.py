@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from drivetrain.data import json_rows
-from drivetrain.data.order import GlobalOrder
+from drivetrain.data.order import Order
+from drivetrain.data.streams import line_shards
 from drivetrain.errors import UserError
 from drivetrain.workloads.language_data import LanguageReader, LanguageSamples
 from drivetrain.workloads.language_model import LanguageModelWorkload
@@ -30,17 +30,17 @@ def test_a_stream_has_the_samples_that_it_has_read_whole(tmp_path: Path) -> None
     rows = [talk(f"say {number}", "hello " * (number % 9)) for number in range(1, 600) if number % 9]
     given = write_lines(tmp_path / "e.jsonl", rows[:3])
     whole, stream = (read(tmp_path, rows, evaluation=given, stream=stream) for stream in (False, True))
-    assert loaded(stream.train) == loaded(whole.train)
-    assert stream.train.names == whole.train.names
+    assert sorted(loaded(stream.train)) == sorted(loaded(whole.train)) != loaded(stream.train)
     assert stream.evaluation is not None
     assert loaded(stream.evaluation) == loaded(whole.evaluation)
-    drawn = [
-        read(tmp_path, train={"path": str(tmp_path / "train.jsonl"), "samples": 50}, evaluation=given, stream=stream)
-        for stream in (False, True)
-    ]
-    assert len(drawn[0].train) == 50
-    assert loaded(drawn[1].train) == loaded(drawn[0].train)
-    assert drawn[1].train.names == drawn[0].train.names
+    first = {"path": str(tmp_path / "train.jsonl"), "samples": 50}
+    assert sorted(loaded(read(tmp_path, train=first, evaluation=given, stream=True).train)) == sorted(
+        loaded(whole.train)[:50]
+    )
+    apart = read(tmp_path, train=first, stream=True, evaluation_rows=7)
+    assert apart.evaluation is not None
+    assert loaded(apart.evaluation) == loaded(whole.train)[:7]
+    assert sorted(loaded(apart.train)) == sorted(loaded(whole.train)[7:57])
 
 
 def test_a_stream_is_resumed_without_reading_again_what_came_before(
@@ -49,23 +49,23 @@ def test_a_stream_is_resumed_without_reading_again_what_came_before(
     rows = [talk(f"say {number}", str(number)) for number in range(1200)]
     given: dict[str, Any] = {"stream": True, "stream_buffer": 300}
     work = workload(tmp_path, rows, **given)
-    order = GlobalOrder(1200, 10, 0, work.mixture, work.shuffle_buffer)
+    order = work.order(10, 0, by_epochs=True)
     straight = [loaded_at(work, order, step) for step in range(100)][90:]
     again = workload(tmp_path, **given, train=str(tmp_path / "train.jsonl"))
     parsed: list[int] = []
-    original = json_rows._parse
+    original = line_shards.parsed_line
 
     def counted(line: bytes, number: int, *rest: Any) -> Any:
         parsed.append(number)
         return original(line, number, *rest)
 
-    monkeypatch.setattr(json_rows, "_parse", counted)
+    monkeypatch.setattr(line_shards, "parsed_line", counted)
     assert [loaded_at(again, order, step) for step in range(90, 100)] == straight
-    assert min(parsed) == 900 // 256 * 256 + 1  # of the block in which the buffer of row 900 begins
-    assert len(set(parsed)) == len(parsed)
+    assert len(parsed) == len(set(parsed)) == 100  # those rows alone, of the block of 300 in which they are
+    assert min(parsed) > 900
 
 
-def loaded_at(work: LanguageModelWorkload, order: GlobalOrder, step: int) -> list[list[int]]:
+def loaded_at(work: LanguageModelWorkload, order: Order, step: int) -> list[list[int]]:
     epoch, indices = order.batch(step)
     return [work.train.load(int(index), epoch)[0].tolist() for index in indices]
 
@@ -80,19 +80,26 @@ def test_bad_rows_of_a_stream_are_told_with_their_place_or_have_no_targets(tmp_p
     assert "7 of the 27 rows of the beginning of train.jsonl cannot be used, more than 5 %" in str(caught.value)
     found = read(tmp_path, [*ROWS * 13, *BAD], stream=True)
     with pytest.raises(UserError, match=r"train\.jsonl line 266: "):  # behind the rows that are looked at before
-        found.train.load(265, 0)
+        loaded(found.train)
     work = workload(tmp_path, BAD, stream=True, bad_rows=1.0)
-    samples = loaded(work.train)
+    places = [work.train.sets[0].name(index) for index in range(27)]
+    in_file = sorted(range(27), key=lambda index: _line(places[index]))
+    samples = [loaded(work.train)[index] for index in in_file]
     assert [any(trained) for _, trained in samples] == [True] * 5 + [False] * 7 + [True] * 15
-    assert work.count(work.collate([work.train.load(index, 0) for index in range(5, 12)])) == 0
+    bad = [work.train.load(index, 0) for index in in_file[5:12]]
+    assert work.count(work.collate(bad)) == 0
     assert samples[12] == chatml(ROWS[5]["instruction"], ROWS[5]["output"].rstrip())
+
+
+def _line(place: str) -> int:
+    return int(place.split()[-1])
 
 
 def test_what_is_too_long_in_a_stream_has_no_targets_or_is_told(tmp_path: Path) -> None:
     rows = [talk("q", "a"), talk("q", "a" * 99), talk("q" * 99, "a")]
-    assert [any(trained) for _, trained in loaded(read(tmp_path, rows, stream=True).train)] == [True, True, False]
+    assert sorted(any(trained) for _, trained in loaded(read(tmp_path, rows, stream=True).train)) == [False, True, True]
     dropped = read(tmp_path, rows, stream=True, too_long="drop")
-    assert [any(trained) for _, trained in loaded(dropped.train)] == [True, False, False]
+    assert sorted(any(trained) for _, trained in loaded(dropped.train)) == [False, False, True]
     with pytest.raises(UserError, match=r"train\.jsonl line 2 has \d+ tokens > 64"):
         loaded(read(tmp_path, rows, stream=True, too_long="error").train)
 
@@ -100,9 +107,10 @@ def test_what_is_too_long_in_a_stream_has_no_targets_or_is_told(tmp_path: Path) 
 def test_a_stream_of_texts_has_one_sample_a_text_and_says_so(tmp_path: Path) -> None:
     rows = [{"text": "short"}, {"text": "x" * 99}]
     reader, found = reading(tmp_path, rows, stage="pretrain", stream=True, length=20)
-    assert [bytes(ids[:5]) for ids, _ in loaded(found.train)] == [b"short", b"xxxxx"]
-    assert [len(ids) for ids, _ in loaded(found.train)] == [6, 20]
-    assert loaded(found.train)[0] == ([*b"short", END], [True] * 6)
+    samples = sorted(loaded(found.train))
+    assert [bytes(ids[:5]) for ids, _ in samples] == [b"short", b"xxxxx"]
+    assert [len(ids) for ids, _ in samples] == [6, 20]
+    assert samples[0] == ([*b"short", END], [True] * 6)
     assert "a stream has one sample a text: of train.jsonl, the first 20 tokens of each" in reader.warnings
     assert any(each.startswith("there are no evaluation data: a stream holds nothing out") for each in reader.warnings)
 

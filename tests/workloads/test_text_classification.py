@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -350,3 +351,67 @@ def test_the_hotel_reviews_lose_their_one_empty_row(shared_data: Path, tmp_path:
     assert workload.facts["rows_without_text"] == 1
     assert "row 6375" not in [*workload.train.names, *workload.evaluation.names]
     assert Counter(everything(workload, "evaluation")["labels"].tolist()) == {1: 532, 0: 244}
+
+
+# --- streams ---------------------------------------------------------------------------------------------------------
+
+
+def _shards(folder: Path, rows: list[dict[str, Any]], size: int = 7) -> str:
+    folder.mkdir()
+    for number, start in enumerate(range(0, len(rows), size)):
+        content = "".join(json.dumps(row) + "\n" for row in rows[start : start + size]).encode()
+        (folder / f"{number:03}.jsonl.gz").write_bytes(gzip.compress(content))
+    return f"{folder}/*.gz"
+
+
+ROWS = [
+    {"text": f"{'good' if number % 3 else 'bad'} hotel {'the ' * (number % 5)}", "label": int(number % 3 > 0)}
+    for number in range(40)
+]
+
+
+def test_a_stream_has_the_samples_that_it_has_read_whole(build: Build, tmp_path: Path) -> None:
+    Path("whole.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    evaluation = ["1,good hotel", "0,the bad bad room"]
+    whole = build(train="whole.jsonl", evaluation=evaluation)
+    stream = build(train=_shards(tmp_path / "shards", ROWS), evaluation="evaluation.csv", stream=True, stream_buffer=9)
+
+    def sorted_rows(workload: TextClassificationWorkload) -> list[tuple[list[int], int]]:
+        batch = everything(workload)
+        pairs = zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True)
+        return sorted(([token for token in ids if token], label) for ids, label in pairs)
+
+    assert sorted_rows(stream) == sorted_rows(whole)
+    assert stream.lengths is None
+    assert stream.facts["train_samples"] is None
+    assert "its 6 shards are shuffled" in "".join(stream.warnings)
+    order = stream.order(8, 0, by_epochs=True)
+    taken = [int(index) for step in range(5) for index in order.batch(step)[1]]
+    assert sorted(taken) == list(range(40))
+
+
+def test_rows_of_a_stream_without_text_count_for_nothing_or_are_refused(build: Build, tmp_path: Path) -> None:
+    rows = [*ROWS[:5], {"text": " ", "label": 1}, *ROWS[5:9]]
+    given: dict[str, Any] = {"train": _shards(tmp_path / "shards", rows), "evaluation": ["1,good", "0,bad"]}
+    workload = build(**given, stream=True)
+    batch = everything(workload)
+    assert workload.count(batch) == 9
+    model = workload.build_model().eval()
+    kept = {name: tensor[batch["labels"] >= 0] for name, tensor in batch.items()}
+    torch.testing.assert_close(workload.loss_sum(model, batch), workload.loss_sum(model, kept))
+    with pytest.raises(UserError, match=r"000\.jsonl\.gz line 6: it has no text"):
+        build(**{**given, "evaluation": "evaluation.csv"}, stream=True, bad_rows="error")
+
+
+def test_what_a_stream_of_texts_cannot_do_is_refused_all_at_once(build: Build, tmp_path: Path) -> None:
+    path = _shards(tmp_path / "shards", ROWS)
+    with pytest.raises(UserError) as caught:
+        build(train=path, stream=True, limit_train=3, label_column=0, loss={"class_weights": "balanced"})
+    fields = {problem.field for problem in caught.value.problems}
+    named = ("data.evaluation", "loss.class_weights", "data.limit_train", "data.label_column")
+    assert fields == {f"workload.{name}" for name in named}
+    with pytest.raises(UserError, match=r"000\.jsonl\.gz line 1 has the label '0', which is none of 1, 2"):
+        build(train=path, stream=True, evaluation=["1,good", "2,bad"])
+    Path("stars.csv").write_text("stars,text\n1,good\n0,bad\n")
+    with pytest.raises(UserError, match="no row has a column 'stars'"):
+        build(train=path, stream=True, evaluation="stars.csv", label_column="stars")

@@ -71,12 +71,14 @@ class Progress(_Strict):
     recent: Recent = Recent()
     terms: dict[str, float] = {}
     reduction: Reduction | None = None
+    by_set: dict[str, dict[str, float]] = {}
 
 
 class Order(_Strict):
     seed: int
     batch_size: int
     num_samples: int
+    stream: str | None = None  # files and settings of a stream
 
 
 class Scaler(BaseModel):
@@ -102,6 +104,7 @@ class Training(_Strict):
     optimizer: str | None = None
     length: str | None = None
     beside: dict[str, Any] | None = None  # auxiliary models' origin, the workload's own state
+    data: Any = None  # the state of a user's stream
 
 
 class Group(BaseModel):

@@ -212,14 +212,17 @@ def _mixture(report: Report, console: Console) -> None:
     sets = [each for each in report["sets"] if "an epoch" in each]
     if not sets:
         return
-    total = sum(each["weight"] for each in sets)
+    total = sum(each["an epoch"] for each in sets)
     table = Table(Column("mixture", overflow="fold"), box=None, pad_edge=False)
     for title in ("weight", "share", "samples an epoch", "times through it"):
         table.add_column(title, justify="right")
     for each in sets:
         times = each["an epoch"] / each["samples"] if each["samples"] else 0.0
-        share = f"{each['weight'] / total:.1%}"
-        table.add_row(escape(each["name"]), f"{each['weight']:g}", share, _number(each["an epoch"]), f"{times:.2f}")
+        share = f"{each['an epoch'] / total:.1%}"
+        stages = each.get("weights by step", {}).items()
+        later = [f"from step {step} {weight:g}" for step, weight in stages if step != "0"]
+        weights = "\n".join([f"{each['weight']:g}", *later])
+        table.add_row(escape(each["name"]), weights, share, _number(each["an epoch"]), f"{times:.2f}")
     console.print()
     console.print(table)
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drivetrain.config.translation import Fate, Note
-from drivetrain.tracking.quantities import flops_text, rate_text, size_text
+from drivetrain.tracking.quantities import flops_text, rate_text, set_text, size_text
 from drivetrain.training.report import RunReport
 
 FATES: dict[Fate, str] = {  # in the order in which they are told, and what each is called
@@ -32,7 +32,7 @@ def report_table(report: RunReport) -> Table:
         "engine": _engine(report),
         "device": report.device,
         "parameters": _parameters(report.engaged),
-        "steps": f"{report.steps:,} ({_epochs(report.epochs)}, {report.samples:,} samples)",
+        "steps": f"{report.steps:,} ({_epochs(report.epochs)}{report.samples:,} samples)",
         "skipped steps": str(report.skipped_steps),
         "time": seconds(report.seconds),
         "of which": ", ".join(f"{name} {seconds(value)}" for name, value in report.seconds_by_part.items()),
@@ -45,6 +45,7 @@ def report_table(report: RunReport) -> Table:
         "sent a step": _sent(report),
         "stages wait": _waiting(report),
         **{name: f"{value:.4f}" for name, value in report.metrics.items()},
+        "mixture": escape("\n".join(map(set_text, report.mixture))),
         "checkpoint": report.checkpoint or "none",
         "best": ""
         if report.best is None
@@ -58,7 +59,8 @@ def report_table(report: RunReport) -> Table:
 
 
 def _epochs(number: float) -> str:
-    return "1 epoch" if number == 1 else f"{number:.4g} epochs"
+    """With a comma behind; empty for a stream whose epochs are not counted."""
+    return "1 epoch, " if number == 1 else f"{number:.4g} epochs, " if number else ""
 
 
 def _utilisation(report: RunReport) -> str:

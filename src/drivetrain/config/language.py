@@ -48,6 +48,11 @@ class LanguageModelModel(Frozen):
     )
 
 
+Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+StagedWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Step = Annotated[int, Field(ge=0)]
+
+
 class DataSource(Frozen):
     """One data set of a mixture."""
 
@@ -60,12 +65,14 @@ class DataSource(Frozen):
     subset: str | None = doc("Hub only: the subset (configuration)", None)
     split: str = doc("Hub only: the split", "train")
     folder: str | None = doc("Hub only: the folder inside the data set", None)
-    samples: int | None = doc("Use this many rows, drawn at random", None, gt=0)
-    weight: float | None = doc(
-        "Share of the samples, relative to the other data sets'; left out, every row once",
+    samples: int | None = doc("Use this many rows, drawn at random; of a stream the first ones", None, gt=0)
+    weight: Weight | dict[Step, StagedWeight] | None = doc(
+        "Share of the samples, relative to the other data sets'; left out, every row once. {0: 3, 1000: 1} changes it "
+        "at these steps (a curriculum); 0 leaves the set out for a while",
         None,
-        gt=0,
-        allow_inf_nan=False,
+    )
+    max_passes: float | None = doc(
+        "Go through the data set at most so often an epoch; what its weight asks beyond goes to the others", None, gt=0
     )
     replace: dict[str, MaybeEmpty] = doc("Texts put in the place of others, such as {'{{name}}': Ada}", {})
 
@@ -108,8 +115,18 @@ class LanguageData(Frozen):
         "auto",
     )
     group_by_length: bool = doc("sft without packing: cut batches into micro-batches of like length", True)
-    stream: bool = doc("Read and tokenise rows when they are needed; shuffled within stream_buffer", False)
+    mix: Literal["concat", "interleave_under", "interleave_over"] = doc(
+        "An epoch of several data sets: concat, as many samples as there are; interleave_under, until the first set is "
+        "through; interleave_over, until each set was gone through once (LLaMA-Factory's mix_strategy)",
+        "concat",
+    )
+    stream: bool = doc(
+        "Read and tokenise rows when they are needed: shards in a shuffled order, rows within stream_buffer", False
+    )
     stream_buffer: int = doc("Rows shuffled together in a stream", 10_000, gt=0)
+    evaluation_rows: int = doc(
+        "stream: evaluate on the first so many rows of each data set, and train on the others", 0, ge=0
+    )
     cache: Path | None = doc("Folder for tokenised data; left out, drivetrain's folder in the user's cache", None)
 
 

@@ -6,6 +6,7 @@ It looks at the run and a `Machine` value, so that it answers as well for a mach
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -214,7 +215,11 @@ def _paths(run: RunConfig) -> Iterator[Problem]:
             yield Problem("workload.data.train", f"is required for source {source}", "give a folder, file or hub id")
     for field, path in (("train", data.train), ("evaluation", data.evaluation)):
         if path is not None and not is_hub and not looks_like_hub_id(path):
-            yield from _missing(f"workload.data.{field}", Path(path))
+            yield from _missing(f"workload.data.{field}", Path(path), field == "train" and _streams(run))
+
+
+def _streams(run: RunConfig) -> bool:
+    return isinstance(run.workload, TextClassification | LanguageModel) and run.workload.data.stream
 
 
 def _language_paths(data: LanguageData) -> Iterator[Problem]:
@@ -225,7 +230,7 @@ def _language_paths(data: LanguageData) -> Iterator[Problem]:
     for field, sources in (("train", data.train), ("evaluation", data.evaluation or [])):
         for source in sources:
             if not looks_like_hub_id(source.path):
-                yield from _missing(f"workload.data.{field}", Path(source.path).expanduser())
+                yield from _missing(f"workload.data.{field}", Path(source.path).expanduser(), data.stream)
 
 
 def looks_like_hub_id(path: str) -> bool:
@@ -234,6 +239,8 @@ def looks_like_hub_id(path: str) -> bool:
     return not given.exists() and not given.is_absolute() and len(given.parts) == 2 and "." not in given.name
 
 
-def _missing(field: str, path: Path) -> Iterator[Problem]:
+def _missing(field: str, path: Path, may_be_pattern: bool = False) -> Iterator[Problem]:
+    if may_be_pattern and next(glob.iglob(str(path), recursive=True), None) is not None:
+        return
     if not path.exists():
         yield Problem(field, f"{path} does not exist", f"paths are taken from the current folder, {Path.cwd()}")

@@ -110,6 +110,9 @@ class Evaluation(Frozen):
     batch_size: int | None = doc(
         "Samples a process evaluates at once; left out, as in training, at most 128", None, gt=0
     )
+    by_set: bool = doc(
+        "Of a mixture: loss and metrics on each data set's evaluation data too, which are gone through once more", True
+    )
     metric: str | None = doc("Metric that decides the best checkpoint; left out, the workload's first", None)
     early_stopping: EarlyStopping | None = doc("End the run when the metric stops improving", None)
 

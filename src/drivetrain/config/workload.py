@@ -77,7 +77,7 @@ class TextModel(Frozen):
 
 
 class TextData(Frozen):
-    train: PathOrId = doc("CSV, TSV, JSONL or parquet file, or a hub id")
+    train: PathOrId = doc("CSV, TSV, JSONL or parquet file, or a hub id; of a stream, a folder or a pattern too")
     evaluation: PathOrId | None = doc("Evaluation data, same form; split off from train if left out", None)
     evaluation_fraction: float = doc("Stratified share split off when evaluation is not given", 0.1, gt=0, lt=1)
     text_column: str | int = doc("Column of the text: its name, or its position from 0 if there is no header", "text")
@@ -88,6 +88,14 @@ class TextData(Frozen):
     max_length: int = doc("Tokens kept of one sample, special tokens included", 128, gt=2)
     padding: Literal["dynamic", "fixed"] = doc("Pad to the longest of the batch, or always to max_length", "dynamic")
     group_by_length: bool = doc("Cut batches into micro-batches of like length: less padding, same result", True)
+    stream: bool = doc(
+        "Read and tokenise training rows when they are needed: shards in a shuffled order, rows within stream_buffer",
+        False,
+    )
+    stream_buffer: int = doc("Rows shuffled together in a stream", 10_000, gt=0)
+    classes: list[str] | None = doc(
+        "stream: the labels, in the classes' order; left out, those of the evaluation data", None
+    )
     limit_train: int | None = doc("Use this many training samples, drawn in the classes' proportions", None, gt=0)
     limit_evaluation: int | None = doc("Use this many evaluation samples, in the classes' proportions", None, gt=0)
     bad_rows: BadRows = doc(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from drivetrain.errors import UserError, problem
 
+T = TypeVar("T")
 FILE_MAGIC = b"ARROW1"  # of an IPC file; an IPC stream has none
 
 
@@ -35,18 +36,25 @@ class ArrowRows:
         return int(self._starts[-1])
 
     def read(self, start: int, stop: int) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = []
+        parts = self._parts(start, stop, lambda part: list(map(without_inner_nulls, part.to_pylist())))
+        return [row for part in parts for row in part]
+
+    def slices(self, start: int, stop: int) -> list[Any]:
+        """Return the rows as Arrow's own tables or record batches."""
+        return self._parts(start, stop, lambda part: part)
+
+    def _parts(self, start: int, stop: int, read: Callable[[Any], T]) -> list[T]:
+        found: list[T] = []
         stop = min(stop, len(self))
         while start < stop:
             number = int(np.searchsorted(self._starts, start, side="right")) - 1
             end = min(stop, int(self._starts[number + 1]))
             try:
-                piece = self._piece(number).slice(start - int(self._starts[number]), end - start)
-                rows += map(without_inner_nulls, piece.to_pylist())
+                found.append(read(self._piece(number).slice(start - int(self._starts[number]), end - start)))
             except Exception as error:  # pyarrow raises many kinds; what is damaged may be any part of the file
                 raise _unreadable(self._path, self._field, error, f" at {self.where(start)}") from None
             start = end
-        return rows
+        return found
 
     def where(self, index: int) -> str:
         return f"{self._name} row {index + 1}"

@@ -25,6 +25,7 @@ NAMES = {
     re.compile(r"conversation-tokens-[0-9a-f]{40}"): "tokens of conversations",
     re.compile(r"tokenizer-[0-9a-f]{40}"): "tokenizer",
     re.compile(r"source-[0-9a-f]{40}\.json"): "digest of a file",
+    re.compile(r"stream-[0-9a-f]{40}\.jsonl"): "row counts of a stream",
     re.compile(r"[0-9a-f]{40}\.npz"): "tokens of samples",
 }
 

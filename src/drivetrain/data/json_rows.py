@@ -81,7 +81,7 @@ def read_json_lines(path: Path, name: str, field: str) -> HeldRows:
     with path.open("rb") as opened:
         for number, _, line in _lines(opened, 0):
             try:
-                rows.append(_parse(line, number, path, field))
+                rows.append(parsed_line(line, number, path, field))
                 numbers.append(number)
             except ValueError as error:
                 if isinstance(error, UserError):
@@ -136,7 +136,7 @@ class StreamedJsonLines:
             numbers.append(number)
             place = (start + len(numbers), end, number)
             try:
-                rows.append(_parse(line, number, self._path, self._field))
+                rows.append(parsed_line(line, number, self._path, self._field))
             except ValueError as error:
                 if isinstance(error, UserError):
                     raise
@@ -181,7 +181,7 @@ def _lines(opened: BinaryIO, line: int) -> Iterator[tuple[int, int, bytes]]:
             yield number, end, stripped
 
 
-def _parse(line: bytes, number: int, path: Path, field: str) -> Row:
+def parsed_line(line: bytes, number: int, path: Path, field: str) -> Row:
     """ValueError says what is wrong with the line; UserError if the whole file is of another encoding."""
     try:
         row = json.loads(line.decode("utf-8"))

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from drivetrain.config.training import Loader
 from drivetrain.data.loading_time import workers_for
 from drivetrain.data.micro_batches import Slice
-from drivetrain.data.order import GlobalOrder
+from drivetrain.data.order import Order
 from drivetrain.errors import RunError, UserError
 
 MOST_AHEAD = 2  # micro-batches of each worker, where their number is not the user's
@@ -57,7 +57,7 @@ class Window:
 def training_windows(
     samples: Loadable,
     collate: Collate,
-    order: GlobalOrder,
+    order: Order,
     steps: range,
     mine: Slice,
     loader: Loader,

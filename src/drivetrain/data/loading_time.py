@@ -19,7 +19,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from drivetrain.data.language.samples import JoinedSamples, StreamedSamples
+from drivetrain.data.streams.endless import Endless
 from drivetrain.runtime.hardware import usable_cores
 
 LEAST_SECONDS = 1e-3  # for a sample, from which it is loaded elsewhere
@@ -56,8 +56,8 @@ def _pays(samples: Timed) -> bool:
 
 
 def _is_streamed(samples: Timed) -> bool:
-    """Rows of a stream come in blocks, which each worker would read and tokenise again."""
-    return isinstance(samples, JoinedSamples) and any(isinstance(part, StreamedSamples) for part in samples.parts)
+    """Each worker would read all rows of a stream again, of which it tokenises its own: that is the user's choice."""
+    return isinstance(samples, Endless)
 
 
 def _seconds(samples: Timed) -> float:

@@ -5,8 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+
+from drivetrain.data.mixture import Phase, Turns
+from drivetrain.data.shares import shares
+
+
+class Order(Protocol):
+    """Which samples each step takes. num_samples: of an epoch, steps_per_epoch: its steps; None and infinite where
+    samples are drawn without end, and the epochs of a stream flow into one another."""
+
+    @property
+    def num_samples(self) -> int | None: ...
+
+    @property
+    def steps_per_epoch(self) -> float: ...
+
+    def batch(self, step: int) -> tuple[int, np.ndarray]:
+        """Step (from 0) → (epoch, sample indices of the global batch)."""
+        ...
+
+    def drawn_before(self, step: int) -> list[int]:
+        """Count the samples of each data set in the steps before this one; empty where there is no mixture."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -25,33 +48,23 @@ class MixturePart:
 class GlobalOrder:
     """Which samples each step takes. Every epoch visits each sample once; its last batch may be smaller.
 
-    parts: with them an epoch is as long, but takes samples by weight. Over epochs each part is still gone through in
-    whole passes: none of its samples comes a third time before all came twice.
-    buffer: shuffle within so many neighbours only, as a stream must. uses: steps that take the same batch, one after
-    the other.
+    parts: with them an epoch takes samples by weight. Over epochs each part is still gone through in whole passes: none
+    of its samples comes a third time before all came twice.
     """
 
     def __init__(
-        self,
-        num_samples: int,
-        batch_size: int,
-        seed: int,
-        parts: Sequence[MixturePart] | None = None,
-        buffer: int | None = None,
-        uses: int = 1,
+        self, num_samples: int, batch_size: int, seed: int, parts: Sequence[MixturePart] | None = None
     ) -> None:
         self.num_samples = num_samples
         self.batch_size = batch_size
-        self._batches = math.ceil(num_samples / batch_size)  # of an epoch
-        self.steps_per_epoch = self._batches * uses
-        self._uses = uses
-        self._seed, self._parts, self._buffer = seed, parts, buffer
+        self.steps_per_epoch = math.ceil(num_samples / batch_size)
+        self._seed, self._parts = seed, parts
         self._epoch = -1
         self._order = np.empty(0, np.int64)
 
     def batch(self, step: int) -> tuple[int, np.ndarray]:
         """Step (from 0) → (epoch, sample indices of the global batch)."""
-        epoch, position = divmod(step // self._uses, self._batches)
+        epoch, position = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             self._epoch = epoch
             self._order = self._of_epoch(epoch)
@@ -60,7 +73,7 @@ class GlobalOrder:
 
     def _of_epoch(self, epoch: int) -> np.ndarray:
         if self._parts is None:
-            return self._shuffled([self._seed, epoch], self.num_samples)
+            return _shuffled([self._seed, epoch], self.num_samples)
         counts = shares(self.num_samples, [part.weight for part in self._parts])
         turns = np.repeat(np.arange(len(counts)), counts)
         np.random.default_rng([self._seed, epoch]).shuffle(turns)
@@ -74,22 +87,101 @@ class GlobalOrder:
     def _drawn(self, number: int, size: int, draws: range) -> np.ndarray:
         """The given draws from one part, which is gone through pass after pass."""
         passes = range(draws.start // size, math.ceil(draws.stop / size))
-        found = [self._shuffled([self._seed, number, turn], size) for turn in passes]
+        found = [_shuffled([self._seed, number, turn], size) for turn in passes]
         skipped = draws.start - passes.start * size
         return np.concatenate([np.empty(0, np.int64), *found])[skipped : skipped + len(draws)]
 
-    def _shuffled(self, seed: Sequence[int], size: int) -> np.ndarray:
-        generator = np.random.default_rng(list(seed))
-        if self._buffer is None or self._buffer >= size:
-            return generator.permutation(size)
-        starts = range(0, size, self._buffer)
-        return np.concatenate([start + generator.permutation(min(self._buffer, size - start)) for start in starts])
+    def drawn_before(self, step: int) -> list[int]:
+        if self._parts is None:
+            return []
+        epoch, position = divmod(step, self.steps_per_epoch)
+        counts = np.array(shares(self.num_samples, [part.weight for part in self._parts])) * epoch
+        if position:
+            taken = self._of_epoch(epoch)[: position * self.batch_size]
+            counts = counts + [int(((taken >= part.start) & (taken < part.stop)).sum()) for part in self._parts]
+        found: list[int] = counts.tolist()
+        return found
 
 
-def shares(total: int, weights: Sequence[float]) -> list[int]:
-    """Whole numbers that add up to `total`, as near to the weights as whole numbers can be (largest remainders)."""
-    exact = np.asarray(weights, dtype=np.float64) / sum(weights) * total
-    found = np.floor(exact).astype(int)
-    for number in np.argsort(found - exact, kind="stable")[: total - int(found.sum())]:
-        found[number] += 1
-    return [int(count) for count in found]
+class PhasedOrder:
+    """A mixture whose weights change at given steps. Each part is gone through in whole passes, as in GlobalOrder."""
+
+    def __init__(
+        self, parts: Sequence[MixturePart], phases: Sequence[Phase], batch_size: int, seed: int, num_samples: int
+    ) -> None:
+        """num_samples: of an epoch, by which a run's length may be given."""
+        self.num_samples, self.steps_per_epoch = num_samples, math.ceil(num_samples / batch_size)
+        self._parts, self._seed = parts, seed
+        self._turns = Turns(phases, batch_size, seed, num_samples)
+        self._passes: dict[int, tuple[int, np.ndarray]] = {}  # of each part the last pass, and its order
+
+    def batch(self, step: int) -> tuple[int, np.ndarray]:
+        sets, draws = self._turns.of_step(step)
+        indices = np.empty(len(sets), np.int64)
+        for number, part in enumerate(self._parts):
+            own = draws[sets == number]
+            found = [part.start + self._pass(number, int(draw) // part.size)[int(draw) % part.size] for draw in own]
+            indices[sets == number] = found
+        return step // self.steps_per_epoch, indices
+
+    def _pass(self, number: int, turn: int) -> np.ndarray:
+        held = self._passes.get(number)
+        if held is None or held[0] != turn:
+            held = self._passes[number] = (turn, _shuffled([self._seed, number, turn], self._parts[number].size))
+        return held[1]
+
+    def drawn_before(self, step: int) -> list[int]:
+        return self._turns.drawn_before(step)
+
+
+class DrawnOrder:
+    """Samples that are drawn by number from data sets that shuffle themselves, as streams do: draw d of set s has the
+    index d * sets + s.
+
+    epoch: samples of one, whose last batch may be smaller; None: epochs flow into one another. phases: of a mixture of
+    several sets, how it is drawn.
+    """
+
+    def __init__(self, phases: Sequence[Phase], batch_size: int, seed: int, epoch: int | None) -> None:
+        self.num_samples, self._batch = epoch, batch_size
+        self.steps_per_epoch = math.inf if epoch is None else math.ceil(epoch / batch_size)
+        self._sets = len(phases[0].weights)
+        self._turns = Turns(phases, batch_size, seed, epoch)
+
+    def batch(self, step: int) -> tuple[int, np.ndarray]:
+        epoch = 0 if self.num_samples is None else int(step // self.steps_per_epoch)
+        if self._sets > 1:
+            sets, draws = self._turns.of_step(step)
+            return epoch, draws * self._sets + sets
+        if self.num_samples is None:
+            return epoch, np.arange(step * self._batch, (step + 1) * self._batch)
+        start = (step - epoch * int(self.steps_per_epoch)) * self._batch
+        return epoch, epoch * self.num_samples + np.arange(start, min(start + self._batch, self.num_samples))
+
+    def drawn_before(self, step: int) -> list[int]:
+        return self._turns.drawn_before(step) if self._sets > 1 else []
+
+
+class RepeatedOrder:
+    """An order each of whose batches is taken by `uses` steps, one after the other."""
+
+    def __init__(self, order: Order, uses: int) -> None:
+        self._order, self._uses = order, uses
+
+    @property
+    def num_samples(self) -> int | None:
+        return self._order.num_samples
+
+    @property
+    def steps_per_epoch(self) -> float:
+        return self._order.steps_per_epoch * self._uses
+
+    def batch(self, step: int) -> tuple[int, np.ndarray]:
+        return self._order.batch(step // self._uses)
+
+    def drawn_before(self, step: int) -> list[int]:
+        return self._order.drawn_before(-(-step // self._uses))
+
+
+def _shuffled(seed: Sequence[int], size: int) -> np.ndarray:
+    return np.random.default_rng(list(seed)).permutation(size)

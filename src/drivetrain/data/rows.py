@@ -71,12 +71,12 @@ def open_rows(
 
         return open_hub(path, field, subset, split, folder, stream)
     _refuse_hub_choices(path, field, subset=subset, split=None if split == "train" else split, folder=folder)
-    files = _files_below(given, path, field) if given.is_dir() else {given.name: given}
+    files = files_below(given, path, field) if given.is_dir() else {given.name: given}
     parts: list[Rows] = []
     problems: list[Problem] = []
     for name, file in files.items():
         try:
-            parts.append(_open_file(file, name, field, stream))
+            parts.append(open_file(file, name, field, stream))
         except UserError as error:
             problems.extend(error.problems)
             parts += [error.rows] if isinstance(error, BrokenRows) and len(error.rows) else []
@@ -97,7 +97,7 @@ def large_files(path: str, field: str) -> list[Path]:
     """The files of a data set of 16 MB and more, if each is of a kind whose rows can be read as they are asked for."""
     given = Path(path).expanduser()
     try:
-        files = list(_files_below(given, path, field).values()) if given.is_dir() else [given]
+        files = list(files_below(given, path, field).values()) if given.is_dir() else [given]
         large = sum(file.stat().st_size for file in files) >= LONG
     except (UserError, OSError):  # opening them says why
         return []
@@ -111,8 +111,8 @@ def _refuse_hub_choices(path: str, field: str, **chosen: str | None) -> None:
         raise problem(field, f"{why} {' or '.join(given)}: those are of hub data sets", "give the path of that part")
 
 
-def _files_below(folder: Path, path: str, field: str) -> dict[str, Path]:
-    """Name from the folder on → file."""
+def files_below(folder: Path, path: str, field: str, compressed: bool = False) -> dict[str, Path]:
+    """Name from the folder on → file. compressed: whether files that are compressed can be read."""
     if (folder / "dataset_dict.json").is_file():  # `save_to_disk` of several splits
         splits = sorted(each.name for each in folder.iterdir() if each.is_dir())
         raise problem(field, f"{path} holds several splits", f"give the folder of one: {', '.join(splits)}")
@@ -124,13 +124,23 @@ def _files_below(folder: Path, path: str, field: str) -> dict[str, Path]:
         for place, file in below.items()
         if file.name.lower() not in BESIDE_DATA and not any(part.startswith(".") for part in place.parts)
     }
-    _refuse_what_would_be_passed_over(seen, path, field)
-    files = {name: file for name, file in seen.items() if file.suffix.lower() in ENDINGS and file.is_file()}
+    packed = {name for name, file in seen.items() if compressed and file.is_file() and _is_packed(file)}
+    _refuse_what_would_be_passed_over({name: file for name, file in seen.items() if name not in packed}, path, field)
+    files = {
+        name: file
+        for name, file in seen.items()
+        if name in packed or (file.suffix.lower() in ENDINGS and file.is_file())
+    }
     if not files:
         raise problem(
             field, f"the folder {path} has no file that can be read", f"files may end in {', '.join(ENDINGS)}"
         )
     return files
+
+
+def _is_packed(file: Path) -> bool:
+    """Whether its rows are lines that are compressed in a way which is read (data/streams)."""
+    return file.suffix.lower() in COMPRESSED[:-1] and Path(file.stem).suffix.lower() in (*JSON_LINES, *TEXTS)
 
 
 def _saved_files(state: Path, field: str) -> list[str]:
@@ -160,7 +170,7 @@ def _refuse_what_would_be_passed_over(seen: Mapping[str, Path], path: str, field
         )
 
 
-def _open_file(file: Path, name: str, field: str, stream: bool) -> Rows:
+def open_file(file: Path, name: str, field: str, stream: bool) -> Rows:
     ending = file.suffix.lower()
     if ending not in ENDINGS:
         raise problem(field, f"{file} ends in {ending or 'nothing'}", f"files may end in {', '.join(ENDINGS)}")

@@ -168,8 +168,9 @@ def _weights(given: KeyReader, count: int) -> list[float | None]:
     mix, shares = given.word("mix_strategy", "concat"), names_of(given, "interleave_probs")
     mixes = mix in ("interleave_under", "interleave_over") and count > 1
     if mixes:
-        why = "an epoch is as many samples as there are, and each set is gone through in whole passes"
-        given.note("mix_strategy", "changed", why)
+        ends = "until the first set is through" if mix == "interleave_under" else "until each set was gone through once"
+        why = f"an epoch goes on {ends}; shares are exact, and the next epoch goes on where a set stood"
+        given.set("mix_strategy", f"{DATA}.mix", mix, why)
     elif mix in ("concat", "interleave_once") or count == 1:
         given.note("mix_strategy", "mapped", "each sample comes once an epoch, in random order")
     else:
@@ -205,6 +206,9 @@ def _evaluation(given: KeyReader) -> None:
     if share < 1:
         why = "of each data set, there of all together" if share and len(names_of(given, "dataset")) > 1 else ""
         given.set("val_size", f"{DATA}.evaluation_fraction", share, why)
+    elif given.switch("streaming") and not (_is_text(given) and _packs(given)):
+        why = "the first rows of each data set, there of all together"
+        given.set("val_size", f"{DATA}.evaluation_rows", round(share), why)
     else:
         given.note("val_size", "refused", f"a number of samples; give their share as {DATA}.evaluation_fraction")
         given.found.translation.settings[f"{DATA}.evaluation_fraction"] = 0.0

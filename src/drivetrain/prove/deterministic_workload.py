@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from drivetrain.data.order import MixturePart
+from drivetrain.data.order import Order
 from drivetrain.data.row_shape import Rows
 from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.fake_quantised import FakeQuantiser
@@ -129,13 +129,16 @@ class Stilled(Workload):
     def rows(self, rows: Rows | None) -> None:
         self._inner.rows = rows
 
-    @property
-    def mixture(self) -> Sequence[MixturePart] | None:
-        return self._inner.mixture
+    def order(self, batch_size: int, seed: int, by_epochs: bool) -> Order:
+        return self._inner.order(batch_size, seed, by_epochs)
 
     @property
-    def shuffle_buffer(self) -> int | None:
-        return self._inner.shuffle_buffer
+    def evaluation_parts(self) -> Mapping[str, range]:
+        return self._inner.evaluation_parts
+
+    @property
+    def data_sets(self) -> Sequence[str]:
+        return self._inner.data_sets
 
     @property
     def data_report(self) -> Mapping[str, Any]:

@@ -157,7 +157,7 @@ class _Tracer:
 
     def _checkpoints(self, root: Path, engine: Engine) -> RunCheckpoints:
         metric = best_metric(self._run, self._workload)
-        return RunCheckpoints(root, self._run, engine, self._ranks, metric, len(self._samples), _hush)
+        return RunCheckpoints(root, self._run, engine, self._ranks, metric, self._samples, _hush)
 
     def _resumed(self, root: Path) -> dict[str, Tensor]:
         engine = self._engine()

@@ -24,7 +24,7 @@ class RunStarted(Event):
     output: str
     total_steps: int
     first_step: int  # 0, or the step the run resumed from
-    samples_per_epoch: int
+    samples_per_epoch: int | None  # None: of a stream whose epochs flow into one another
     facts: dict[str, Any] = field(default_factory=dict)  # precision, engine, device, model, data
 
 
@@ -58,6 +58,16 @@ class Evaluated(Event):
     metrics: dict[str, float]
     seconds: float
     best: bool
+
+
+@dataclass(frozen=True)
+class MixtureEvaluated(Event):
+    """Sent with an evaluation: of each data set {"name", "samples", "share"} of the training so far, and its loss and
+    metrics where it has evaluation data of its own."""
+
+    kind: ClassVar[str] = "mixture"
+    step: int
+    sets: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -110,7 +120,7 @@ class RunFinished(Event):
 
 
 EVENTS: tuple[type[Event], ...] = (
-    *(RunStarted, StepDone, Evaluated, Generated),
+    *(RunStarted, StepDone, Evaluated, MixtureEvaluated, Generated),
     *(CheckpointSaved, Warned, Troubled, RunFinished),
 )
 _HINTS = {event.kind: get_type_hints(event) for event in EVENTS}

@@ -14,6 +14,7 @@ from drivetrain.tracking.events import (
     Evaluated,
     Event,
     Generated,
+    MixtureEvaluated,
     RunFinished,
     RunStarted,
     StepDone,
@@ -21,7 +22,7 @@ from drivetrain.tracking.events import (
     Troubled,
     Warned,
 )
-from drivetrain.tracking.quantities import rate_text, size_text
+from drivetrain.tracking.quantities import rate_text, set_text, size_text
 
 PLAIN_LINE_SECONDS = 5.0  # off a terminal: at most one line of the curve in this time
 
@@ -60,17 +61,25 @@ class ProgressTracker(Tracker):
                 self._start(event)
             case StepDone() if not self._quiet:
                 self._step(event)
-            case Evaluated() if not self._quiet:
-                values = "  ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
-                best = "  [green]best[/]" if event.best else ""
-                self._print(f"step {event.step:>6}  evaluation  {values}  ({event.seconds:.1f} s){best}")
-            case Generated() if not self._quiet:
-                for sample in event.samples:
-                    self._sample(event.step, sample)
+            case Evaluated() | MixtureEvaluated() | Generated() if not self._quiet:
+                self._evaluation(event)
             case CheckpointSaved() if not self._quiet and not self._console.is_terminal:
                 self._print(f"step {event.step:>6}  saved {escape(event.path)} ({size_text(event.bytes)})")
             case RunFinished() if event.status != "failed" and not self._quiet:
                 self._finish(event)
+
+    def _evaluation(self, event: Event) -> None:
+        match event:
+            case Evaluated():
+                values = "  ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
+                best = "  [green]best[/]" if event.best else ""
+                self._print(f"step {event.step:>6}  evaluation  {values}  ({event.seconds:.1f} s){best}")
+            case MixtureEvaluated():
+                for each in event.sets:
+                    self._print(f"step {event.step:>6}  {escape(set_text(each))}")
+            case Generated():
+                for sample in event.samples:
+                    self._sample(event.step, sample)
 
     def close(self) -> None:
         if self._bar is not None:

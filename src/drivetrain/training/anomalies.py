@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.config.run import RunConfig
-from drivetrain.data.order import GlobalOrder
+from drivetrain.data.order import Order
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.distributed.rng import only_torch_drew, restore_rng_state, rng_state
 from drivetrain.engines.base import Engine
@@ -48,7 +48,7 @@ class Anomalies:
         engine: Engine,
         workload: Workload,
         ranks: Communicator,
-        order: GlobalOrder,
+        order: Order,
         cutting: Batching,
         send: Callable[[Event], None],
     ) -> None:
@@ -120,7 +120,7 @@ class Anomalies:
         restore_rng_state(rng_state(trouble.mark))
         once = self._run.checkpoints.model_copy(update={"asynchronous": False})
         run = self._run.model_copy(update={"checkpoints": once})
-        metric, number = best_metric(run, self._workload), len(self._workload.train)
+        metric, number = best_metric(run, self._workload), self._workload.train
         try:
             RunCheckpoints(folder, run, self._engine, self._ranks, metric, number, _hush).save(trouble.before)
         except (RunError, UserError) as error:

@@ -22,7 +22,7 @@ from drivetrain.config.workload import UserModule
 from drivetrain.data.fixed_rows import cheapest_rows
 from drivetrain.data.loading_time import workers_for
 from drivetrain.data.micro_batches import rank_share
-from drivetrain.data.order import GlobalOrder
+from drivetrain.data.order import Order, RepeatedOrder
 from drivetrain.data.row_shape import Rows
 from drivetrain.memory.garbage import EVERY
 from drivetrain.workloads.base import MakesSamples, Workload
@@ -35,17 +35,16 @@ MICRO_BATCH_TOKENS = {"cpu": 120, "cuda": 4096}
 LEAST_PASSES = 1000
 
 
-def order_of(config: RunConfig, workload: Workload) -> GlobalOrder:
-    uses = workload.updates_per_batch if isinstance(workload, MakesSamples) else 1
-    mixture, buffer = workload.mixture, workload.shuffle_buffer
-    return GlobalOrder(len(workload.train), config.global_batch, config.seed, mixture, buffer, uses)
+def order_of(config: RunConfig, workload: Workload) -> Order:
+    order = workload.order(config.global_batch, config.seed, by_epochs=config.loop.steps is None)
+    return RepeatedOrder(order, workload.updates_per_batch) if isinstance(workload, MakesSamples) else order
 
 
-def total_steps_of(config: RunConfig, order: GlobalOrder) -> int:
+def total_steps_of(config: RunConfig, order: Order) -> int:
     if config.loop.steps is not None:
         return config.loop.steps
     assert config.loop.epochs is not None, "rules.check lets no run without a length pass"
-    return order.steps_per_epoch * config.loop.epochs
+    return int(order.steps_per_epoch) * config.loop.epochs
 
 
 @dataclass(frozen=True)

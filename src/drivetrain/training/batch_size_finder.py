@@ -16,6 +16,7 @@ import numpy as np
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.data.loader import MicroBatch
+from drivetrain.data.streams.endless import draws
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.memory.limit import limited, trial_limit
@@ -70,7 +71,7 @@ def _plain(config: RunConfig) -> RunConfig:
 
 def longest(workload: Workload, count: int) -> list[Any]:
     """So many of the training's samples, the longest first where lengths are known."""
-    indices = np.arange(min(count, len(workload.train)))
+    indices = np.array(draws(workload.train, count))
     if workload.lengths is not None:
         indices = np.argsort(-np.asarray(workload.lengths), kind="stable")[:count]
     return [workload.train.load(int(index), 0) for index in indices]

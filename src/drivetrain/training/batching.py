@@ -12,7 +12,7 @@ from drivetrain.config.micro_batch_backoff import again, reduced, reduction
 from drivetrain.config.run import RunConfig
 from drivetrain.data.loader import MicroBatch, Window
 from drivetrain.data.micro_batches import Lengths, Slice
-from drivetrain.data.order import GlobalOrder
+from drivetrain.data.order import Order
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError
@@ -37,7 +37,7 @@ def window_slice(config: RunConfig, machine: Machine, workload: Workload, engine
     return Slice(engine.data_rank, engine.data_world, config.micro_batch, lengths)
 
 
-def check_shares(order: GlobalOrder, mine: Slice, engine: Engine, ranks: Communicator) -> None:
+def check_shares(order: Order, mine: Slice, engine: Engine, ranks: Communicator) -> None:
     """RunError unless the ranks' samples of the first step are disjoint and together the global batch."""
     _, indices = order.batch(0)
     own = [int(index) for piece in mine.pieces(indices) for index in piece] if engine.counts_samples else []
@@ -65,7 +65,7 @@ class Batching:
         machine: Machine,
         workload: Workload,
         engine: Engine,
-        order: GlobalOrder,
+        order: Order,
         total_steps: int,
         send: Callable[[Event], None],
         given: RunConfig,

@@ -54,6 +54,7 @@ class Progress:
     recent: Recent = field(default_factory=Recent)
     terms: dict[str, float] = field(default_factory=dict)  # of the loss, at the last point of the curve
     reduction: dict[str, Any] | None = None  # of the micro-batches, since memory ran out
+    by_set: dict[str, dict[str, float]] = field(default_factory=dict)  # loss and metrics on each data set of a mixture
 
     def __post_init__(self) -> None:
         if isinstance(self.recent, dict):  # as a checkpoint has it
@@ -95,7 +96,7 @@ def train(
     windows: Iterator[Window],
     run: RunConfig,
     total_steps: int,
-    steps_per_epoch: int,
+    steps_per_epoch: float,
     progress: Progress,
     around: LoopHooks,
 ) -> Status:
@@ -197,7 +198,7 @@ class Due:
         return self.evaluation or self.save or self.stop
 
 
-def _due(run: RunConfig, progress: Progress, total_steps: int, steps_per_epoch: int, around: LoopHooks) -> Due:
+def _due(run: RunConfig, progress: Progress, total_steps: int, steps_per_epoch: float, around: LoopHooks) -> Due:
     step, at_end = progress.step, progress.step == total_steps
     stop = around.stop()
     every = run.evaluation.every_steps or run.evaluation.every_epochs * steps_per_epoch
@@ -214,7 +215,7 @@ class Curve:
         run: RunConfig,
         engine: Engine,
         progress: Progress,
-        steps_per_epoch: int,
+        steps_per_epoch: float,
         around: LoopHooks,
         watch: Watch,
     ) -> None:

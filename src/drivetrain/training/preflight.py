@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.config.run import RunConfig
+from drivetrain.data.streams.endless import known_length, order_key
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.distributed.rng import restore_rng_state, rng_state
 from drivetrain.engines.base import Engine
@@ -82,10 +83,10 @@ def fingerprint(samples: Samples) -> dict[str, Any]:
 
     One that is not the same when it is read again, or that cannot be read (the loader tells that), says nothing.
     """
-    count = len(samples)
-    found: dict[str, Any] = {"samples": count}
+    count = known_length(samples)
+    found: dict[str, Any] = {"samples": count} if count is not None else {"stream": order_key(samples)["stream"]}
     before = rng_state()
-    for index in sorted({0, count // 2, count - 1}) if count else ():
+    for index in (0,) if count is None else sorted({0, count // 2, count - 1}) if count else ():
         try:
             once, again = (_digest(b"".join(_bytes(samples.load(index, 0)))) for _ in range(2))
         except Exception:

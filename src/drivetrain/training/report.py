@@ -36,6 +36,7 @@ class RunReport(BaseModel):
     metrics: dict[str, float]  # of the last evaluation
     best: dict[str, Any] | None  # step, metric, value
     terms: dict[str, float] = {}  # of a loss of several terms, the mean of each at the last point of the curve
+    mixture: list[dict[str, Any]] = []  # of each data set: name, samples, share, and its last evaluation
 
     seconds: float  # wall time of the training loop over all its parts, resumed ones included
     seconds_by_part: dict[str, float]  # of this process

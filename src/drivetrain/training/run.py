@@ -15,8 +15,8 @@ from drivetrain.config.machine import Machine
 from drivetrain.config.micro_batch_backoff import again
 from drivetrain.config.run import RunConfig
 from drivetrain.config.texts import texts
-from drivetrain.data.fixed_rows import filled_in_order
 from drivetrain.data.loader import evaluation_batches
+from drivetrain.data.order import Order
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.errors import problem
@@ -41,6 +41,7 @@ from drivetrain.training.assemble import assemble
 from drivetrain.training.auto_settings import chosen, collect_every, order_of, total_steps_of
 from drivetrain.training.batching import Batching, check_shares
 from drivetrain.training.loop import LoopHooks, Progress, train
+from drivetrain.training.mixture_report import EvaluationBySet, cadence_notes, evaluation_cuts, mixture_report
 from drivetrain.training.report import RunReport, Status
 from drivetrain.training.run_checkpoints import RunCheckpoints
 from drivetrain.training.workload_rules import best_metric
@@ -148,9 +149,7 @@ def _train(parts: TrainingContext, resume: bool) -> RunReport:
     cutting = Batching(config, parts.machine, workload, engine, order, total_steps, events.send, parts.given)
     check_shares(order, cutting.slice, engine, ranks)
     metric = best_metric(config, workload)
-    checkpoints = RunCheckpoints(
-        parts.folder.checkpoints, config, engine, ranks, metric, len(workload.train), events.send
-    )
+    checkpoints = RunCheckpoints(parts.folder.checkpoints, config, engine, ranks, metric, workload.train, events.send)
     progress = checkpoints.restore() if resume else Progress()
     if resume and progress.step == 0:
         ranks.on_first(lambda: _refuse_lost(parts.folder))
@@ -161,9 +160,11 @@ def _train(parts: TrainingContext, resume: bool) -> RunReport:
         events.send(Warned(message=f"of steps that are made again: {parts.folder.trouble} keeps {', '.join(former)}"))
     before = parts.attempt.elapsed_before(progress.elapsed_seconds)
     network = preflight.timed_all_reduce(ranks, torch_device(parts.machine))
-    events.send(_started(parts, total_steps, progress))
+    events.send(_started(parts, total_steps, progress, order.num_samples))
+    for message in cadence_notes(config, order):
+        events.send(Warned(message=message))
     around = LoopHooks(
-        evaluate=functools.partial(evaluate, config, workload, engine) if workload.evaluation is not None else None,
+        evaluate=_evaluation(parts, order, progress) if workload.evaluation is not None else None,
         save=functools.partial(_save, parts, checkpoints),
         send=functools.partial(_send, parts),
         stop=lambda: ranks.any_asked(parts.stop.signal_number is not None),
@@ -180,7 +181,7 @@ def _train(parts: TrainingContext, resume: bool) -> RunReport:
     report = ranks.on_first(lambda: _reported(parts.folder, status, progress)) if trained_nothing else None
     closing = _closing(status, progress, checkpoints, trained_nothing)
     if report is None:
-        report = _report(parts, checkpoints, progress, status, order.steps_per_epoch).model_copy(
+        report = _report(parts, checkpoints, progress, status, order).model_copy(
             update={"network": network, **_effective(parts, progress.elapsed_seconds, before)}
         )
         ranks.on_first(lambda: report.write(parts.folder.report))
@@ -241,8 +242,8 @@ def _begun(parts: TrainingContext, step: int) -> list[str]:
     return set_aside(parts.folder.trouble, step)
 
 
-def evaluate(config: RunConfig, workload: Workload, engine: Engine) -> dict[str, float]:
-    """Loss and metrics over the evaluation data, every sample once."""
+def evaluate(config: RunConfig, workload: Workload, engine: Engine, part: range | None = None) -> dict[str, float]:
+    """Return loss and metrics over the evaluation data, or the samples of a part of them, every sample once."""
     assert workload.evaluation is not None
     batches = evaluation_batches(
         workload.evaluation,
@@ -251,16 +252,15 @@ def evaluate(config: RunConfig, workload: Workload, engine: Engine) -> dict[str,
         config.loader,
         engine.data_rank,
         engine.data_world,
-        _filled(workload, config.evaluation_batch),
+        evaluation_cuts(workload, config.evaluation_batch, part),
     )
     values = engine.evaluate(batches, workload.metrics())
     return {**values, **workload.derived(values)}
 
 
-def _filled(workload: Workload, bound: int) -> list[range] | None:
-    """The evaluation's batches where packed rows have one length, which they fill: one shape for all."""
-    lengths = workload.evaluation_lengths
-    return None if workload.rows is None or lengths is None else filled_in_order(lengths, workload.rows, bound)
+def _evaluation(parts: TrainingContext, order: Order, progress: Progress) -> Callable[[], dict[str, float]]:
+    own = functools.partial(evaluate, parts.config, parts.workload, parts.engine)
+    return EvaluationBySet(own, parts.workload, order, progress, parts.config.evaluation.by_set, parts.events.send)
 
 
 def _generation(workload: Workload, engine: Engine, ranks: Communicator) -> Callable[[], list[dict[str, Any]]] | None:
@@ -270,7 +270,7 @@ def _generation(workload: Workload, engine: Engine, ranks: Communicator) -> Call
     return functools.partial(generate, engine, workload, ranks)
 
 
-def _started(parts: TrainingContext, total_steps: int, progress: Progress) -> RunStarted:
+def _started(parts: TrainingContext, total_steps: int, progress: Progress, epoch_samples: int | None) -> RunStarted:
     config, workload = parts.config, parts.workload
     engaged = {name: value for name, value in asdict(parts.engine.engaged()).items() if value is not False}
     facts = {"precision": config.precision, "engine": config.engine.label, **engaged, **parts.chosen, **workload.facts}
@@ -279,7 +279,7 @@ def _started(parts: TrainingContext, total_steps: int, progress: Progress) -> Ru
         output=str(parts.folder.path),
         total_steps=total_steps,
         first_step=progress.step,
-        samples_per_epoch=len(workload.train),
+        samples_per_epoch=epoch_samples,
         facts=facts,
     )
 
@@ -300,7 +300,7 @@ def _closing(status: Status, progress: Progress, checkpoints: RunCheckpoints, tr
 
 
 def _report(
-    parts: TrainingContext, checkpoints: RunCheckpoints, progress: Progress, status: Status, steps_per_epoch: int
+    parts: TrainingContext, checkpoints: RunCheckpoints, progress: Progress, status: Status, order: Order
 ) -> RunReport:
     config, machine = parts.config, parts.machine
     newest, best = parts.ranks.on_first(lambda: (checkpoints.newest(), checkpoints.best(progress)))
@@ -315,7 +315,8 @@ def _report(
         chosen=parts.chosen,
         steps=progress.step,
         skipped_steps=progress.skipped,
-        epochs=progress.step / steps_per_epoch,
+        epochs=progress.step / order.steps_per_epoch,
+        mixture=mixture_report(parts.workload, order, progress.step, progress.by_set),
         samples=progress.samples,
         metrics=progress.metrics,
         best=progress.best,

@@ -17,13 +17,14 @@ from drivetrain.checkpoint.retention import best, prune
 from drivetrain.checkpoint.run_state import verify
 from drivetrain.checkpoint.saving import save
 from drivetrain.config.run import RunConfig
+from drivetrain.data.streams.endless import order_key, restore_state, state_of
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.distributed.rng import restore_rng_state, rng_state, seed_rank
 from drivetrain.engines.base import Engine, State
 from drivetrain.errors import RunError, problem
 from drivetrain.tracking.events import CheckpointSaved, Event, Warned
 from drivetrain.training.loop import Progress
-from drivetrain.workloads.base import BestMetric
+from drivetrain.workloads.base import BestMetric, Samples
 
 
 class RunCheckpoints:
@@ -37,13 +38,15 @@ class RunCheckpoints:
         engine: Engine,
         ranks: Communicator,
         metric: BestMetric,
-        num_samples: int,
+        samples: Samples,
         send: Callable[[Event], None],
     ) -> None:
         self._root, self._run, self._engine, self._ranks, self._metric = root, run, engine, ranks, metric
         self._send = send
         # the order of the data is a function of these; a resumed run must not change them under way
-        self._order = {"seed": run.seed, "batch_size": run.global_batch, "num_samples": num_samples}
+        self._order: dict[str, Any] = {"seed": run.seed, "batch_size": run.global_batch}
+        self._order |= order_key(samples, by_epochs=run.loop.steps is None)
+        self._samples = samples
         self._writing_ranks, self._writer, self._under_way = ranks, None, None
         self._host_copies = HostCopies()
         if run.checkpoints.asynchronous:
@@ -117,6 +120,7 @@ class RunCheckpoints:
                 "order": self._order,
                 "optimizer": self._run.optimizer.name,
                 "length": self._length,
+                "data": state_of(self._samples, progress.step),
             }
             if "beside" in state:
                 parts["training"]["beside"] = state["beside"]
@@ -152,6 +156,7 @@ class RunCheckpoints:
         self._engine.load_state_dict({**state, "engine": training["engine"], "beside": training.get("beside")})
         progress = Progress(**training["progress"])
         self._same_metric(progress)
+        restore_state(self._samples, training.get("data"))
         saved = training["generators"]
         self._restore_generators(saved, training.get("streams", [*range(len(saved))]), progress.step)
         return progress
@@ -224,9 +229,11 @@ class RunCheckpoints:
                 )
             )
 
-    def _same_order(self, saved: dict[str, int]) -> None:
+    def _same_order(self, saved: dict[str, Any]) -> None:
         changed = [
-            f"{name} was {saved[name]}, now {value}" for name, value in self._order.items() if saved[name] != value
+            f"{name} was {saved.get(name)}, now {value}"
+            for name, value in self._order.items()
+            if saved.get(name) != value
         ]
         if changed:
             raise problem(

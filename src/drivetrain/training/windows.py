@@ -14,7 +14,7 @@ import numpy as np
 from drivetrain.config.run import RunConfig
 from drivetrain.data.loader import MicroBatch, Window, training_windows
 from drivetrain.data.micro_batches import Slice, rank_share
-from drivetrain.data.order import GlobalOrder
+from drivetrain.data.order import Order
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.distributed.rng import restore_rng_state, rng_state, seed_everything
 from drivetrain.engines.base import Engine
@@ -27,7 +27,7 @@ def windows_of(
     run: RunConfig,
     workload: Workload,
     engine: Engine,
-    order: GlobalOrder,
+    order: Order,
     steps: range,
     mine: Slice,
     *,
@@ -42,7 +42,7 @@ def windows_of(
 
 
 def _made_windows(
-    run: RunConfig, workload: MakesSamples, engine: Engine, order: GlobalOrder, steps: range, mine: Slice
+    run: RunConfig, workload: MakesSamples, engine: Engine, order: Order, steps: range, mine: Slice
 ) -> Iterator[Window]:
     uses = workload.updates_per_batch
     for step in steps:
@@ -67,9 +67,7 @@ def _cut(workload: MakesSamples, indices: np.ndarray, mine: Slice) -> tuple[list
     return window, max(map(len, pieces))
 
 
-def _made(
-    run: RunConfig, workload: MakesSamples, engine: Engine, order: GlobalOrder, step: int, mine: Slice
-) -> list[object]:
+def _made(run: RunConfig, workload: MakesSamples, engine: Engine, order: Order, step: int, mine: Slice) -> list[object]:
     """The samples of all ranks, in the order of their prompts. Random generators end as they were."""
     epoch, indices = order.batch(step)
     places = rank_share(np.arange(len(indices)), mine.data_rank, mine.data_world).tolist()

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterator
 
 from drivetrain.config.run import RunConfig
+from drivetrain.data.streams.endless import known_length
 from drivetrain.errors import Problem, UserError
 from drivetrain.workloads.base import BestMetric, MakesSamples, Workload
 
@@ -28,8 +29,8 @@ def best_metric(run: RunConfig, workload: Workload) -> BestMetric:
 
 
 def _batch(run: RunConfig, workload: Workload) -> Iterator[Problem]:
-    batch, samples = run.global_batch, len(workload.train)
-    if batch > samples:
+    batch, samples = run.global_batch, known_length(workload.train)
+    if samples is not None and batch > samples:
         yield Problem(
             "batch_size", f"the batch ({batch}) > the training data ({samples} samples)", f"give at most {samples}"
         )

@@ -16,8 +16,9 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
-from drivetrain.data.order import MixturePart
+from drivetrain.data.order import GlobalOrder, Order
 from drivetrain.data.row_shape import Rows
+from drivetrain.data.streams.endless import Endless, draws
 from drivetrain.errors import problem
 from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.fake_quantised import FakeQuantiser
@@ -200,15 +201,22 @@ class Workload(ABC):
         """Whether `collate` lays samples end to end, so that none needs padding."""
         return False
 
-    @property
-    def mixture(self) -> Sequence[MixturePart] | None:
-        """Parts of the training samples that are taken by weight; None where each is taken once an epoch."""
-        return None
+    def order(self, batch_size: int, seed: int, by_epochs: bool) -> Order:
+        """Return which training samples each step takes. by_epochs: whether the run's length is a number of epochs; a
+        stream has to be counted for that."""
+        if isinstance(self.train, Endless):
+            return self.train.order(batch_size, seed, by_epochs)
+        return GlobalOrder(len(self.train), batch_size, seed)
 
     @property
-    def shuffle_buffer(self) -> int | None:
-        """Neighbours among which training samples may be shuffled; None where any may come at any time."""
-        return None
+    def data_sets(self) -> Sequence[str]:
+        """Names of the data sets of a mixture, as the order counts them; empty where there is none."""
+        return ()
+
+    @property
+    def evaluation_parts(self) -> Mapping[str, range]:
+        """Return which evaluation samples are of each data set of a mixture; empty where there is none."""
+        return {}
 
     @property
     def layout(self) -> Layout:
@@ -338,4 +346,4 @@ class Generates(ABC):
 
 def few(workload: Workload, count: int = 2) -> Batch:
     """A batch of the first samples."""
-    return workload.collate([workload.train.load(index, 0) for index in range(min(count, len(workload.train)))])
+    return workload.collate([workload.train.load(index, 0) for index in draws(workload.train, count)])

@@ -18,14 +18,17 @@ from drivetrain.data.language.document_tokens import stored_ids
 from drivetrain.data.language.documents import StoredTexts
 from drivetrain.data.language.placeholders import placeholders_note
 from drivetrain.data.language.samples import JoinedSamples, TextWindows, Tokenised
-from drivetrain.data.language.sets import LOOKED_AT, DataSet, OpenSet, open_sets, refuse_bad_rows
+from drivetrain.data.language.sets import DataSet, OpenSet, open_sets, refuse_bad_rows
 from drivetrain.data.language.stored_conversations import StoredConversations
 from drivetrain.data.language.stored_rows import taken
-from drivetrain.data.order import MixturePart
+from drivetrain.data.streams.mixture import Mix, StreamedMixture
+from drivetrain.data.streams.rows_set import StreamedRows
 from drivetrain.errors import Problem, problem, together
+from drivetrain.workloads.language_mix import mix_of
 from drivetrain.workloads.language_refusals import read_sets, told_behind
-from drivetrain.workloads.language_streams import Stream
+from drivetrain.workloads.language_streams import LOOKED_AT, Stream
 from drivetrain.workloads.language_tokenizer import make_tokenizer
+from drivetrain.workloads.stream_notes import travel_note
 
 LEFT_OUT = "are left out"
 TRAIN, EVALUATION = "workload.data.train", "workload.data.evaluation"
@@ -36,7 +39,7 @@ class Account:
     """What happened to the rows of one data set. for_evaluation: of those given for it."""
 
     name: str
-    rows: int
+    rows: int | None  # None: of a stream that was not counted
     bad: list[BadRow] = field(default_factory=list)
     samples: int = 0
     held_out: int = 0  # samples for evaluation, taken out of the training data
@@ -48,11 +51,11 @@ class Account:
 
 @dataclass(frozen=True)
 class LanguageSamples:
-    """evaluation: None for a stream without evaluation data. parts: the mixture, where weights were given."""
+    """evaluation: None for a stream without evaluation data. mix: how several data sets are drawn."""
 
-    train: JoinedSamples
+    train: JoinedSamples | StreamedMixture
     evaluation: JoinedSamples | None
-    parts: list[MixturePart] | None
+    mix: Mix
 
 
 class LanguageReader:
@@ -76,24 +79,22 @@ class LanguageReader:
         calls: list[Callable[[], Any]] = [
             lambda: open_sets(data.train, data, self._chats, TRAIN, kept),
             lambda: open_sets(data.evaluation or [], data, self._chats, EVALUATION, kept),
-            lambda: _weights(data),
+            lambda: mix_of(data),
         ]
-        opened, others, weights = told_behind(broken, lambda: together(calls))
+        opened, others, mix = told_behind(broken, lambda: together(calls))
         for note in dict.fromkeys(note for each in (*opened, *others) for note in each.notes):
             self.warn(note)
+        train: JoinedSamples | StreamedMixture
+        evaluation: Sequence[Tokenised]
         if data.stream:
             self._take_tokenizer([])
-            train = [self._streamed(each, TRAIN) for each in opened]
-            evaluation = [self._streamed(each, EVALUATION) for each in others]
+            train, evaluation = self._streams(opened, others, mix)
         else:
-            train, evaluation = self._read_whole(opened, others, broken)
+            read, evaluation = self._read_whole(opened, others, broken)
+            train = JoinedSamples(read)
         if not evaluation:
             self.warn(f"there are no evaluation data: {_why_none(data)}; workload.data.evaluation gives some")
-        joined = JoinedSamples(train)
-        if data.stream and len(train) > 1:  # among neighbours only nothing would mix them
-            weights = weights or [len(each) for each in train]
-        parts = [MixturePart(a, b, w) for a, b, w in zip(joined.starts, joined.starts[1:], weights, strict=False)]
-        return LanguageSamples(joined, JoinedSamples(evaluation) if evaluation else None, parts or None)
+        return LanguageSamples(train, JoinedSamples(evaluation) if evaluation else None, mix)
 
     def read_more(self, path: str, field: str) -> JoinedSamples:
         """Other data of the same kind, such as those to predict for."""
@@ -125,13 +126,13 @@ class LanguageReader:
         )
         for account in accounts:
             if lost := _lost([account]):
-                self.warn(f"of the {account.rows:,} rows of {account.name} {LEFT_OUT}: {lost}")
+                self.warn(f"of the {account.rows or 0:,} rows of {account.name} {LEFT_OUT}: {lost}")
             if account.bad:
                 self.warn(
                     f"rows of {account.name} that cannot be used and {LEFT_OUT}: {'; '.join(by_reason(account.bad))}"
                 )
         train, own = [first for first, _ in made], accounts[: len(sets)]
-        weighted = self._data.train[0].weight is not None
+        weighted = self._data.train[0].weight is not None or self._data.mix != "concat"
         for part in [[account] for account in own] if weighted else [own]:
             _check_any_left(part, TRAIN)
         if not others:
@@ -165,7 +166,7 @@ class LanguageReader:
             account.samples, account.held_out = len(train), len(held)
             made.append((train, held))
         own = accounts[len(accounts) - len(sets) :]  # with what the template refused
-        counted = [DataSet(each.name, each.rows, bad=each.bad) for each in own]
+        counted = [DataSet(each.name, each.rows or 0, bad=each.bad) for each in own]
         refuse_bad_rows(counted, field, self._data.bad_rows)
         return made
 
@@ -236,43 +237,51 @@ class LanguageReader:
                 "that ends the reply: the model is not taught to end"
             )
 
-    def _streamed(self, opened: OpenSet, field: str) -> Tokenised:
-        rows = opened.drawn(range(len(opened.rows)), self.seed)
-        stream = Stream(opened, rows, self.tokenizer, self.template, self._data, field)
-        stream.check_beginning()
-        account = Account(opened.name, len(opened.rows), samples=len(rows), for_evaluation=field == EVALUATION)
+    def _streams(
+        self, opened: Sequence[OpenSet], others: Sequence[OpenSet], mix: Mix
+    ) -> tuple[StreamedMixture, list[StreamedRows]]:
+        """The training's data sets as a mixture, and those to evaluate on: data of their own, or rows held out."""
+        data = self._data
+        train, evaluation = (
+            [Stream(each, self.tokenizer, self.template, data, field) for each in sets]
+            for sets, field in ((opened, TRAIN), (others, EVALUATION))
+        )
+        together([stream.check_beginning for stream in (*train, *evaluation)])
+        for stream in (*train, *evaluation):
+            self._introduce(stream)
+        held = evaluation or (train if data.evaluation_rows else [])
+        drawn = [stream.training(self.seed, number) for number, stream in enumerate(train)]
+        for each in drawn:
+            self.warn(travel_note(each, data.stream_buffer))
+        for account, rows in zip(self.accounts, drawn, strict=False):
+            account.rows, account.samples = rows.rows.known, rows.rows.known or 0
+        return StreamedMixture(drawn, mix), [stream.evaluation() for stream in held]
+
+    def _introduce(self, stream: Stream) -> None:
+        opened = stream.opened
+        account = Account(opened.name, None, for_evaluation=stream.field == EVALUATION)
+        if account.for_evaluation:
+            account.rows = account.samples = len(stream.evaluation())
+        else:
+            account.held_out = stream.held_out
         self.accounts.append(account)
         if self.template is None:
             self.warn(f"a stream has one sample a text: of {opened.name}, the first {self._data.length} tokens of each")
-        else:
-            if field == EVALUATION:
-                self._hold(list(opened.conversations(rows[: self._most_held])[0].values()))
-            first = list(opened.conversations(rows[:LOOKED_AT])[0].values())
-            self._warn_of_placeholders(first, opened.name, f"the first {LOOKED_AT} rows of ")
-            self._tell(stream.cut(first), opened.name, "are trained on up to their first reply only")
-        return stream.samples
+            return
+        _, first, _ = stream.beginning()
+        if account.for_evaluation or stream.held_out:
+            self._hold(stream.held_talks(self._most_held))
+        self._warn_of_placeholders(first, opened.name, f"the first {LOOKED_AT} rows of ")
+        self._tell(stream.cut(first), opened.name, "are trained on up to their first reply only")
 
     def warn(self, message: str) -> None:
         if message not in self.warnings:
             self.warnings.append(message)
 
 
-def _weights(data: LanguageData) -> list[float]:
-    """None given, an empty list."""
-    if any(each.weight is not None for each in data.evaluation or []):
-        fix = "leave it out, or give samples"
-        raise problem(EVALUATION, "evaluation data have no weight: each sample is taken once", fix)
-    weights = [each.weight for each in data.train]
-    given = [weight for weight in weights if weight is not None]
-    if given and len(given) < len(weights):
-        names = ", ".join(each.path for each in data.train if each.weight is None)
-        raise problem(TRAIN, f"some data sets have a weight, but not {names}", "give all of them a weight, or none")
-    return given
-
-
 def _why_none(data: LanguageData) -> str:
     if data.stream:
-        return "a stream holds nothing out"
+        return "a stream holds nothing out unless evaluation_rows says so"
     return "the share held out is less than one sample" if data.evaluation_fraction else "none are held out"
 
 
@@ -280,7 +289,7 @@ def _check_any_left(accounts: Sequence[Account], field: str) -> None:
     """UserError where no sample is left of these data sets, with what became of their rows."""
     if any(account.samples for account in accounts):
         return
-    rows, names = sum(account.rows for account in accounts), ", ".join(account.name for account in accounts)
+    rows, names = sum(account.rows or 0 for account in accounts), ", ".join(account.name for account in accounts)
     held_out = sum(account.held_out for account in accounts)
     told = ", ".join(filter(None, [_lost(accounts), f"{held_out} held out" if held_out else ""]))
     told = told or "their texts are too short"

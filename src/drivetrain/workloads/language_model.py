@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,18 @@ from torch import Tensor, nn
 from drivetrain.config.language import Generation, LanguageModel
 from drivetrain.data.language.chat import show
 from drivetrain.data.language.samples import JoinedSamples, Sample, TokenSamples
-from drivetrain.data.order import MixturePart
+from drivetrain.data.mixed_order import mixed_order
+from drivetrain.data.order import Order
+from drivetrain.data.streams.endless import known_length
+from drivetrain.data.streams.mixture import StreamedMixture
+from drivetrain.errors import problem
 from drivetrain.memory.transfers import on_host
 from drivetrain.models.language_options import context_length, generation_config
 from drivetrain.models.model_folders import save_description
 from drivetrain.workloads.base import Batch, BestMetric, Generates, NamedSamples, Outputs, Prompt, Samples, Workload
 from drivetrain.workloads.language_build import build_language_model
 from drivetrain.workloads.language_data import LanguageReader
+from drivetrain.workloads.language_mix import distinct
 from drivetrain.workloads.language_prompts import Continuation, prompts_of, prompts_of_samples
 from drivetrain.workloads.language_report import data_report
 from drivetrain.workloads.metrics import Accuracy, Metric
@@ -29,13 +35,13 @@ IGNORED = -100
 
 
 class LanguageModelWorkload(Workload, Generates):
-    train: JoinedSamples
+    train: JoinedSamples | StreamedMixture
     evaluation: JoinedSamples | None
 
     def __init__(self, config: LanguageModel, seed: int) -> None:
         self._config, self._reader = config, LanguageReader(config, seed)
         found = self._reader.read()
-        self.train, self.evaluation, self._parts = found.train, found.evaluation, found.parts
+        self.train, self.evaluation, self._mix = found.train, found.evaluation, found.mix
         self._prompts = prompts_of(config, self._reader, self.evaluation)
         self._continuation = Continuation(config.generate or Generation(), self._reader, seed)
         self._packs = config.is_packed  # until a model is built that cannot
@@ -181,13 +187,25 @@ class LanguageModelWorkload(Workload, Generates):
     def packs(self) -> bool:
         return self._packs
 
-    @property
-    def mixture(self) -> Sequence[MixturePart] | None:
-        return self._parts
+    def order(self, batch_size: int, seed: int, by_epochs: bool) -> Order:
+        if isinstance(self.train, StreamedMixture):
+            return self.train.order(batch_size, seed, by_epochs)
+        return mixed_order(self.train.sizes, self._mix, batch_size, seed)
 
     @property
-    def shuffle_buffer(self) -> int | None:
-        return self._config.data.stream_buffer if self._config.data.stream else None
+    def evaluation_parts(self) -> Mapping[str, range]:
+        """Return those of each data set that has some."""
+        if self.evaluation is None or not self.data_sets:
+            return {}
+        places = [range(start, stop) for start, stop in pairwise(self.evaluation.starts) if stop > start]
+        given = [account.name for account in self._reader.accounts if account.for_evaluation]
+        held = [account.name for account in self._reader.accounts if account.held_out]
+        return dict(zip(distinct(given or held), places, strict=False))
+
+    @property
+    def data_sets(self) -> Sequence[str]:
+        names = distinct([account.name for account in self._reader.accounts if not account.for_evaluation])
+        return names if self._mix.phases is not None or (self._config.data.stream and len(names) > 1) else ()
 
     # --- what is told and kept ---------------------------------------------------------------------------------------
 
@@ -196,7 +214,7 @@ class LanguageModelWorkload(Workload, Generates):
         accounts = [account for account in self._reader.accounts if not account.for_evaluation]
         return {
             "stage": self._config.stage,
-            "train_samples": len(self.train),
+            "train_samples": known_length(self.train),
             "evaluation_samples": 0 if self.evaluation is None else len(self.evaluation),
             "length": self._config.data.length,
             "vocabulary": len(self._reader.tokenizer),
@@ -206,7 +224,8 @@ class LanguageModelWorkload(Workload, Generates):
 
     @property
     def data_report(self) -> Mapping[str, Any]:
-        return data_report(self._config, self._reader, self.train, self.evaluation)
+        order = self.order(1, self._reader.seed, by_epochs=True)
+        return data_report(self._config, self._reader, self.train, self.evaluation, order)
 
     @property
     def warnings(self) -> Sequence[str]:
@@ -215,7 +234,11 @@ class LanguageModelWorkload(Workload, Generates):
     def prediction_samples(self, path: str | None) -> NamedSamples:
         if path is not None:
             return self._reader.read_more(path, "--data")
-        return self.train if self.evaluation is None else self.evaluation
+        if self.evaluation is not None:
+            return self.evaluation
+        if isinstance(self.train, StreamedMixture):
+            raise problem("--data", "a stream without evaluation data has none to predict for", "give --data")
+        return self.train
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         save_description(model, folder)
@@ -223,7 +246,9 @@ class LanguageModelWorkload(Workload, Generates):
         self._reader.tokenizer.save_pretrained(folder)
 
 
-def _lengths(samples: JoinedSamples) -> list[int] | None:
+def _lengths(samples: JoinedSamples | StreamedMixture) -> list[int] | None:
     """Positions of each sample, where they are known before it is read."""
+    if isinstance(samples, StreamedMixture):
+        return None
     known = [part.lengths for part in samples.parts if isinstance(part, TokenSamples)]
     return [int(length) - 1 for lengths in known for length in lengths] if len(known) == len(samples.parts) else None

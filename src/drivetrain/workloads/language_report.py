@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
@@ -14,10 +13,10 @@ import numpy as np
 from drivetrain.config.language import LanguageModel
 from drivetrain.data.bad_rows import by_reason
 from drivetrain.data.language.chat import show
-from drivetrain.data.language.conversation_samples import conversation_samples
-from drivetrain.data.language.samples import JoinedSamples, TextWindows, Tokenised, TokenSamples
+from drivetrain.data.language.samples import JoinedSamples, Sample, TextWindows, Tokenised, TokenSamples
 from drivetrain.data.language.sets import open_sets
-from drivetrain.data.order import shares
+from drivetrain.data.order import Order
+from drivetrain.data.streams.mixture import StreamedMixture
 from drivetrain.errors import UserError
 from drivetrain.workloads.language_data import EVALUATION, TRAIN, Account, LanguageReader
 from drivetrain.workloads.language_streams import LOOKED_AT, Stream
@@ -28,7 +27,11 @@ BATCH = 32  # samples, over which padding is reckoned
 
 
 def data_report(
-    config: LanguageModel, reader: LanguageReader, train: JoinedSamples, evaluation: JoinedSamples | None
+    config: LanguageModel,
+    reader: LanguageReader,
+    train: JoinedSamples | StreamedMixture,
+    evaluation: JoinedSamples | None,
+    order: Order,
 ) -> dict[str, Any]:
     """JSON-able. Lengths are of training samples, in tokens. Of a stream, all that needs tokens is of the first
     `looked at` rows of each data set. sample: None where none of those can be used."""
@@ -37,7 +40,7 @@ def data_report(
     if config.data.stream:
         found["looked at"] = LOOKED_AT
         accounts, known = _beginnings(config, reader)
-    found["sets"] = _sets(config, accounts, len(train))
+    found["sets"] = _sets(config, accounts, order)
     found["training samples"] = len(train)
     found["evaluation samples"] = 0 if evaluation is None else len(evaluation)
     found["vocabulary"] = len(reader.tokenizer)
@@ -50,7 +53,8 @@ def data_report(
         found["lengths"] = _histogram(lengths)
         found["padding"] = _padding(lengths, config.data.length)
         found["duplicates"], found["evaluation samples trained on"] = _repeated(known, _known(evaluation))
-    windows = [part for part in train.parts if isinstance(part, TextWindows) and len(part)]
+    parts = train.parts if isinstance(train, JoinedSamples) else ()
+    windows = [part for part in parts if isinstance(part, TextWindows) and len(part)]
     if windows:
         found["tokens"] = sum(_text_tokens(part, config.data.length) for part in windows)
         found["target tokens"] = found["tokens"] - len(windows)
@@ -64,7 +68,7 @@ def accounts_without_samples(config: LanguageModel, seed: int) -> dict[str, Any]
     reader = LanguageReader(config, seed)
     with suppress(UserError):
         reader.read()
-    told = _sets(config, reader.accounts, 0)
+    told = _sets(config, reader.accounts, None)
     empty = [each for each in told if not each["samples"]]
     complete = len(told) == len([*config.data.train, *(config.data.evaluation or [])])
     lost = [each["unusable rows"] == each["rows"] or each["too long"] or each["without target"] for each in empty]
@@ -76,22 +80,23 @@ def accounts_without_samples(config: LanguageModel, seed: int) -> dict[str, Any]
 # --- data sets -------------------------------------------------------------------------------------------------------
 
 
-def _sets(config: LanguageModel, accounts: Sequence[Account], samples: int) -> list[dict[str, Any]]:
+def _sets(config: LanguageModel, accounts: Sequence[Account], order: Order | None) -> list[dict[str, Any]]:
     """With what a mixture takes of each in an epoch."""
     told = [_account(account, config.data.stream) for account in accounts]
     for each, source in zip(told, config.data.train, strict=False):
         if source.samples is not None:
             each["drawn rows"] = source.samples
-    weights = [source.weight for source in config.data.train]
-    given = [weight for weight in weights if weight is not None]
-    if samples and given:
-        for each, weight, count in zip(told, weights, shares(samples, given), strict=False):
-            each |= {"weight": weight, "an epoch": count}
+    counts = [] if order is None else order.drawn_before(int(order.steps_per_epoch))
+    for each, source, count in zip(told, config.data.train, counts, strict=False):
+        weight = source.weight if source.weight is not None else 1.0
+        each |= {"weight": weight if not isinstance(weight, dict) else weight[0], "an epoch": count}
+        if isinstance(weight, dict):
+            each["weights by step"] = {str(step): value for step, value in sorted(weight.items())}
     return told
 
 
 def _account(account: Account, stream: bool) -> dict[str, Any]:
-    made = min(account.rows, LOOKED_AT) - len(account.bad) if stream else account.samples + account.held_out
+    made = min(account.rows or 0, LOOKED_AT) - len(account.bad) if stream else account.samples + account.held_out
     return {
         "name": account.name,
         "for": "evaluation" if account.for_evaluation else "training",
@@ -116,8 +121,7 @@ def _beginnings(config: LanguageModel, reader: LanguageReader) -> tuple[list[Acc
     data, accounts, known = config.data, [], []
     for sources, field in ((data.train, TRAIN), (data.evaluation or [], EVALUATION)):
         for opened in open_sets(sources, data, reader.template is not None, field):
-            rows = opened.drawn(range(len(opened.rows)), reader.seed)
-            account, samples = _beginning(Stream(opened, rows, reader.tokenizer, reader.template, data, field))
+            account, samples = _beginning(Stream(opened, reader.tokenizer, reader.template, data, field))
             accounts.append(account)
             if field == TRAIN and len(samples):
                 known.append(samples)
@@ -125,43 +129,42 @@ def _beginnings(config: LanguageModel, reader: LanguageReader) -> tuple[list[Acc
 
 
 def _beginning(stream: Stream) -> tuple[Account, TokenSamples]:
-    opened, rows = stream.opened, stream.rows[:LOOKED_AT]
     evaluates = stream.field == EVALUATION
-    account = Account(opened.name, len(opened.rows), samples=len(stream.rows), for_evaluation=evaluates)
+    used = stream.evaluation() if evaluates else stream.training(0, 0)
+    account = Account(stream.opened.name, len(stream.rows), samples=len(used), for_evaluation=evaluates)
+    account.held_out = stream.held_out
+    texts, found, account.bad = stream.beginning()
     if stream.template is None:
-        texts, account.bad = opened.texts(rows)
-        samples = _in_memory(replace(stream, rows=list(texts)).samples)
+        samples = _in_memory(
+            [(stream.sample({stream.opened.text_column: each.content}, each.where), each.where) for each in texts]
+        )
         end = stream.tokenizer.eos_token_id
         last = samples.ids[samples.starts + samples.lengths - 1]
         account.truncated = int(((samples.lengths == stream.data.length) & ((end is None) | (last != end))).sum())
         return account, samples
-    conversations, bad = opened.conversations(rows)
-    found = list(conversations.values())
-    cut = conversation_samples(found, stream.template, stream.tokenizer, stream.data, keeps=False)
-    account.bad = [*bad, *cut.bad]
+    cut = stream.cut(found)
+    account.bad = [*account.bad, *cut.bad]
     account.truncated, account.too_long, account.without_target = cut.truncated, cut.too_long, cut.without_target
     return account, cut.samples
 
 
-def _in_memory(samples: Tokenised) -> TokenSamples:
-    indices = range(len(samples))
-    loaded = [samples.load(index, 0) for index in indices]
-    lengths = np.array([len(ids) for ids, _ in loaded], np.int64)
+def _in_memory(loaded: Sequence[tuple[Sample, str]]) -> TokenSamples:
+    lengths = np.array([len(ids) for (ids, _), _ in loaded], np.int64)
     return TokenSamples(
-        np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in loaded)]),
-        np.concatenate([np.zeros(0, bool), *(targets for _, targets in loaded)]),
+        np.concatenate([np.zeros(0, np.int32), *(ids for (ids, _), _ in loaded)]),
+        np.concatenate([np.zeros(0, bool), *(targets for (_, targets), _ in loaded)]),
         np.cumsum(lengths) - lengths,
         lengths,
-        [samples.name(index) for index in indices],
+        [where for _, where in loaded],
     )
 
 
 # --- tokens ----------------------------------------------------------------------------------------------------------
 
 
-def _known(samples: JoinedSamples | None) -> list[TokenSamples]:
+def _known(samples: JoinedSamples | StreamedMixture | None) -> list[TokenSamples]:
     """The parts whose tokens are in memory."""
-    parts = [] if samples is None else samples.parts
+    parts = samples.parts if isinstance(samples, JoinedSamples) else []
     return [part for part in parts if isinstance(part, TokenSamples) and len(part)]
 
 

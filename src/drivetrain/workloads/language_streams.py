@@ -1,8 +1,8 @@
-"""Samples of a data set that is read while it is trained on: one a row, tokenised in blocks."""
+"""Streamed data sets of a language model: each row is a sample, tokenised when it is drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,78 +14,113 @@ from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.data.language.conversation_samples import Cut, conversation_samples
 from drivetrain.data.language.conversations import Conversation
 from drivetrain.data.language.document_tokens import encoded
-from drivetrain.data.language.samples import Sample, StreamedSamples
+from drivetrain.data.language.documents import Text
+from drivetrain.data.language.row_schema import RowError
+from drivetrain.data.language.samples import Sample
 from drivetrain.data.language.sets import DataSet, OpenSet, refuse_bad_rows
+from drivetrain.data.streams.rows_set import Row, StreamedRows
+from drivetrain.data.streams.shard_rows import ShardRows
 
-AT_ONCE = 16  # of them: a text may be a book
 LOOKED_AT = 256  # first rows of a stream, whose faults are seen before training
 
 
 @dataclass(frozen=True)
 class Stream:
-    """rows: the numbers of those that are used. template: None for texts. field: for errors."""
+    """template: None for texts. field: for errors."""
 
     opened: OpenSet
-    rows: Sequence[int]
     tokenizer: Any
     template: ChatTemplate | None
     data: LanguageData
     field: str
 
     @property
-    def samples(self) -> StreamedSamples:
-        return StreamedSamples(
-            len(self.rows), self._read, self._name, self.data.stream_buffer, self.opened.goes_forward
-        )
+    def rows(self) -> ShardRows:
+        assert isinstance(self.opened.rows, ShardRows)
+        return self.opened.rows
+
+    @property
+    def held_out(self) -> int:
+        """First rows that are evaluated on."""
+        return 0 if self.field.endswith("evaluation") else self.data.evaluation_rows
+
+    @property
+    def stop(self) -> int | None:
+        """The row behind the last that is used; None: the end."""
+        return None if self.opened.samples is None else self.held_out + self.opened.samples
+
+    def training(self, seed: int, number: int) -> StreamedRows:
+        """Rows in a shuffled order. number: of the data set, of which each has an order of its own."""
+        rows = self.rows.shuffled(self.held_out, self.stop, self.data.stream_buffer, [seed, number])
+        identity = repr((self.rows.identity, self.held_out, self.stop, self.data.stream_buffer))
+        return StreamedRows(self.opened.name, rows, self.sample, self._unusable, identity)
+
+    def evaluation(self) -> StreamedRows:
+        """Rows in the order of the files."""
+        first = (0, self.held_out) if self.held_out else (0, self.stop)
+        return StreamedRows(self.opened.name, self.rows.in_order(*first), self.sample, self._unusable)
+
+    def beginning(self) -> tuple[list[Text], list[Conversation], list[BadRow]]:
+        """Read the first rows: those that can be used, and those that cannot."""
+        stop = self.held_out + LOOKED_AT
+        texts: list[Text] = []
+        talks: list[Conversation] = []
+        bad: list[BadRow] = []
+        for piece, index in self.rows.found(self.held_out, stop if self.stop is None else min(stop, self.stop)):
+            where = piece.where(index)
+            try:
+                row = piece.row(index)
+                if self.template is None:
+                    texts.append(self.opened.text(row, index, where))
+                else:
+                    talks.append(self.opened.conversation(row, index, where))
+            except RowError as error:
+                bad.append(BadRow(where, str(error)))
+        return texts, talks, bad
+
+    def held_talks(self, most: int) -> list[Conversation]:
+        """The first conversations of the evaluation data."""
+        talks: list[Conversation] = []
+        for piece, index in self.rows.found(0, most):
+            with suppress(RowError):
+                talks.append(self.opened.conversation(piece.row(index), index, piece.where(index)))
+        return talks
 
     def check_beginning(self) -> None:
         """UserError if the first rows that are used have some that cannot be, and these are not to be left out."""
-        rows = self.rows[:LOOKED_AT]
-        read = self._bad_texts if self.template is None else self._bad_conversations
-        bad = [each for start in range(0, len(rows), AT_ONCE) for each in read(rows[start : start + AT_ONCE])]
+        texts, talks, bad = self.beginning()
+        looked_at = len(texts) + len(talks) + len(bad)
+        if self.template is not None:
+            bad += [BadRow(where, why) for where, why in self.template.refused(talks, self.data.train_on)]
         name = f"the beginning of {self.opened.name}"
-        refuse_bad_rows([DataSet(name, len(rows), bad=bad)], self.field, self.data.bad_rows)
+        refuse_bad_rows([DataSet(name, looked_at, bad=bad)], self.field, self.data.bad_rows)
 
-    def _bad_texts(self, rows: Sequence[int]) -> list[BadRow]:
-        return self.opened.texts(rows)[1]
-
-    def _bad_conversations(self, rows: Sequence[int]) -> list[BadRow]:
-        assert self.template is not None
-        conversations, bad = self.opened.conversations(rows)
-        refused = self.template.refused(list(conversations.values()), self.data.train_on)
-        return [*bad, *(BadRow(where, why) for where, why in refused)]
-
-    def _name(self, index: int) -> str:
-        return self.opened.rows.where(self.rows[index])
-
-    def _read(self, start: int, stop: int) -> list[Sample]:
-        """UserError for rows that cannot be used, where that is an error. Where it is none, such a row is a sample
-        without targets: left out, it would give those after it other numbers."""
-        rows, nothing = self.rows[start:stop], (np.zeros(2, np.int32), np.zeros(2, dtype=bool))
-        samples, bad = self._texts(rows) if self.template is None else self._conversations(rows)
-        if self.data.bad_rows == "error":
-            refuse_bad_rows([DataSet(self.opened.name, len(self.opened.rows), bad=bad)], self.field)
-        return [samples.get(row, nothing) for row in rows]
-
-    def _texts(self, rows: Sequence[int]) -> tuple[dict[int, Sample], list[BadRow]]:
-        texts, bad = self.opened.texts(rows)
-        end = [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
-        found = {}
-        contents = [text.content for text in texts.values() if isinstance(text.content, str)]
-        for row, ids in zip(texts, encoded(self.tokenizer, contents), strict=True):
-            taken = np.array([*ids, *end][: self.data.length], dtype=np.int32)
-            if len(taken) > 1:
-                found[row] = taken, np.ones(len(taken), dtype=bool)
-        return found, bad
-
-    def _conversations(self, rows: Sequence[int]) -> tuple[dict[int, Sample], list[BadRow]]:
-        """Of a template that rewrites history, the sample of the first reply."""
-        conversations, bad = self.opened.conversations(rows)
-        cut = self.cut(list(conversations.values()))
-        loaded = {cut.samples.name(i): cut.samples.load(i, 0) for i in reversed(range(len(cut.samples)))}
-        found = {row: loaded[each.where] for row, each in conversations.items() if each.where in loaded}
-        return found, [*bad, *cut.bad]
-
-    def cut(self, conversations: Sequence[Conversation]) -> Cut:
+    def cut(self, conversations: list[Conversation]) -> Cut:
         assert self.template is not None
         return conversation_samples(conversations, self.template, self.tokenizer, self.data, keeps=False)
+
+    def sample(self, row: Row, where: str) -> Sample:
+        """RowError for a row that is none. Under a template that rewrites history, the sample of the first reply; a row
+        that `length` leaves no target of has a sample without any."""
+        if self.template is None:
+            return self._of_text(self.opened.text(row, 0, where))
+        cut = self.cut([self.opened.conversation(row, 0, where)])
+        if cut.bad:
+            raise RowError(cut.bad[0].why)
+        return cut.samples.load(0, 0) if len(cut.samples) else _nothing()
+
+    def _of_text(self, text: Text) -> Sample:
+        assert isinstance(text.content, str)
+        end = [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
+        taken = np.array([*encoded(self.tokenizer, [text.content])[0], *end][: self.data.length], dtype=np.int32)
+        return (taken, np.ones(len(taken), dtype=bool)) if len(taken) > 1 else _nothing()
+
+    def _unusable(self, where: str, why: str) -> Sample:
+        """A sample without targets: left out, it would give those after it other numbers."""
+        if self.data.bad_rows == "error":
+            refuse_bad_rows([DataSet(self.opened.name, 1, bad=[BadRow(where, why)])], self.field)
+        return _nothing()
+
+
+def _nothing() -> Sample:
+    return np.zeros(2, np.int32), np.zeros(2, dtype=bool)

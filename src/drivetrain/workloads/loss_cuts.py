@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from drivetrain.data.streams.endless import draws, known_length
 from drivetrain.errors import problem
 from drivetrain.workloads.base import Batch, Samples
 from drivetrain.workloads.user_file import FIELD
@@ -41,7 +42,8 @@ DRAWS = 5  # of a loss that draws random numbers
 def varied_samples(samples: Samples, collate: Collate, model: nn.Module, most: int = MOST) -> list[Any]:
     """Up to `most` of them from all over the data set, in the order of their targets; several of each where these are
     few."""
-    spread = np.unique(np.linspace(0, len(samples) - 1, LOOKED_AT).round().astype(int)).tolist()
+    last = (len(draws(samples, LOOKED_AT)) if known_length(samples) is None else len(samples)) - 1
+    spread = np.unique(np.linspace(0, last, LOOKED_AT).round().astype(int)).tolist()
     first = _pair(samples, collate, spread[0])
     numbers = sum(value.numel() for value in first.values()) // 2
     parameters = sum(parameter.numel() for parameter in model.parameters())

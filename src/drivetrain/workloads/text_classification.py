@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from drivetrain.config.workload import TextClassification, TextData
 from drivetrain.data.split import limit_note, limited, stratified_split
+from drivetrain.data.streams.endless import known_length
+from drivetrain.data.streams.mixture import StreamedMixture
 from drivetrain.data.texts import RowNames, Texts, class_names, encode, num_shared, read_texts
 from drivetrain.data.token_blocks import stored_tokens
 from drivetrain.data.tokenised import Tokens, load_tokenizer, tokenise
@@ -22,6 +24,8 @@ from drivetrain.models.transformers_classifiers import build_classifier, config_
 from drivetrain.workloads.base import Batch, NamedSamples
 from drivetrain.workloads.class_loss import ClassificationLoss
 from drivetrain.workloads.classification import Classifier
+from drivetrain.workloads.stream_notes import travel_note
+from drivetrain.workloads.text_streams import TextStream, stream_problems
 
 
 class TextSamples:
@@ -65,18 +69,40 @@ class TextSamples:
 
 
 class TextClassificationWorkload(Classifier):
-    train: TextSamples
+    train: TextSamples | StreamedMixture
     evaluation: TextSamples
 
     def __init__(self, config: TextClassification, seed: int) -> None:
         self._config, self._seed = config, seed
         self._warnings: list[str] = []
-        self._tokenizer, (train, evaluation) = together([self._load_tokenizer, lambda: self._read(config.data)])
-        self.train = self._samples(train, "train")
-        self.evaluation = self._samples(evaluation, "evaluation")
-        assert self.train.labels is not None
-        self._loss = ClassificationLoss(config.loss, self._classes, self.train.labels)
+        if config.data.stream:
+            labels = self._stream()
+        else:
+            self._tokenizer, (train, evaluation) = together([self._load_tokenizer, lambda: self._read(config.data)])
+            self.train = self._samples(train, "train")
+            self.evaluation = self._samples(evaluation, "evaluation")
+            assert self.train.labels is not None
+            labels = self.train.labels
+        self._loss = ClassificationLoss(config.loss, self._classes, labels)
         self._warnings += self._class_warnings()
+
+    def _stream(self) -> np.ndarray:
+        """Make ready training samples that are drawn, whose labels are not known, and evaluation samples."""
+        data = self._config.data
+        if problems := [*stream_problems(self._config)]:
+            raise UserError(problems)
+        assert data.evaluation is not None
+        given = data.evaluation
+        self._tokenizer, evaluation = together(
+            [self._load_tokenizer, lambda: read_texts(data, given, "workload.data.evaluation", split="test")]
+        )
+        self._dropped = len(evaluation.bad)
+        present = [evaluation.label_names[number] for number in np.unique(evaluation.numbers)]
+        self._classes = data.classes or class_names(present, "workload.data.label_column", len(evaluation.numbers))
+        self.evaluation = self._samples(self._limited(evaluation, "limit_evaluation"), "evaluation")
+        self.train = TextStream(data, self._classes, self._tokenizer).samples(self._seed)
+        self._warn(travel_note(self.train.sets[0], data.stream_buffer))
+        return np.zeros(0, np.int64)
 
     def _load_tokenizer(self) -> Any:
         model = self._config.model
@@ -243,20 +269,31 @@ class TextClassificationWorkload(Classifier):
     def lengths(self) -> Sequence[int] | None:
         data = self._config.data
         grouped = data.group_by_length and data.padding == "dynamic"
-        return self.train.lengths.tolist() if grouped else None
+        return self.train.lengths.tolist() if grouped and isinstance(self.train, TextSamples) else None
 
     @property
     def facts(self) -> dict[str, Any]:
         return {
-            "train_samples": len(self.train),
+            "train_samples": known_length(self.train),
             "evaluation_samples": len(self.evaluation),
             "classes": len(self._classes),
             "rows_without_text": self._dropped,
             "vocabulary": len(self._tokenizer),
-            "truncated": round(self.train.truncated / len(self.train), 4),
-            "mean_tokens": round(float(self.train.lengths.mean()), 1),
+            **self._lengths_known(),
             **self._weighted(),
         }
+
+    def _lengths_known(self) -> dict[str, Any]:
+        if not isinstance(self.train, TextSamples):
+            return {}
+        return {
+            "truncated": round(self.train.truncated / len(self.train), 4),
+            "mean_tokens": round(float(self.train.lengths.mean()), 1),
+        }
+
+    @property
+    def data_report(self) -> Mapping[str, Any]:
+        return super().data_report if isinstance(self.train, TextSamples) else self.facts
 
     @property
     def warnings(self) -> Sequence[str]:

@@ -39,6 +39,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from drivetrain.config.workload import UserModule
+from drivetrain.data.streams.endless import draws, known_length
 from drivetrain.distributed.rng import restore_rng_state, rng_state, seed_everything
 from drivetrain.errors import problem
 from drivetrain.memory.shortage import give_back, is_shortage
@@ -49,7 +50,8 @@ from drivetrain.workloads.metrics import Metric
 from drivetrain.workloads.user_file import FIELD, UserFile
 from drivetrain.workloads.user_loss import SummedLoss
 from drivetrain.workloads.user_metrics import OfAllSamples, metrics_of
-from drivetrain.workloads.user_samples import UserSamples, user_samples
+from drivetrain.workloads.user_samples import UserSamples, training_samples, user_samples
+from drivetrain.workloads.user_stream import UserStream
 from drivetrain.workloads.user_task import Classes, Task, Unknown, task_of
 from drivetrain.workloads.user_terms import UserTerms
 
@@ -64,13 +66,13 @@ FIX_COUNT = f"count each sample's targets, whatever other samples are beside it;
 
 
 class UserModuleWorkload(Workload):
-    train: UserSamples
+    train: UserSamples | UserStream
     evaluation: UserSamples | None
 
     def __init__(self, config: UserModule, seed: int) -> None:
         seed_everything(seed)  # what the file draws while it is read is part of the run
         self._file = UserFile(config.path, config.options)
-        self.train = user_samples(self._file, "train_data", "sample", seed)
+        self.train = training_samples(self._file, seed)
         self.evaluation = None
         if self._file.has("evaluation_data"):
             self.evaluation = user_samples(self._file, "evaluation_data", "evaluation sample", seed)
@@ -201,7 +203,7 @@ class UserModuleWorkload(Workload):
     @property
     def facts(self) -> dict[str, Any]:
         held_out = 0 if self.evaluation is None else len(self.evaluation)
-        return {"file": self._file.path.name, "train_samples": len(self.train), "evaluation_samples": held_out}
+        return {"file": self._file.path.name, "train_samples": known_length(self.train), "evaluation_samples": held_out}
 
     @property
     def warnings(self) -> Sequence[str]:
@@ -223,10 +225,10 @@ class UserModuleWorkload(Workload):
         state = rng_state()
         try:
             with self._file.telling("two samples could not be tried"):
-                samples = [self.train.load(index, 0) for index in range(min(2, len(self.train)))]
+                samples = [self.train.load(index, 0) for index in draws(self.train, 2)]
                 model = self.build_model().eval()
                 task = self._tried(model, self.collate(samples))
-            if self.splits_batches and len(self.train) > 1:
+            if self.splits_batches and len(draws(self.train, 2)) > 1:
                 with self._file.telling("some samples at once and in parts could not be tried"), off_zero(model):
                     self._check_with_what_fits(model)
             return task

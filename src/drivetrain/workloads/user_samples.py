@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from drivetrain.data.augment import counter_bits
 from drivetrain.errors import problem
+from drivetrain.workloads.seeded import seeded
 from drivetrain.workloads.user_file import FIELD, UserFile
+from drivetrain.workloads.user_stream import UserStream, user_stream
 
 NEVER_RANDOM = (list, tuple, np.ndarray, torch.Tensor, TensorDataset)
 
@@ -38,13 +38,28 @@ class UserSamples:
     def load(self, index: int, epoch: int) -> Any:
         if not self._may_draw:
             return self._data[index]
-        with _seeded(counter_bits(self._seed, epoch, index)):
+        with seeded(counter_bits(self._seed, epoch, index)):
             return self._data[index]
+
+
+def training_samples(file: UserFile, seed: int) -> UserSamples | UserStream:
+    """The file's train_data. UserError as `user_samples`, or for an IterableDataset without a state."""
+    data = file.made("train_data")
+    if isinstance(data, IterableDataset):
+        return user_stream(data, "train_data", seed)
+    return _checked(data, "train_data", "sample", seed)
 
 
 def user_samples(file: UserFile, name: str, called: str, seed: int) -> UserSamples:
     """The file's data set of that name. UserError if it has no items, or none that can be had by number."""
     data = file.made(name)
+    if isinstance(data, IterableDataset):
+        why = f"{name} is an IterableDataset, and each evaluation goes over the same samples"
+        raise problem(FIELD, why, "give a list of the samples, or a Dataset")
+    return _checked(data, name, called, seed)
+
+
+def _checked(data: Any, name: str, called: str, seed: int) -> UserSamples:
     if isinstance(data, DataLoader):
         raise problem(FIELD, f"{name} is a DataLoader", "give its data set: the run file has the batch size and order")
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
@@ -55,18 +70,3 @@ def user_samples(file: UserFile, name: str, called: str, seed: int) -> UserSampl
     if not len(data):
         raise problem(FIELD, f"{name} is empty", "give at least one sample")
     return UserSamples(data, called, seed)
-
-
-@contextmanager
-def _seeded(number: int) -> Iterator[None]:
-    """The CPU generators start from `number`, and afterwards go on where they were. A GPU's is left alone."""
-    kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    random.seed(number)
-    np.random.seed(number % 2**32)
-    torch.default_generator.manual_seed(number % 2**63)
-    try:
-        yield
-    finally:
-        random.setstate(kept[0])
-        np.random.set_state(kept[1])
-        torch.set_rng_state(kept[2])

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from drivetrain.data.language.samples import BLOCK, JoinedSamples, Sample, StreamedSamples, TextWindows, TokenSamples
-from drivetrain.data.order import GlobalOrder
+from drivetrain.data.language.samples import JoinedSamples, TextWindows, TokenSamples
 
 sizes, lengths, epochs = st.integers(2, 80), st.integers(1, 90), st.integers(0, 4)
 
@@ -84,53 +83,3 @@ def test_several_data_sets_are_one_after_the_other_empty_ones_too() -> None:
     assert [joined.load(index, 0)[0].tolist() for index in range(3)] == [[1], [2], [3]]
     assert joined.names == ["line 0", "line 1", "line 0"]
     assert joined.starts == [0, 0, 2, 2, 3, 3]
-
-
-# --- streams ----------------------------------------------------------------------------------------------------------
-
-
-class Rows:
-    """Tells what is read of it."""
-
-    def __init__(self) -> None:
-        self.read: list[tuple[int, int]] = []
-
-    def __call__(self, start: int, stop: int) -> list[Sample]:
-        self.read.append((start, stop))
-        return [(np.array([row], np.int32), np.ones(1, dtype=bool)) for row in range(start, stop)]
-
-
-def taken(samples: StreamedSamples, order: GlobalOrder, steps: range) -> list[int]:
-    batches = (order.batch(step) for step in steps)
-    return [int(samples.load(int(index), epoch)[0][0]) for epoch, indices in batches for index in indices]
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 4000), st.integers(1, 3000), st.booleans())
-def test_a_stream_that_is_shuffled_in_its_buffer_is_read_once_an_epoch(count: int, buffer: int, forward: bool) -> None:
-    rows = Rows()
-    samples = StreamedSamples(count, rows, str, buffer, forward)
-    order = GlobalOrder(count, 50, 0, buffer=buffer)
-    for epoch in range(2):
-        rows.read.clear()
-        found = taken(samples, order, range(epoch * order.steps_per_epoch, (epoch + 1) * order.steps_per_epoch))
-        assert sorted(found) == list(range(count))
-        assert len(set(rows.read)) == len(rows.read), "a block was read twice"
-        if forward:
-            assert rows.read == sorted(rows.read), "a step back"
-
-
-def test_no_more_of_a_stream_is_kept_than_its_buffer_needs() -> None:
-    samples = StreamedSamples(100 * BLOCK, Rows(), str, 4 * BLOCK)
-    taken(samples, GlobalOrder(100 * BLOCK, 16, 0, buffer=4 * BLOCK), range(500))
-    assert len(samples._blocks) <= 12
-
-
-def test_a_stream_begun_anew_gives_the_same_and_reads_only_what_is_asked_for() -> None:
-    count, buffer = 100 * BLOCK, 4 * BLOCK
-    order, rows = GlobalOrder(count, 16, 0, buffer=buffer), Rows()
-    straight = taken(StreamedSamples(count, Rows(), str, buffer), order, range(1000, 1010))
-    assert taken(StreamedSamples(count, rows, str, buffer), order, range(1000, 1010)) == straight
-    chunk = 1000 * 16 // buffer * buffer
-    assert min(start for start, _ in rows.read) >= chunk
-    assert sum(stop - start for start, stop in rows.read) <= buffer

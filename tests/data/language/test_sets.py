@@ -12,7 +12,9 @@ from drivetrain.config.language import DataSource, LanguageData
 from drivetrain.data import hub_rows
 from drivetrain.data.json_rows import HeldRows
 from drivetrain.data.language.contents import contents_of
+from drivetrain.data.language.row_schema import RowError
 from drivetrain.data.language.sets import DataSet, OpenSet, open_sets, read_set, refuse_bad_rows
+from drivetrain.data.streams.shard_rows import ShardRows
 from drivetrain.errors import UserError
 from tests.tiny_language import Row, talk, write_lines
 
@@ -290,9 +292,12 @@ def test_a_broken_line_is_refused_with_its_number_streamed_or_not(tmp_path: Path
     path.write_text(Path(talks).read_text() + '{"instruction": "a", "outp\n')
     assert "broken.jsonl cannot be read: line 31 is broken JSON" in refusal(str(path))
     (found,) = opened(str(path), stream=True)
+    assert isinstance(found.rows, ShardRows)
     assert len(found.conversations(range(30))[0]) == 30
-    with pytest.raises(UserError, match="line 31 is broken JSON"):
-        found.conversations(range(25, 31))
+    ((piece, index),) = found.rows.found(30, 31)
+    assert piece.where(index) == "broken.jsonl line 31"
+    with pytest.raises(RowError, match="it is broken JSON"):
+        piece.row(index)
 
 
 def test_the_faults_of_all_sources_come_at_once(tmp_path: Path, talks: str) -> None:

@@ -144,9 +144,7 @@ def _progress(theirs: Theirs, run: RunConfig, given: int | None, notes: list[Not
 def _saved(run: RunConfig, workload: Workload, engine: Engine, progress: Progress) -> Path:
     at_once = run.model_copy(update={"checkpoints": run.checkpoints.model_copy(update={"asynchronous": False})})
     metric, root = best_metric(run, workload), RunFolder(run.folder).checkpoints
-    with RunCheckpoints(
-        root, at_once, engine, Communicator(), metric, len(workload.train), lambda _: None
-    ) as checkpoints:
+    with RunCheckpoints(root, at_once, engine, Communicator(), metric, workload.train, lambda _: None) as checkpoints:
         checkpoints.save(progress)
     return steps(root)[-1]
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
@@ -12,7 +11,6 @@ from typing import Protocol
 import numpy as np
 
 Sample = tuple[np.ndarray, np.ndarray]  # ids: (T,) int32; whether each is a target: (T,) bool
-BLOCK = 256  # rows of a stream read and tokenised together
 
 
 class Tokenised(Protocol):
@@ -67,44 +65,6 @@ class TokenSamples:
         return self.names[index]
 
 
-class StreamedSamples:
-    """Rows tokenised when they are asked for, in blocks, of which those among which rows are shuffled are kept."""
-
-    def __init__(
-        self,
-        count: int,
-        read: Callable[[int, int], list[Sample]],
-        name: Callable[[int], str],
-        buffer: int,
-        forward: bool = False,
-    ) -> None:
-        """read: start and stop → the samples of these rows. buffer: neighbours among which rows are asked for in any
-        order (data/order.GlobalOrder). forward: read those in their order, where a step back is dear."""
-        self._count, self._read, self.name = count, read, name
-        self._buffer, self._forward = buffer, forward
-        # twice what a buffer touches, which may begin and end inside of blocks: the block that it shares with the next
-        # may have been asked for before all others
-        self._most = 2 * (buffer // BLOCK + 2)
-        self._blocks: OrderedDict[int, list[Sample]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return self._count
-
-    def load(self, index: int, epoch: int) -> Sample:
-        del epoch
-        number, place = divmod(index, BLOCK)
-        if number not in self._blocks:
-            first = index // self._buffer * self._buffer // BLOCK if self._forward else number
-            for each in range(first, number + 1):
-                if each not in self._blocks:
-                    self._blocks[each] = self._read(each * BLOCK, min(self._count, (each + 1) * BLOCK))
-                self._blocks.move_to_end(each)
-        self._blocks.move_to_end(number)
-        while len(self._blocks) > self._most:
-            self._blocks.popitem(last=False)
-        return self._blocks[number][place]
-
-
 class JoinedSamples:
     """The samples of several data sets, one set after the other."""
 
@@ -122,6 +82,10 @@ class JoinedSamples:
     @property
     def names(self) -> Sequence[str]:
         return [part.name(index) for part in self.parts for index in range(len(part))]
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(part) for part in self.parts]
 
     def _at(self, index: int) -> tuple[Tokenised, int]:
         number = bisect.bisect_right(self.starts, index) - 1

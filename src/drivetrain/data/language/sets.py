@@ -13,7 +13,6 @@ import numpy as np
 from drivetrain.config.language import BadRows, DataSource, LanguageData, most_dropped
 from drivetrain.data.array_store import default_root
 from drivetrain.data.bad_rows import BadRow, allowance, too_many
-from drivetrain.data.hub_rows import StreamedHubRows
 from drivetrain.data.json_rows import BrokenRows
 from drivetrain.data.language.conversation_formats import (
     check_columns,
@@ -30,6 +29,8 @@ from drivetrain.data.language.stored_conversations import stored_conversations
 from drivetrain.data.language.stored_rows import taken
 from drivetrain.data.long_text import LongText
 from drivetrain.data.rows import Rows, large_files, open_rows
+from drivetrain.data.streams.shard_rows import ShardRows, open_shards
+from drivetrain.data.streams.shards import RowsShard, is_pattern
 from drivetrain.data.tables import may_be_hub_id
 from drivetrain.errors import Problem, UserError, problem, together
 
@@ -79,11 +80,6 @@ class OpenSet:
             notes.append(f"{self.name} holds preferences: the chosen answers are trained on")
         return notes
 
-    @property
-    def goes_forward(self) -> bool:
-        """Whether a step back starts anew."""
-        return isinstance(self.rows, StreamedHubRows)
-
     def drawn(self, items: Sequence[T], seed: int) -> Sequence[T]:
         """`samples` of them drawn at random, in their order, or all."""
         if self.samples is None or self.samples >= len(items):
@@ -111,23 +107,23 @@ class OpenSet:
                     bad.append(BadRow(self.rows.where(index), str(error)))
         return found, bad
 
-    def text(self, row: Mapping[str, Any], index: int) -> Text:
-        """RowError for a row without one."""
+    def text(self, row: Mapping[str, Any], index: int, where: str | None = None) -> Text:
+        """RowError for a row without one. where: its place, if it is known."""
         content = row.get(self.text_column)
         if isinstance(content, LongText):
             if not content.has_text:
                 raise RowError("it has no text")
-            return Text(content, self.rows.where(index))
+            return Text(content, where or self.rows.where(index))
         if not isinstance(content, str) or not content.strip():
             found = "no text" if content is None or isinstance(content, str) else f"{kind(content)}, not a text,"
             raise RowError(f"it has {found} in the column {self.text_column!r}")
         check_utf8(content, f"the column {self.text_column!r}")
-        return Text(content, self.rows.where(index))
+        return Text(content, where or self.rows.where(index))
 
-    def conversation(self, row: Mapping[str, Any], index: int) -> Conversation:
-        """RowError for a row that is none."""
+    def conversation(self, row: Mapping[str, Any], index: int, where: str | None = None) -> Conversation:
+        """As `text`: RowError for a row that is none."""
         assert self.form is not None
-        return read_conversation(row, self.form, self.rows.where(index), self.source.replace)
+        return read_conversation(row, self.form, where or self.rows.where(index), self.source.replace)
 
 
 def open_sets(
@@ -199,13 +195,13 @@ def _opened(
     entry = _entry(source, registry, field)
     files = large_files(source.path if entry is None else entry.path, field) if not data.stream else []
     try:
-        rows = _rows(source, entry, field, stream=data.stream or bool(files))
+        rows = _streamed(source, entry, field, data) if data.stream else _rows(source, entry, field, bool(files))
     except BrokenRows as error:
         if broken is None:
             raise
         broken += error.problems
         rows = error.rows
-    name = Path(source.path).name
+    name = source.path if is_pattern(source.path) else Path(source.path).name
     asked = [count for count in (source.samples, entry.num_samples if entry else None) if count is not None]
     samples = min(asked, default=None)
     if not chats:
@@ -228,6 +224,13 @@ def _rows(source: DataSource, entry: Entry | None, field: str, stream: bool) -> 
         folder=source.folder or (entry.folder if entry else None),
         stream=stream,
     )
+
+
+def _streamed(source: DataSource, entry: Entry | None, field: str, data: LanguageData) -> ShardRows:
+    path, root = source.path if entry is None else entry.path, data.cache or default_root()
+    if Path(path).expanduser().exists() or is_pattern(path) or not may_be_hub_id(path):
+        return open_shards(path, field, root)
+    return ShardRows([RowsShard(_rows(source, entry, field, stream=True), path)], root)
 
 
 def _entry(source: DataSource, registry: Mapping[str, Entry], field: str) -> Entry | None:

@@ -26,6 +26,7 @@ from torch.nn import functional as F
 from drivetrain.config.engines.mesh import MeshEngine
 from drivetrain.config.precision import Precision
 from drivetrain.data.loader import MicroBatch
+from drivetrain.data.streams.endless import draws
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.distributed.rng import restore_rng_state, rng_state
 from drivetrain.engines.base import EngineOptions
@@ -70,7 +71,7 @@ class Trial:
         self._workload, self._device, self._config, self._place = workload, options.device, config, place
         self._precision = options.precision
         shares = min(place.dp, SHARES)
-        loaded = [workload.train.load(index, 0) for index in range(min(SAMPLES * shares, len(workload.train)))]
+        loaded = [workload.train.load(index, 0) for index in draws(workload.train, SAMPLES * shares)]
         dealt = [loaded[rank::shares] for rank in range(shares)]
         numbers = np.arange(len(loaded))
         self._shares = [

@@ -1,0 +1,111 @@
+"""Texts to classify as a stream: rows are read and tokenised when they are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from drivetrain.config.workload import TextClassification, TextData
+from drivetrain.data.array_store import default_root
+from drivetrain.data.language.row_schema import RowError
+from drivetrain.data.streams.mixture import Mix, StreamedMixture
+from drivetrain.data.streams.rows_set import StreamedRows
+from drivetrain.data.streams.shard_rows import open_shards
+from drivetrain.data.tokenised import tokenise_block
+from drivetrain.errors import Problem, UserError, problem
+
+TRAIN = "workload.data.train"
+IGNORED = -100  # a label that counts for nothing, as PyTorch's cross_entropy has it
+LOOKED_AT = 256  # first rows, whose faults are seen before training
+
+TextSample = tuple[np.ndarray, np.ndarray | None, int]
+
+
+def stream_problems(config: TextClassification) -> Iterator[Problem]:
+    """What a stream of texts cannot do, which has to be read whole for it."""
+    data = config.data
+    if data.evaluation is None:
+        why = "a stream holds nothing out, and best checkpoints are chosen by evaluation data"
+        yield Problem("workload.data.evaluation", why, "give evaluation data, which are read whole")
+    if config.loss.class_weights is not None:
+        why = "weights are scaled by how many samples each class has, and a stream is not counted"
+        yield Problem("workload.loss.class_weights", why, "leave them out, or give stream: false")
+    if data.limit_train is not None:
+        why = "samples are drawn in the classes' proportions, which a stream does not know"
+        yield Problem("workload.data.limit_train", why, "give loop.steps, or stream: false")
+    for name in ("text_column", "text_pair_column", "label_column"):
+        if isinstance(given := getattr(data, name), int):
+            yield Problem(f"workload.data.{name}", f"rows of a stream have names for columns, not {given}", "name it")
+
+
+@dataclass(frozen=True)
+class TextStream:
+    """Rows → (ids, segments or None, class number)."""
+
+    data: TextData
+    classes: Sequence[str]
+    tokenizer: Any
+
+    def samples(self, seed: int) -> StreamedMixture:
+        """UserError for shards that cannot be read, and for first rows that are none and are not to be left out."""
+        rows = open_shards(self.data.train, TRAIN, self.data.cache or default_root())
+        beginning = []
+        for piece, index in rows.found(0, LOOKED_AT):
+            try:
+                beginning.append((piece.row(index), piece.where(index)))
+            except RowError as error:
+                self._unusable(piece.where(index), str(error))
+        self._check_beginning(beginning)
+        identity = repr((rows.identity, self.data.stream_buffer))
+        shuffled = rows.shuffled(0, None, self.data.stream_buffer, [seed, 0])
+        stream = StreamedRows(self.data.train, shuffled, self._made, self._unusable, identity)
+        return StreamedMixture([stream], Mix())
+
+    def _check_beginning(self, rows: Sequence[tuple[Mapping[str, Any], str]]) -> None:
+        for name in ("text_column", "text_pair_column", "label_column"):
+            column = getattr(self.data, name)
+            if column is not None and not any(column in row for row, _ in rows):
+                known = ", ".join(dict.fromkeys(key for row, _ in rows for key in row))
+                raise problem(f"workload.data.{name}", f"no row has a column {column!r}", f"they have: {known}")
+        for row, where in rows:
+            try:
+                self._label(row, where)
+            except RowError as error:
+                self._unusable(where, str(error))
+
+    def _made(self, row: Mapping[str, Any], where: str) -> TextSample:
+        data = self.data
+        first = _text(row.get(str(data.text_column)))
+        if not first.strip():
+            raise RowError("it has no text")
+        second = None if data.text_pair_column is None else [_text(row.get(str(data.text_pair_column)))]
+        tokens = tokenise_block(self.tokenizer, [first], second, data.max_length)
+        return tokens.ids, tokens.segments, self._label(row, where)
+
+    def _label(self, row: Mapping[str, Any], where: str) -> int:
+        """UserError for a class that is not known; RowError for a row without a text, whose label nothing needs."""
+        if not _text(row.get(str(self.data.text_column))).strip():
+            raise RowError("it has no text")
+        label = _text(row.get(str(self.data.label_column)))
+        if label not in self.classes:
+            known = ", ".join(self.classes[:20])
+            why = f"{where} has the label {label!r}, which is none of {known}"
+            raise problem("workload.data.label_column", why, "name all of them: workload.data.classes")
+        return list(self.classes).index(label)
+
+    def _unusable(self, where: str, why: str) -> TextSample:
+        """A sample that counts for nothing: left out, it would give those after it other numbers."""
+        if self.data.bad_rows == "error":
+            raise UserError([Problem(TRAIN, f"{where}: {why}", "correct or remove the row, or give bad_rows: drop")])
+        tokens = tokenise_block(self.tokenizer, ["-"], None if self.data.text_pair_column is None else ["-"], 8)
+        return tokens.ids, tokens.segments, IGNORED
+
+
+def _text(value: Any) -> str:
+    """Missing values are empty; whole floats that pandas or Arrow made of integers are integers again."""
+    if value is None or (isinstance(value, float) and value != value):
+        return ""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
