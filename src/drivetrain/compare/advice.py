@@ -14,21 +14,31 @@ STAND_IN = "dp on a CPU, whose replicas are threads; its speed says nothing of G
 
 def advice(comparison: Comparison) -> str:
     """The quickest of the rows whose deciding metric is as good as the best one's."""
-    rows = [row for row in comparison.completed if row.status == "completed" and _rate(row)]
+    rows = _ended(comparison)
     if not rows:
         return "No row can be recommended: none completed on every seed."
-    real = [row for row in rows if not row.is_stand_in]
-    if not real:
+    found = chosen(comparison)
+    if found is None:
         return f"No row can be recommended: {STAND_IN}."
-    good = _as_good(comparison, real)
-    chosen = max(good, key=lambda row: _rate(row) or 0.0)
-    said = [f"Choose {chosen.label}", *_reasons(comparison, chosen, rows)]
+    real = [row for row in rows if not row.is_stand_in]
+    said = [f"Choose {found.label}", *_reasons(comparison, found, rows)]
     sentence = said[0] + (": " + "; ".join(said[1:]) if said[1:] else "") + "."
     if any(report.emulated for row in rows for report in row.reports):
         sentence += " Rows marked emulated have the accuracy of 16-bit hardware but not its time and memory."
     if len(real) < len(rows):
         sentence += f" Not considered: {STAND_IN}."
     return sentence
+
+
+def chosen(comparison: Comparison) -> Row | None:
+    """Returns the quickest of the rows whose deciding metric is as good as the best one's; None if none is to be
+    recommended."""
+    real = [row for row in _ended(comparison) if not row.is_stand_in]
+    return max(_as_good(comparison, real), key=lambda row: _rate(row) or 0.0) if real else None
+
+
+def _ended(comparison: Comparison) -> list[Row]:
+    return [row for row in comparison.completed if row.status == "completed" and _rate(row)]
 
 
 def _as_good(comparison: Comparison, rows: list[Row]) -> list[Row]:

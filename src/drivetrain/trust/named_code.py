@@ -16,6 +16,7 @@ from drivetrain.config.run import RunConfig
 from drivetrain.config.workload import UserModule
 from drivetrain.errors import Problem, UserError
 from drivetrain.imports import in_current_folder
+from drivetrain.objects import held
 from drivetrain.trust.remote_code import PERMISSIONS
 
 
@@ -57,7 +58,7 @@ def named_code(run: RunConfig) -> Iterator[NamedCode]:
     paths = [("optimizer.name", run.optimizer.name), ("schedule.name", run.schedule.name)]
     paths += [("tracking.trackers", name) for name in run.tracking.trackers]
     for field, path in paths:
-        if set(path) & set(".:"):  # an import path: other names are of this package's own tables
+        if set(path) & set(".:") and not path.startswith(held.PREFIX):  # an import path: other names are of this package's own tables
             yield NamedCode(field, path, _package(path))
 
 
