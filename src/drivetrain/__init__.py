@@ -9,7 +9,9 @@ docs/python.md has the rest. Importing this package takes no torch: a name's mod
 for. What is not in __all__ is private.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.errors import Problem, RunError, UserError
@@ -48,6 +50,18 @@ _PLACES = {
     "LoopEngine": "api.own_loop",
     "RunReport": "report",
 }
+
+
+class _Package(ModuleType):
+    """This package. Python puts each imported subpackage into it as an attribute, and the subpackage `compare` would
+    take the place of the function of that name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in __all__ and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

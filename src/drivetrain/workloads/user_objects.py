@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,12 +24,13 @@ INSTALLED = ("site-packages", "dist-packages")
 class PassedObjects(UserFile):
     """The objects, as a user's file would define them. UserError where this process has none."""
 
-    def __init__(self) -> None:
-        self.path, self.text, self._options = Path("drivetrain.train()"), b"", {}
-        if not held.held():
+    def __init__(self, objects: Mapping[str, Any], called: str = "drivetrain.train()") -> None:
+        """called: how messages name them."""
+        self.path, self.text, self._options = Path(called), b"", {}
+        if not objects:
             raise held.missing()
         self._module = ModuleType("objects")
-        vars(self._module).update(held.held())
+        vars(self._module).update(objects)
         self._check()
 
     def misnamed(self) -> list[str]:
@@ -48,7 +50,7 @@ class PassedObjects(UserFile):
 class UserObjectsWorkload(UserModuleWorkload):
     def __init__(self, config: UserObjects, seed: int) -> None:
         del config  # it says no more than that there are objects
-        self._use(PassedObjects(), seed)
+        self._use(PassedObjects(held.held()), seed)
 
     def build_model(self) -> nn.Module:
         """A copy of the model, on the CPU: the caller's own stays as it is."""
