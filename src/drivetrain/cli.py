@@ -21,6 +21,7 @@ from drivetrain.show_checkpoint import checkpoint
 from drivetrain.show_doctor import doctor
 from drivetrain.show_fields import fields
 from drivetrain.show_import import import_
+from drivetrain.show_init import init, recipes
 from drivetrain.show_replay import replay
 from drivetrain.strict_json import dumps
 
@@ -279,6 +280,8 @@ def version() -> None:
 app.command("import", epilog=example("drivetrain import qwen_lora_sft.yaml --output run.yaml"))(import_)
 app.command(epilog=example("drivetrain replay runs/digits --step 40"))(replay)
 app.command(epilog=example("drivetrain fields", "drivetrain fields optimizer schedule"))(fields)
+app.command(epilog=example("drivetrain init", "drivetrain init --data hotels.csv", "drivetrain init linear"))(init)
+app.command()(recipes)
 app.command(epilog=example("drivetrain doctor", "drivetrain doctor runs/digits --bundle"))(doctor)
 app.command(epilog=example("drivetrain cache", "drivetrain cache --unused-days 30 --most-gb 50"))(cache)
 app.add_typer(checkpoint, name="checkpoint")
