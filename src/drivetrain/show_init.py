@@ -33,7 +33,7 @@ def init(
     data: Annotated[
         Path | None, path_option("--data", help="What to train on: a table, a text, or a folder of pictures.")
     ] = None,
-    to: Annotated[Path, path_option("--output", "-o", help="The run file to write.")] = Path("run.yaml"),
+    to: Annotated[Path | None, path_option("--output", "-o", help="Run file to write; left out, run.yaml.")] = None,
     text_column: Annotated[str | None, typer.Option("--text-column", help="Column of the texts.")] = None,
     label_column: Annotated[str | None, typer.Option("--label-column", help="Column of the labels.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
@@ -41,6 +41,7 @@ def init(
     """Write a run file to begin with: a recipe, made to fit the data where they are given."""
     from drivetrain.init.write import written
 
+    to = to or Path("run.yaml")
     if data is None and (text_column or label_column):
         raise problem("--data", "a column was named, but no data were given", "add --data FILE")
     made = written(name, data, to, text_column, label_column, overwrite)
