@@ -10,10 +10,12 @@ from drivetrain.config import rules
 from drivetrain.config.load import load
 from drivetrain.config.notices import notices
 from drivetrain.config.run import RunConfig
+from drivetrain.config.workload import UserObjects
 from drivetrain.errors import Problem, UserError
 from drivetrain.folder import refuse_code_of_folders
 from drivetrain.launch.outer import OuterLauncher, accelerate_problems
 from drivetrain.launch.task import Node
+from drivetrain.objects import held
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ def judged_here(
     """The run as it starts on this machine, from what a run file's reader found. UserError with all problems."""
     if run is None:
         raise UserError(problems)
+    if isinstance(run.workload, UserObjects) and not held.held():
+        raise held.missing()
     from drivetrain.hardware import detect  # only now: a broken run file is answered without importing torch
 
     machine = detect(run.device)

@@ -128,5 +128,5 @@ def _parts(given: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield from ((f"{name}[{key!r}]", part) for key, part in given.items())
     elif isinstance(given, list | tuple):
         yield from ((f"{name}[{number}]", part) for number, part in enumerate(given[:100]))
-    else:
-        yield from ((f"{name}.{key}", part) for key, part in vars(given).items() if hasattr(given, "__dict__"))
+    elif hasattr(given, "__dict__"):
+        yield from ((f"{name}.{key}", part) for key, part in vars(given).items())

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from drivetrain.config.run import RunConfig
-from drivetrain.config.workload import UserModule
+from drivetrain.config.workload import OwnCode, UserModule
 from drivetrain.errors import Problem, UserError
 from drivetrain.imports import in_current_folder
 from drivetrain.objects import held
@@ -49,7 +49,7 @@ def named_code(run: RunConfig) -> Iterator[NamedCode]:
     """Every place of a run from which Python is executed that is not this package's own."""
     if isinstance(run.workload, UserModule):
         yield NamedCode("workload.path", str(run.workload.path), run.workload.path)
-    else:
+    elif not isinstance(run.workload, OwnCode):
         for key, permission in PERMISSIONS.items():
             if getattr(run.workload.model, permission, False):
                 path = str(getattr(run.workload.model, key))
