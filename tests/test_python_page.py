@@ -20,7 +20,13 @@ LOOP = next(block for block in BLOCKS if block.startswith("# loop.py"))
 def run(folder: Path, *command: str) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, *command], cwd=folder, capture_output=True, text=True, env=environment, timeout=400, check=False
+        [sys.executable, *command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=400,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -51,5 +51,3 @@ def init(
     for purpose, verb in (("look at the data", "data"), ("train", "train")):
         if verb == "train" or made.has_data:
             output.print(f"  drivetrain {verb} {escape(shlex.quote(str(to)))}  [dim]# {purpose}[/]", soft_wrap=True)
-
-

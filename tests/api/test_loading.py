@@ -29,7 +29,11 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "digits"
     drivetrain.train(
         ROOT / "recipes" / "digits.yaml",
-        **{"output": folder, "quiet": True, "epochs": 2, "limit_train": 128, "limit_evaluation": 64},
+        output=folder,
+        quiet=True,
+        epochs=2,
+        limit_train=128,
+        limit_evaluation=64,
     )
     return folder
 
@@ -79,8 +83,16 @@ def test_a_run_of_objects_needs_its_model(tmp_path: Path) -> None:
     net, data = nn.Linear(4, 2), TensorDataset(X, Y)
     loss = nn.CrossEntropyLoss()
     report = drivetrain.train(
-        **{"model": net, "train_data": data, "evaluation_data": data, "loss": loss, "output": tmp_path / "run"},
-        **{"batch_size": 16, "epochs": 3, "lr": 0.5, "optimizer": "sgd", "quiet": True},
+        model=net,
+        train_data=data,
+        evaluation_data=data,
+        loss=loss,
+        output=tmp_path / "run",
+        batch_size=16,
+        epochs=3,
+        lr=0.5,
+        optimizer="sgd",
+        quiet=True,
     )
     with pytest.raises(UserError, match="model="):
         drivetrain.load(report)
@@ -123,7 +135,12 @@ def test_an_adapter_is_merged_or_kept_and_the_tokenizer_comes_along(
     data = {"train": "rows.json", "template": "alpaca", "length": 128}
     report = drivetrain.train(
         {"workload": {"type": "language_model", "stage": "sft", "model": {"path": "base"}, "data": data}},
-        **{"adapter": "lora", "batch_size": 8, "steps": 4, "lr": 1e-2, "quiet": True, "output": "run"},
+        adapter="lora",
+        batch_size=8,
+        steps=4,
+        lr=1e-2,
+        quiet=True,
+        output="run",
     )
     kept, merged = drivetrain.load(report, adapter="keep"), drivetrain.load(report)
     assert type(merged).__name__ == "LlamaForCausalLM"

@@ -14,7 +14,7 @@ from torch import nn
 from drivetrain.errors import UserError
 from drivetrain.objects import carry
 
-SCRIPT = '''
+SCRIPT = """
 import threading, os, sys
 import torch
 from torch import nn
@@ -82,7 +82,7 @@ except drivetrain.RunError as error:
     print("failed", str(error).replace(chr(10), "|"))
 except drivetrain.UserError as error:
     print("failed", str(error).replace(chr(10), "|"))
-'''
+"""
 
 
 def test_a_script_without_a_guard_trains_what_only_it_defines(tmp_path: Path) -> None:

@@ -104,9 +104,9 @@ def test_an_optimizer_that_is_made_is_refused_with_the_line(tmp_path: Path) -> N
         trained(tmp_path, net, optimizer=torch.optim.AdamW(net.parameters(), lr=3e-4))
     with pytest.raises(UserError, match="other parameters than those it is called with"):
         trained(tmp_path, net, optimizer=lambda _: torch.optim.AdamW(net.parameters()))
-    with pytest.raises(UserError, match="function of \\(updates, total_updates\\)"):
-        made = torch.optim.SGD(net.parameters(), lr=0.1)
-        trained(tmp_path, net, schedule=torch.optim.lr_scheduler.StepLR(made, 1))
+    schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(net.parameters(), lr=0.1), 1)
+    with pytest.raises(UserError, match=r"function of \(updates, total_updates\)"):
+        trained(tmp_path, net, schedule=schedule)
     assert not (tmp_path / "run").exists()
 
 
@@ -115,7 +115,12 @@ def test_an_optimizer_may_be_a_name_a_mapping_or_a_class(tmp_path: Path, optimiz
     net = network()
     trained(tmp_path, net, optimizer=optimizer)
     expected = network()
-    trained(tmp_path, expected, optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0), output=tmp_path / "b")
+    trained(
+        tmp_path,
+        expected,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0),
+        output=tmp_path / "b",
+    )
     for one, other in zip(net.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(one, other)
 

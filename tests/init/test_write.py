@@ -63,7 +63,8 @@ def test_a_recipe_is_written_as_it_is(here: Path) -> None:
     assert (here / "run.yaml").read_text() == recipe("digits").read_text()
 
 
-def test_a_recipe_of_a_script_has_the_script_beside_it(here: Path) -> None:
+@pytest.mark.usefixtures("here")
+def test_a_recipe_of_a_script_has_the_script_beside_it() -> None:
     made = written("linear", None, Path("mine/run.yaml"))
     assert set(made.files) == {Path("mine/run.yaml"), Path("mine/linear.py")}
     trains("mine/run.yaml")
@@ -79,7 +80,11 @@ def test_nothing_is_overwritten_in_silence(here: Path) -> None:
 
 
 def test_chinese_reviews_get_a_vocabulary_of_characters(here: Path) -> None:
-    rows(here / "hotels.csv", ["label", "review"], [[i % 2, ("房间很干净" if i % 2 else "服务太差了")] for i in range(80)])
+    rows(
+        here / "hotels.csv",
+        ["label", "review"],
+        [[i % 2, ("房间很干净" if i % 2 else "服务太差了")] for i in range(80)],
+    )
     made = written(None, here / "hotels.csv", Path("run.yaml"))
     assert set(made.files) == {Path("run.yaml"), Path("run-vocab.txt")}
     data = read_yaml(here / "run.yaml")["workload"]["data"]
@@ -204,7 +209,8 @@ def test_real_reviews_are_read_if_they_are_there() -> None:
     assert kind.text == "review"  # type: ignore[union-attr]
 
 
-def test_the_verb_says_what_it_decided_and_what_comes_next(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("here")
+def test_the_verb_says_what_it_decided_and_what_comes_next(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["recipes"], ["init"]):
         with pytest.raises(SystemExit) as ended:
             main(arguments)

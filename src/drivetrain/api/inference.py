@@ -69,7 +69,7 @@ def _as_the_verb(run: RunConfig, checkpoint: str, data: Any, batch_size: int | N
     if not (is_path or texts is None or (isinstance(texts, Sequence) and all(isinstance(t, str) for t in texts))):
         why = f"a {type(data).__name__} was given, and this run reads files"
         raise problem("data", why, "give the path of a file or folder, a list of texts, or a model: predict(net, data)")
-    path = os.fspath(texts) if is_path else None
+    path = os.fspath(texts) if isinstance(texts, str | os.PathLike) else None
     rows = verbs.predict(run, detect(run.device), checkpoint, path, () if is_path or texts is None else list(texts))
     return _begun(rows)
 

@@ -23,6 +23,7 @@ from drivetrain.folder import RunFolder
 from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.fake_quantised import FakeQuantiser
 from drivetrain.models.finished import finished_model, tokenizer_beside
+from drivetrain.models.merged_adapters import merged
 from drivetrain.objects.held import missing
 from drivetrain.report import RunReport
 from drivetrain.trust.named_code import refuse_named_code
@@ -119,7 +120,7 @@ def _filled(run: RunConfig, path: Path, model: nn.Module | None, weights: dict[s
         raise problem("model", why, "give the model that was trained" if model is not None else "load with model=...")
     made.load_state_dict(weights, strict=False)
     if run.adapter is not None and adapter == "merge":
-        made = _merged(made)
+        made = merged(made)
     tokenizer = None if isinstance(run.workload, OwnCode) else tokenizer_beside(path, run.workload)
     if tokenizer is not None:
         made.tokenizer = tokenizer
@@ -136,15 +137,3 @@ def _made(run: RunConfig, path: Path) -> nn.Module:
     if isinstance(workload, OwnCode):
         raise missing()
     return finished_model(workload, path, of_a_base=run.adapter is not None)
-
-
-def _merged(model: nn.Module) -> nn.Module:
-    """The model with the products of its adapters added to its weights; prompts stay."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    for name, module in list(model.named_modules()):
-        if isinstance(module, BaseTunerLayer):
-            module.merge()
-            parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, module.get_base_layer())
-    return model

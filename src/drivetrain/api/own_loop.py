@@ -67,8 +67,14 @@ def engine(
     The model is wrapped at the first batch, whose shapes some engines need. UserError for what cannot work.
     """
     arguments = {
-        **{"model": model, "loss": loss, "loss_sum": loss_sum, "count": count, "optimizer": optimizer},
-        **{"metrics": metrics, "tensor_parallel": tensor_parallel, "train_data": ()},
+        "model": model,
+        "loss": loss,
+        "loss_sum": loss_sum,
+        "count": count,
+        "optimizer": optimizer,
+        "metrics": metrics,
+        "tensor_parallel": tensor_parallel,
+        "train_data": (),
     }
     with as_a_caller_reads_them(has_objects=True):
         keys, objects = sorted_out(arguments)
@@ -84,7 +90,7 @@ def _run(
 ) -> tuple[RunConfig | None, list[Any]]:
     """What an engine reads of a run file; the rest says that data and length are the caller's."""
     is_name = isinstance(config, str) and not config.endswith((".yaml", ".yml"))
-    raw, _ = ({"engine": config}, None) if is_name else raw_of(config)
+    raw: dict[str, Any] = {"engine": config} if is_name else raw_of(config)[0]
     problems = with_arguments(raw, {**given, **(dotted or {})})
     outer = OuterLauncher.here()
     if outer is None and (raw.get("processes") or 1) > 1:
@@ -94,8 +100,9 @@ def _run(
     if outer is None:
         raw["processes"] = None if _alone(raw) else 1
     raw |= {"workload": {"type": "objects"}, "batch_size": None, "batch_size_per_device": 1, "micro_batch_size": None}
-    limits = raw.get("loop") if isinstance(raw.get("loop"), dict) else {}
-    raw["loop"] = {**{key: value for key, value in limits.items() if key == "max_grad_norm"}, "steps": 1}
+    loop = raw.get("loop")
+    limits = {"max_grad_norm": loop.get("max_grad_norm")} if isinstance(loop, dict) else {}
+    raw["loop"] = {**limits, "steps": 1}
     return validate(raw, problems)
 
 
@@ -140,7 +147,7 @@ class LoopEngine:
         """Whether this process is the one to print and to write."""
         return self._ranks.is_first
 
-    # --- a step --------------------------------------------------------------------------------------------------------
+    # --- a step ------------------------------------------------------------------------------------------------------
 
     def forward_backward(self, batches: Batches) -> Tensor:
         """Runs this process's batches of one step forward and backward; returns the mean loss of the global batch.
@@ -181,7 +188,7 @@ class LoopEngine:
             mine += [MicroBatch(spare, counts=False)] * (most - len(mine))
             return engine.evaluate(mine, self._workload.metrics() if metrics is None else metrics_of(metrics))
 
-    # --- state ---------------------------------------------------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------------------------------
 
     def save(self, folder: str | Path) -> Path:
         """Writes a checkpoint into the folder, whole or not at all, and returns its path (step-00000100): weights,

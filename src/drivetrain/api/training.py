@@ -14,6 +14,7 @@ from torch import nn
 
 from drivetrain import scratch
 from drivetrain.api.errors import as_a_caller_reads_them
+from drivetrain.api.notebook import in_notebook, shown_here
 from drivetrain.api.objects import sorted_out, trackers
 from drivetrain.api.settings import RunFile, read_run
 from drivetrain.checkpoint.directory import read
@@ -67,18 +68,27 @@ def train(
     resume: go on from the newest good checkpoint. overwrite: replace the run that is in the folder. quiet: print
     warnings only.
 
-    settings: keys of the run file, as on the command line: the end of a key where it is unique (lr=3e-4, epochs=2), or a
-    block as a mapping, which changes the keys that it names (loop={"max_grad_norm": 1.0}). set: keys with dots
+    settings: keys of the run file, as on the command line: the end of a key where it is unique (lr=3e-4, epochs=2), or
+    a block as a mapping, which changes the keys that it names (loop={"max_grad_norm": 1.0}). set: keys with dots
     ({"optimizer.lr": 3e-4}).
 
     Raises UserError where something cannot work, before any work and with every problem; RunError where the run failed.
     Ctrl-C saves and raises KeyboardInterrupt; resume=True then goes on. SIGTERM saves and raises SystemExit(143).
     """
     arguments = {
-        **{"model": model, "train_data": train_data, "loss": loss, "evaluation_data": evaluation_data},
-        **{"metrics": metrics, "collate": collate, "predict": predict, "loss_sum": loss_sum, "count": count},
-        **{"splits_batches": splits_batches, "tensor_parallel": tensor_parallel},
-        **{"optimizer": optimizer, "schedule": schedule},
+        "model": model,
+        "train_data": train_data,
+        "loss": loss,
+        "evaluation_data": evaluation_data,
+        "metrics": metrics,
+        "collate": collate,
+        "predict": predict,
+        "loss_sum": loss_sum,
+        "count": count,
+        "splits_batches": splits_batches,
+        "tensor_parallel": tensor_parallel,
+        "optimizer": optimizer,
+        "schedule": schedule,
     }
     with as_a_caller_reads_them(has_objects=model is not None and not isinstance(model, Mapping)):
         if resume and overwrite:
@@ -129,7 +139,10 @@ def started(ready: Checked, objects: Mapping[str, Any], **job: Any) -> Result:
     task = Task(run=ready.run, notices=ready.notices, **job)
     with held.holding(objects), _sent(objects, task) as sent:
         if _starts_processes(task):
-            return start_at_terminal(sent, Node())
+            if task.verb != "train" or not in_notebook():
+                return start_at_terminal(sent, Node())
+            with shown_here(task.run.folder, task.quiet):
+                return start_at_terminal(sent.model_copy(update={"quiet": True}), Node())
         with _leaving_no_trace(), _failing_as_a_run():
             return start_at_terminal(sent, Node())
 

@@ -120,7 +120,9 @@ class UserModule(OwnCode):
 class UserObjects(OwnCode):
     """Objects that the caller of drivetrain.train() passed: a run file alone cannot make them again."""
 
-    type: Literal["objects"] = doc("Task: drivetrain.train(model=...) writes it; no run file of your own has it", "objects")
+    type: Literal["objects"] = doc(
+        "Task: drivetrain.train(model=...) writes it; no run file of your own has it", "objects"
+    )
 
 
 Workload = ImageClassification | TextClassification | LanguageModel | UserModule | UserObjects

@@ -102,7 +102,9 @@ def kind_of(path: Path, text: str | None = None, label: str | None = None) -> Ki
         return Documents(str(path), content[:20_000], len(content))
     if suffix not in TABLES:
         known = ", ".join((*TABLES, *PLAIN))
-        raise problem("--data", f"{path} ends in {suffix or 'nothing'}", f"give a folder, or a file that ends in {known}")
+        raise problem(
+            "--data", f"{path} ends in {suffix or 'nothing'}", f"give a folder, or a file that ends in {known}"
+        )
     return _of_table(path, text, label)
 
 

@@ -160,7 +160,11 @@ def _conversations(run: Any, kind: Conversations, made: Fitted, stem: str) -> No
     made.decisions += [
         f"{kind.rows:,} rows in the format of {kind.formatting}{' (Chinese)' if chinese else ''}; "
         "replies are trained, the rest is only read.",
-        *([f"Columns: {', '.join(f'{own} is {found}' for own, found in kind.columns.items())}."] if kind.columns else []),
+        *(
+            [f"Columns: {', '.join(f'{own} is {found}' for own, found in kind.columns.items())}."]
+            if kind.columns
+            else []
+        ),
         "Rows that cannot be used are left out, up to 5 % of them, and counted (bad_rows).",
     ]
     _batch(run, kind.rows * 0.95, made)

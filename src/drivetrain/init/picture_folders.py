@@ -35,7 +35,9 @@ def in_folder(root: Path) -> Kind:
         if table is not None:
             return kind_of(table)
         why = f"{root} holds pictures, but neither a folder for each class nor a table with their labels"
-        raise problem("--data", why, "sort them into a folder a class, or put a labels.csv (filename,label) beside them")
+        raise problem(
+            "--data", why, "sort them into a folder a class, or put a labels.csv (filename,label) beside them"
+        )
     if not files:
         raise problem("--data", f"{root} holds no pictures, texts or tables", "give another folder, or a file")
     first = kind_of(files[0])

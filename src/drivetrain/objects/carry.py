@@ -73,7 +73,7 @@ def read(folder: Path) -> dict[str, Any]:
     return found
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+class _Pickler(cloudpickle.Pickler):
     def __init__(self, file: Any, aside: Callable[[pickle.PickleBuffer], bool]) -> None:
         super().__init__(file, protocol=5, buffer_callback=aside)
 

@@ -58,7 +58,9 @@ def named_code(run: RunConfig) -> Iterator[NamedCode]:
     paths = [("optimizer.name", run.optimizer.name), ("schedule.name", run.schedule.name)]
     paths += [("tracking.trackers", name) for name in run.tracking.trackers]
     for field, path in paths:
-        if set(path) & set(".:") and not path.startswith(held.PREFIX):  # an import path: other names are of this package's own tables
+        if set(path) & set(".:") and not path.startswith(
+            held.PREFIX
+        ):  # an import path: other names are of this package's own tables
             yield NamedCode(field, path, _package(path))
 
 

@@ -41,7 +41,7 @@ class ExampleBatch(Sequence[int]):
 
 class ExampleWorkload(UserObjectsWorkload):
     def __init__(self, objects: Mapping[str, Any], batch: Batch, least: int, seed: int) -> None:
-        """objects: model, loss or loss_sum and count, perhaps metrics. least: samples that the run takes a step with."""
+        """objects: model, loss or loss_sum and count, perhaps metrics. least: samples of a step."""
         seed_everything(seed)
         samples = ExampleBatch(batch, least)
         own = {"train_data": samples, "collate": samples.of}
