@@ -88,7 +88,9 @@ def test_a_notebook_trains_plots_loads_and_predicts(tmp_path: Path, monkeypatch:
     assert "evaluation  loss" in printed[1], book.cells[1].outputs  # of the first rank, as it came
     tables = [output["data"].get("text/html", "") for output in book.cells[1].outputs if "data" in output]
     assert any("<table>" in table and "ddp on 2 ranks" in table for table in tables)
-    pictures = [output["data"]["image/png"] for output in book.cells[2].outputs if "image/png" in output.get("data", {})]
+    pictures = [
+        output["data"]["image/png"] for output in book.cells[2].outputs if "image/png" in output.get("data", {})
+    ]
     assert base64.b64decode(pictures[0]).startswith(b"\x89PNG")
     (tmp_path / "curve.png").write_bytes(base64.b64decode(pictures[0]))
     assert int(printed[3].split()[-1]) > 180

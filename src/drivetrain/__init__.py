@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from drivetrain.api.loading import load
     from drivetrain.api.own_loop import LoopEngine, engine
     from drivetrain.api.training import train
-    from drivetrain.report import RunReport
+    from drivetrain.training.report import RunReport
 
 __version__ = "0.1.0"
 __all__ = [

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from drivetrain.arguments import path_option
+from drivetrain.cli.arguments import path_option
 from drivetrain.errors import problem
 
 output = Console(highlight=False)

@@ -83,7 +83,7 @@ def test_importing_the_package_takes_no_torch_and_lists_its_names() -> None:
         "except AttributeError as error: print(error)\n"
         "drivetrain.UserError\n"
         "assert 'torch' not in sys.modules\n"
-        "import drivetrain.compare.rows\n"
+        "import drivetrain.compare.result_rows\n"
         "assert callable(drivetrain.compare) and drivetrain.compare.__module__ == 'drivetrain.api.comparing'\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

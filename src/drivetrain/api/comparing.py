@@ -16,7 +16,7 @@ from drivetrain.compare import verbs
 from drivetrain.compare.advice import advice, chosen
 from drivetrain.compare.columns import Column, Figures
 from drivetrain.compare.matrix import Job
-from drivetrain.compare.rows import Comparison, Row
+from drivetrain.compare.result_rows import Comparison, Row
 from drivetrain.compare.runner import Again, Limits
 from drivetrain.errors import problem
 

@@ -17,10 +17,10 @@ from drivetrain.config.engines import SINGLE
 from drivetrain.config.run import RunConfig
 from drivetrain.config.workload import OwnCode, UserModule
 from drivetrain.errors import problem
-from drivetrain.folder import RunFolder, refuse_code_of_folders
-from drivetrain.hardware import detect
 from drivetrain.inference import verbs
-from drivetrain.report import RunReport
+from drivetrain.runtime.hardware import detect
+from drivetrain.runtime.run_folder import RunFolder, refuse_code_of_folders
+from drivetrain.training.report import RunReport
 from drivetrain.workloads.user_file import UserFile
 from drivetrain.workloads.user_loss import SummedLoss
 from drivetrain.workloads.user_task import Task, Unknown, task_of

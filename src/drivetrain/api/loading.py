@@ -19,13 +19,13 @@ from drivetrain.config.run import RunConfig
 from drivetrain.config.workload import OwnCode, UserModule
 from drivetrain.engines.state import kept
 from drivetrain.errors import UserError, problem
-from drivetrain.folder import RunFolder
 from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.fake_quantised import FakeQuantiser
 from drivetrain.models.finished import finished_model, tokenizer_beside
 from drivetrain.models.merged_adapters import merged
 from drivetrain.objects.held import missing
-from drivetrain.report import RunReport
+from drivetrain.runtime.run_folder import RunFolder
+from drivetrain.training.report import RunReport
 from drivetrain.trust.named_code import refuse_named_code
 from drivetrain.workloads.user_file import UserFile
 

@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from drivetrain.config.training import IMPORT_PATH, OPTIMIZERS
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.objects import held
-from drivetrain.optim import OPTIMIZERS as CLASSES
-from drivetrain.optim import made_by
+from drivetrain.optim.optimizers import OPTIMIZERS as CLASSES
+from drivetrain.optim.optimizers import made_by
 from drivetrain.tracking.events import Tracker
 
 # as a user's file names them; those of WITH are of no use without a model

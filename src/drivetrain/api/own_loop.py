@@ -14,24 +14,24 @@ from torch import Tensor, nn
 from drivetrain.api.errors import as_a_caller_reads_them
 from drivetrain.api.objects import sorted_out
 from drivetrain.api.settings import RunFile, raw_of, with_arguments
-from drivetrain.assemble import assemble_around
 from drivetrain.checkpoint.directory import check_fits, newest_good, read, read_manifest
 from drivetrain.checkpoint.run_state import verify
 from drivetrain.checkpoint.saving import save
 from drivetrain.config.load import validate
 from drivetrain.config.run import RunConfig
 from drivetrain.data.loader import MicroBatch
+from drivetrain.distributed.communicator import Communicator
+from drivetrain.distributed.rng import restore_rng_state, rng_state
 from drivetrain.engines.base import Engine, StepResult
 from drivetrain.errors import RunError, problem
-from drivetrain.hardware import detect
-from drivetrain.launch.checked import judged_here
+from drivetrain.launch.external_launcher import OuterLauncher
 from drivetrain.launch.group import group_of_one, join
-from drivetrain.launch.outer import OuterLauncher
+from drivetrain.launch.prepare import judged_here
 from drivetrain.launch.variables import of_the_run, variables
+from drivetrain.numerics.torch_precision import arithmetic
 from drivetrain.objects import held
-from drivetrain.precision import arithmetic
-from drivetrain.ranks import Ranks
-from drivetrain.rng import restore_rng_state, rng_state
+from drivetrain.runtime.hardware import detect
+from drivetrain.training.assemble import assemble_around
 from drivetrain.workloads.example_batch import ExampleWorkload, batch_of
 from drivetrain.workloads.user_metrics import metrics_of
 
@@ -125,7 +125,7 @@ class LoopEngine:
             self._within.callback(dist.destroy_process_group)
         self._within.enter_context(group_of_one(run.engine.traits.spreads))
         self._within.enter_context(arithmetic(run.precision_spec, self._machine))
-        self._ranks = Ranks()
+        self._ranks = Communicator()
         self._engine: Engine | None = None
         self._workload: ExampleWorkload
         self._to_load: Path | None = None

@@ -12,22 +12,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from drivetrain import scratch
 from drivetrain.api.errors import as_a_caller_reads_them
 from drivetrain.api.notebook import in_notebook, shown_here
 from drivetrain.api.objects import sorted_out, trackers
 from drivetrain.api.settings import RunFile, read_run
 from drivetrain.checkpoint.directory import read
+from drivetrain.distributed.rng import restore_rng_state, rng_state
 from drivetrain.errors import PeerError, RankError, RunError, UserError, problem
-from drivetrain.folder import RunFolder
-from drivetrain.launch.checked import Checked, judged_here
-from drivetrain.launch.outer import OuterLauncher
+from drivetrain.launch.external_launcher import OuterLauncher
+from drivetrain.launch.job import Job, Node, Result
+from drivetrain.launch.prepare import Checked, judged_here
 from drivetrain.launch.start import start_at_terminal
-from drivetrain.launch.task import Node, Result, Task
 from drivetrain.objects import held
-from drivetrain.report import RunReport
-from drivetrain.rng import restore_rng_state, rng_state
-from drivetrain.whole_file import writing
+from drivetrain.runtime import scratch
+from drivetrain.runtime.atomic_file import writing
+from drivetrain.runtime.run_folder import RunFolder
+from drivetrain.training.report import RunReport
 
 CODES = {130: signal.SIGINT, 143: signal.SIGTERM}
 
@@ -136,7 +136,7 @@ def _with_length(
 
 def started(ready: Checked, objects: Mapping[str, Any], **job: Any) -> Result:
     """Does a verb's work, in as many processes as the run asks for."""
-    task = Task(run=ready.run, notices=ready.notices, **job)
+    task = Job(run=ready.run, notices=ready.notices, **job)
     with held.holding(objects), _sent(objects, task) as sent:
         if _starts_processes(task):
             if task.verb != "train" or not in_notebook():
@@ -147,13 +147,13 @@ def started(ready: Checked, objects: Mapping[str, Any], **job: Any) -> Result:
             return start_at_terminal(sent, Node())
 
 
-def _starts_processes(task: Task) -> bool:
+def _starts_processes(task: Job) -> bool:
     outer = OuterLauncher.here()
     return outer is None and (task.run.world_size > 1 or task.max_restarts > 0)
 
 
 @contextmanager
-def _sent(objects: Mapping[str, Any], task: Task) -> Iterator[Task]:
+def _sent(objects: Mapping[str, Any], task: Job) -> Iterator[Job]:
     """Within, the objects lie where the processes of ranks find them, if any are started."""
     if not objects or not (_starts_processes(task) or task.run.micro_batch_size == "auto"):
         yield task

@@ -11,7 +11,7 @@ from drivetrain.errors import Problem, UserError, problem
 from drivetrain.init.catalogue import FOLDER, recipe
 from drivetrain.init.data_kinds import kind_of
 from drivetrain.init.fit import fitted
-from drivetrain.whole_file import write_whole
+from drivetrain.runtime.atomic_file import write_whole
 
 USUAL = "digits"  # whose data come with scikit-learn
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from drivetrain.config.run import RunConfig
 from drivetrain.config.workload import OwnCode, UserModule
 from drivetrain.errors import Problem, UserError
-from drivetrain.imports import in_current_folder
 from drivetrain.objects import held
+from drivetrain.trust.import_path import in_current_folder
 from drivetrain.trust.remote_code import PERMISSIONS
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from drivetrain.distributed.rng import seed_everything
 from drivetrain.errors import problem
-from drivetrain.rng import seed_everything
 from drivetrain.workloads.base import Batch
 from drivetrain.workloads.user_objects import PassedObjects, UserObjectsWorkload
 
