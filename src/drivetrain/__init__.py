@@ -48,7 +48,7 @@ _PLACES = {
     "ComparisonTable": "api.comparing",
     "engine": "api.own_loop",
     "LoopEngine": "api.own_loop",
-    "RunReport": "report",
+    "RunReport": "training.report",
 }
 
 

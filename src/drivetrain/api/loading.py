@@ -133,7 +133,8 @@ def _made(run: RunConfig, path: Path) -> nn.Module:
         file = UserFile(workload.path, workload.options)
         name = "build_model" if file.has("build_model") else "model"
         found: Any = file.made(name)
-        return (copy.deepcopy(found) if found is file.get(name) else found).float().cpu()
+        made: nn.Module = copy.deepcopy(found) if found is file.get(name) else found
+        return made.float().cpu()
     if isinstance(workload, OwnCode):
         raise missing()
     return finished_model(workload, path, of_a_base=run.adapter is not None)

@@ -1,7 +1,7 @@
 """Progress in a notebook: what other processes do is shown in the cell that started them.
 
-A rank's own output goes to the streams of the kernel's process, which a notebook may show as bare terminal codes or not at
-all. So ranks print nothing there, and the run's events are read from its folder as they come.
+A rank's own output goes to the streams of the kernel's process, which a notebook may show as bare terminal codes or not
+at all. So ranks print nothing there, and the run's events are read from its folder as they come.
 """
 
 from __future__ import annotations

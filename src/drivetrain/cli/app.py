@@ -20,10 +20,10 @@ from drivetrain.cli.checkpoint import checkpoint
 from drivetrain.cli.doctor import doctor
 from drivetrain.cli.fields import fields
 from drivetrain.cli.import_verb import import_
+from drivetrain.cli.init_verb import init, recipes
 from drivetrain.cli.replay import replay
 from drivetrain.errors import Interrupted, RankError, RunError, UserError
 from drivetrain.runtime.strict_json import dumps
-from drivetrain.show_init import init, recipes
 
 if TYPE_CHECKING:
     from drivetrain.launch.job import Node, Result

@@ -1,4 +1,4 @@
-"""A model as a checkpoint's folder describes it, built without the data it was trained on, to be filled with weights."""
+"""A model as a checkpoint's folder describes it, built without the data it was trained on and still without weights."""
 
 from __future__ import annotations
 
