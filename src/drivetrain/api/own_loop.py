@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from drivetrain.api.errors import as_a_caller_reads_them
 from drivetrain.api.objects import sorted_out
 from drivetrain.api.settings import RunFile, raw_of, with_arguments
-from drivetrain.checkpoint.directory import check_fits, newest_good, read, read_manifest
-from drivetrain.checkpoint.run_state import verify
+from drivetrain.checkpoint.directory import check_fits, newest_good, read, read_manifest, verify
 from drivetrain.checkpoint.saving import save
 from drivetrain.config.load import validate
 from drivetrain.config.run import RunConfig
