@@ -73,7 +73,9 @@ def test_one_process_gives_what_plain_pytorch_gives() -> None:
     assert values["accuracy"] == pytest.approx((net(X).argmax(1) == Y).float().mean().item())
 
 
-def over_ranks(name: Any, folder: Path) -> tuple[list[tuple[float, float]], list[tuple[float, float]], dict[str, float]]:
+def over_ranks(
+    name: Any, folder: Path
+) -> tuple[list[tuple[float, float]], list[tuple[float, float]], dict[str, float]]:
     """Six steps; then the last three again, from a checkpoint after the third."""
     import torch.distributed as dist
 
@@ -108,9 +110,7 @@ def test_ranks_with_uneven_batches_give_the_curve_of_one_process_and_go_on_exact
             assert values["loss"] == pytest.approx(LOSS(net(X), Y).item(), rel=1e-4)
 
 
-def test_a_checkpoint_of_several_ranks_goes_on_in_one_process(
-    ranks: Callable[[int], RankPool], tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_several_ranks_goes_on_in_one_process(ranks: Callable[[int], RankPool], tmp_path: Path) -> None:
     expected, _ = by_hand(6)
     ranks(2).run(over_ranks, "fsdp", tmp_path)
     with drivetrain.engine("single", network(), loss=LOSS, optimizer=sgd) as engine:

@@ -77,7 +77,7 @@ def _missing(objects: Mapping[str, Any]) -> list[Problem]:
     if "loss" in objects and "loss_sum" in objects:
         return [Problem("loss", "loss and loss_sum were both given", "give one of them")]
     why = f"is required with {names[0]}="
-    return [Problem(name, why, f"give {name}=... as well, or a run file that has it") for name in needed]
+    return [Problem(name, why, f"give {name}=... as well") for name in needed]
 
 
 def _names(found: Mapping[str, Any]) -> Any:
