@@ -84,7 +84,7 @@ def over_ranks(
     world = dist.get_world_size()
     own = OuterLauncher(dist.get_rank(), world, world)
     before = OuterLauncher.here
-    OuterLauncher.here = classmethod(lambda cls: own)  # type: ignore[assignment,method-assign]
+    OuterLauncher.here = classmethod(lambda _: own)  # type: ignore[assignment,method-assign]
     try:
         engine = drivetrain.engine(name, network(), loss=LOSS, optimizer=sgd)
         first = looped(engine, range(3))
@@ -125,7 +125,7 @@ def test_a_made_optimizer_is_refused_with_the_line_that_works() -> None:
 
 
 def test_what_cannot_work_is_refused() -> None:
-    with pytest.raises(UserError, match="torchrun --nproc-per-node 2 script.py"):
+    with pytest.raises(UserError, match=r"torchrun --nproc-per-node 2 script\.py"):
         drivetrain.engine("ddp", network(), loss=LOSS, optimizer=sgd, processes=2)
     with pytest.raises(UserError, match="did you mean fsdp"):
         drivetrain.engine("fsdpp", network(), loss=LOSS, optimizer=sgd)

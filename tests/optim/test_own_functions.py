@@ -34,7 +34,8 @@ def test_an_engine_that_makes_it_itself_gets_class_groups_and_arguments() -> Non
         seen.append((cls, arguments))
         return cls(groups, **arguments)
 
-    factory_of(lambda parameters: torch.optim.AdamW(parameters, lr=0.5, betas=(0.8, 0.9)))(nn.Linear(3, 2), make)
+    factory = factory_of(lambda parameters: torch.optim.AdamW(parameters, lr=0.5, betas=(0.8, 0.9)))
+    factory(nn.Linear(3, 2), make)
     ((cls, arguments),) = seen
     assert cls is torch.optim.AdamW
     assert (arguments["lr"], arguments["betas"]) == (0.5, (0.8, 0.9))
@@ -51,7 +52,7 @@ def test_frozen_parameters_are_not_passed() -> None:
     ("function", "why"),
     [
         (lambda _: None, "gives a NoneType"),
-        (lambda parameters: 1 / 0, "ZeroDivisionError"),
+        (lambda _: 1 / 0, "ZeroDivisionError"),
         (lambda _: torch.optim.SGD([torch.zeros(1)], lr=1.0), "other parameters"),
     ],
 )
