@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from drivetrain.cli import main
+from drivetrain.compare import verbs
 from drivetrain.config.run import RunConfig
 
 DIGITS = """
@@ -281,7 +282,7 @@ def test_an_interrupted_comparison_ends_with_130_and_how_to_go_on(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("drivetrain.compare.verbs.compare", interrupted)
+    monkeypatch.setattr(verbs, "compare", interrupted)
     code, out, err = drivetrain("compare", "digits.yaml", "precision=fp32,bf16")
     assert (code, out) == (130, "")
     assert "Finished cells are kept: the same command goes on with the others" in err

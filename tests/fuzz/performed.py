@@ -21,6 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 from drivetrain.cli import main
+from drivetrain.compare import verbs
 from drivetrain.errors import RunError
 from drivetrain.launch import execute, restarts
 from drivetrain.launch.job import Job, Result
@@ -138,7 +139,7 @@ def stubs() -> Iterator[None]:
         patch.object(execute, "perform", short),
         patch.object(restarts, "in_ranks", refuse),
         patch.object(restarts, "_launch", refuse),
-        patch("drivetrain.compare.verbs.run_matrix", refuse),
+        patch.object(verbs, "run_matrix", refuse),
     ):
         yield
 

@@ -18,8 +18,9 @@ from drivetrain.cli.arguments import example, path_argument, path_option
 from drivetrain.cli.cache import cache
 from drivetrain.cli.checkpoint import checkpoint
 from drivetrain.cli.doctor import doctor
-from drivetrain.cli.fields import fields
+from drivetrain.cli.fields import fields, schema
 from drivetrain.cli.import_verb import import_
+from drivetrain.cli.init_verb import init, recipes
 from drivetrain.cli.replay import replay
 from drivetrain.errors import Interrupted, RankError, RunError, UserError
 from drivetrain.runtime.strict_json import dumps
@@ -265,23 +266,18 @@ def launch(
     typer.echo(sbatch_script(run_file, given, run, Allocation(time, partition, account, cpus)), nl=False)
 
 
-@app.command(epilog=example("drivetrain schema > run.schema.json"))
-def schema() -> None:
-    """JSON Schema of the run file, for editors."""
-    from drivetrain.config.run import RunConfig
-
-    typer.echo(dumps(RunConfig.model_json_schema(), indent=2))
-
-
 @app.command(epilog=example("drivetrain version"))
 def version() -> None:
     """Version of drivetrain."""
     typer.echo(__version__)
 
 
+app.command(epilog=example("drivetrain schema > run.schema.json"))(schema)
 app.command("import", epilog=example("drivetrain import qwen_lora_sft.yaml --output run.yaml"))(import_)
 app.command(epilog=example("drivetrain replay runs/digits --step 40"))(replay)
 app.command(epilog=example("drivetrain fields", "drivetrain fields optimizer schedule"))(fields)
+app.command(epilog=example("drivetrain init", "drivetrain init --data hotels.csv", "drivetrain init linear"))(init)
+app.command()(recipes)
 app.command(epilog=example("drivetrain doctor", "drivetrain doctor runs/digits --bundle"))(doctor)
 app.command(epilog=example("drivetrain cache", "drivetrain cache --unused-days 30 --most-gb 50"))(cache)
 app.add_typer(checkpoint, name="checkpoint")

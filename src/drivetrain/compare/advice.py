@@ -19,20 +19,16 @@ def advice(comparison: Comparison) -> str:
 
     Where several are as quick but for noise, the first of them: the reference, if it is one.
     """
-    complete = [row for row in comparison.completed if row.status == "completed"]
-    if not complete:
+    if not any(row.status == "completed" for row in comparison.completed):
         return "No row can be recommended: none completed on every seed."
-    rows = [row for row in complete if rate_of(row)]
+    rows = _ended(comparison)
     if not rows:
         return "No row can be recommended: none ran for enough steps to have a steady rate (samples/s)."
-    real = [row for row in rows if not row.is_stand_in]
-    if not real:
+    level = _level(comparison)
+    if not level:
         return f"No row can be recommended: {STAND_IN}."
-    good = _as_good(comparison, real)
-    quickest = max(good, key=lambda row: rate_of(row) or 0.0)
-    level = [row for row in good if row is quickest or not is_beyond_noise(row, quickest)]
-    chosen = level[0]
-    said = [f"Choose {chosen.label}", *_reasons(comparison, chosen, rows, level)]
+    real = [row for row in rows if not row.is_stand_in]
+    said = [f"Choose {level[0].label}", *_reasons(comparison, level[0], rows, level)]
     sentence = said[0] + (": " + "; ".join(said[1:]) if said[1:] else "") + "."
     if len(real) > 1 and all(len(row.reports) == 1 for row in real):
         sentence += f" {ONE_RUN}"
@@ -41,6 +37,24 @@ def advice(comparison: Comparison) -> str:
     if len(real) < len(rows):
         sentence += f" Not considered: {STAND_IN}."
     return sentence
+
+
+def chosen(comparison: Comparison) -> Row | None:
+    """Returns the row that `advice` chooses; None if none is to be recommended."""
+    return next(iter(_level(comparison)), None)
+
+
+def _level(comparison: Comparison) -> list[Row]:
+    """As good rows that are as quick as the quickest but for noise, in the order of the comparison."""
+    good = _as_good(comparison, [row for row in _ended(comparison) if not row.is_stand_in])
+    if not good:
+        return []
+    quickest = max(good, key=lambda row: rate_of(row) or 0.0)
+    return [row for row in good if row is quickest or not is_beyond_noise(row, quickest)]
+
+
+def _ended(comparison: Comparison) -> list[Row]:
+    return [row for row in comparison.completed if row.status == "completed" and rate_of(row)]
 
 
 def _as_good(comparison: Comparison, rows: list[Row]) -> list[Row]:

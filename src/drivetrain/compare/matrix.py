@@ -18,7 +18,7 @@ from drivetrain.config.language import LanguageModel
 from drivetrain.config.load import load
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
-from drivetrain.config.workload import UserModule
+from drivetrain.config.workload import UserModule, UserObjects
 from drivetrain.errors import Problem, problem
 
 Verb = Literal["train", "predict"]
@@ -141,6 +141,8 @@ def _files(run: RunConfig, job: Job) -> list[str]:
     weights = [] if job.checkpoint is None else [_hash(Path(job.checkpoint) / MANIFEST)]  # names all files of it
     if isinstance(workload, UserModule):
         return [_hash(workload.path), *weights]
+    if isinstance(workload, UserObjects):
+        return weights  # its cells are refused: a comparison's processes have no objects
     if isinstance(workload, LanguageModel):
         sources = [*workload.data.train, *(workload.data.evaluation or [])]
         paths = [Path(source.path) for source in sources]

@@ -120,7 +120,7 @@ def read_text(path: Path, most_bytes: int) -> str:
         return content.decode("utf-8-sig")
     except FileNotFoundError:
         near = difflib.get_close_matches(path.name, _beside(path), n=1)
-        hint = f"did you mean {path.parent / near[0]}?" if near else "recipes/ has run files as examples"
+        hint = f"did you mean {path.parent / near[0]}?" if near else "drivetrain init writes a run file to begin with"
         raise problem(str(path), "there is no such file", hint) from None
     except UnicodeDecodeError as error:
         raise problem(str(path), f"cannot be read: {error}", cure) from None

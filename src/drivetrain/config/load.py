@@ -35,7 +35,7 @@ FOREIGN = {  # keys of configurations that `drivetrain import` reads
 MOST_PROBLEMS = 100
 MOST_KEY = 200  # characters of a key that a problem names
 UNION_TAGS = {  # what pydantic puts into a location to tell which kind of block it tried
-    "workload": ("image_classification", "text_classification", "language_model", "module"),
+    "workload": ("image_classification", "text_classification", "language_model", "module", "objects"),
     "engine": tuple(ENGINES),
     "driver": tuple(ENGINES),
 }
@@ -97,14 +97,20 @@ def _apply(raw: dict[str, Any], override: str) -> None:
         value = parsed_yaml(text) if text else None
     except BrokenText as error:
         raise problem(key, f"the value {shown(text)}: {error}", "correct it, or quote a text") from None
-    path = resolve_key(key)
+    node, name = place_in(raw, resolve_key(key))
+    node[name] = value
+
+
+def place_in(raw: dict[str, Any], path: Sequence[str]) -> tuple[dict[str, Any], str]:
+    """Returns the mapping of a run file that holds the last key of a path, and that key. Makes blocks that are not
+    there yet."""
     node = raw
     for part in path[:-1]:
         below = node.get(part)
         if isinstance(below, str) and part == "engine":  # `engine: ddp`, then `engine.bucket_mb=...`
             below = block_of(below)
         node[part] = node = below if isinstance(below, dict) else {}
-    node[path[-1]] = value
+    return node, path[-1]
 
 
 def resolve_key(key: str) -> list[str]:

@@ -10,7 +10,7 @@ from drivetrain.config.machine import Machine
 from drivetrain.config.precision import Precision
 from drivetrain.config.run import RunConfig
 from drivetrain.config.training import Schedule
-from drivetrain.config.workload import UserModule
+from drivetrain.config.workload import OwnCode
 
 
 def notices(run: RunConfig, machine: Machine) -> list[str]:
@@ -65,7 +65,7 @@ def _of_the_schedule(schedule: Schedule) -> Iterator[tuple[str, bool, str]]:
 
 
 def _has_evaluation_data(run: RunConfig) -> bool:
-    return not isinstance(run.workload, UserModule) and run.workload.data.evaluation is not None
+    return not isinstance(run.workload, OwnCode) and run.workload.data.evaluation is not None
 
 
 def _not_packed(run: RunConfig) -> bool:

@@ -22,7 +22,7 @@ from drivetrain.config.quantised import quantised_base_problems
 from drivetrain.config.resolve import resolved
 from drivetrain.config.restarts import restart_problems
 from drivetrain.config.run import RunConfig
-from drivetrain.config.workload import ImageClassification, TextClassification, UserModule
+from drivetrain.config.workload import ImageClassification, OwnCode, TextClassification, UserModule
 from drivetrain.errors import Problem
 
 
@@ -115,7 +115,7 @@ def _length(run: RunConfig) -> Iterator[Problem]:
 
 
 def _model(run: RunConfig) -> Iterator[Problem]:
-    if isinstance(run.workload, UserModule):
+    if isinstance(run.workload, OwnCode):
         return
     model = run.workload.model
     if (model.path is None) == (model.config is None):
@@ -163,7 +163,7 @@ def _adapter(run: RunConfig) -> Iterator[Problem]:
         why = "PiSSA changes the weights that it starts from, which quantised ones cannot follow"
         yield Problem("adapter.pissa", why, "leave it or quantised_base out")
     yield from adapter_problems(run.adapter)
-    if not isinstance(run.workload, UserModule) and run.workload.model.config is not None:
+    if not isinstance(run.workload, OwnCode) and run.workload.model.config is not None:
         why = "a model made from a config starts at random: nobody could load the adapter without it"
         yield Problem("adapter", why, "train the model first, and give its checkpoint's folder as workload.model.path")
     if run.recompute and any(adapter.method == "prefix" for adapter in run.adapter):
@@ -198,6 +198,7 @@ def _paths(run: RunConfig) -> Iterator[Problem]:
         yield from _missing("workload.path", run.workload.path)
         if run.workload.path.exists() and not run.workload.path.is_file():
             yield Problem("workload.path", f"{run.workload.path} is a folder, a pipe or a device", "give a Python file")
+    if isinstance(run.workload, OwnCode):
         return
     if isinstance(run.workload, LanguageModel):
         yield from _language_paths(run.workload.data)

@@ -115,10 +115,22 @@ class TextClassification(WorkloadBlock):
         return True
 
 
-class UserModule(WorkloadBlock):
+class OwnCode(WorkloadBlock):
+    """A workload whose model, data and loss are the user's own Python."""
+
+
+class UserModule(OwnCode):
     type: Literal["module"] = doc("Task", "module")
     path: Path = doc("Python file that defines the model, the data and the loss")
     options: dict[str, Any] = doc("Keyword arguments for the file's functions", {})
 
 
-Workload = ImageClassification | TextClassification | LanguageModel | UserModule
+class UserObjects(OwnCode):
+    """Objects that the caller of drivetrain.train() passed: a run file alone cannot make them again."""
+
+    type: Literal["objects"] = doc(
+        "Task: drivetrain.train(model=...) writes it; no run file of your own has it", "objects"
+    )
+
+
+Workload = ImageClassification | TextClassification | LanguageModel | UserModule | UserObjects

@@ -15,6 +15,7 @@ from drivetrain.launch.job import Job, Result
 from drivetrain.launch.variables import of_the_run, variables
 from drivetrain.memory.allocator import grow_segments
 from drivetrain.memory.limit import limited
+from drivetrain.objects import held
 from drivetrain.optim.low_bit import hush
 from drivetrain.prove.trace import trace
 from drivetrain.runtime.attempt import Attempt
@@ -26,6 +27,11 @@ from drivetrain.training.run import run
 
 def perform(task: Job, attempt: Attempt | None = None, heart: Heart | None = None) -> Result:
     """Errors of the user's and failed runs are raised. attempt: which of several, for a training."""
+    if task.objects is not None and not held.held():
+        from drivetrain.objects import carry
+
+        with held.holding(carry.read(task.objects)):
+            return perform(task.model_copy(update={"objects": None}), attempt, heart)
     hush()
     device = detect(task.run.device).device
     if device == "cuda" and task.run.allocator != "system":

@@ -28,6 +28,7 @@ class Job(BaseModel):
     output: Path | None = None  # where predictions go; None: the screen
     steps: int = 0  # of a trace
     evaluates: bool = True  # a trace, before its first step
+    objects: Path | None = None  # the folder of those that the run is made from, for ranks in processes of their own
 
     @property
     def max_restarts(self) -> int:

@@ -10,9 +10,11 @@ from drivetrain.config import rules
 from drivetrain.config.load import load
 from drivetrain.config.notices import notices
 from drivetrain.config.run import RunConfig
+from drivetrain.config.workload import UserObjects
 from drivetrain.errors import Problem, UserError
 from drivetrain.launch.external_launcher import OuterLauncher, accelerate_problems
 from drivetrain.launch.job import Node
+from drivetrain.objects import held
 from drivetrain.runtime.run_folder import refuse_code_of_folders
 
 
@@ -39,9 +41,24 @@ def checked(
     predictions. trust: whether Python runs that a run's own run.yaml names.
     """
     run, problems = load(run_file, [*overrides, *([] if nodes is None else [f"nodes={nodes}"])])
+    if run is not None:
+        refuse_code_of_folders(run, run_file, trust)
+    return judged_here(run, problems, node, checkpoint, data, output)
+
+
+def judged_here(
+    run: RunConfig | None,
+    problems: list[Problem],
+    node: Node | None = None,
+    checkpoint: str | None = None,
+    data: str | None = None,
+    output: Path | None = None,
+) -> Checked:
+    """The run as it starts on this machine, from what a run file's reader found. UserError with all problems."""
     if run is None:
         raise UserError(problems)
-    refuse_code_of_folders(run, run_file, trust)
+    if isinstance(run.workload, UserObjects) and not held.held():
+        raise held.missing()
     from drivetrain.runtime.hardware import detect  # only now: a broken run file is answered without importing torch
 
     machine = detect(run.device)

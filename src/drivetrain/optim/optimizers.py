@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
@@ -47,6 +48,9 @@ def optimizer_factory(
 
     compiles: whether an update that can be compiled on a CPU is. rate_factor: parameter name → factor of its rate.
     """
+    function = own_function(config)
+    if function is not None:
+        return factory_of(functools.partial(function, **_arguments_of_function(function, config)))
     cls = OPTIMIZERS.get(config.name) or _imported(config)
     arguments = _arguments(config, cls)
 
@@ -68,6 +72,59 @@ def optimizer_factory(
         return optimizer
 
     return build
+
+
+def own_function(config: training.Optimizer) -> Callable[..., Any] | None:
+    """Returns the function that the run file names in place of a class, or None."""
+    if config.name in OPTIMIZERS or config.path != config.name or not set(config.name) & set(".:"):
+        return None
+    found = import_object(config.name, "optimizer.name")
+    return found if callable(found) and not isinstance(found, type) else None
+
+
+def _arguments_of_function(function: Callable[..., Any], config: training.Optimizer) -> dict[str, Any]:
+    """Its options, and the run file's learning rate where it takes one."""
+    takes_lr = "lr" in inspect.signature(function).parameters
+    return {**({"lr": config.lr} if takes_lr else {}), **config.options}
+
+
+def factory_of(function: Callable[..., Any]) -> OptimizerFactory:
+    """Returns the factory that calls a function of the user's: parameters → torch.optim.Optimizer.
+
+    It is called once the engine has wrapped the model, whose parameters are others by then. Weight decay and groups are
+    the function's own.
+    """
+
+    def build(model: nn.Module, make: Maker = plainly) -> torch.optim.Optimizer:
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        optimizer = made_by(function, parameters)
+        if make is not plainly:  # an engine that makes it itself: DeepSpeed, or ddp with shard_optimizer
+            takes = inspect.signature(type(optimizer)).parameters
+            options = {key: value for key, value in optimizer.defaults.items() if key in takes}
+            optimizer = make(type(optimizer), optimizer.param_groups, options)
+        _check_state(optimizer)
+        return optimizer
+
+    return build
+
+
+def made_by(function: Callable[..., Any], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Calls a user's function. UserError unless it makes an optimizer of these parameters."""
+    name = getattr(function, "__name__", "the function")
+    line = "give a function of parameters: optimizer=lambda parameters: AdamW(parameters, lr=3e-4)"
+    try:
+        optimizer = function(parameters)
+    except Exception as error:
+        raise problem("optimizer", f"{name} fails: {type(error).__name__}: {error}", line) from error
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise problem("optimizer", f"{name} gives a {type(optimizer).__name__}, no torch.optim.Optimizer", line)
+    if low_bit.is_low_bit(type(optimizer)):
+        raise problem("optimizer", f"{type(optimizer).__name__} of a function is not known here", "give its name")
+    passed, held = {id(p) for p in parameters}, {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not held <= passed:
+        why = f"{name} makes it of other parameters than those it is called with, which the engine replaces"
+        raise problem("optimizer", why, line)
+    return optimizer
 
 
 def _fuses(config: training.Optimizer, parameters: list[nn.Parameter]) -> bool:

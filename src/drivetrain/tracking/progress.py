@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -38,6 +39,11 @@ def _cut(line: str, from_end: bool = False) -> str:
     if len(line) <= SHOWN:
         return line
     return f"...{line[-SHOWN:]}" if from_end else f"{line[:SHOWN]}..."
+
+
+def plain_console() -> Console:
+    """Lines of text on sys.stderr, also where that is a notebook's: rich would show each as HTML of its own."""
+    return Console(file=sys.stderr, force_jupyter=False, force_terminal=False, highlight=False)
 
 
 class ProgressTracker(Tracker):

@@ -41,10 +41,13 @@ def assemble(
     return workload, _engine(workload, run, machine, ranks, build_optimizer, part, compiles)
 
 
-def assemble_around(workload: Workload, run: RunConfig, machine: Machine, ranks: Communicator) -> Engine:
-    """The engine of a training of this workload."""
+def assemble_around(
+    workload: Workload, run: RunConfig, machine: Machine, ranks: Communicator, training: bool = True
+) -> Engine:
+    """The engine of a training of this workload, or of its evaluation alone."""
     check_workload(run, workload)
-    return _engine(workload, run, machine, ranks, _optimizer(run), untimed, Compiling(run.compile is True))
+    build_optimizer = _optimizer(run) if training else None
+    return _engine(workload, run, machine, ranks, build_optimizer, untimed, Compiling(run.compile is True))
 
 
 def _optimizer(run: RunConfig) -> OptimizerFactory:

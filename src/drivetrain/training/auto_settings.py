@@ -18,7 +18,7 @@ from drivetrain.config import rules
 from drivetrain.config.language import LanguageModel
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
-from drivetrain.config.workload import UserModule
+from drivetrain.config.workload import OwnCode
 from drivetrain.data.fixed_rows import cheapest_rows
 from drivetrain.data.loading_time import workers_for
 from drivetrain.data.micro_batches import rank_share
@@ -71,7 +71,7 @@ def _against(run: RunConfig, machine: Machine, workload: Workload) -> Iterator[s
     yield from (problem.why for problem in rules.check_anywhere(compiled) if problem not in known)
     if not run.engine.traits.gains_by_compiling:
         yield f"engine={run.engine.label} is not known to gain by it"
-    if isinstance(run.workload, UserModule) or run.workload.model.trust_remote_code:
+    if isinstance(run.workload, OwnCode) or run.workload.model.trust_remote_code:
         yield "whether a model's own code can be compiled is not known"
     if run.quantised_base is not None or run.quantisation_aware is not None:
         yield "layers with codes for weights are not known to gain by it"

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import html
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from drivetrain.config.files import MOST_JSON_BYTES, parsed_json, read_text
+from drivetrain.errors import RunError
 from drivetrain.runtime.atomic_file import write_whole, writing
 from drivetrain.runtime.strict_json import dumps, restored
+from drivetrain.tracking.jsonl import FILE_NAME, read_events
+from drivetrain.tracking.quantities import rate_text
 
 Status = Literal["completed", "stopped_early", "interrupted"]
 
@@ -56,6 +61,67 @@ class RunReport(BaseModel):
     checkpoint: str | None  # newest
     best_checkpoint: str | None
     versions: dict[str, str]
+
+    _folder: Path | None = PrivateAttr(None)
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder: report.json, run.yaml, events.jsonl and checkpoints/."""
+        if self._folder is not None:
+            return self._folder
+        if self.checkpoint is not None:
+            return Path(self.checkpoint).parents[1]
+        raise RunError("this report was not read from a folder, and its run left no checkpoint")
+
+    def within(self, folder: Path) -> RunReport:
+        """Returns the same report, whose folder is the one given: a run may have been moved."""
+        found = self.model_copy()
+        found._folder = folder
+        return found
+
+    def curve(self) -> dict[str, list[Any]]:
+        """Columns of the training curve, a row every `tracking.log_every` steps, ready for pandas.DataFrame or a plot:
+        step, epoch, loss, grad_norm, lr, scale, skipped_steps, samples, samples_per_second, elapsed_seconds."""
+        return self._columns("step", lambda event: event)
+
+    def evaluations(self) -> dict[str, list[Any]]:
+        """Columns of the evaluations, a row each: step, loss, and one for each metric."""
+        return self._columns("evaluation", lambda event: {"step": event["step"], **event["metrics"]})
+
+    def _columns(self, kind: str, row: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, list[Any]]:
+        file = self.folder / FILE_NAME
+        rows = [row(event) for event in read_events(file) if event["event"] == kind] if file.exists() else []
+        names = dict.fromkeys(name for each in rows for name in each if name not in ("event", "time"))
+        return {name: [each.get(name) for each in rows] for name in names}
+
+    def summary(self) -> dict[str, str]:
+        """What a reader looks for first, as texts by name."""
+        rate = "" if self.samples_per_second is None else f", {rate_text(self.samples_per_second)} samples/s"
+        epochs = "1 epoch" if self.epochs == 1 else f"{self.epochs:.4g} epochs"
+        best = self.best or {}
+        return {
+            "status": f"{self.status.replace('_', ' ')} after {self.steps:,} steps ({epochs})",
+            "time": f"{self.seconds:.1f} s{rate}",
+            "precision": self.precision + (" (emulated)" if self.emulated else ""),
+            "engine": self.engine + (f" on {len(self.ranks)} ranks" if len(self.ranks) > 1 else ""),
+            **{name: f"{value:.4f}" for name, value in self.metrics.items()},
+            **({"best": f"{best['metric']} {best['value']:.4f} at step {best['step']}"} if best else {}),
+            **({"folder": str(self.folder)} if self._folder is not None or self.checkpoint else {}),
+        }
+
+    def __repr__(self) -> str:
+        facts = self.summary()
+        width = max(map(len, facts))
+        return "\n".join([f"RunReport {self.name}", *(f"  {name:<{width}}  {text}" for name, text in facts.items())])
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def _repr_html_(self) -> str:
+        """A small table, which notebooks show in place of the repr."""
+        escaped = ((html.escape(name), html.escape(text)) for name, text in self.summary().items())
+        rows = "".join(f"<tr><th style='text-align:left'>{name}</th><td>{text}</td></tr>" for name, text in escaped)
+        return f"<table><caption>{html.escape(self.name)}</caption>{rows}</table>"
 
     @property
     def flops_share(self) -> float | None:

@@ -13,8 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from drivetrain.config.run import RunConfig
-from drivetrain.config.workload import UserModule
+from drivetrain.config.workload import OwnCode, UserModule
 from drivetrain.errors import Problem, UserError
+from drivetrain.objects import held
 from drivetrain.trust.import_path import in_current_folder
 from drivetrain.trust.remote_code import PERMISSIONS
 
@@ -48,7 +49,7 @@ def named_code(run: RunConfig) -> Iterator[NamedCode]:
     """Every place of a run from which Python is executed that is not this package's own."""
     if isinstance(run.workload, UserModule):
         yield NamedCode("workload.path", str(run.workload.path), run.workload.path)
-    else:
+    elif not isinstance(run.workload, OwnCode):
         for key, permission in PERMISSIONS.items():
             if getattr(run.workload.model, permission, False):
                 path = str(getattr(run.workload.model, key))
@@ -57,7 +58,9 @@ def named_code(run: RunConfig) -> Iterator[NamedCode]:
     paths = [("optimizer.name", run.optimizer.name), ("schedule.name", run.schedule.name)]
     paths += [("tracking.trackers", name) for name in run.tracking.trackers]
     for field, path in paths:
-        if set(path) & set(".:"):  # an import path: other names are of this package's own tables
+        if set(path) & set(".:") and not path.startswith(
+            held.PREFIX
+        ):  # an import path: other names are of this package's own tables
             yield NamedCode(field, path, _package(path))
 
 

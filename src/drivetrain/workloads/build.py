@@ -8,7 +8,7 @@ from importlib import import_module
 from drivetrain.config.adapter import Adapter
 from drivetrain.config.quantisation_aware import QuantisationAware
 from drivetrain.config.quantised import QuantisedBase
-from drivetrain.config.workload import UserModule
+from drivetrain.config.workload import OwnCode
 from drivetrain.config.workload import Workload as WorkloadConfig
 from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.fake_quantised import FakeQuantiser
@@ -19,6 +19,7 @@ WORKLOADS = {
     "text_classification": "drivetrain.workloads.text_classification:TextClassificationWorkload",
     "language_model": "drivetrain.workloads.language_model:LanguageModelWorkload",
     "module": "drivetrain.workloads.user_module:UserModuleWorkload",
+    "objects": "drivetrain.workloads.user_objects:UserObjectsWorkload",
 }
 
 
@@ -30,7 +31,7 @@ def build_workload(
     quantisation_aware: QuantisationAware | None = None,
 ) -> Workload:
     """Read and check the data. UserError with all that is wrong with them."""
-    base = None if isinstance(config, UserModule) else config.model.path
+    base = None if isinstance(config, OwnCode) else config.model.path
     chosen = AdapterSet(adapters, base, quantised_base) if adapters else None
     fake_quantiser = None if quantisation_aware is None else FakeQuantiser(quantisation_aware)
     module, _, cls = WORKLOADS[config.type].partition(":")

@@ -59,6 +59,10 @@ class UserFile:
         self.text = path.read_bytes() if path.is_file() else b""  # of what is trained, whatever becomes of the file
         with self.telling("it failed while it was read"):
             self._module = _imported(path)
+        self._check()
+
+    def _check(self) -> None:
+        """UserError for names that are missing or there twice, and for options that no function takes."""
         problems = [*self._missing(), *self._given_twice()] or [*self._bad_options()]
         if problems:
             raise UserError(problems)
@@ -89,9 +93,12 @@ class UserFile:
         except (Exception, SystemExit) as error:  # a script may call sys.exit or parse arguments
             if is_shortage(error):
                 raise
-            where = _line(self.path, error)
+            where = self._line(error)
             reason = f"{type(error).__name__}: {error}".strip().removesuffix(":")
             raise problem(FIELD, f"{self.path}: {what}{where}: {reason}", "correct the file") from error
+
+    def _line(self, error: BaseException) -> str:
+        return _line(self.path, error)
 
     def misnamed(self) -> list[str]:
         """What the file defines that nothing reads, though it looks as if it should be read."""

@@ -71,7 +71,11 @@ class UserModuleWorkload(Workload):
 
     def __init__(self, config: UserModule, seed: int) -> None:
         seed_everything(seed)  # what the file draws while it is read is part of the run
-        self._file = UserFile(config.path, config.options)
+        self._use(UserFile(config.path, config.options), seed)
+
+    def _use(self, file: UserFile, seed: int) -> None:
+        """Takes data, loss and layout from the file. UserError for what cannot work."""
+        self._file = file
         self.train = training_samples(self._file, seed)
         self.evaluation = None
         if self._file.has("evaluation_data"):

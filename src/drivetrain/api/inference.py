@@ -1,0 +1,183 @@
+"""`drivetrain.predict` and `drivetrain.evaluate`: of a run's folder, a run file, or a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.api.errors import as_a_caller_reads_them
+from drivetrain.api.loading import Folder, load, run_of
+from drivetrain.api.training import prepared, started
+from drivetrain.config.engines import SINGLE
+from drivetrain.config.run import RunConfig
+from drivetrain.config.workload import OwnCode, UserModule
+from drivetrain.errors import problem
+from drivetrain.inference import verbs
+from drivetrain.runtime.hardware import detect
+from drivetrain.runtime.run_folder import RunFolder, refuse_code_of_folders
+from drivetrain.training.report import RunReport
+from drivetrain.workloads.user_file import UserFile
+from drivetrain.workloads.user_loss import SummedLoss
+from drivetrain.workloads.user_task import Task, Unknown, task_of
+
+
+def predict(
+    model: Folder | nn.Module,
+    data: Any = None,
+    *,
+    checkpoint: str = "best",
+    loss: Any = None,
+    batch_size: int | None = None,
+    trust: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """Yields one row a sample, in order, as `drivetrain predict` writes them.
+
+    model: a run's folder (or its report), or a model. Of a folder, data are the path of a file or folder, texts (a list
+    of them, or one in a list), or None for the evaluation data; of a run of your own Python, a data set as well.
+
+    Of a model, data are a data set or a list: of (input, target) pairs, of inputs alone, or of dicts. Rows then hold
+    "sample" and "prediction"; with the loss that trained it (nn.CrossEntropyLoss()), classes and their probabilities.
+
+    It computes in this process, on one device. Raises UserError before the first row.
+    """
+    if isinstance(model, nn.Module):
+        with as_a_caller_reads_them(has_objects=True):
+            return _rows_of(model, _samples(data), SummedLoss(loss) if loss is not None else None, batch_size or 64)
+    with as_a_caller_reads_them():
+        run = run_of(model)
+        refuse_code_of_folders(run, RunFolder(run.folder).run_file, trust)
+        if isinstance(run.workload, OwnCode) and data is not None and not isinstance(data, str | os.PathLike):
+            own = SummedLoss(_loss_of(run)) if loss is None else SummedLoss(loss)
+            return _rows_of(load(model, checkpoint, trust=trust), _samples(data), own, batch_size or 64)
+        return _as_the_verb(run, checkpoint, data, batch_size)
+
+
+def _as_the_verb(run: RunConfig, checkpoint: str, data: Any, batch_size: int | None) -> Iterator[dict[str, Any]]:
+    alone: dict[str, Any] = {"engine": SINGLE, "processes": None, "nodes": 1, "batch_size": run.global_batch}
+    run = run.model_copy(update={**alone, "batch_size_per_device": None})
+    if batch_size is not None:
+        run = run.model_copy(update={"evaluation": run.evaluation.model_copy(update={"batch_size": batch_size})})
+    if run.micro_batch_size == "auto":
+        run = run.model_copy(update={"micro_batch_size": None})
+    texts = [data] if isinstance(data, str) and not Path(data).exists() and " " in data else data
+    is_path = isinstance(texts, str | os.PathLike)
+    if not (is_path or texts is None or (isinstance(texts, Sequence) and all(isinstance(t, str) for t in texts))):
+        why = f"a {type(data).__name__} was given, and this run reads files"
+        raise problem("data", why, "give the path of a file or folder, a list of texts, or a model: predict(net, data)")
+    path = os.fspath(texts) if isinstance(texts, str | os.PathLike) else None
+    rows = verbs.predict(run, detect(run.device), checkpoint, path, () if is_path or texts is None else list(texts))
+    return _begun(rows)
+
+
+def _begun(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The same rows, the first of which is made at once: what cannot work is refused by the call, not by the loop."""
+    first = list(zip(range(1), rows, strict=False))
+
+    def going_on() -> Iterator[dict[str, Any]]:
+        yield from (row for _, row in first)
+        with as_a_caller_reads_them():
+            yield from rows
+
+    return going_on()
+
+
+def evaluate(
+    run: Folder | Mapping[str, Any] | None = None,
+    checkpoint: str = "best",
+    *,
+    model: nn.Module | None = None,
+    evaluation_data: Any = None,
+    train_data: Any = None,
+    loss: Any = None,
+    metrics: Any = None,
+    collate: Any = None,
+    trust: bool = False,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Evaluates a checkpoint of a run; returns {"checkpoint", "metrics", "samples", "seconds"}.
+
+    run: a run's folder, its report, or a run file. model, evaluation_data, loss, metrics, collate: the objects of a run
+    that was trained on objects. settings: keys of the run file (engine="ddp", processes=2). Raises UserError, RunError.
+    """
+    place = run.folder if isinstance(run, RunReport) else run
+    file: Any = place
+    if isinstance(place, str | os.PathLike) and Path(place).is_dir():
+        file, settings = RunFolder(Path(place)).run_file, {"output": Path(place), **settings}
+    data = evaluation_data if train_data is None else train_data
+    arguments = {"model": model, "train_data": data, "evaluation_data": evaluation_data, "loss": loss}
+    with as_a_caller_reads_them(has_objects=model is not None):
+        if isinstance(place, str | os.PathLike) and Path(place).is_dir():
+            refuse_code_of_folders(run_of(place), file, trust)
+        arguments |= {"metrics": metrics, "collate": collate}
+        ready, objects = prepared(file, arguments, settings, checkpoint=checkpoint)
+        found: dict[str, Any] = started(ready, objects, verb="evaluate", checkpoint=checkpoint).value
+    return found
+
+
+# --- of a model -------------------------------------------------------------------------------------------------------
+
+
+def _samples(data: Any) -> Any:
+    if isinstance(data, Tensor) or (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        return data
+    if isinstance(data, Iterable) and not isinstance(data, str | bytes):
+        return list(data)
+    fix = "give a data set or a list: of (input, target) pairs, of inputs, or of dicts"
+    raise problem("data", f"a {type(data).__name__} was given", fix)
+
+
+def _loss_of(run: RunConfig) -> Any:
+    assert isinstance(run.workload, UserModule)
+    return UserFile(run.workload.path, run.workload.options).get("loss")
+
+
+def _rows_of(model: nn.Module, samples: Any, loss: SummedLoss | None, size: int) -> Iterator[dict[str, Any]]:
+    """Rows of a model in evaluation mode, which is then as it was; it stays on its device."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    was, task = model.training, Unknown()
+    try:
+        model.eval()
+        for start in range(0, len(samples), size):
+            batch = [samples[index] for index in range(start, min(start + size, len(samples)))]
+            inputs, target = _collated(batch, device)
+            with torch.no_grad():
+                output = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+            output = getattr(output, "logits", output)
+            found: Task = task if loss is None else _task(output, target, loss)
+            for number, row in enumerate(found.predictions(output)):
+                yield {"sample": start + number, **(row if isinstance(row, dict) else {"prediction": row})}
+    finally:
+        model.train(was)
+
+
+def _collated(batch: list[Any], device: torch.device) -> tuple[Any, Tensor | None]:
+    """Inputs and targets of samples: pairs, dicts (whose target is called so), or inputs alone."""
+    from torch.utils.data import default_collate
+
+    merged = default_collate(batch)
+    target = None
+    if isinstance(merged, list | tuple):
+        merged, target = (merged[0], merged[1]) if len(merged) > 1 else (merged[0], None)
+    if isinstance(merged, dict):
+        target = merged.get("target")
+        return {name: _placed(each, device) for name, each in merged.items() if name != "target"}, target
+    return _placed(merged, device), target
+
+
+def _placed(given: Any, device: torch.device) -> Any:
+    if not isinstance(given, Tensor):
+        return given
+    return (given.float() if given.dtype == torch.float64 else given).to(device)
+
+
+def _task(output: Tensor, target: Tensor | None, loss: SummedLoss) -> Task:
+    """What the outputs mean by the loss: of inputs alone, classes where there are as many scores."""
+    if target is None:
+        classes = output.dim() == 2 and loss.ignored is not None
+        target = torch.zeros(len(output), dtype=torch.int64) if classes else torch.zeros_like(output)
+    return task_of(output, target.to(output.device), loss)

@@ -1,0 +1,140 @@
+"""`drivetrain.load`: a run's folder → an nn.Module with its weights, without reading its data."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from drivetrain.api.errors import as_a_caller_reads_them
+from drivetrain.api.settings import read_run
+from drivetrain.checkpoint.directory import load as load_checkpoint
+from drivetrain.checkpoint.directory import newest_good, read_manifest, steps
+from drivetrain.checkpoint.run_state import verify
+from drivetrain.config.run import RunConfig
+from drivetrain.config.workload import OwnCode, UserModule
+from drivetrain.engines.state import kept
+from drivetrain.errors import UserError, problem
+from drivetrain.models.adapters import AdapterSet
+from drivetrain.models.fake_quantised import FakeQuantiser
+from drivetrain.models.finished import finished_model, tokenizer_beside
+from drivetrain.models.merged_adapters import merged
+from drivetrain.objects.held import missing
+from drivetrain.runtime.run_folder import RunFolder
+from drivetrain.training.report import RunReport
+from drivetrain.trust.named_code import refuse_named_code
+from drivetrain.workloads.user_file import UserFile
+
+LOG = logging.getLogger(__name__)
+Folder = str | os.PathLike[str] | RunReport
+
+
+def load(
+    folder: Folder,
+    checkpoint: str = "best",
+    *,
+    model: nn.Module | None = None,
+    adapter: Literal["merge", "keep"] = "merge",
+    trust: bool = False,
+) -> nn.Module:
+    """Returns the model of a run with the weights of a checkpoint: on the CPU, in fp32, in evaluation mode.
+
+    folder: a run's folder, or the report that drivetrain.train returned. checkpoint: "best", "last", or the folder of
+    one. model: required for a run that was trained on objects; it is filled and returned. A run of a Python file makes
+    its model by that file; one of Transformers needs neither the data nor a network, but for adapters their base.
+
+    adapter: "merge" adds LoRA's and IA3's products to the weights, so that the model has the class and the names of
+    its base (a base that was kept in 4 or 8 bits is taken unquantised); "keep" leaves them beside it, as PEFT has
+    them. Prompts and prefixes cannot be merged and always stay.
+
+    The model of a text workload has its tokenizer as `model.tokenizer`.
+
+    Raises UserError for a folder without such a checkpoint, weights of another model, and Python that the folder names
+    from outside the current one, unless trust is set (docs/security.md).
+    """
+    with as_a_caller_reads_them():
+        if adapter not in ("merge", "keep"):
+            raise problem("adapter", f"{adapter!r} was given", 'give "merge" or "keep"')
+        run = run_of(folder)
+        path = checkpoint_of(run, checkpoint)
+        if model is None:
+            refuse_named_code(_without_training(run), run.folder, trust)
+        weights = load_checkpoint(path, verify)["model"]
+        return _filled(run, path, model, weights, adapter).eval()
+
+
+def run_of(folder: Folder) -> RunConfig:
+    """The run that is in a folder, which may have been moved. UserError where there is none."""
+    place = folder.folder if isinstance(folder, RunReport) else Path(folder).expanduser()
+    file = RunFolder(place).run_file
+    if not file.is_file():
+        why = f"{place} holds no run: it has no {file.name}" if place.is_dir() else f"there is no folder {place}"
+        raise problem("folder", why, "give the folder of a run (runs/NAME), or the report that train returned")
+    run, problems, _ = read_run(file, {"output": place})
+    if run is None or problems:
+        raise UserError(problems)
+    return run
+
+
+def checkpoint_of(run: RunConfig, given: str) -> Path:
+    """The folder of the best or the last checkpoint, or the one that was given, known without building the run."""
+    if given not in ("best", "last"):
+        if not Path(given).is_dir():
+            raise problem("checkpoint", f"{given} is no checkpoint folder", "give best, last or a folder step-...")
+        return Path(given)
+    root = RunFolder(run.folder).checkpoints
+    newest, _ = newest_good(root, verify)
+    if newest is None:
+        raise problem("checkpoint", f"{root} holds no good checkpoint", "train first, or give the folder of one")
+    wanted = (read_manifest(newest).facts.get("best") or {}).get("step")
+    if given == "last" or wanted is None:
+        return newest
+    found = next((path for path in steps(root) if read_manifest(path).step == wanted and not verify(path)), None)
+    if found is None:
+        LOG.warning("the best evaluation (step %s) has no good checkpoint: taking %s", wanted, newest)
+    return found or newest
+
+
+def _without_training(run: RunConfig) -> RunConfig:
+    """The run as far as loading its model executes it: no optimizer, schedule or tracker is made."""
+    plain = RunConfig.model_fields
+    names = ("optimizer", "schedule", "tracking")
+    return run.model_copy(update={name: plain[name].default for name in names})
+
+
+def _filled(run: RunConfig, path: Path, model: nn.Module | None, weights: dict[str, Tensor], adapter: str) -> nn.Module:
+    made = model if model is not None else _made(run, path)
+    if run.quantisation_aware is not None:
+        FakeQuantiser(run.quantisation_aware).prepare(made)
+    if run.adapter is not None:
+        base = None if isinstance(run.workload, OwnCode) else run.workload.model.path
+        made = AdapterSet(run.adapter, base).fit(made)
+    own = kept(made, made.state_dict())
+    other = sorted(own.keys() ^ weights.keys()) or [n for n in own if own[n].shape != weights[n].shape]
+    if other:
+        why = f"the weights in {path} are of another model: {', '.join(other[:3])} differ"
+        raise problem("model", why, "give the model that was trained" if model is not None else "load with model=...")
+    made.load_state_dict(weights, strict=False)
+    if run.adapter is not None and adapter == "merge":
+        made = merged(made)
+    tokenizer = None if isinstance(run.workload, OwnCode) else tokenizer_beside(path, run.workload)
+    if tokenizer is not None:
+        made.tokenizer = tokenizer
+    return made
+
+
+def _made(run: RunConfig, path: Path) -> nn.Module:
+    workload = run.workload
+    if isinstance(workload, UserModule):
+        file = UserFile(workload.path, workload.options)
+        name = "build_model" if file.has("build_model") else "model"
+        found: Any = file.made(name)
+        made: nn.Module = copy.deepcopy(found) if found is file.get(name) else found
+        return made.float().cpu()
+    if isinstance(workload, OwnCode):
+        raise missing()
+    return finished_model(workload, path, of_a_base=run.adapter is not None)

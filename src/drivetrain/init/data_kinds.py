@@ -1,0 +1,235 @@
+"""What a user's data are, seen from names and first rows: texts with labels, pictures, conversations, plain texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from drivetrain.errors import problem
+
+ROWS = 2000  # looked at
+LABELS = ("label", "labels", "class", "category", "target", "sentiment", "stars", "rating", "intent", "topic", "y")
+TEXTS = ("text", "review", "sentence", "content", "comment", "body", "message", "tweet", "title", "description", "x")
+ASKED = ("instruction", "prompt", "question", "query")
+ANSWERED = ("output", "response", "answer", "completion", "reply")
+MOST_CLASSES = 1000
+LONG_NAME = 60  # characters: a column's name is shorter
+HAN = re.compile(r"[\u4e00-\u9fff]")
+TABLES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
+PLAIN = (".txt", ".md")
+
+
+@dataclass(frozen=True)
+class LabelledTexts:
+    """text, label: names of columns, or positions where the file has no header. sample: texts of the first rows."""
+
+    path: str
+    text: str | int
+    label: str | int
+    header: bool
+    rows: int
+    classes: tuple[str, ...]
+    sample: Sequence[str]
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Conversations:
+    """formatting: alpaca, sharegpt or openai. columns: alpaca's names → the file's, where these differ."""
+
+    path: str
+    formatting: str
+    rows: int
+    sample: Sequence[str]
+    columns: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Documents:
+    path: str
+    sample: str
+    characters: int
+
+
+@dataclass(frozen=True)
+class ClassFolders:
+    """train: the folder of the classes' folders. sides: (width, height) of some pictures."""
+
+    train: str
+    evaluation: str | None
+    classes: tuple[str, ...]
+    pictures: int
+    sides: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class PictureTable:
+    path: str
+    source: str  # table, or parquet
+    image: str
+    label: str
+    folder: str | None
+    classes: tuple[str, ...]
+    pictures: int
+    sides: Sequence[tuple[int, int]]
+
+
+Kind = LabelledTexts | Conversations | Documents | ClassFolders | PictureTable
+
+
+def is_chinese(texts: Iterable[str]) -> bool:
+    """Whether a third of the letters are Chinese characters."""
+    text = "".join(islice(texts, 200))[:20_000]
+    letters = sum(character.isalpha() for character in text)
+    return letters > 0 and len(HAN.findall(text)) > letters / 3
+
+
+def kind_of(path: Path, text: str | None = None, label: str | None = None) -> Kind:
+    """What lies at a path. text, label: columns that the user names. UserError where it is nothing of these kinds."""
+    if path.is_dir():
+        from drivetrain.init.picture_folders import in_folder
+
+        return in_folder(path)
+    if not path.is_file():
+        raise problem("--data", f"{path} does not exist", f"relative paths are taken from {Path.cwd()}")
+    suffix = path.suffix.lower()
+    if suffix in PLAIN:
+        content = path.read_text(encoding="utf-8", errors="replace")
+        return Documents(str(path), content[:20_000], len(content))
+    if suffix not in TABLES:
+        known = ", ".join((*TABLES, *PLAIN))
+        raise problem(
+            "--data", f"{path} ends in {suffix or 'nothing'}", f"give a folder, or a file that ends in {known}"
+        )
+    return _of_table(path, text, label)
+
+
+def _of_table(path: Path, text: str | None, label: str | None) -> Kind:
+    from drivetrain.data.tables import read_table
+
+    table = read_table(str(path), "--data")
+    columns = [str(name) for name in table.columns]
+    rows = table.head(ROWS).to_dict("records")
+    for name, formatting in (("messages", "openai"), ("conversations", "sharegpt")):
+        if name in columns:
+            return Conversations(str(path), formatting, len(table), _texts_within(rows))
+    pictures = _pictures(path, table, columns, rows, label)
+    if pictures is not None:
+        return pictures
+    asked, answered = _named(columns, ASKED), _named(columns, ANSWERED)
+    if asked and answered and text is None and label is None:
+        given = {"prompt": asked, "response": answered}
+        own = {"prompt": "instruction", "response": "output"}
+        differing = {name: found for name, found in given.items() if found != own[name]}
+        return Conversations(str(path), "alpaca", len(table), _texts_within(rows), differing)
+    return _labelled(path, table, columns, text, label)
+
+
+def _labelled(path: Path, table: Any, columns: list[str], text: str | None, label: str | None) -> Kind:
+    for name in (text, label):
+        if name is not None and name not in columns:
+            raise problem("--data", f"{path} has no column {name!r}", f"it has: {', '.join(columns[:20])}")
+    header = path.suffix.lower() not in (".csv", ".tsv") or _is_header(table, columns)
+    if not header:
+        from drivetrain.data.tables import read_table
+
+        table = read_table(str(path), "--data", header=False)
+    names: list[Any] = list(table.columns)
+    own_label = label if label is not None else _label(table, names, text)
+    own_text = text if text is not None else _text(table, [name for name in names if name != own_label])
+    if own_text is not None and own_label is None and str(own_text).lower() == "text":
+        return Documents(str(path), " ".join(map(str, table[own_text].head(200))), int(table[own_text].str.len().sum()))
+    if own_text is None or own_label is None:
+        what = "no column that could be labels" if own_label is None else "no column of texts"
+        fix = "name them: --text-column NAME --label-column NAME"
+        raise problem("--data", f"{path} has {what}; its columns are {', '.join(columns[:20])}", fix)
+    classes = tuple(sorted({str(value) for value in table[own_label].dropna()} - {""}))
+    if not 2 <= len(classes) <= MOST_CLASSES:
+        why = f"{own_label} of {path} has {len(classes):,} different values, no classes"
+        raise problem("--data", why, "name another with --label-column")
+    sample = [str(value) for value in table[own_text].dropna().sample(min(ROWS, len(table)), random_state=0)]
+    others = tuple(str(name) for name in names if name not in (own_text, own_label))
+    return LabelledTexts(str(path), own_text, own_label, header, len(table), classes, sample, others)
+
+
+def _is_header(table: Any, columns: list[str]) -> bool:
+    """Whether the first row names the columns: names are short, no numbers, and no values of their columns."""
+    for name, values in zip(columns, (table[each].head(ROWS) for each in table.columns), strict=True):
+        is_value = values.nunique() < len(values) / 2 and name in set(map(str, values))
+        if len(name) > LONG_NAME or is_value or re.fullmatch(r"-?\d+(\.\d+)?", name):
+            return False
+    return True
+
+
+def _named(columns: Sequence[Any], names: Sequence[str]) -> str | None:
+    lower = {str(column).lower(): column for column in columns}
+    return next((lower[name] for name in names if name in lower), None)
+
+
+def _label(table: Any, names: list[Any], text: str | None) -> Any:
+    """A column that is called so, else the one with the fewest different values, few for the number of rows."""
+    plain = [name for name in names if name != text and not _nested(table[name])]
+    found = _named(plain, LABELS)
+    if found is not None:
+        return found
+    counts = {name: table[name].nunique() for name in plain}
+    few = [name for name in plain if 2 <= counts[name] <= min(100, max(2, len(table) // 4))]
+    return min(few, key=lambda name: counts[name]) if few and len(plain) > 1 - (text is not None) else None
+
+
+def _text(table: Any, names: list[Any]) -> Any:
+    """A column that is called so, else the one with the longest values."""
+    plain = [name for name in names if not _nested(table[name])]
+    found = _named(plain, TEXTS)
+    if found is not None:
+        return found
+    lengths = {name: table[name].head(ROWS).astype(str).str.len().mean() for name in plain}
+    return max(plain, key=lambda name: lengths[name]) if plain else None
+
+
+def _nested(values: Any) -> bool:
+    return any(isinstance(value, list | dict | bytes) or hasattr(value, "shape") for value in values.head(20))
+
+
+def _pictures(path: Path, table: Any, columns: list[str], rows: list[Any], label: str | None) -> PictureTable | None:
+    """A table of which a column holds encoded pictures or names of picture files, if it is one."""
+    from drivetrain.init.picture_folders import column_of_files, encoded_column, sides_of
+
+    source = "parquet" if path.suffix.lower() == ".parquet" else "table"
+    image = encoded_column(rows) if source == "parquet" else None
+    folder: Path | None = path.parent
+    if image is None:
+        image, folder = column_of_files(path.parent, columns, rows)
+    if image is None or (source == "parquet" and folder is not path.parent):
+        return None
+    rest = [name for name in columns if name != image]
+    own = label if label is not None else _label(table[rest], rest, None) or next(iter(rest), None)
+    if own is None:
+        raise problem("--data", f"{path} has no column of labels beside {image}", "name it with --label-column")
+    classes = tuple(sorted(map(str, table[own].unique())))
+    beside = None if folder == path.parent else str(folder)
+    sides = sides_of([folder / str(row[image]) for row in rows[:50]]) if source == "table" and folder else ()
+    return PictureTable(str(path), source, image, own, beside, classes, len(table), sides)
+
+
+def _texts_within(rows: Iterable[Any]) -> list[str]:
+    """All texts of some rows, whatever they are nested in."""
+    found: list[str] = []
+
+    def gather(value: Any) -> None:
+        if isinstance(value, str):
+            found.append(value)
+        elif isinstance(value, dict):
+            for each in value.values():
+                gather(each)
+        elif isinstance(value, list | tuple) or hasattr(value, "tolist"):
+            for each in value if isinstance(value, list | tuple) else value.tolist():
+                gather(each)
+
+    for row in islice(rows, 300):
+        gather(row)
+    return found

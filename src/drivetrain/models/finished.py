@@ -1,0 +1,71 @@
+"""A model as a checkpoint's folder describes it, built without the data it was trained on and still without weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from drivetrain.config.language import LanguageModel
+from drivetrain.config.workload import ImageClassification, TextClassification
+from drivetrain.models.language_options import rope_scaling_config
+from drivetrain.models.model_folders import config_at, config_of
+from drivetrain.models.normalisation import batch_norm_to_group_norm
+from drivetrain.models.preprocessing import NORM_KEY
+from drivetrain.models.transformers_classifiers import build_classifier
+
+Described = ImageClassification | TextClassification | LanguageModel
+AUTO = {
+    "image_classification": "AutoModelForImageClassification",
+    "text_classification": "AutoModelForSequenceClassification",
+    "language_model": "AutoModelForCausalLM",
+}
+FIELD = "workload.model"
+
+
+def finished_model(workload: Described, folder: Path, of_a_base: bool) -> nn.Module:
+    """The model in fp32 on the CPU, whose weights are still to come.
+
+    folder: a checkpoint. of_a_base: whether it holds an adapter alone; the rest is then the base's own, from the path
+    that the run file names. UserError for a model that cannot be built.
+    """
+    import transformers
+
+    auto, options = AUTO[workload.type], workload.model
+    if of_a_base:
+        described = json.loads((folder / "base_config.json").read_text(encoding="utf-8"))
+        model = _base(auto, workload, described)
+    else:
+        config = config_at(str(folder), FIELD, options.trust_remote_code)
+        described = config.to_dict()
+        made = getattr(transformers, auto)
+        model = made.from_config(config, dtype=torch.float32, trust_remote_code=options.trust_remote_code)
+    if described.get(NORM_KEY) == "group":
+        batch_norm_to_group_norm(model)
+    return model
+
+
+def _base(auto: str, workload: Described, described: dict[str, Any]) -> nn.Module:
+    options = workload.model
+    overrides = {}
+    if isinstance(workload, LanguageModel) and workload.model.rope_scaling is not None:
+        config = config_of(options.path, None, FIELD, options.trust_remote_code)
+        overrides = rope_scaling_config(config, workload.model.rope_scaling)
+    names = described.get("id2label") or {}
+    labels = [] if isinstance(workload, LanguageModel) else [names[key] for key in sorted(names, key=int)]
+    trusted = options.trust_remote_code
+    return build_classifier(
+        auto, options.path, None, labels, FIELD, lambda _: None, overrides=overrides, trusted=trusted
+    )
+
+
+def tokenizer_beside(folder: Path, workload: Described) -> Any:
+    """The tokenizer that a checkpoint's folder holds; None for a model of pictures."""
+    if isinstance(workload, ImageClassification):
+        return None
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=workload.model.trust_tokenizer_code)

@@ -1,0 +1,152 @@
+"""drivetrain.load, predict and evaluate on the folders that runs left."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from transformers import PreTrainedModel
+
+import drivetrain
+from drivetrain.api.loading import checkpoint_of, run_of
+from drivetrain.checkpoint.directory import read
+from drivetrain.errors import UserError
+from drivetrain.workloads.build import build_workload
+from tests.test_recipes import model_of_your_own
+
+ROOT = Path(__file__).resolve().parents[2]
+X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+Y = (X.sum(1) > 0).long()
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    drivetrain.train(
+        ROOT / "recipes" / "digits.yaml",
+        output=folder,
+        quiet=True,
+        epochs=2,
+        limit_train=128,
+        limit_evaluation=64,
+    )
+    return folder
+
+
+def test_the_best_weights_are_loaded_without_the_data_and_predict_as_the_run_does(digits: Path) -> None:
+    net = drivetrain.load(digits)
+    assert isinstance(net, PreTrainedModel)
+    assert not net.training
+    assert any(isinstance(module, nn.GroupNorm) for module in net.modules())
+    run = run_of(digits)
+    whole = build_workload(run.workload, run.seed).build_model().eval()  # as training built it, from the data
+    whole.load_state_dict(read(checkpoint_of(run, "best"))["model"])
+    pixels = torch.randn(5, 1, 32, 32)
+    torch.testing.assert_close(net(pixels).logits, whole(pixels).logits)
+    rows, found = list(drivetrain.predict(digits)), drivetrain.evaluate(digits)
+    assert len(rows) == found["samples"] == 64
+    report = json.loads((digits / "report.json").read_text())
+    assert found["metrics"][report["best"]["metric"]] == pytest.approx(report["best"]["value"])
+
+
+def test_the_last_weights_are_those_of_the_newest_checkpoint(digits: Path) -> None:
+    newest = sorted((digits / "checkpoints").glob("step-*"))[-1]
+    one, other = drivetrain.load(digits, "last"), drivetrain.load(digits, str(newest))
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_folder_that_was_moved_is_loaded_where_it_is(digits: Path, tmp_path: Path) -> None:
+    shutil.copytree(digits, tmp_path / "moved", symlinks=True)
+    net = drivetrain.load(tmp_path / "moved")
+    for a, b in zip(net.parameters(), drivetrain.load(digits).parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path, digits: Path) -> None:
+    with pytest.raises(UserError, match="there is no folder"):
+        drivetrain.load(tmp_path / "none")
+    with pytest.raises(UserError, match="holds no run"):
+        drivetrain.load(tmp_path)
+    with pytest.raises(UserError, match="is no checkpoint folder"):
+        drivetrain.load(digits, "first")
+    with pytest.raises(UserError, match="of another model"):
+        drivetrain.load(digits, model=nn.Linear(2, 2))
+
+
+def test_a_run_of_objects_needs_its_model(tmp_path: Path) -> None:
+    net, data = nn.Linear(4, 2), TensorDataset(X, Y)
+    loss = nn.CrossEntropyLoss()
+    report = drivetrain.train(
+        model=net,
+        train_data=data,
+        evaluation_data=data,
+        loss=loss,
+        output=tmp_path / "run",
+        batch_size=16,
+        epochs=3,
+        lr=0.5,
+        optimizer="sgd",
+        quiet=True,
+    )
+    with pytest.raises(UserError, match="model="):
+        drivetrain.load(report)
+    found = drivetrain.load(report, "last", model=nn.Linear(4, 2))
+    assert torch.equal(found.weight, net.weight)  # type: ignore[arg-type]
+    values = drivetrain.evaluate(report, "last", model=nn.Linear(4, 2), evaluation_data=data, loss=loss)
+    right = (net(X).argmax(1) == Y).float().mean().item()
+    assert values["metrics"]["accuracy"] == pytest.approx(right)
+    rows = list(drivetrain.predict(found, data, loss=loss, batch_size=7))
+    assert [row["prediction"] for row in rows] == net(X).argmax(1).tolist()
+    expected = net(X).softmax(1)
+    assert [row["probabilities"]["1"] for row in rows] == pytest.approx(expected[:, 1].tolist(), abs=1e-5)
+    assert [row["prediction"] for row in drivetrain.predict(found, X[:3])] == [
+        pytest.approx(each) for each in net(X[:3]).tolist()
+    ]
+
+
+def test_code_that_a_folder_names_from_elsewhere_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "from").mkdir()
+    monkeypatch.chdir(tmp_path / "from")
+    shutil.copy(ROOT / "recipes" / "linear.py", "linear.py")
+    run = {"workload": {"type": "module", "path": str(tmp_path / "from" / "linear.py")}, "batch_size": 32}
+    drivetrain.train({**run, "loop": {"steps": 3}}, output=tmp_path / "run", quiet=True)
+    monkeypatch.chdir(tmp_path / "run")
+    for call in (drivetrain.load, drivetrain.predict, drivetrain.evaluate):
+        with pytest.raises(UserError, match="trust=True"):
+            call(tmp_path / "run")
+    assert isinstance(drivetrain.load(tmp_path / "run", trust=True), nn.Linear)
+    assert len(list(drivetrain.predict(tmp_path / "run", trust=True))) == 200
+
+
+def test_an_adapter_is_merged_or_kept_and_the_tokenizer_comes_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model_of_your_own(tmp_path / "base")
+    rows = [{"instruction": f"What is {i}?", "output": f"It is {i}."} for i in range(24)]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    data = {"train": "rows.json", "template": "alpaca", "length": 128}
+    report = drivetrain.train(
+        {"workload": {"type": "language_model", "stage": "sft", "model": {"path": "base"}, "data": data}},
+        adapter="lora",
+        batch_size=8,
+        steps=4,
+        lr=1e-2,
+        quiet=True,
+        output="run",
+    )
+    kept, merged = drivetrain.load(report, adapter="keep"), drivetrain.load(report)
+    assert type(merged).__name__ == "LlamaForCausalLM"
+    assert not [name for name, _ in merged.named_parameters() if "lora" in name]
+    ids = merged.tokenizer("What is 3?", return_tensors="pt")["input_ids"]  # type: ignore[operator]
+    torch.testing.assert_close(merged(ids).logits, kept(ids).logits, rtol=1e-4, atol=1e-5)
+    base = merged.from_pretrained("base")  # type: ignore[operator]
+    assert merged.state_dict().keys() == base.state_dict().keys()
+    assert not torch.allclose(merged(ids).logits, base(ids).logits)

@@ -1,0 +1,220 @@
+"""`drivetrain init` on small data of every kind: what it writes passes the checks and trains."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from drivetrain.cli import main
+from drivetrain.config.files import read_yaml
+from drivetrain.config.load import load
+from drivetrain.config.rules import check_anywhere
+from drivetrain.errors import UserError
+from drivetrain.init.catalogue import FOLDER, recipe, recipes
+from drivetrain.init.data_kinds import kind_of
+from drivetrain.init.write import written
+
+SMALL = ["config.hidden_size=32", "config.num_hidden_layers=1", "config.intermediate_size=32"]
+FEW_STEPS = ["loop.epochs=null", "loop.steps=2", "schedule.warmup_steps=0", "--quiet"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def rows(file: Path, header: list[str], lines: list[list[Any]]) -> Path:
+    with file.open("w", newline="", encoding="utf-8") as opened:
+        csv.writer(opened).writerows([header, *lines] if header else lines)
+    return file
+
+
+def pictures(folder: Path, sizes: tuple[int, ...] = (32,), number: int = 12) -> None:
+    folder.mkdir(parents=True)
+    for index in range(number):
+        Image.new("RGB", (sizes[index % len(sizes)], 32), (index, 20, 200)).save(folder / f"{index}.png")
+
+
+def trains(file: str, *overrides: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["train", file, *overrides, *FEW_STEPS])
+    assert ended.value.code == 0
+
+
+def head(file: Path) -> str:
+    return "\n".join(line for line in file.read_text().splitlines() if line.startswith("#"))
+
+
+def test_every_recipe_is_listed_with_a_line() -> None:
+    found = dict(recipes())
+    assert found.keys() == {path.stem for path in FOLDER.glob("*.yaml")}
+    assert all(10 < len(line) < 150 for line in found.values())
+
+
+def test_a_recipe_is_written_as_it_is(here: Path) -> None:
+    assert written("digits", None, Path("run.yaml")).files == [Path("run.yaml")]
+    assert (here / "run.yaml").read_text() == recipe("digits").read_text()
+
+
+@pytest.mark.usefixtures("here")
+def test_a_recipe_of_a_script_has_the_script_beside_it() -> None:
+    made = written("linear", None, Path("mine/run.yaml"))
+    assert set(made.files) == {Path("mine/run.yaml"), Path("mine/linear.py")}
+    trains("mine/run.yaml")
+
+
+def test_nothing_is_overwritten_in_silence(here: Path) -> None:
+    (here / "run.yaml").write_text("mine")
+    with pytest.raises(UserError, match=r"run.yaml is there already"):
+        written("digits", None, Path("run.yaml"))
+    assert (here / "run.yaml").read_text() == "mine"
+    written("digits", None, Path("run.yaml"), overwrite=True)
+    assert (here / "run.yaml").read_text() != "mine"
+
+
+def test_chinese_reviews_get_a_vocabulary_of_characters(here: Path) -> None:
+    rows(
+        here / "hotels.csv",
+        ["label", "review"],
+        [[i % 2, ("房间很干净" if i % 2 else "服务太差了")] for i in range(80)],
+    )
+    made = written(None, here / "hotels.csv", Path("run.yaml"))
+    assert set(made.files) == {Path("run.yaml"), Path("run-vocab.txt")}
+    data = read_yaml(here / "run.yaml")["workload"]["data"]
+    assert (data["text_column"], data["label_column"]) == ("review", "label")
+    words = (here / "run-vocab.txt").read_text().split()
+    assert {"房", "差"} < set(words)
+    assert not any(len(word.removeprefix("##")) > 1 for word in words[5:])
+    assert "Chinese" in head(here / "run.yaml")
+    assert "bert-base-chinese" in (here / "run.yaml").read_text()
+    trains("run.yaml", *SMALL)
+
+
+def test_a_file_without_a_header_is_read_by_position(here: Path) -> None:
+    lines = [[i % 2, f"{'a clean and quiet room' if i % 2 else 'never again, bad service'} {i}"] for i in range(60)]
+    rows(here / "plain.csv", [], lines)
+    written(None, here / "plain.csv", Path("run.yaml"))
+    data = read_yaml(here / "run.yaml")["workload"]["data"]
+    assert (data["text_column"], data["label_column"], data["header"]) == (1, 0, False)
+    trains("run.yaml", *SMALL)
+
+
+def test_class_folders_of_pictures_of_several_sizes_are_resized(here: Path) -> None:
+    for name in ("cat", "dog"):
+        pictures(here / "pets" / name, (32, 40))
+    written(None, here / "pets", Path("run.yaml"))
+    workload = read_yaml(here / "run.yaml")["workload"]
+    assert workload["data"]["source"] == "folder"
+    assert workload["data"]["image_size"] == 32
+    assert "limit_train" not in workload["data"]
+    assert "2 classes (cat, dog)" in head(here / "run.yaml")
+    trains("run.yaml")
+
+
+def test_folders_for_training_and_evaluation_are_told_apart(here: Path) -> None:
+    for part in ("train", "test"):
+        for name in ("cat", "dog"):
+            pictures(here / "pets" / part / name)
+    written(None, Path("pets"), Path("run.yaml"))
+    data = read_yaml(here / "run.yaml")["workload"]["data"]
+    assert (data["train"], data["evaluation"]) == ("pets/train", "pets/test")
+    assert "image_size" not in data
+    trains("run.yaml")
+
+
+def test_pictures_with_a_table_of_labels_are_found_from_the_folder(here: Path) -> None:
+    pictures(here / "flat", number=24)
+    rows(here / "flat" / "labels.csv", ["file", "kind"], [[f"{i}.png", "ab"[i % 2]] for i in range(24)])
+    written(None, here / "flat", Path("run.yaml"))
+    data = read_yaml(here / "run.yaml")["workload"]["data"]
+    assert (data["source"], data["image_column"], data["label_column"]) == ("table", "file", "kind")
+    trains("run.yaml")
+
+
+def test_questions_and_answers_are_conversations_by_their_columns(here: Path) -> None:
+    pairs = [{"question": f"What is {i} plus one?", "answer": f"It is {i + 1}."} for i in range(40)]
+    (here / "qa.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    written(None, here / "qa.jsonl", Path("run.yaml"))
+    (source,) = read_yaml(here / "run.yaml")["workload"]["data"]["train"]
+    assert source["columns"] == {"prompt": "question", "response": "answer"}
+    trains("run.yaml", *SMALL)
+
+
+@pytest.mark.parametrize(
+    ("row", "formatting"),
+    [
+        ({"conversations": [{"from": "human", "value": "Hi {i}"}, {"from": "gpt", "value": "Hello."}]}, "sharegpt"),
+        ({"messages": [{"role": "user", "content": "Hi {i}"}, {"role": "assistant", "content": "Hello."}]}, "openai"),
+        ({"instruction": "Hi {i}", "input": "", "output": "Hello."}, "alpaca"),
+    ],
+)
+def test_conversations_are_known_by_their_format(here: Path, row: dict[str, Any], formatting: str) -> None:
+    text = json.dumps(row)
+    (here / "chat.json").write_text(f"[{','.join(text.replace('{i}', str(i)) for i in range(40))}]")
+    written(None, here / "chat.json", Path("run.yaml"))
+    (source,) = read_yaml(here / "run.yaml")["workload"]["data"]["train"]
+    assert source["formatting"] == formatting
+    run, problems = load(here / "run.yaml")
+    assert run is not None
+    assert not [*problems, *check_anywhere(run)]
+
+
+def test_a_text_is_learnt_character_by_character(here: Path) -> None:
+    (here / "play.txt").write_text("What say you? A pox on it, quoth she.\n" * 80)
+    written(None, here / "play.txt", Path("run.yaml"))
+    assert "a token is a character" in head(here / "run.yaml")
+    trains("run.yaml", "batch_size=4")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("a.zip", "x", "ends in .zip"),
+        ("a.csv", "n,m\n1,2\n3,4\n5,6\n7,8\n9,10\n11,12\n13,14\n15,16\n", "no column"),
+        ("a.txt", "short", "too few"),
+        ("none.csv", None, "does not exist"),
+    ],
+)
+def test_what_is_no_data_is_refused_with_the_reason(here: Path, name: str, content: str | None, why: str) -> None:
+    if content is not None:
+        (here / name).write_text(content)
+    with pytest.raises(UserError, match=why):
+        written(None, here / name, Path("run.yaml"))
+    assert not (here / "run.yaml").exists()
+
+
+def test_a_recipe_of_another_kind_is_refused(here: Path) -> None:
+    pictures(here / "pets" / "cat")
+    pictures(here / "pets" / "dog")
+    with pytest.raises(UserError, match="hotel-bert is a recipe of text_classification"):
+        written("hotel-bert", here / "pets", Path("run.yaml"))
+    with pytest.raises(UserError, match=r"did you mean digits\?"):
+        written("digts", None, Path("run.yaml"))
+
+
+def test_real_reviews_are_read_if_they_are_there() -> None:
+    from tests.test_docs import ROOT
+
+    file = ROOT.parent / "shared" / "data" / "ChnSentiCorp_htl_all.csv"
+    if not file.is_file():
+        pytest.skip("the real data are not here")
+    kind = kind_of(file)
+    assert kind.text == "review"  # type: ignore[union-attr]
+
+
+@pytest.mark.usefixtures("here")
+def test_the_verb_says_what_it_decided_and_what_comes_next(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["recipes"], ["init"]):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert "digits" in out
+    assert "drivetrain train run.yaml" in out
