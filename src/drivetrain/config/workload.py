@@ -88,6 +88,10 @@ class TextData(Frozen):
     max_length: int = doc("Tokens kept of one sample, special tokens included", 128, gt=2)
     padding: Literal["dynamic", "fixed"] = doc("Pad to the longest of the batch, or always to max_length", "dynamic")
     group_by_length: bool = doc("Cut batches into micro-batches of like length: less padding, same result", True)
+    unpadded: bool | Literal["auto"] = doc(
+        "Lay a micro-batch's texts end to end, without padding; auto: on CPUs, where the model gives the same so",
+        "auto",
+    )
     limit_train: int | None = doc("Use this many training samples, drawn in the classes' proportions", None, gt=0)
     limit_evaluation: int | None = doc("Use this many evaluation samples, in the classes' proportions", None, gt=0)
     bad_rows: BadRows = doc(

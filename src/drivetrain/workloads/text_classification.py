@@ -19,6 +19,7 @@ from drivetrain.data.tokenised import Tokens, load_tokenizer, tokenise
 from drivetrain.errors import Problem, UserError, problem, together
 from drivetrain.models.model_folders import save_description
 from drivetrain.models.transformers_classifiers import build_classifier, config_accepts
+from drivetrain.models.unpadded import Places, position_table, row_inputs, use_unpadded
 from drivetrain.workloads.base import Batch, NamedSamples
 from drivetrain.workloads.class_loss import ClassificationLoss
 from drivetrain.workloads.classification import Classifier
@@ -71,6 +72,7 @@ class TextClassificationWorkload(Classifier):
     def __init__(self, config: TextClassification, seed: int) -> None:
         self._config, self._seed = config, seed
         self._warnings: list[str] = []
+        self._places: Places | None = None  # of texts laid end to end, once a model is built that takes them
         self._tokenizer, (train, evaluation) = together([self._load_tokenizer, lambda: self._read(config.data)])
         self.train = self._samples(train, "train")
         self.evaluation = self._samples(evaluation, "evaluation")
@@ -179,8 +181,19 @@ class TextClassificationWorkload(Classifier):
         built.config.pad_token_id = self._pad  # type: ignore[union-attr]
         # GPT-2 takes them too, but adds the embedding of token 0 or 1: its own tokenizer gives none
         given = "token_type_ids" in self._tokenizer.model_input_names
+        self._places = self._unpadded(built)
         self._takes_segments = given and "token_type_ids" in inspect.signature(built.forward).parameters
         return self._adapted(built)
+
+    def _unpadded(self, model: nn.Module) -> Places | None:
+        """How positions are counted if texts are laid end to end; a model that cannot is named if that was asked."""
+        data = self._config.data
+        virtual = self.adapters is not None and self.adapters.positions
+        if data.unpadded is False or data.padding == "fixed" or virtual:
+            return None
+        return use_unpadded(
+            model, self._config.model.trust_remote_code, self._warn if data.unpadded is True else _quiet
+        )
 
     def _completed(self, given: dict[str, Any]) -> dict[str, Any]:
         """The run file's model config, with what follows from the tokenizer where it is left out."""
@@ -215,7 +228,9 @@ class TextClassificationWorkload(Classifier):
             self._warnings.append(message)
 
     def collate(self, samples: Sequence[Any]) -> Batch:
-        """input_ids, attention_mask, labels, and token_type_ids for pairs: (B, L) and (B,), int64."""
+        """input_ids, attention_mask, labels, and token_type_ids for pairs: (B, L) and (B,), int64. Unpadded, a row."""
+        if self._places is not None:
+            return self._row(samples, self._places)
         data = self._config.data
         longest = data.max_length if data.padding == "fixed" else max(1, *(len(ids) for ids, _, _ in samples))
         ids = np.full((len(samples), longest), self._pad, dtype=np.int64)
@@ -231,8 +246,27 @@ class TextClassificationWorkload(Classifier):
             batch["token_type_ids"] = segments
         return {name: torch.from_numpy(array) for name, array in batch.items()}
 
+    def _row(self, samples: Sequence[Any], places: Places) -> Batch:
+        """input_ids, position_ids, and token_type_ids for pairs, of all texts end to end: (1, T); lengths and labels:
+        (B,); int64. An empty text is one token of padding, as in a padded batch."""
+        texts = [ids.astype(np.int64) if len(ids) else np.array([self._pad]) for ids, _, _ in samples]
+        row = {"input_ids": texts, "position_ids": [places.of(ids) for ids in texts]}
+        if samples[0][1] is not None:
+            row["token_type_ids"] = [kinds if len(kinds) else np.zeros(1) for _, kinds, _ in samples]
+        batch = {name: np.concatenate(each).astype(np.int64)[None] for name, each in row.items()}
+        batch |= {
+            "lengths": np.array([len(ids) for ids in texts]),
+            "labels": np.array([label for *_, label in samples]),
+        }
+        return {name: torch.from_numpy(array) for name, array in batch.items()}
+
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
         """(B, classes)."""
+        if "lengths" in batch:
+            segments = batch.get("token_type_ids") if self._takes_segments else None
+            row = row_inputs(batch["input_ids"], batch["position_ids"], batch["lengths"], segments)
+            found: Tensor = model(**row).logits
+            return found
         left_out = {"labels"} if self._takes_segments else {"labels", "token_type_ids"}
         inputs = {name: tensor for name, tensor in batch.items() if name not in left_out}
         logits: Tensor = model(**inputs).logits
@@ -242,7 +276,11 @@ class TextClassificationWorkload(Classifier):
     def lengths(self) -> Sequence[int] | None:
         data = self._config.data
         grouped = data.group_by_length and data.padding == "dynamic"
-        return self.train.lengths.tolist() if grouped else None
+        return self.train.lengths.tolist() if grouped or self.packs else None
+
+    @property
+    def packs(self) -> bool:
+        return self._places is not None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -254,6 +292,7 @@ class TextClassificationWorkload(Classifier):
             "vocabulary": len(self._tokenizer),
             "truncated": round(self.train.truncated / len(self.train), 4),
             "mean_tokens": round(float(self.train.lengths.mean()), 1),
+            "unpadded": self.packs,
             **self._weighted(),
         }
 
@@ -291,10 +330,13 @@ class TextClassificationWorkload(Classifier):
         self._tokenizer.save_pretrained(folder)
 
 
+def _quiet(_: str) -> None:
+    pass
+
+
 def _positions(model: nn.Module) -> int | None:
     """Positions a text may take; RoBERTa and its like keep the first of theirs for padding. None: no bound is known."""
-    tables = [m for name, m in model.named_modules() if name.endswith("position_embeddings")]
-    table = next((m for m in tables if isinstance(m, nn.Embedding)), None)
+    table = position_table(model)
     if table is not None:
         return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
     return getattr(model.config, "max_position_embeddings", None)
