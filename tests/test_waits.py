@@ -21,9 +21,9 @@ from drivetrain.data.loader import Window, training_windows
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
 from drivetrain.engines.base import Engine
-from drivetrain.loop import Progress, Surroundings, train
 from drivetrain.measure.meters import Meters
 from drivetrain.measure.throughput import Stopwatch
+from drivetrain.training.loop import LoopHooks, Progress, train
 from drivetrain.workloads.base import Batch, BestMetric, Workload
 from drivetrain.workloads.build import build_workload
 from tests.ranks import RankPool
@@ -137,7 +137,7 @@ def ridden(
 
     meters = Meters(CPU, run.precision_spec, made, instrument=False, stopwatch=Stopwatch(torch.device("cpu")))
     best = BestMetric("loss", higher_is_better=False)
-    around = Surroundings(None, lambda _: None, lambda _: None, lambda: False, best, meters)
+    around = LoopHooks(None, lambda _: None, lambda _: None, lambda: False, best, meters)
     with meters:
         train(made, given(), run, total, order.steps_per_epoch, Progress(), around)
 
@@ -177,7 +177,7 @@ EXCEPTIONS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
         "text classes", {}, {"_local_scalar_dense in _ignore_bidirectional_mask_sdpa (masking_utils.py)": MICRO_BATCHES}
     ),
     "whether a step is skipped decides about its own update": (
-        "image classes", {"more": {"numerics": {"skip": True}}}, {"tolist in _skips (numerics.py)": STEPS}
+        "image classes", {"more": {"numerics": {"skip": True}}}, {"tolist in _skips (step_guard.py)": STEPS}
     ),
     "an optimizer without fused kernels cannot leave an overflowed step out by itself": (
         "image classes",
