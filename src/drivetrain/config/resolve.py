@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from drivetrain.config.engine_rules import foreign, is_read
-from drivetrain.config.engines import MeshEngine
 from drivetrain.config.language import LanguageModel
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
@@ -33,8 +32,8 @@ def why_padded(run: RunConfig) -> str | None:
     assert isinstance(run.workload, TextClassification), "a language model packs in a way of its own"
     if run.workload.data.padding == "fixed":
         return "padding is fixed"
-    if isinstance(run.engine, MeshEngine) or run.engine.needs_rows(run.devices):
-        return f"engine={run.engine.label} deals out rows, of which each has to be one text"
+    if not run.engine.takes_encoder_rows or run.engine.needs_rows(run.devices):
+        return f"engine={run.engine.label} takes rows of one text each"
     return "compile=true would compile the model for each number of tokens" if run.compile is True else None
 
 

@@ -100,6 +100,10 @@ class MeshEngine(EngineBlock):
         return self.cp > 1  # each row is cut
 
     @property
+    def takes_encoder_rows(self) -> bool:
+        return False  # not tried with stages and parts of layers
+
+    @property
     def splits_the_head(self) -> bool:
         return self.tp > 1
 
