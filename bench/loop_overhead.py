@@ -74,7 +74,7 @@ def cases(options: argparse.Namespace, folder: Path) -> Iterator[Case]:
         workloads["images"] = run_files.image_workload(images, depths=[1, 1, 1, 1]), 128
     if "texts" in options.workloads:
         texts = samples.texts(options.text, options.vocab, folder / "texts", num_train=2560, num_evaluation=50)
-        whole = {"group_by_length": False}  # the plain loop runs its batches whole
+        whole = {"group_by_length": False, "unpadded": False}  # the plain loop runs its batches whole
         workloads["texts"] = run_files.text_workload(texts, 2, 128, 128, folder / "cache", **whole), 32
     for name, (workload, batch) in workloads.items():
         for precision in options.precisions:

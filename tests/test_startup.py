@@ -58,3 +58,15 @@ def test_the_launcher_of_ranks_takes_no_compiler_no_models_and_no_engines() -> N
     assert "drivetrain.launch.elastic" in loaded
     unwanted = ("torch._dynamo", "torch.distributed.tensor", "sympy", "drivetrain.engines", "drivetrain.models")
     assert [name for name in loaded if name.startswith(unwanted)] == []
+
+
+def test_the_command_line_makes_no_json_schema_before_one_is_asked_for() -> None:
+    script = (
+        "import pydantic\n"
+        "made = []\n"
+        "pydantic.BaseModel.model_json_schema = classmethod(lambda block, **_: made.append(block.__name__) or {})\n"
+        "import drivetrain.cli\n"
+        "print(made)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

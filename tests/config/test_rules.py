@@ -282,3 +282,26 @@ def test_one_length_of_rows_that_are_not_packed_is_said_to_have_no_effect(more: 
     assert not any("fixed_rows" in said for said in notices(config(workload={**talks, "data": data}), CPU))
     said = notices(config(workload={**talks, "data": {**data, **more}}), CPU)
     assert any(each.startswith("workload.data.fixed_rows has no effect") for each in said)
+
+
+NOT_UNPADDED: list[dict[str, Any]] = [
+    {"engine": {"name": "dp", "replicas": 2}},
+    {"engine": {"name": "mesh", "tp": 2}, "processes": 2},
+    {"compile": True},
+]
+
+
+@pytest.mark.parametrize("changes", NOT_UNPADDED)
+def test_texts_are_padded_where_rows_are_dealt_out_or_compiled_and_true_is_refused_there(
+    changes: dict[str, Any],
+) -> None:
+    assert resolved(config(workload=TEXTS, **changes), CPU).workload.data.unpadded is False  # type: ignore[union-attr]
+    asked = {**TEXTS, "data": {**TEXTS["data"], "unpadded": True}}
+    found = [each.field for each in rules.check_anywhere(config(workload=asked, **changes))]
+    assert "workload.data.unpadded" in found
+
+
+def test_texts_end_to_end_are_left_to_the_model_on_a_cpu_and_off_on_a_gpu() -> None:
+    run = config(workload=TEXTS)
+    assert resolved(run, CPU).workload.data.unpadded == "auto"  # type: ignore[union-attr]
+    assert resolved(run, H100).workload.data.unpadded is False  # type: ignore[union-attr]

@@ -258,6 +258,7 @@ def reviews() -> SeededTexts:
     none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = {"tokenizer": str(folder / "vocab.txt"), "config": {"model_type": "bert", **sizes, **none}}
     data = {"train": str(folder / "texts.csv"), "cache": str(folder / "cache"), "evaluation_fraction": 0.1}
+    data |= {"unpadded": False}  # as the rules settle it on a mesh
     return SeededTexts(TextClassification.model_validate({"model": model, "data": data}), seed=0)
 
 

@@ -97,11 +97,41 @@ def test_lengths_are_known_for_grouping_unless_it_is_off(build: Build) -> None:
     assert build(group_by_length=False).lengths is None
 
 
+def test_a_row_of_texts_end_to_end_has_each_texts_own_positions_and_no_padding(build: Build) -> None:
+    workload = build(train=["1,good", "0,the bad room"] * 6)
+    workload.build_model()
+    assert workload.packs
+    pick = {tuple(workload.train.load(i, 0)[0]): workload.train.load(i, 0) for i in range(len(workload.train))}
+    batch = workload.collate([pick[key] for key in sorted(pick, key=len)])
+    assert batch["input_ids"].tolist() == [[2, 5, 3, 2, 9, 6, 8, 3]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 3, 4]]
+    assert batch["lengths"].tolist() == [3, 5]
+    assert batch["labels"].tolist() == [1, 0]
+    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
+
+
+@pytest.mark.parametrize("data", [{"unpadded": False}, {"padding": "fixed"}])
+def test_texts_are_padded_where_the_run_file_says_so(build: Build, data: dict[str, Any]) -> None:
+    workload = build(**data)
+    workload.build_model()
+    assert not workload.packs
+    assert "attention_mask" in everything(workload)
+
+
+def test_a_model_that_cannot_take_such_a_row_is_named_where_that_was_asked(build: Build) -> None:
+    albert = {**BERT, "model_type": "albert", "embedding_size": 16}
+    told = [build({"tokenizer": "vocab.txt", "config": albert}, unpadded=wish) for wish in (True, "auto")]
+    for workload in told:
+        workload.build_model()
+        assert not workload.packs
+    assert [len([each for each in w.warnings if "texts are padded" in each]) for w in told] == [1, 0]
+
+
 def test_loss_is_cross_entropy_summed_and_does_not_depend_on_padding(build: Build) -> None:
     workload = build()
     model = workload.build_model().eval()
-    batch = everything(workload)
-    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    batch, padded = everything(workload), everything(build(unpadded=False))
+    logits = model(input_ids=padded["input_ids"], attention_mask=padded["attention_mask"]).logits
     expected = nn.CrossEntropyLoss()(logits, batch["labels"]) * 27
     assert workload.count(batch) == 27
     torch.testing.assert_close(workload.loss_sum(model, batch), expected)
@@ -177,7 +207,7 @@ def test_a_model_is_told_which_text_a_token_is_of_if_its_tokenizer_says_so(build
         workload._tokenizer.model_input_names = ["input_ids", "attention_mask"]
     model, batch = workload.build_model().eval(), everything(workload)
     forgotten = {**batch, "token_type_ids": torch.zeros_like(batch["token_type_ids"])}
-    same = torch.equal(workload.loss_sum(model, batch), workload.loss_sum(model, forgotten))
+    same = torch.equal(*(workload._logits(model, each) for each in (batch, forgotten)))
     assert same is not told_apart
 
 
@@ -244,7 +274,8 @@ def test_texts_that_are_typed_and_lines_of_a_file_are_predicted_as_rows_of_a_tab
 def test_a_prediction_is_the_likeliest_class_and_has_the_probability_of_each(build: Build) -> None:
     workload = build()
     model, batch = workload.build_model().eval(), everything(workload)
-    inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+    padded = everything(build(unpadded=False))
+    inputs = {name: tensor for name, tensor in padded.items() if name != "labels"}
     expected = model(**inputs).logits.softmax(-1)
     for row, found in zip(workload.predict(model, batch), expected.tolist(), strict=True):
         assert list(row["probabilities"].values()) == pytest.approx(found, abs=1e-6)
@@ -270,7 +301,8 @@ def test_typed_texts_are_refused_where_the_model_takes_pairs_and_where_one_is_em
 def test_class_weights_change_the_loss_and_are_in_the_report(build: Build) -> None:
     plain, weighted = build(), build(loss={"class_weights": {"1": 3.0}})
     model, batch = weighted.build_model().eval(), everything(weighted)
-    logits = model(**{name: tensor for name, tensor in batch.items() if name != "labels"}).logits
+    padded = everything(build(unpadded=False))
+    logits = model(**{name: tensor for name, tensor in padded.items() if name != "labels"}).logits
     weight = torch.tensor([1.0, 3.0])
     expected = torch.nn.functional.cross_entropy(logits, batch["labels"], weight)  # over all training samples
     torch.testing.assert_close(weighted.loss_sum(model, batch) / weighted.count(batch), expected)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
@@ -82,6 +82,18 @@ class Frozen(BaseModel):
             if cls._goes_back(name):
                 schema["properties"][name] = _or_null(of_field)
         return schema
+
+
+class JsonSchemaMadeLate:
+    """What pydantic's WithJsonSchema is, but made when a JSON Schema is asked for: a schema of other blocks takes
+    tens of milliseconds, which every start would pay."""
+
+    def __init__(self, make: Callable[[], dict[str, Any]]) -> None:
+        self._make = make
+
+    def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        del core_schema, handler
+        return self._make()
 
 
 def doc(description: str, default: Any = ..., **constraints: Any) -> Any:

@@ -19,7 +19,7 @@ from drivetrain.config.packages import package_problems
 from drivetrain.config.precision import PRECISIONS
 from drivetrain.config.quantisation_aware import quantisation_aware_problems
 from drivetrain.config.quantised import quantised_base_problems
-from drivetrain.config.resolve import resolved
+from drivetrain.config.resolve import resolved, why_padded
 from drivetrain.config.restarts import restart_problems
 from drivetrain.config.run import RunConfig
 from drivetrain.config.workload import ImageClassification, OwnCode, TextClassification, UserModule
@@ -36,7 +36,7 @@ def check_anywhere(run: RunConfig) -> list[Problem]:
     """Those of them that hold on every machine."""
     of_the_run = (
         *(_batch, engine_problems, restart_problems, _length),
-        *(_model, _loss, _adapter, _quantisation, _paths),
+        *(_model, _loss, _unpadded, _adapter, _quantisation, _paths),
     )
     return [problem for rule in of_the_run for problem in rule(run)]
 
@@ -152,6 +152,13 @@ def _loss(run: RunConfig) -> Iterator[Problem]:
     if given is not None and given != "balanced" and not any(given.values() if isinstance(given, dict) else given):
         fix = "give weights above 0, or leave it out"
         yield Problem("workload.loss.class_weights", "no class weighs anything", fix)
+
+
+def _unpadded(run: RunConfig) -> Iterator[Problem]:
+    if isinstance(run.workload, TextClassification) and run.workload.data.unpadded is True:
+        why = why_padded(run)
+        if why is not None:
+            yield Problem("workload.data.unpadded", f"true was given, but {why}", "leave it out")
 
 
 def _adapter(run: RunConfig) -> Iterator[Problem]:

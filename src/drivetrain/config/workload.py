@@ -96,6 +96,10 @@ class TextData(Frozen):
     classes: list[str] | None = doc(
         "stream: the labels, in the classes' order; left out, those of the evaluation data", None
     )
+    unpadded: bool | Literal["auto"] = doc(
+        "Lay a micro-batch's texts end to end, without padding; auto: on CPUs, where the model gives the same so",
+        "auto",
+    )
     limit_train: int | None = doc("Use this many training samples, drawn in the classes' proportions", None, gt=0)
     limit_evaluation: int | None = doc("Use this many evaluation samples, in the classes' proportions", None, gt=0)
     bad_rows: BadRows = doc(

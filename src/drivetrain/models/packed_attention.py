@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -57,9 +57,9 @@ class PackedAttention:
         window, dropout = how.get("sliding_window"), how.get("dropout", 0.0)
         if not torch.compiler.is_compiling():  # layers differ in their number, and would be compiled one by one
             self.windows[getattr(module, "layer_idx", None)] = window
-        if not _are_bounds(attention_mask) or attention_mask.shape[3] == 2:
+        if not are_bounds(attention_mask) or attention_mask.shape[3] == 2:
             mask = attention_mask
-            if _are_bounds(mask):  # of one sequence in each row
+            if are_bounds(mask):  # of one sequence in each row
                 mask = self._mask(_band, attention_mask, query.shape[2], window)
             found: Tensor = sdpa_attention_forward(module, query, key, value, mask, **how)[0]
             return found, None
@@ -67,18 +67,19 @@ class PackedAttention:
         if asked:
             raise RunError(f"packed sequences: {type(module).__name__} asks for {', '.join(asked)} in its attention")
         kernel, compiles = "sdpa", torch.compiler.is_compiling() and not dropout
+        looks_back = bool(getattr(module, "is_causal", True))  # as Transformers' sdpa asks; encoders look both ways
         if _is_on_gpu(query):
             query, key, value = _as_autocast_would(query, key, value)
             kernel = _kernel_here(self._choice, query.dtype, dropout, query.device)
         match kernel:
             case "flash":
-                return _flash(query, key, value, attention_mask, window, **how), None
+                return _flash(query, key, value, attention_mask, window, looks_back, **how), None
             case "varlen":
-                return _varlen(query, key, value, attention_mask, window, **how), None
+                return _varlen(query, key, value, attention_mask, window, looks_back, **how), None
             case "flex":
-                mask = self._mask(_block_mask, attention_mask, query.shape[2], window)
+                mask = self._mask(_block_mask, attention_mask, query.shape[2], window, looks_back)
                 return _flex(module, query, key, value, mask, how), None
-        if compiles and query.device.type == "cpu":
+        if compiles and looks_back and query.device.type == "cpu":
             query, key, value = _as_autocast_would(query, key, value)
             return attend_apart(query, key, value, attention_mask, window, how.get("scaling")), None
         band = functools.partial(self._mask, _band, attention_mask)
@@ -108,15 +109,11 @@ def use_packed_attention(
     in the model mixes them (convolutions, recurrences, positions it counts itself).
     choice: auto, sdpa, flash or flex, of the kernels for a GPU; a CPU has one. eager packs nothing.
     """
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-
     reason = why_not_tried(model, choice)
     if reason is None:
         attention, before = PackedAttention(choice), model.config._attn_implementation  # type: ignore[union-attr]
         alone = tried(model, together=False)
-        AttentionInterface.register(NAME, attention)
-        AttentionMaskInterface.register(NAME, sdpa_mask)
+        register(attention)
         model.set_attn_implementation(NAME)  # type: ignore[operator]
 
         def with_bounds(model: nn.Module, args: Any, inputs: dict[str, Any]) -> Any:
@@ -130,6 +127,15 @@ def use_packed_attention(
         model.set_attn_implementation(before)  # type: ignore[operator]
     warn(f"sequences cannot be packed: {reason}")
     return None
+
+
+def register(attention: PackedAttention) -> None:
+    """Have Transformers know the attention by NAME."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 def _no_rows() -> None:
@@ -175,6 +181,15 @@ def bounds_of(positions: Tensor, fixed: Rows | None = None) -> Tensor | None:
     longest = max(most, int(np.diff(table).max()))
     bounds = sent(own, positions.device)[:, None, None].expand(-1, 1, longest, -1)
     remember(bounds, own[:, None, None])
+    return bounds
+
+
+def bounds_of_lengths(lengths: Tensor) -> Tensor:
+    """Boundaries of one row that holds sequences of these lengths, (S,): (1, 1, longest, S + 1), as `bounds_of`."""
+    own = on_host(lengths)
+    table = torch.from_numpy(np.concatenate([[0], own.cumsum()]).astype(np.int32))[None, None, None]
+    bounds = sent(table, lengths.device).expand(-1, -1, int(own.max()), -1)
+    remember(bounds, table)
     return bounds
 
 
@@ -256,7 +271,9 @@ def _as_autocast_would(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors)
 
 
-def _flash(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, window: int | None, **how: Any) -> Tensor:
+def _flash(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, window: int | None, looks_back: bool, **how: Any
+) -> Tensor:
     """flash-attn's kernel for sequences end to end. Written from its documented signature; not yet run."""
     kernel = import_module("flash_attn").flash_attn_varlen_func
     starts, longest = _starts(bounds, query.shape[2]), bounds.shape[2]
@@ -265,13 +282,15 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, window: in
         *(starts, starts, longest, longest),
         dropout_p=how.get("dropout", 0.0),
         softmax_scale=how.get("scaling"),
-        causal=True,
+        causal=looks_back,
         window_size=(-1, -1) if window is None else (window - 1, 0),
     )
     return found.unflatten(0, (query.shape[0], query.shape[2]))
 
 
-def _varlen(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, window: int | None, **how: Any) -> Tensor:
+def _varlen(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, window: int | None, looks_back: bool, **how: Any
+) -> Tensor:
     """PyTorch's own, which has no dropout. Not yet run."""
     kernel: Any = varlen.varlen_attn
     starts, longest = _starts(bounds, query.shape[2]), bounds.shape[2]
@@ -279,7 +298,7 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, window: i
         *_end_to_end(query, key, value),
         *(starts, starts, longest, longest),
         scale=how.get("scaling"),
-        window_size=(-1 if window is None else window - 1, 0),
+        window_size=(-1 if window is None else window - 1, 0 if looks_back else -1),
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return found.unflatten(0, (query.shape[0], query.shape[2]))
@@ -298,7 +317,7 @@ def _flex(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: An
     return found
 
 
-def _block_mask(bounds: Tensor, length: int, window: int | None) -> Any:
+def _block_mask(bounds: Tensor, length: int, window: int | None, looks_back: bool) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
     place = torch.arange(length, device=bounds.device, dtype=bounds.dtype).expand(len(bounds), -1).contiguous()
@@ -306,14 +325,16 @@ def _block_mask(bounds: Tensor, length: int, window: int | None) -> Any:
 
     def visible(row: Tensor, head: Tensor, at: Tensor, seen: Tensor) -> Tensor:
         del head
-        near = at >= seen if window is None else (at >= seen) & (at - seen < window)
+        near = at >= seen if looks_back else at == at
+        if window is not None:
+            near = near & (at - seen < window)
         return near & (sequence[row, at] == sequence[row, seen])
 
     return create_block_mask(visible, len(bounds), None, length, length, device=bounds.device)
 
 
-def _are_bounds(mask: Any) -> bool:
-    """Masks of Transformers are boolean or floating."""
+def are_bounds(mask: Any) -> TypeGuard[Tensor]:
+    """Whether an attention mask is boundaries of packed rows: masks of Transformers are boolean or floating."""
     return isinstance(mask, Tensor) and mask.dtype == torch.int32 and mask.ndim == 4
 
 

@@ -18,7 +18,7 @@ from drivetrain.config import rules
 from drivetrain.config.language import LanguageModel
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
-from drivetrain.config.workload import OwnCode
+from drivetrain.config.workload import OwnCode, TextClassification
 from drivetrain.data.fixed_rows import cheapest_rows
 from drivetrain.data.loading_time import workers_for
 from drivetrain.data.micro_batches import rank_share
@@ -80,8 +80,11 @@ def _against(run: RunConfig, machine: Machine, workload: Workload) -> Iterator[s
         yield f"adapters of kind {', '.join(sorted(others))} are not known to gain by it"
     if run.deterministic:
         yield "deterministic: true, and kernels are chosen anew at each start"
-    if workload.packs and not _has_sequence_kernel(run, machine):
+    is_language = isinstance(run.workload, LanguageModel)
+    if is_language and workload.packs and not _has_sequence_kernel(run, machine):
         yield f"packed rows in {run.precision} take a kernel here that breaks each block up"
+    if isinstance(run.workload, TextClassification) and run.workload.data.unpadded is True:
+        yield "texts end to end have another number of tokens in each step"
     passes = _passes(run, workload)
     if passes < LEAST_PASSES:
         yield f"{passes} forward passes are too few to win what it takes"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from drivetrain.config.workload import TextClassification, TextData
@@ -21,51 +20,13 @@ from drivetrain.data.tokenised import Tokens, load_tokenizer, tokenise
 from drivetrain.errors import Problem, UserError, problem, together
 from drivetrain.models.model_folders import save_description
 from drivetrain.models.transformers_classifiers import build_classifier, config_accepts
+from drivetrain.models.unpadded import Places, position_table, row_inputs, use_unpadded
 from drivetrain.workloads.base import Batch, NamedSamples
 from drivetrain.workloads.class_loss import ClassificationLoss
 from drivetrain.workloads.classification import Classifier
 from drivetrain.workloads.stream_notes import travel_note
+from drivetrain.workloads.text_batches import TextSamples, end_to_end, padded
 from drivetrain.workloads.text_streams import TextStream, stream_problems
-
-
-class TextSamples:
-    """Tokenised texts; a sample is (ids, segments or None, label or -1). texts: kept where they are shown again.
-
-    indices: which of the tokens' texts these are; None: all.
-    """
-
-    def __init__(
-        self,
-        tokens: Tokens,
-        indices: np.ndarray | None,
-        labels: np.ndarray | None,
-        names: Sequence[str],
-        texts: Texts | None = None,
-    ) -> None:
-        self.tokens, self.labels, self.names, self.texts = tokens, labels, names, texts
-        self._indices = indices
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def load(self, index: int, epoch: int) -> tuple[np.ndarray, np.ndarray | None, int]:
-        del epoch  # nothing here is random
-        place = index if self._indices is None else int(self._indices[index])
-        part = slice(self.tokens.offsets[place], self.tokens.offsets[place + 1])
-        segments = None if self.tokens.segments is None else self.tokens.segments[part]
-        return self.tokens.ids[part], segments, -1 if self.labels is None else int(self.labels[index])
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """(N,) tokens of each."""
-        lengths = self.tokens.lengths
-        return lengths if self._indices is None else lengths[self._indices]
-
-    @property
-    def truncated(self) -> int:
-        """Texts longer than max_length."""
-        cut = self.tokens.cut
-        return int((cut if self._indices is None else cut[self._indices]).sum())
 
 
 class TextClassificationWorkload(Classifier):
@@ -75,6 +36,7 @@ class TextClassificationWorkload(Classifier):
     def __init__(self, config: TextClassification, seed: int) -> None:
         self._config, self._seed = config, seed
         self._warnings: list[str] = []
+        self._places: Places | None = None  # of texts laid end to end, once a model is built that takes them
         if config.data.stream:
             labels = self._stream()
         else:
@@ -206,8 +168,19 @@ class TextClassificationWorkload(Classifier):
         built.config.pad_token_id = self._pad  # type: ignore[union-attr]
         # GPT-2 takes them too, but adds the embedding of token 0 or 1: its own tokenizer gives none
         given = "token_type_ids" in self._tokenizer.model_input_names
+        self._places = self._unpadded(built)
         self._takes_segments = given and "token_type_ids" in inspect.signature(built.forward).parameters
         return self._adapted(built)
+
+    def _unpadded(self, model: nn.Module) -> Places | None:
+        """How positions are counted if texts are laid end to end; a model that cannot is named if that was asked."""
+        data = self._config.data
+        virtual = self.adapters is not None and self.adapters.positions
+        if data.unpadded is False or data.padding == "fixed" or virtual:
+            return None
+        return use_unpadded(
+            model, self._config.model.trust_remote_code, self._warn if data.unpadded is True else _quiet
+        )
 
     def _completed(self, given: dict[str, Any]) -> dict[str, Any]:
         """The run file's model config, with what follows from the tokenizer where it is left out."""
@@ -242,24 +215,19 @@ class TextClassificationWorkload(Classifier):
             self._warnings.append(message)
 
     def collate(self, samples: Sequence[Any]) -> Batch:
-        """input_ids, attention_mask, labels, and token_type_ids for pairs: (B, L) and (B,), int64."""
+        """input_ids, attention_mask, labels, and token_type_ids for pairs: (B, L) and (B,), int64. Unpadded, a row."""
+        if self._places is not None:
+            return end_to_end(samples, self._pad, self._places)
         data = self._config.data
-        longest = data.max_length if data.padding == "fixed" else max(1, *(len(ids) for ids, _, _ in samples))
-        ids = np.full((len(samples), longest), self._pad, dtype=np.int64)
-        mask = np.zeros((len(samples), longest), dtype=np.int64)
-        segments = np.zeros((len(samples), longest), dtype=np.int64)
-        for row, (tokens, kinds, _) in enumerate(samples):
-            ids[row, : len(tokens)] = tokens
-            mask[row, : max(1, len(tokens))] = 1  # attention over nothing would be NaN
-            if kinds is not None:
-                segments[row, : len(tokens)] = kinds
-        batch = {"input_ids": ids, "attention_mask": mask, "labels": np.array([label for *_, label in samples])}
-        if samples[0][1] is not None:
-            batch["token_type_ids"] = segments
-        return {name: torch.from_numpy(array) for name, array in batch.items()}
+        return padded(samples, self._pad, data.max_length if data.padding == "fixed" else None)
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
         """(B, classes)."""
+        if "lengths" in batch:
+            segments = batch.get("token_type_ids") if self._takes_segments else None
+            row = row_inputs(batch["input_ids"], batch["position_ids"], batch["lengths"], segments)
+            found: Tensor = model(**row).logits
+            return found
         left_out = {"labels"} if self._takes_segments else {"labels", "token_type_ids"}
         inputs = {name: tensor for name, tensor in batch.items() if name not in left_out}
         logits: Tensor = model(**inputs).logits
@@ -269,7 +237,12 @@ class TextClassificationWorkload(Classifier):
     def lengths(self) -> Sequence[int] | None:
         data = self._config.data
         grouped = data.group_by_length and data.padding == "dynamic"
-        return self.train.lengths.tolist() if grouped and isinstance(self.train, TextSamples) else None
+        known = grouped or self.packs
+        return self.train.lengths.tolist() if known and isinstance(self.train, TextSamples) else None
+
+    @property
+    def packs(self) -> bool:
+        return self._places is not None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -280,6 +253,7 @@ class TextClassificationWorkload(Classifier):
             "rows_without_text": self._dropped,
             "vocabulary": len(self._tokenizer),
             **self._lengths_known(),
+            "unpadded": self.packs,
             **self._weighted(),
         }
 
@@ -329,10 +303,13 @@ class TextClassificationWorkload(Classifier):
         self._tokenizer.save_pretrained(folder)
 
 
+def _quiet(_: str) -> None:
+    pass
+
+
 def _positions(model: nn.Module) -> int | None:
     """Positions a text may take; RoBERTa and its like keep the first of theirs for padding. None: no bound is known."""
-    tables = [m for name, m in model.named_modules() if name.endswith("position_embeddings")]
-    table = next((m for m in tables if isinstance(m, nn.Embedding)), None)
+    table = position_table(model)
     if table is not None:
         return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
     return getattr(model.config, "max_position_embeddings", None)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field
 
+from drivetrain.config.base import JsonSchemaMadeLate
 from drivetrain.config.engines.accelerated import DRIVER, ZERO, AccelerateEngine
 from drivetrain.config.engines.block import EngineBlock, Traits
 from drivetrain.config.engines.mesh import LABEL, MeshEngine, of_label
@@ -70,8 +71,8 @@ EngineConfig = Annotated[
         Field(discriminator="name"),
     ],
     BeforeValidator(_block),
-    WithJsonSchema(
-        {
+    JsonSchemaMadeLate(
+        lambda: {
             "anyOf": [
                 {"enum": [*ENGINES, *SHORT]},
                 {"type": "string", "pattern": f"^{LABEL}$"},

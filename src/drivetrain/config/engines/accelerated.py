@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, TypeAdapter, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
 from drivetrain.config import accelerate
-from drivetrain.config.base import doc
+from drivetrain.config.base import JsonSchemaMadeLate, doc
 from drivetrain.config.engines.block import EngineBlock, Traits
 from drivetrain.config.engines.plain import DdpEngine, FsdpEngine
 from drivetrain.config.engines.zero import FILE_OR_CONTENT, DeepspeedEngine, content, own_fields, read
@@ -34,7 +34,7 @@ _DRIVERS = (DdpEngine, FsdpEngine, DeepspeedEngine)
 Driver = Annotated[
     Annotated[DdpEngine | FsdpEngine | DeepspeedEngine, Field(discriminator="name")],
     BeforeValidator(_block),
-    WithJsonSchema({"anyOf": [{"type": "string"}, *(kind.model_json_schema() for kind in _DRIVERS)]}),
+    JsonSchemaMadeLate(lambda: {"anyOf": [{"type": "string"}, *(kind.model_json_schema() for kind in _DRIVERS)]}),
 ]
 DRIVER: TypeAdapter[DdpEngine | FsdpEngine | DeepspeedEngine] = TypeAdapter(Driver)
 

@@ -126,6 +126,11 @@ class EngineBlock(Frozen):
         return None
 
     @property
+    def takes_encoder_rows(self) -> bool:
+        """Whether an encoder may pick the first places of a row's texts between its layers (models/unpadded.py)."""
+        return True
+
+    @property
     def splits_the_head(self) -> bool:
         """Whether a rank has logits of a part of the vocabulary alone."""
         return False

@@ -105,6 +105,10 @@ class MeshEngine(EngineBlock):
         return "pp" if self.pp > 1 else "cp" if self.cp > 1 else None
 
     @property
+    def takes_encoder_rows(self) -> bool:
+        return False  # not tried with stages and parts of layers
+
+    @property
     def splits_the_head(self) -> bool:
         return self.tp > 1
 
