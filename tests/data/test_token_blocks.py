@@ -61,7 +61,7 @@ def test_a_very_long_text_is_cut_before_it_is_tokenised(tokenizer: Any) -> None:
 def written(folder: Path, count: int) -> TextRows:
     path = folder / "a.csv"
     path.write_text("text\n" + "".join(f'"{WORDS[n % 300]} {n}"\n' for n in range(count)), encoding="utf-8")
-    return open_text_rows(path, str(path), "F", True, {"text_column": "text"}, folder / "cache")[0]
+    return open_text_rows([path], str(path), "F", True, {"text_column": "text"}, folder / "cache")[0]
 
 
 def parts(tokens: Tokens) -> list[list[int]]:

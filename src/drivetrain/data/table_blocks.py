@@ -13,7 +13,7 @@ from typing import Any, Protocol, TextIO
 
 from drivetrain.data.csv_records import Record, checked_records, lines_are_records, records, unquoted_records
 from drivetrain.data.json_array import JsonText, objects
-from drivetrain.data.packed_files import ending, is_packed, open_bytes, open_text
+from drivetrain.data.packed_files import PackedError, ending, is_packed, open_bytes, open_text
 from drivetrain.data.tables import json_lines, not_utf8
 from drivetrain.errors import UserError, problem
 
@@ -51,6 +51,8 @@ def refusal_of(file: Path, error: Exception, path: str, field: str) -> UserError
     """The error for a file whose reading failed. A wrong encoding is named first, since it is what broke the rest."""
     if isinstance(error, UserError):
         return error
+    if isinstance(error, PackedError):
+        return problem(field, str(error), "copy or download it again")
     if ending(file) != ".parquet" and (undecoded := _first_bad_line(file)):
         line, cause = undecoded
         return not_utf8(cause, path, field, line)
