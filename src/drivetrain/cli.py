@@ -201,15 +201,20 @@ def data(
     run_file: RunFile,
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read all of the data files, and compare them with what runs read before.")
+    ] = False,
     trust: TrustOption = False,
 ) -> None:
     """What is in the data: rows, what becomes of them, lengths, padding, a sample with its trained tokens marked."""
     from drivetrain.launch.checked import checked
-    from drivetrain.show_data import examine, show
+    from drivetrain.show_data import examine, show, show_verified
 
     ready = checked(run_file, overrides or [], trust=trust)
     if not ready.is_first:
         return
+    if verify:
+        raise typer.Exit(show_verified(ready.run, output, as_json))
     report, warnings = examine(ready.run)
     _say(warnings)
     if as_json:
