@@ -178,3 +178,15 @@ def test_a_shard_without_the_columns_and_a_damaged_one_are_named(tmp_path: Path)
     (tmp_path / "c.json").write_text('{"text": "x", "label": "1"}')
     with pytest.raises(UserError, match="it holds no list of objects"):
         read(tmp_path / "c.json")
+
+
+def test_slices_of_mapped_texts_are_those_of_a_list() -> None:
+    texts = ["a", "", "é", "房间", "b"]
+    encoded = [text.encode() for text in texts]
+    content, ends = np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([len(each) for each in encoded])
+    mapped = text_rows.MappedTexts(content, ends)
+    for start in range(-6, 7):
+        for stop in range(-6, 7):
+            for step in (1, 2, -1):
+                assert mapped[start:stop:step] == texts[start:stop:step]
+    assert mapped.taken(np.array([3, 0]))[0:2] == ["房间", "a"]

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, overload
 
@@ -27,7 +28,8 @@ class MappedTexts(Sequence[str]):
     """UTF-8 texts that lie end to end in a file; `indices`: which of them these are."""
 
     def __init__(self, content: np.ndarray, ends: np.ndarray, indices: np.ndarray | None = None) -> None:
-        self._content, self._ends, self._indices = content, ends, indices
+        # no memmaps, whose own slicing takes longer than a text's decoding
+        self._content, self._ends, self._indices = content.view(np.ndarray), ends.view(np.ndarray), indices
 
     def __len__(self) -> int:
         return len(self._ends if self._indices is None else self._indices)
@@ -40,10 +42,19 @@ class MappedTexts(Sequence[str]):
 
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
+            return self._slice(range(*index.indices(len(self))))
         place = range(len(self))[index] if self._indices is None else int(self._indices[index])
         start = int(self._ends[place - 1]) if place else 0
         return self._content[start : int(self._ends[place])].tobytes().decode("utf-8", "surrogatepass")
+
+    def _slice(self, numbers: range) -> list[str]:
+        if self._indices is not None or numbers.step != 1 or not numbers:
+            return [self[number] for number in numbers]
+        ends = [0, *self._ends[: numbers.stop].tolist()] if not numbers.start else None
+        ends = ends or self._ends[numbers.start - 1 : numbers.stop].tolist()
+        held = self._content[ends[0] : ends[-1]].tobytes()
+        edges = [end - ends[0] for end in ends]
+        return [held[start:stop].decode("utf-8", "surrogatepass") for start, stop in pairwise(edges)]
 
     def taken(self, indices: np.ndarray) -> MappedTexts:
         return MappedTexts(self._content, self._ends, indices if self._indices is None else self._indices[indices])

@@ -25,10 +25,14 @@ def read_openai(row: Mapping[str, Any], form: Form) -> list[Message]:
 
 
 def _message(given: Given, form: Form) -> Message:
-    given = replace(given, content=_joined(given.content, given.what))
+    if isinstance(given.content, list):
+        given = replace(given, content=_joined(given.content, given.what))
     reasoning = _optional(given, "reasoning_content") if given.role == "assistant" else None
     name = given.fields.get("name")
-    return replace(_spoken(given, form), name=name if isinstance(name, str) else None, reasoning_content=reasoning)
+    spoken = _spoken(given, form)
+    if reasoning is None and not isinstance(name, str):
+        return spoken  # as most are: copies take longer than all else
+    return replace(spoken, name=name if isinstance(name, str) else None, reasoning_content=reasoning)
 
 
 def _spoken(given: Given, form: Form) -> Message:
@@ -69,10 +73,8 @@ def _weight(given: Given) -> int:
     return int(weight)
 
 
-def _joined(content: Any, what: str) -> Any:
-    """The text of a list of parts; other content as it is."""
-    if not isinstance(content, list):
-        return content
+def _joined(content: list[Any], what: str) -> str:
+    """The text of a list of parts."""
     texts = []
     for part in content:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):

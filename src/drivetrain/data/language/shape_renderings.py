@@ -125,7 +125,7 @@ class ShapeRenderings:
 
 def _has_content_alone(message: Message) -> bool:
     has_more = message.tool_calls or message.reasoning_content or message.name or message.tool_call_id
-    return not has_more and bool(message.content.strip())
+    return not has_more and not message.content.isspace() and message.content != ""
 
 
 def _joined(parts: Iterable[str]) -> str:

@@ -61,7 +61,8 @@ class StoredItems(Sequence[T], ABC):
 
     def __getitem__(self, index: int | slice) -> T | list[T]:
         if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
+            both = zip(self._contents[index], self.places[index], strict=True)
+            return [self.decoded(content, where) for content, where in both]
         return cast(T, self.decoded(self._contents[index], self.places[index]))
 
     @cached_property
