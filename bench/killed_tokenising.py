@@ -23,9 +23,10 @@ from pathlib import Path
 from bench.first_start import OURS, tokenizer_folder
 
 # Several processes tokenise, so that a kill meets the builder and its helpers in the middle of blocks.
-PREPARED = (
-    "from drivetrain.data import block_work\nblock_work.PROCESS_BYTES = 1 << 20\nblock_work.BLOCK_BYTES = 1 << 19\n"
-)
+PREPARED = """
+from drivetrain.data import block_work
+block_work.PROCESS_BYTES, block_work.BLOCK_BYTES = 1 << 20, 1 << 19
+"""
 
 
 def started(path: Path, cache: Path, tokenizer: Path) -> subprocess.Popen[bytes]:
