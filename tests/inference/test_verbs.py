@@ -11,9 +11,9 @@ import torch
 from drivetrain.config.load import load
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import UserError
-from drivetrain.hardware import detect
 from drivetrain.inference.verbs import evaluate, predict
-from drivetrain.run import run
+from drivetrain.runtime.hardware import detect
+from drivetrain.training.run import run
 
 OWN = """
 import torch

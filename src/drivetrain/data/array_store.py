@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from filelock import FileLock, Timeout
 
-from drivetrain import scratch
 from drivetrain.data.cache_entries import CONTENTS, keep_below_bound
 from drivetrain.errors import problem
+from drivetrain.runtime import scratch
 
 SAMPLED, SAMPLE_BYTES = 64, 1 << 16  # a file up to their product is read whole
 FIELD = "workload.data.cache"

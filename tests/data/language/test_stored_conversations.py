@@ -24,9 +24,9 @@ from drivetrain.config.language import LanguageData
 from drivetrain.data import block_work, row_blocks, rows
 from drivetrain.data.cache_entries import entries
 from drivetrain.data.language.chat import ChatTemplate
-from drivetrain.data.language.conversation_form import Form
 from drivetrain.data.language.conversation_samples import Cut, conversation_samples
 from drivetrain.data.language.conversations import Conversation, Message
+from drivetrain.data.language.row_schema import RowSchema
 from drivetrain.data.language.sets import DataSet, open_sets, read_set
 from drivetrain.data.language.stored_conversations import StoredConversations, stored_conversations
 from drivetrain.data.language.vocabularies import byte_tokenizer
@@ -219,7 +219,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
             path.write_text(path.read_text() + json.dumps(ROWS[0]) + "\n")
             return super().blocks()
 
-    form = Form("openai", by_usual_names=True)
+    form = RowSchema("openai", by_usual_names=True)
     with pytest.raises(UserError, match="changed while it was read"):
         stored_conversations([Changing(path, "talks.jsonl", FIELD)], form, FIELD, {}, tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("conversations-*/contents.json"))
@@ -233,7 +233,7 @@ def test_a_shard_that_vanishes_while_shards_are_read_is_named(tmp_path: Path) ->
             files[-1].unlink(missing_ok=True)
             return super().blocks()
 
-    form = Form("openai", by_usual_names=True)
+    form = RowSchema("openai", by_usual_names=True)
     with pytest.raises(UserError, match=r"shard-2\.jsonl vanished while it was read"):
         stored_conversations([Vanishing(file, file.name, FIELD) for file in files], form, FIELD, {}, tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("conversations-*/contents.json"))
