@@ -201,9 +201,7 @@ def data(
     run_file: RunFile,
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Read all of the data files, and compare them with what runs read before.")
-    ] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare all bytes with what runs read before.")] = False,
     trust: TrustOption = False,
 ) -> None:
     """What is in the data: rows, what becomes of them, lengths, padding, a sample with its trained tokens marked."""

@@ -45,15 +45,6 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Rendered:
-    """The text of one sample and its targets, in order. unended: the last of them leaves out what ends the reply."""
-
-    text: str
-    spans: tuple[Span, ...]
-    unended: bool = False
-
-
-@dataclass(frozen=True)
 class ConversationTokens:
     """Token ids of N samples, end to end, none of them cut short.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,15 @@ class Span(NamedTuple):
     start: int
     end: int
     message: int
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """The text of one sample and its targets, in order. unended: the last of them leaves out what ends the reply."""
+
+    text: str
+    spans: tuple[Span, ...]
+    unended: bool = False
 
 
 def token_starts(encoded: Encoded, own: slice) -> np.ndarray:
