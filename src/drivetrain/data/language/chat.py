@@ -25,7 +25,7 @@ from transformers.utils import chat_template_utils
 from drivetrain.data.flat_encoding import encode
 from drivetrain.data.language.conversations import Conversation, Message
 from drivetrain.data.language.shape_renderings import ShapeRenderings
-from drivetrain.data.language.target_tokens import Span, edges_of_targets, target_tokens, token_starts
+from drivetrain.data.language.target_tokens import Rendered, Span, edges_of_targets, target_tokens, token_starts
 from drivetrain.data.language.template_coverage import LeftOut
 from drivetrain.data.language.template_sources import template_text
 from drivetrain.errors import UserError, problem
