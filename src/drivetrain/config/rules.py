@@ -6,6 +6,7 @@ It looks at the run and a `Machine` value, so that it answers as well for a mach
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -235,5 +236,9 @@ def looks_like_hub_id(path: str) -> bool:
 
 
 def _missing(field: str, path: Path) -> Iterator[Problem]:
-    if not path.exists():
+    """path: with wildcards, it stands for the files that it matches."""
+    if glob.has_magic(str(path)) and not path.exists():
+        if not glob.glob(str(path), recursive=True):
+            yield Problem(field, f"{path} matches no file", f"patterns are taken from the current folder, {Path.cwd()}")
+    elif not path.exists():
         yield Problem(field, f"{path} does not exist", f"paths are taken from the current folder, {Path.cwd()}")
