@@ -51,7 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--within", type=float, default=2.0, help="seconds after the first trace of a start")
+    parser.add_argument("--within", type=float, default=10.0, help="seconds after the first trace of a start")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     rng = random.Random(given.seed)

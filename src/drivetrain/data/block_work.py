@@ -130,8 +130,13 @@ def joined(folder: Path, count: int, facts: Mapping[str, Callable[[list[np.ndarr
                     else:
                         writer.append(name, values)
         writer.finish({name: made(apart[name]) for name, made in facts.items()})
-    for number in range(count):
-        block_file(folder, number).unlink()
+    remove_blocks(folder)
+
+
+def remove_blocks(folder: Path) -> None:
+    """Remove the blocks' files, and what killed processes left half written of them."""
+    for file in folder.glob("block-*"):
+        file.unlink()
 
 
 def block_file(folder: Path, number: int) -> Path:
@@ -139,8 +144,9 @@ def block_file(folder: Path, number: int) -> Path:
 
 
 def make_block(work: Work, number: int) -> None:
+    made = work.make(number)
     with replaced_when_whole(block_file(work.folder, number)) as aside, aside.open("wb") as opened:
-        np.savez(opened, allow_pickle=False, **work.make(number))
+        np.savez(opened, allow_pickle=False, **made)
 
 
 # --- processes -------------------------------------------------------------------------------------------------------

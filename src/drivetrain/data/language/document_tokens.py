@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from drivetrain.data.array_store import Writer, check_room, default_root, stored
-from drivetrain.data.block_work import stored_blocks
+from drivetrain.data.block_work import remove_blocks, stored_blocks
 from drivetrain.data.flat_encoding import Encoded, encode
 from drivetrain.data.language.documents import StoredTexts
-from drivetrain.data.language.long_tokens import removed, tokens_of
+from drivetrain.data.language.long_tokens import tokens_of
 from drivetrain.data.long_text import LongText
 from drivetrain.data.token_cache import content_key
 
@@ -52,7 +52,7 @@ def stored_ids(
             for each in long:
                 each.source.check_unchanged()  # before the store is finished, which no later start would doubt
             writer.finish({})
-        removed(folder)
+        remove_blocks(folder)
 
     found, warning = stored(root, f"texts-{key}", build)
     return found.array("ids"), warning
