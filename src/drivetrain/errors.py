@@ -33,7 +33,7 @@ class UserError(ValueError):
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         assert problems, "a UserError names at least one problem"
-        self.problems = tuple(problems)
+        self.problems = tuple(dict.fromkeys(problems))  # several data sets may find the same
         super().__init__("\n".join(map(str, self.problems)))
 
     def __reduce__(self) -> tuple[type[UserError], tuple[Sequence[Problem]]]:

@@ -242,7 +242,7 @@ def test_help_never_imports_torch() -> None:
 
 
 def test_every_field_has_its_line_of_documentation(drivetrain: Callable[..., tuple[int, str, str]]) -> None:
-    from drivetrain.config.load import field_paths
+    from drivetrain.config.field_paths import field_paths
 
     code, out, _ = drivetrain("fields")
     assert code == 0

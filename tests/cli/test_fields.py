@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,7 @@ from rich.console import Console
 
 from drivetrain.cli import app
 from drivetrain.cli.fields import fields_table
-from drivetrain.config.load import field_paths
+from drivetrain.config.field_paths import field_paths
 from drivetrain.errors import UserError
 
 Drivetrain = Callable[..., tuple[int, str, str]]
@@ -40,6 +41,26 @@ def test_a_word_with_which_no_key_begins_is_told_the_nearest() -> None:
         fields_table(["warmup_stepz"])
 
 
+OTHERS = [
+    ("learning_rate", "did you mean optimizer.lr?"),
+    ("gradient_accumulation_steps", "give batch_size, of a whole step"),
+    ("zero2", "write engine=zero2"),
+]
+
+
+@pytest.mark.parametrize(("word", "meant"), OTHERS)
+def test_a_word_of_other_trainers_and_the_name_of_an_engine_are_told_what_to_write(word: str, meant: str) -> None:
+    with pytest.raises(UserError, match=re.escape(meant)):
+        fields_table([word])
+
+
+def test_where_there_is_no_terminal_a_key_has_one_line(drivetrain: Drivetrain) -> None:
+    _, out, _ = drivetrain("fields")
+    lines = out.splitlines()
+    assert len(lines) == 1 + len(keys())
+    assert all(line.split()[0] == key for line, key in zip(lines[1:], keys(), strict=True))
+
+
 def test_nothing_is_cut_off_in_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     Console(width=60).print(fields_table(["checkpoints"]))
     assert "…" not in capsys.readouterr().out
@@ -47,7 +68,9 @@ def test_nothing_is_cut_off_in_a_narrow_terminal(capsys: pytest.CaptureFixture[s
 
 def test_every_verb_ends_its_help_with_an_example(drivetrain: Drivetrain) -> None:
     verbs = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
-    for verb in sorted({*verbs} - {"version"}):
+    for verb in sorted(verbs):
         code, out, _ = drivetrain(verb, "--help")
         assert code == 0
         assert f"drivetrain {verb}" in out.partition("Examples:")[2], verb
+    for group, its_example in (((), "drivetrain train run.yaml"), (("checkpoint",), "drivetrain checkpoint verify")):
+        assert its_example in drivetrain(*group, "--help")[1].partition("Examples:")[2]

@@ -104,8 +104,33 @@ def test_advice_takes_the_quickest_of_those_as_good(three: Comparison) -> None:
 
 
 def test_advice_keeps_the_reference_where_nothing_as_good_is_quicker(tmp_path: Path) -> None:
-    found = comparison(tmp_path, fp32=[report(100, 0.9)], bf16=[report(90, 0.9)], fp16=[report(500, 0.2)])
+    found = comparison(tmp_path, fp32=[report(100, 0.9)], bf16=[report(70, 0.9)], fp16=[report(500, 0.2)])
     assert advice(found).startswith("Choose fp32: nothing as good is quicker; accuracy 0.9000.")
+
+
+def test_advice_names_no_winner_where_rates_differ_by_noise(tmp_path: Path) -> None:
+    one_run = comparison(tmp_path / "one", fp32=[report(100)], bf16=[report(109)], slow=[report(50)])
+    assert advice(one_run).startswith("Choose fp32: as quick but for noise: bf16; accuracy 0.9000.")
+    assert "Each row is one run" in advice(one_run)
+    assert "--seeds 3" in advice(one_run)
+    seeds = {"fp32": [report(r) for r in (80, 100, 120)], "bf16": [report(r) for r in (95, 110, 125)]}
+    assert "as quick but for noise: bf16" in advice(comparison(tmp_path / "seeds", **seeds))
+    steady = {"fp32": [report(r) for r in (99, 100, 101)], "bf16": [report(r) for r in (109, 110, 111)]}
+    assert advice(comparison(tmp_path / "steady", **steady)).startswith("Choose bf16: 1.10 times")
+
+
+def test_advice_calls_accuracies_equal_that_differ_by_less_than_their_standard_error(tmp_path: Path) -> None:
+    def over(samples: int, **rows: tuple[float, float]) -> Comparison:
+        made = {
+            name: [report(rate, right, data={"evaluation_samples": samples})] for name, (rate, right) in rows.items()
+        }
+        return comparison(tmp_path / str(samples), **made)
+
+    # sqrt(0.92 x 0.08 / 200) = 0.0192: 0.905 is 0.015 below, 0.88 is 0.04 below
+    found = over(200, best=(100, 0.92), quick=(200, 0.905), worse=(400, 0.88))
+    equal = "equal to the best (0.9200) within the standard error over 200 evaluation samples"
+    assert advice(found).startswith(f"Choose quick: 2.00 times the samples a second of best; accuracy 0.9050, {equal}")
+    assert advice(over(20000, best=(100, 0.92), quick=(200, 0.905))).startswith("Choose best")
 
 
 def test_advice_goes_by_a_loss_where_that_decides(tmp_path: Path) -> None:
@@ -118,6 +143,8 @@ def test_advice_goes_by_a_loss_where_that_decides(tmp_path: Path) -> None:
 
 def test_advice_says_when_there_is_none(tmp_path: Path) -> None:
     assert "none completed" in advice(comparison(tmp_path, a=[None]))
+    too_short = comparison(tmp_path / "short", a=[report(samples_per_second=None)])
+    assert "none ran for enough steps to have a steady rate" in advice(too_short)
     assert "emulated" in advice(comparison(tmp_path / "b", a=[report(emulated=True)], b=[report()]))
 
 

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivetrain.config import rules
-from drivetrain.config.load import field_paths, load, resolve_key, validate
+from drivetrain.config.field_paths import field_paths
+from drivetrain.config.load import load, resolve_key, validate
 from drivetrain.config.machine import Machine
 from drivetrain.config.notices import notices
 from drivetrain.config.run import RunConfig

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from ruamel.yaml import YAML
 
-from drivetrain.config.load import field_paths, load, validate
+from drivetrain.config.field_paths import field_paths
+from drivetrain.config.load import load, validate
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem
 from drivetrain.runtime.run_folder import RunFolder
@@ -50,7 +51,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("loop.steps", "5", "'5' was given; input should be a valid integer"),
     ("loop.steps", True, "true was given; input should be a number"),
     ("loop.steps", 5.5, "5.5 was given; input should be a valid integer"),
-    ("micro_batch_size", "8", "'8' was given; input should be a valid integer, or input should be 'auto'"),
+    ("micro_batch_size", "8", "'8' was given; input should be a valid integer, or 'auto'"),
     ("engine", {"name": "deepspeed", "stage": True}, "true was given; input should be a number"),
     ("recompute", 1, "1 was given; input should be a valid boolean"),
     ("compile", "yes", "'yes' was given; input should be a valid boolean"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.config.load import load
+from drivetrain.errors import Problem, UserError
 
 RUN = """
 workload:
@@ -67,3 +68,59 @@ def test_a_misspelt_engine_is_told_the_nearest_of_the_long_and_the_short_names(
 def test_a_wrong_choice_is_told_once(tmp_path: Path) -> None:
     found = told(tmp_path, "data.source=folders")
     assert found.count("workload.data.source") == 1
+
+
+def test_a_key_of_another_workload_is_told_once_and_its_value_is_not_checked_as_another_key(tmp_path: Path) -> None:
+    found = told(tmp_path, "workload.data.text_column=0.3")
+    assert "image_classification has no such key: it is of text_classification" in found
+    assert "did you mean label_column? Else leave it out" in found
+    assert found.count("label_column") == 1
+
+
+IN_ANOTHER_PLACE = [
+    ("workload.lr", "did you mean optimizer.lr?"),
+    ("workload.image_size", "did you mean workload.data.image_size?"),
+    ("workload.packing", "workload.data.packing is of language_model"),
+    ("workload.gradient_accumulation_steps", "give batch_size, of a whole step"),
+    ("num_train_epochs", "did you mean loop.epochs?"),
+    ("bf16", "write precision=bf16-mixed"),
+    ("gradient_accumulation_steps", "give batch_size, of a whole step"),
+]
+
+
+@pytest.mark.parametrize(("given", "place"), IN_ANOTHER_PLACE)
+def test_a_key_in_the_wrong_place_is_told_where_it_is(tmp_path: Path, given: str, place: str) -> None:
+    assert place in told(tmp_path, f"{given}=1")
+
+
+CHOICES = [
+    ("data.source=folders", "did you mean folder?"),
+    ("precision=bf16-mix", "did you mean bf16-mixed?"),
+    ("workload.type=text", "did you mean text_classification?"),
+    ("engine=zero", "did you mean zero0, zero1, zero2 or zero3?"),
+    ("engine=horovod", "give one of them"),
+    ("schedule=cosine", "write schedule.name=cosine on the command line, schedule: {name: cosine} in the run file"),
+]
+
+
+@pytest.mark.parametrize(("override", "meant"), CHOICES)
+def test_a_wrong_choice_is_told_the_nearest_one(tmp_path: Path, override: str, meant: str) -> None:
+    assert meant in told(tmp_path, override)
+
+
+def test_the_kinds_that_a_field_takes_are_listed_as_one_sentence(tmp_path: Path) -> None:
+    found = told(tmp_path, "workload.loss.class_weights=heavy")
+    assert "input should be 'balanced', or a mapping of keys, or a valid list" in found
+
+
+@pytest.mark.parametrize("text", ["model_name_or_path: a\nstage: sft\n", "zero_optimization: {stage: 2}\n"])
+def test_a_configuration_of_other_software_is_told_to_be_imported(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "theirs.yaml"
+    file.write_text(text)
+    _, (found,) = load(file, ["lr=3"])
+    assert f"drivetrain import {file} --output run.yaml" in found.fix
+
+
+def test_a_problem_that_several_parts_of_a_run_find_is_told_once() -> None:
+    twice = [Problem("registry", "is not there", "give it") for _ in range(2)]
+    assert len(UserError(twice).problems) == 1

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivetrain.config.load import field_paths
+from drivetrain.config.field_paths import field_paths
 
 # what is right: each verb's command lines, in the folder of place.py
 LINES: dict[str, list[list[str]]] = {

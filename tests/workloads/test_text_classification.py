@@ -186,6 +186,30 @@ def test_a_file_without_a_header_is_told_how_to_say_so(build: Build) -> None:
         build(train="bare.csv")
 
 
+def test_a_long_first_row_in_the_place_of_names_is_told_by_its_beginning(build: Build) -> None:
+    Path("bare.csv").write_text(f"1,{'very ' * 100}good\n0,bad\n" * 5)
+    with pytest.raises(UserError) as refused:
+        build(train="bare.csv")
+    assert all(len(each.fix) < 250 for each in refused.value.problems)
+
+
+def test_a_header_with_a_column_of_nearly_the_name_is_not_taken_for_data(build: Build) -> None:
+    Path("named.csv").write_text("lable,txt\n1,good\n0,bad\n" * 5)
+    with pytest.raises(UserError, match="did you mean lable") as refused:
+        build(train="named.csv", text_column="review")
+    assert "header: false" not in str(refused.value)
+
+
+def test_training_data_of_one_class_are_told_what_that_may_come_from(build: Build) -> None:
+    Path("sorted.csv").write_text("label,text\n" + "1,good\n" * 20)
+    with pytest.raises(UserError) as refused:
+        build(train="sorted.csv")
+    (told,) = refused.value.problems
+    assert told.why == "all 18 training samples are of one class, '1'"
+    assert "sorted by label" in told.fix
+    assert "if 'label' is not it" in told.fix
+
+
 def test_an_archive_by_another_name_is_called_what_it_is(build: Build) -> None:
     Path("zipped.csv").write_bytes(b"PK\x03\x04" + bytes(range(256)))
     with pytest.raises(UserError, match=r"zipped\.csv is a zip archive"):

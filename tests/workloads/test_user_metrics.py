@@ -125,3 +125,24 @@ def test_what_few_samples_cannot_give_is_left_to_all_of_them() -> None:
     metric.update(torch.zeros(2), torch.ones(2))
     with pytest.raises(UserError, match="ValueError: only one class in 2 of 2"):
         metric.compute()
+
+
+def of_outputs(output: Tensor) -> Tensor:
+    return output.mean()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"one": of_outputs},
+            r"metrics\['one'\] cannot be called with an output and a target: it takes \(output: ",
+        ),
+        ({"three": 3}, r"metrics\['three'\] is of type int, no metric"),
+        ({"a class": OfAllSamples}, r"metrics\['a class'\] is a class, no metric: write OfAllSamples\(\)"),
+        ([broken], "metrics is a list, in which they have no names"),
+    ],
+)
+def test_what_is_no_metric_is_told_why(given: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        metrics_of(given)

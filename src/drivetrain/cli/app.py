@@ -36,6 +36,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
     rich_markup_mode="rich",
+    epilog=example(
+        "drivetrain train run.yaml", "drivetrain train run.yaml --resume", "drivetrain predict run.yaml -o rows.csv"
+    ),
 )
 errors = Console(stderr=True, highlight=False)
 output = Console(highlight=False)
@@ -139,7 +142,7 @@ def predict(
     ready = checked(run_file, overrides or [], checkpoint=checkpoint, data=data, output=to, trust=trust)
     result = _start(ready, verb="predict", checkpoint=checkpoint, data=data, texts=texts, output=to)
     if result.of_first and to is not None:
-        errors.print(f"{result.value} predictions in {escape(str(to))}")
+        errors.print(f"{result.value:,} prediction{'s' * (result.value != 1)} in {escape(str(to))}", soft_wrap=True)
 
 
 @app.command(epilog=example("drivetrain compare run.yaml precision=fp32,bf16-mixed engine=single,ddp --seeds 3"))
@@ -252,7 +255,7 @@ def launch(
     account: Annotated[str | None, typer.Option(help="Slurm's account.")] = None,
     cpus: Annotated[int | None, typer.Option(min=1, help="CPU cores a node.")] = None,
 ) -> None:
-    """Write what starts a run elsewhere: `drivetrain launch --slurm run.yaml processes=8 --nodes 2 > job.sbatch`."""
+    """Write the file that starts a run on a cluster: a batch script for Slurm."""
     from drivetrain.config.load import load
     from drivetrain.launch.slurm import Allocation, sbatch_script
 
@@ -273,7 +276,7 @@ def schema() -> None:
     typer.echo(dumps(RunConfig.model_json_schema(), indent=2))
 
 
-@app.command()
+@app.command(epilog=example("drivetrain version"))
 def version() -> None:
     """Version of drivetrain."""
     typer.echo(__version__)

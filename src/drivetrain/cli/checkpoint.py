@@ -17,7 +17,11 @@ from drivetrain.runtime.strict_json import dumps
 if TYPE_CHECKING:
     from drivetrain.checkpoint.convert.foreign import Note
 
-checkpoint = typer.Typer(help="Look into checkpoints, verify them, convert them.", no_args_is_help=True)
+checkpoint = typer.Typer(
+    help="Look into checkpoints, verify them, convert them.",
+    no_args_is_help=True,
+    epilog=example("drivetrain checkpoint inspect runs/digits", "drivetrain checkpoint verify runs/digits"),
+)
 errors = Console(stderr=True, highlight=False)
 
 Folder = Annotated[Path, path_argument(metavar="PATH", help="A folder step-..., or a run's.", show_default=False)]

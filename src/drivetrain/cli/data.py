@@ -19,6 +19,7 @@ from drivetrain.config.workload import TextClassification
 from drivetrain.data.bad_rows import allowance, exceeds
 from drivetrain.errors import UserError, problem
 from drivetrain.runtime.strict_json import dumps
+from drivetrain.tracking.quantities import size_text
 from drivetrain.workloads.classification import CLASS_COUNTS
 
 BAR = 40  # characters of the longest one
@@ -182,7 +183,7 @@ def _in_units(facts: Report) -> dict[str, Any]:
     if "mean_tokens" in written:
         written["mean_tokens"] = f"{written['mean_tokens']:,} a text"
     if "decoded_images_bytes" in written:
-        written["decoded_images"] = f"{written.pop('decoded_images_bytes') / 2**20:,.1f} MiB of memory"
+        written["decoded_images"] = f"{size_text(written.pop('decoded_images_bytes'))} of memory"
     return written
 
 

@@ -13,10 +13,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from drivetrain.config.load import owned_fields
+from drivetrain.config.engines import ENGINES, SHORT
+from drivetrain.config.field_paths import owned_fields
+from drivetrain.config.unknown import elsewhere_told
 from drivetrain.errors import problem
 
 Row = tuple[str, str, str]
+ONE_LINE = 1000  # characters: more than any row has
 
 
 def fields(
@@ -27,6 +30,8 @@ def fields(
 ) -> None:
     """Every key of a run file, its default and what it means."""
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=ONE_LINE)  # a key a line, for grep
     table = fields_table(wanted or [])
     with console.pager(styles=True) if console.is_terminal and not wanted else nullcontext():
         console.print(table)
@@ -44,14 +49,22 @@ def fields_table(wanted: Sequence[str] = ()) -> Table:
     keys = [key for key, _, _ in rows]
     for word in wanted:
         if not any(_holds(key, word) for key in keys):
-            ends = sorted({key.rsplit(".", 1)[-1] for key in keys})
-            near = difflib.get_close_matches(word.rsplit(".", 1)[-1], ends, n=1)
-            fix = f"did you mean {near[0]}?" if near else "give the start of a key, or nothing for all of them"
-            raise problem(word, "no key of a run file, and no part of one, begins so", fix)
+            raise problem(word, "no key of a run file, and no part of one, begins so", _meant(word, keys))
     for key, default, meaning in rows:
         if not wanted or any(_holds(key, word) for word in wanted):
             table.add_row(escape(key), escape(default), escape(meaning))
     return table
+
+
+def _meant(word: str, keys: Sequence[str]) -> str:
+    """Return what the user may have looked for: an engine, a key as other trainers call it, or a key that is near."""
+    if word in ENGINES or word in SHORT:
+        return f"it is an engine: write engine={word}; drivetrain fields engine lists the engines' keys"
+    if found := elsewhere_told(word):
+        return found
+    ends = sorted({key.rsplit(".", 1)[-1] for key in keys})
+    near = difflib.get_close_matches(word.rsplit(".", 1)[-1], ends, n=1)
+    return f"did you mean {near[0]}?" if near else "give the start of a key, or nothing for all of them"
 
 
 def _holds(key: str, word: str) -> bool:

@@ -5,25 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from drivetrain.compare.columns import LOWER_IS_BETTER, deciding_metric
+from drivetrain.compare.noise import evaluation_samples, is_beyond_noise, rate_of, standard_error
 from drivetrain.compare.result_rows import Comparison, Row
 
-AS_GOOD = 0.01  # within this share of the best metric (or within the seeds' spread) two rows are equally good
+AS_GOOD = 0.01  # within this share of the best metric, the seeds' spread or the standard error rows are equally good
 WORTH_NAMING = 0.05  # relative differences of memory above this are mentioned
+ONE_RUN = "Each row is one run: figures that lie near each other may change places; --seeds 3 shows how far they vary."
 STAND_IN = "dp on a CPU, whose replicas are threads; its speed says nothing of GPUs"
 
 
 def advice(comparison: Comparison) -> str:
-    """The quickest of the rows whose deciding metric is as good as the best one's."""
-    rows = [row for row in comparison.completed if row.status == "completed" and _rate(row)]
-    if not rows:
+    """Return the quickest of the rows whose deciding metric is as good as the best one's, and the reasons.
+
+    Where several are as quick but for noise, the first of them: the reference, if it is one.
+    """
+    complete = [row for row in comparison.completed if row.status == "completed"]
+    if not complete:
         return "No row can be recommended: none completed on every seed."
+    rows = [row for row in complete if rate_of(row)]
+    if not rows:
+        return "No row can be recommended: none ran for enough steps to have a steady rate (samples/s)."
     real = [row for row in rows if not row.is_stand_in]
     if not real:
         return f"No row can be recommended: {STAND_IN}."
     good = _as_good(comparison, real)
-    chosen = max(good, key=lambda row: _rate(row) or 0.0)
-    said = [f"Choose {chosen.label}", *_reasons(comparison, chosen, rows)]
+    quickest = max(good, key=lambda row: rate_of(row) or 0.0)
+    level = [row for row in good if row is quickest or not is_beyond_noise(row, quickest)]
+    chosen = level[0]
+    said = [f"Choose {chosen.label}", *_reasons(comparison, chosen, rows, level)]
     sentence = said[0] + (": " + "; ".join(said[1:]) if said[1:] else "") + "."
+    if len(real) > 1 and all(len(row.reports) == 1 for row in real):
+        sentence += f" {ONE_RUN}"
     if any(report.emulated for row in rows for report in row.reports):
         sentence += " Rows marked emulated have the accuracy of 16-bit hardware but not its time and memory."
     if len(real) < len(rows):
@@ -36,31 +48,34 @@ def _as_good(comparison: Comparison, rows: list[Row]) -> list[Row]:
     if metric is None:
         return rows
     found = _Metric(metric)
-    scored = {row.label: value for row in rows if (value := found.of(row)) is not None}
-    if not scored:
+    if all(found.of(row) is None for row in rows):
         return rows
-    best = (min if found.lower else max)(scored.values())
-    leaders = [row for row in rows if scored.get(row.label) == best]
-    allowed = max(AS_GOOD * abs(best), max(found.spread(row) for row in leaders))
-    return [row for row in rows if row.label in scored and abs(scored[row.label] - best) <= allowed]
+    return [
+        row
+        for row in rows
+        if (value := found.of(row)) is not None and abs(value - found.best(rows)) <= found.allowed(rows)
+    ]
 
 
-def _reasons(comparison: Comparison, chosen: Row, rows: list[Row]) -> list[str]:
+def _reasons(comparison: Comparison, chosen: Row, rows: list[Row], level: list[Row]) -> list[str]:
+    """level: rows as good that are as quick as the chosen one but for noise."""
     reference = comparison.reference
     if len(rows) < 2:
         return ["the only row that completed"]
     if reference is None or reference.is_stand_in:
         return []
     reasons = []
-    rate, other = _rate(chosen), _rate(reference)
-    if chosen is reference:
+    rate, other = rate_of(chosen), rate_of(reference)
+    if len(level) > 1:
+        names = ", ".join(row.label for row in level if row is not chosen)
+        reasons.append(f"as quick but for noise: {names}")
+    elif chosen is reference:
         reasons.append("nothing as good is quicker")
-    elif rate and other:
+    if chosen is not reference and rate and other:
         reasons.append(f"{rate / other:.2f} times the samples a second of {reference.label}")
     name = deciding_metric(comparison)
     if name is not None and (value := _Metric(name).of(chosen)) is not None:
-        best = (min if _Metric(name).lower else max)(v for row in rows if (v := _Metric(name).of(row)) is not None)
-        reasons.append(f"{name} {value:.4f}" + ("" if value == best else f", the best being {best:.4f}"))
+        reasons.append(f"{name} {value:.4f}" + _Metric(name).beside_the_best(value, rows))
     if chosen is not reference:
         reasons += _memory(chosen, reference)
     return reasons
@@ -87,9 +102,35 @@ class _Metric:
     def of(self, row: Row) -> float | None:
         return row.mean(lambda report: report.metrics.get(self.name))
 
-    def spread(self, row: Row) -> float:
+    def best(self, rows: list[Row]) -> float:
+        """Return the best mean; one row at least has one."""
+        return (min if self.lower else max)(value for row in rows if (value := self.of(row)) is not None)
+
+    def allowed(self, rows: list[Row]) -> float:
+        """Return how far from the best a value may lie that counts as equal: the largest of the three kinds."""
+        return max(self._by_kind(rows).values())
+
+    def beside_the_best(self, value: float, rows: list[Row]) -> str:
+        """Return what a value is against the best one, in words."""
+        best = self.best(rows)
+        if value == best:
+            return ""
+        if abs(value - best) > self.allowed(rows):
+            return f", the best being {best:.4f}"
+        kind = next(kind for kind, allowed in self._by_kind(rows).items() if abs(value - best) <= allowed)
+        return f", equal to the best ({best:.4f}) within {kind}"
+
+    def _by_kind(self, rows: list[Row]) -> dict[str, float]:
+        best = self.best(rows)
+        leaders = [row for row in rows if self.of(row) == best]
+        samples = evaluation_samples(leaders[0])
+        return {
+            f"the standard error over {samples or 0:,} evaluation samples": max(
+                standard_error(row, self.name) for row in leaders
+            ),
+            "its spread over the seeds": max(self._spread(row) for row in leaders),
+            f"{AS_GOOD:.0%}": AS_GOOD * abs(best),
+        }
+
+    def _spread(self, row: Row) -> float:
         return row.spread(lambda report: report.metrics.get(self.name)) or 0.0
-
-
-def _rate(row: Row) -> float | None:
-    return row.mean(lambda report: report.samples_per_second)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from drivetrain.config.engines import ENGINES, SHORT, block_of
+from drivetrain.config.field_paths import TAGS, blocks_of, field_paths
 from drivetrain.config.files import BrokenText, parsed_yaml, read_yaml
 from drivetrain.config.run import RunConfig
-from drivetrain.config.unknown import blocks_of, siblings, tag_of, unknown
+from drivetrain.config.unknown import elsewhere_told, owners_of, siblings, unknown
 from drivetrain.errors import Problem, UserError, clipped, problem, shown
 
 UNKNOWN, MISSING = "extra_forbidden", "missing"  # pydantic's names of these errors
@@ -24,6 +26,11 @@ EXPECTED = {  # in place of pydantic's words, which name Python's types
     "tuple_type": "input should be a list",
     "dict_type": "input should be a mapping of keys",
     **dict.fromkeys(("model_type", "model_attributes_type"), "input should be a block of keys"),
+}
+FOREIGN = {  # keys of configurations that `drivetrain import` reads
+    *("model_name_or_path", "num_train_epochs", "per_device_train_batch_size"),  # LLaMA-Factory, Transformers
+    *("zero_optimization", "train_micro_batch_size_per_gpu"),  # DeepSpeed
+    *("compute_environment", "distributed_type"),  # Accelerate
 }
 MOST_PROBLEMS = 100
 MOST_KEY = 200  # characters of a key that a problem names
@@ -41,6 +48,9 @@ def load(path: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig | None, l
     with problems had the offending keys taken out: it serves to look for further problems, never to run.
     """
     raw = read_yaml(path)
+    if (foreign := FOREIGN & raw.keys()) and "workload" not in raw:
+        why = f"is no run file but a configuration of other software ({', '.join(sorted(foreign))})"
+        return None, [Problem(str(path), why, f"drivetrain import {path} --output run.yaml makes a run file of it")]
     problems: list[Problem] = []
     for override in overrides:
         try:
@@ -114,25 +124,8 @@ def resolve_key(key: str) -> list[str]:
         owners = {owner for owner in owners if owner[0] != "engine"}  # whose config is a file of its own
         if len(owners) == 1:
             return [*owners.pop(), *parts[length:]]
-    raise problem(key, "there is no such field", _nearest(key, [".".join(path) for path in paths]))
-
-
-def field_paths(model: type[BaseModel] = RunConfig, prefix: tuple[str, ...] = ()) -> Iterator[tuple[list[str], Any]]:
-    """Every field of the run file as (path, pydantic FieldInfo), blocks before what they hold."""
-    for _, path, info in owned_fields(model, prefix):
-        yield path, info
-
-
-def owned_fields(
-    model: type[BaseModel] = RunConfig, prefix: tuple[str, ...] = (), owner: str = ""
-) -> Iterator[tuple[str, list[str], Any]]:
-    """The same with what a run file calls the kind of block that has the field: a workload's type, an engine's name."""
-    for name, info in model.model_fields.items():
-        yield owner, [*prefix, name], info
-        blocks = blocks_of(info.annotation)
-        for block in blocks:
-            own = tag_of(block) if len(blocks) > 1 else None
-            yield from owned_fields(block, (*prefix, name), own or owner)
+    fix = elsewhere_told(parts[-1]) or _nearest(key, [".".join(path) for path in paths])
+    raise problem(key, "there is no such field", fix)
 
 
 def _is_free(info: Any) -> bool:
@@ -152,13 +145,37 @@ def _problem(detail: ErrorDetails, raw: dict[str, Any]) -> Problem:
         tag, known = str(detail["ctx"]["tag"]), [name.strip("'") for name in detail["ctx"]["expected_tags"].split(", ")]
         short = [*SHORT] if path and path[0] == "engine" else []
         listed = ", ".join([*known, *(name for name in short if name.startswith("zero"))])
-        return Problem(field, f"{tag} was given; there are {listed}", _nearest(tag, [*known, *short]))
-    documentation = next((info.description for p, info in field_paths() if p == path), None)
+        fix = _near_choice(tag, [*known, *short]) or "give one of them"
+        return Problem(field, f"{tag} was given; there are {listed}", fix)
+    info = next((info for p, info in field_paths() if p == path), None)
+    documentation = info.description if info else None
     if detail["type"] == MISSING:
         return Problem(field, "is required and was not given", documentation or "add it to the run file")
     message = EXPECTED.get(detail["type"]) or detail["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    return Problem(field, f"{_in_yaml(detail['input'])} was given; {message}", documentation or "correct the value")
+    fix = _meant(detail, info, field) or documentation or "correct the value"
+    return Problem(field, f"{_in_yaml(detail['input'])} was given; {message}", fix)
+
+
+def _meant(detail: ErrorDetails, info: Any, field: str) -> str:
+    """Return what a text was probably meant for: a choice that is near, or the name within a block; "" for neither."""
+    value = detail["input"]
+    if not isinstance(value, str):
+        return ""
+    if detail["type"] == "literal_error":
+        return _near_choice(value, re.findall(r"'([^']*)'", detail["ctx"]["expected"]))
+    blocks = blocks_of(info.annotation) if info else []
+    tag = next((tag for tag in TAGS if any(tag in block.model_fields for block in blocks)), None)
+    if tag and detail["type"] in ("model_type", "model_attributes_type"):
+        return f"write {field}.{tag}={value} on the command line, {field}: {{{tag}: {value}}} in the run file"
+    return ""
+
+
+def _near_choice(value: str, names: Sequence[str]) -> str:
+    """Return the choices that begin so, or else the one that is nearest; "" where none is near."""
+    found = [name for name in names if name.startswith(value)] if value else []
+    found = found or difflib.get_close_matches(value, names, n=1)
+    return f"did you mean {' or '.join(filter(None, [', '.join(found[:-1]), found[-1]]))}?" if found else ""
 
 
 def _once(problems: Sequence[Problem]) -> list[Problem]:
@@ -167,9 +184,14 @@ def _once(problems: Sequence[Problem]) -> list[Problem]:
     for each in problems:
         whys.setdefault((each.field, each.fix), []).append(each.why)
     return [
-        Problem(field, ", or ".join([found[0], *(why.partition(" given; ")[2] for why in found[1:])]), fix)
+        Problem(field, ", or ".join([found[0], *(_expected(why) for why in found[1:])]), fix)
         for (field, fix), found in whys.items()
     ]
+
+
+def _expected(why: str) -> str:
+    """What a field takes, by a problem's reason."""
+    return why.partition(" given; ")[2].removeprefix("input should be ")
 
 
 def _holds(path: Sequence[Any], others: Sequence[Sequence[Any]]) -> bool:
@@ -178,11 +200,13 @@ def _holds(path: Sequence[Any], others: Sequence[Sequence[Any]]) -> bool:
 
 
 def _moved(path: Sequence[Any], raw: Any) -> list[Any] | None:
-    """Put an unknown key's value where it was meant for as well. None where no name is near, or that one is taken."""
+    """Put an unknown key's value where it was meant for as well. None where no name is near, or that one is taken, or
+    the key means something in another kind of block."""
     near = difflib.get_close_matches(str(path[-1]), siblings(path, raw), n=1)
+    is_of_another = bool(owners_of(path))
     for part in path[:-1]:
         raw = raw[part]
-    if not near or near[0] in raw:
+    if not near or near[0] in raw or is_of_another:
         return None
     raw[near[0]] = raw[path[-1]]
     return [*path[:-1], near[0]]
@@ -200,7 +224,7 @@ def _nearest(key: str, names: Sequence[str]) -> str:
     ]
     if near:
         return f"did you mean {near[0]}?"
-    return f"known here: {', '.join(sorted(set(names)))}" if len(names) <= 20 else "see drivetrain train --help"
+    return f"known here: {', '.join(sorted(set(names)))}" if len(names) <= 20 else "see drivetrain fields"
 
 
 def _path_in(location: tuple[int | str, ...], raw: Any) -> list[Any]:

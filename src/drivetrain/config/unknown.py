@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel
 
+from drivetrain.config.field_paths import TAGS, blocks_of, choices, owned_fields, tag_of
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem
 
@@ -26,25 +27,70 @@ OTHER_NAMES = {
     "lora_alpha": "alpha",
     "lora_target": "targets",
     "lora_dropout": "dropout",
+    "val_size": "evaluation_fraction",
+    "packing_length": "length",
+    "report_to": "trackers",
+    "output_dir": "output",
+    "run_name": "name",
+    "num_workers": "workers",
+    "dataloader_num_workers": "workers",
 }
-TAGS = ("type", "name")  # fields that tell which of several blocks is meant
+IN_ITS_PLACE = {  # what a run file has instead of a key of other trainers
+    "gradient_accumulation_steps": "give batch_size, of a whole step over all devices, and micro_batch_size, of what "
+    "a device takes at once; how many are accumulated follows from the two",
+    "fp16": "write precision=fp16-mixed",
+    "bf16": "write precision=bf16-mixed",
+    "deepspeed": "write engine=zero2, or engine={name: deepspeed, config: FILE}",
+    "fsdp": "write engine=fsdp",
+    "model_name_or_path": "write workload.model.path=FOLDER (or a hub id)",
+    "dataset": "write workload.data.train=FILE",
+    "eval_dataset": "write workload.data.evaluation=FILE",
+    "finetuning_type": "write adapter=lora, or leave adapter out to train all weights",
+    "resume_from_checkpoint": "give --resume to drivetrain train",
+}
+MOST_PLACES = 3
 
 
 def unknown(field: str, path: Sequence[Any], raw: Any) -> Problem:
     """Return the problem of a key that is not known there: a name that is near, the block that has it, or its place."""
-    blocks, name = blocks_at(path[:-1], raw), str(path[-1])
-    known = [key for block in blocks for key in block.model_fields]
+    name, known = str(path[-1]), siblings(path, raw)
     elsewhere = {other: key for other, key in OTHER_NAMES.items() if key in known}
-    if near := difflib.get_close_matches(name, [*known, *elsewhere], n=1):
-        return Problem(field, "there is no such key", f"did you mean {elsewhere.get(near[0], near[0])}?")
-    if owners := _owners(path):
-        own = _given_tag(raw, path[0])
-        return Problem(field, f"{own} has no such key: it is of {' and '.join(owners)}", "leave it out")
+    near = difflib.get_close_matches(name, [*known, *elsewhere], n=1)
+    meant = f"did you mean {elsewhere.get(near[0], near[0])}?" if near else ""
+    if owners := owners_of(path):
+        own = _tag_in(raw, path[0])
+        fix = f"{meant} Else leave it out" if meant else "leave it out"
+        return Problem(field, f"{own} has no such key: it is of {' and '.join(owners)}", fix)
+    if meant:
+        return Problem(field, "there is no such key", meant)
     if name in RunConfig.model_fields:
         fix = f"write {name} at the top of the run file (on the command line {name}=...)"
         return Problem(field, f"there is no such key here, but {name} is a key of its own", fix)
+    if told := elsewhere_told(name, raw):
+        return Problem(field, "there is no such key here", told)
     fix = f"known here: {', '.join(sorted(set(known)))}" if 0 < len(known) <= 20 else "see drivetrain fields"
     return Problem(field, "there is no such key", fix)
+
+
+def elsewhere_told(name: str, raw: Any = None) -> str:
+    """Return where a run file has a key of this name, or what it has in its place; "" where it has neither.
+
+    raw: the run file, whose kinds of workload and engine are asked first.
+    """
+    if name in IN_ITS_PLACE:
+        return IN_ITS_PLACE[name]
+    wanted = OTHER_NAMES.get(name, name)
+    places: dict[str, set[str]] = {}
+    for owner, path, _ in owned_fields():
+        if path[-1] == wanted and path[:2] != ["engine", "driver"]:
+            places.setdefault(".".join(path), set()).add(owner)
+    chosen = {part: _tag_in(raw, part) for part in ("workload", "engine")}
+    own = [place for place, owners in places.items() if owners & {"", chosen.get(place.partition(".")[0])}]
+    if 0 < len(own) <= MOST_PLACES:
+        return f"did you mean {' or '.join(own)}?"
+    if 0 < len(places) <= MOST_PLACES and raw is not None:
+        return "; ".join(f"{place} is of {' and '.join(sorted(owners))}" for place, owners in places.items())
+    return f"did you mean {' or '.join(places)}?" if 0 < len(places) <= MOST_PLACES else ""
 
 
 def siblings(path: Sequence[Any], raw: Any) -> list[str]:
@@ -66,14 +112,7 @@ def blocks_at(path: Sequence[Any], raw: Any) -> list[type[BaseModel]]:
     return blocks
 
 
-def blocks_of(annotation: Any) -> list[type[BaseModel]]:
-    """Return the blocks among the kinds that a field takes."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [block for argument in get_args(annotation) for block in blocks_of(argument)]
-
-
-def _owners(path: Sequence[Any]) -> list[str]:
+def owners_of(path: Sequence[Any]) -> list[str]:
     """Return the kinds of workload or engine that have this key at this place."""
     if not path or path[0] not in RunConfig.model_fields:
         return []
@@ -88,28 +127,14 @@ def _owners(path: Sequence[Any]) -> list[str]:
     return found
 
 
-def tag_of(block: type[BaseModel]) -> str | None:
-    """Return the name by which a run file chooses the block."""
-    for key in TAGS:
-        choices = _choices(block, key)
-        if choices:
-            return str(choices[0])
-    return None
-
-
-def _given_tag(raw: Any, key: Any) -> str:
+def _tag_in(raw: Any, key: Any) -> str:
     """Return what a run file calls the kind of its workload or engine."""
     block = raw.get(key) if isinstance(raw, dict) else None
     return next((str(block[tag]) for tag in TAGS if tag in block), str(key)) if isinstance(block, dict) else str(key)
 
 
 def _is_tagged(block: type[BaseModel], raw: dict[str, Any]) -> bool:
-    return any(key in raw and raw[key] in _choices(block, key) for key in TAGS)
-
-
-def _choices(block: type[BaseModel], key: str) -> tuple[Any, ...]:
-    field = block.model_fields.get(key)
-    return () if field is None else tuple(each for each in get_args(field.annotation) if isinstance(each, str))
+    return any(key in raw and raw[key] in choices(block, key) for key in TAGS)
 
 
 def _has(raw: Any, place: Any) -> bool:

@@ -10,7 +10,8 @@ import difflib
 import inspect
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,7 +20,10 @@ import pandas as pd
 
 from drivetrain.data.csv_records import Record, checked_records, lines_are_records, records, unquoted_records
 from drivetrain.data.packed_files import ending, is_packed, read_bytes
-from drivetrain.errors import UserError, problem
+from drivetrain.errors import Problem, UserError, clipped, problem
+
+NEAR = "did you mean"
+MOST_OF_A_NAME = 40  # characters: a first row of data in the place of names is a text of any length
 
 READERS = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 LINES = ".txt"  # a text a line, to predict for
@@ -91,9 +95,21 @@ def place_of(names: list[Any], name: str | int, path: str, field: str) -> int:
     if places:
         raise problem(field, f"{path} has {len(places)} columns {name!r}", "give the position of the one you mean")
     near = difflib.get_close_matches(name, [str(n) for n in names], n=1)
-    known = ", ".join(str(n) for n in names[:20])
-    fix = f"did you mean {near[0]}? It has: {known}" if near else f"it has: {known}"
+    known = ", ".join(clipped(str(n), MOST_OF_A_NAME) for n in names[:20])
+    fix = f"{NEAR} {near[0]}? It has: {known}" if near else f"it has: {known}"
     raise problem(field, f"{path} has no column {name!r}", fix)
+
+
+def with_header_hint(problems: Sequence[Problem], names: Sequence[Any]) -> list[Problem]:
+    """Problems of columns of which none was found; with the fix for a file whose first row is data, if no name is near.
+
+    names: of the file's columns, its first row.
+    """
+    if any(NEAR in each.fix for each in problems):
+        return list(problems)
+    first = ", ".join(clipped(str(name), MOST_OF_A_NAME // 2) for name in names[:5])
+    hint = f"; if its first row ({first}) is data, give header: false and the columns' positions from 0"
+    return [replace(each, fix=each.fix + hint) for each in problems]
 
 
 def _read(file: Path, header: bool) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from drivetrain.data.array_store import Store, Writer, check_room, stored
 from drivetrain.data.packed_files import ending, text_bytes
 from drivetrain.data.source_files import SourceFile
 from drivetrain.data.table_blocks import Table, open_table, refusal_of
-from drivetrain.data.tables import place_of, refuse_nested
+from drivetrain.data.tables import place_of, refuse_nested, with_header_hint
 from drivetrain.errors import Problem, UserError, problem
 
 FORMAT = 2
@@ -151,9 +151,7 @@ def _places(table: Table, columns: dict[str, str | int], path: str, header: bool
         except UserError as error:
             problems.extend(error.problems)
     if problems and not places and header:
-        shown = ", ".join(str(name)[:20] for name in table.names[:5])
-        hint = f"; if its first row ({shown}) is data, give header: false and the columns' positions from 0"
-        problems = [Problem(each.field, each.why, each.fix + hint) for each in problems]
+        problems = with_header_hint(problems, table.names)
     if problems:
         raise UserError(problems)
     return places

@@ -18,7 +18,7 @@ from drivetrain.data.array_store import default_root
 from drivetrain.data.bad_rows import BadRow, too_many
 from drivetrain.data.data_files import data_files, is_there
 from drivetrain.data.table_blocks import IN_BLOCKS
-from drivetrain.data.tables import LINES, check_file, column, may_be_hub_id, not_utf8, read_table
+from drivetrain.data.tables import LINES, check_file, column, may_be_hub_id, not_utf8, read_table, with_header_hint
 from drivetrain.data.text_rows import MappedTexts, TextRows, open_text_rows, place_of_row
 from drivetrain.errors import Problem, UserError, problem, together
 
@@ -150,12 +150,10 @@ def _held(path: str, field: str, config: TextData, wanted: dict[str, str | int],
 def _without_header(
     problems: list[Problem], found: Sequence[str] | dict[str, Any], table: pd.DataFrame, config: TextData
 ) -> list[Problem]:
-    """The problems; where no column was found at all, with the way for a file whose first row is data."""
+    """The problems; where no column was found at all, with the fix for a file whose first row is data."""
     if found or not config.header:
         return problems
-    first = ", ".join(str(name)[:20] for name in table.columns[:5])
-    hint = f"; if its first row ({first}) is data, give header: false and the columns' positions from 0"
-    return [replace(each, fix=each.fix + hint) for each in problems]
+    return with_header_hint(problems, list(table.columns))
 
 
 def _lines(path: str, field: str) -> Texts:
@@ -206,18 +204,25 @@ def _strings(values: pd.Series) -> list[str]:
     return ["" if pd.isna(value) else str(value) for value in values.astype(object)]
 
 
-def class_names(labels: Collection[str], field: str, count: int | None = None) -> list[str]:
-    """Sorted, as numbers if all are. UserError if there is only one. count: samples, where `labels` has each once."""
+def class_names(labels: Collection[str], field: str, count: int | None = None, column: str = "") -> list[str]:
+    """Sorted, as numbers if all are. UserError if there is only one. count: samples, where `labels` has each once.
+
+    column: of the table that the labels stand in.
+    """
     names, count = set(labels), len(labels) if count is None else count
     if len(names) < 2:
         raise problem(
             field,
-            f"all {count} samples are of one class, {next(iter(names))!r}",
-            "check label_column; there have to be two",
+            f"all {count:,} training samples are of one class, {next(iter(names))!r}",
+            "give training data of two classes or more (a part cut off a file that is sorted by label has one)"
+            + (f", or the column with the classes as label_column, if {column!r} is not it" if column else ""),
         )
     if len(names) > max(1000, count // 2):
         raise problem(
-            field, f"{len(names)} different labels over {count} samples: hardly classes", "check label_column"
+            field,
+            f"{len(names):,} different labels over {count:,} samples: hardly classes",
+            (f"give the column with the classes as label_column, if {column!r} is not it; " if column else "")
+            + "a number is no class: a model for numbers is a workload of your own (type: module)",
         )
     try:
         return sorted(names, key=int)

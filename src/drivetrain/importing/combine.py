@@ -6,7 +6,8 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from drivetrain.config.load import field_paths, validate
+from drivetrain.config.field_paths import field_paths
+from drivetrain.config.load import validate
 from drivetrain.config.run import RunConfig
 from drivetrain.config.translation import Note
 from drivetrain.errors import Problem

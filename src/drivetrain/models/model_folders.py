@@ -10,11 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from drivetrain.config.files import MOST_JSON_BYTES, BrokenText, parsed_json, read_text
 from drivetrain.errors import UserError, problem
 from drivetrain.runtime.hub import ask_hub
 from drivetrain.trust import pickles, remote_code
 
 SAFE = "give a model whose weights are safetensors"
+QUANTISED = (
+    "give the same model in 16 or 32 bits (the one that it was quantised from); quantised_base={format: nf4} with an "
+    "adapter holds it in 4 bits while it trains"
+)
 
 
 def config_of(path: str | None, given: Mapping[str, Any] | None, field: str, trusted: bool = False) -> Any:
@@ -85,6 +90,11 @@ def unloadable(path: str, local: bool, field: str, error: Exception) -> UserErro
     if isinstance(error, pickle.UnpicklingError):
         unsafe = pickles.unsafe_weights(Path(path), field) if local else None
         return unsafe or problem(field, f"the weights of {path} hold more than tensors, which could run code", SAFE)
+    if local and (method := _quantised_by(Path(path))):
+        why = f"the weights of {path} are quantised ({method}) and cannot be trained here"
+        if not isinstance(error, ImportError):  # which names a package that would not help: these weights are frozen
+            why += f": {one_line(error)}"
+        return problem(field, why, QUANTISED)
     if local:
         return problem(field, f"{path} cannot be loaded: {one_line(error)}", "give a complete model folder")
     return problem(
@@ -92,6 +102,16 @@ def unloadable(path: str, local: bool, field: str, error: Exception) -> UserErro
         f"{path} is no folder here, and could not be had from the hub: {one_line(error)}",
         "download it where there is a network (hf download ID --local-dir FOLDER) and give the folder's path",
     )
+
+
+def _quantised_by(folder: Path) -> str | None:
+    """Return the method by which a folder's weights were quantised, as its config.json names it; None for none."""
+    try:
+        config = parsed_json(read_text(folder / "config.json", MOST_JSON_BYTES))
+    except (UserError, BrokenText):
+        return None
+    found = config.get("quantization_config") if isinstance(config, dict) else None
+    return str(found.get("quant_method", "by a method without a name")) if isinstance(found, dict) else None
 
 
 def one_line(error: Exception) -> str:

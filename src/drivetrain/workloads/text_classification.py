@@ -111,7 +111,7 @@ class TextClassificationWorkload(Classifier):
         if dropped:
             self._warn(f"{self._dropped} row{'s' * (self._dropped > 1)} without text dropped, {dropped[0].where} first")
         present = [train.label_names[number] for number in np.unique(train.numbers)]
-        self._classes = class_names(present, "workload.data.label_column", len(train.numbers))
+        self._classes = class_names(present, "workload.data.label_column", len(train.numbers), str(data.label_column))
         return self._limited(train, "limit_train"), self._limited(evaluation, "limit_evaluation")
 
     def _warn_of_shared(self, train: Texts, evaluation: Texts) -> None:

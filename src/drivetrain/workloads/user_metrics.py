@@ -102,12 +102,14 @@ class OfAllSamples:
 def metrics_of(given: Any) -> dict[str, Metric]:
     """The metrics that a file's `metrics` stands for: a mapping by name, one function, or a function that makes a
     mapping. UserError with every entry that is no metric."""
+    if isinstance(given, list | tuple):
+        raise problem(FIELD, "metrics is a list, in which they have no names", 'give a dict, {"recall": recall}')
     if not isinstance(given, Mapping):
         given = {getattr(given, "__name__", "metric"): given} if is_function(given) else given()
     if not isinstance(given, Mapping):
         raise problem(FIELD, f"metrics gives a {type(given).__name__}", f"give a dict of them by name; {FIX}")
     problems = [
-        Problem(FIELD, f"metrics[{name!r}] is a {type(each).__name__}, no metric", FIX)
+        Problem(FIELD, f"metrics[{name!r}] {_why_none(each)}", FIX)
         for name, each in given.items()
         if not (_is_metric(each) or is_function(each))
     ]
@@ -127,6 +129,15 @@ def is_function(given: Any) -> bool:
     except ValueError:  # a built-in that has no signature
         return True
     return True
+
+
+def _why_none(given: Any) -> str:
+    """Return in words why the object is no metric."""
+    if inspect.isclass(given):
+        return f"is a class, no metric: write {given.__name__}()"
+    if callable(given):
+        return f"cannot be called with an output and a target: it takes {inspect.signature(given)}"
+    return f"is of type {type(given).__name__}, no metric"
 
 
 def _is_metric(given: Any) -> bool:

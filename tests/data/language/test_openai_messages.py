@@ -107,7 +107,19 @@ BAD = {
     "no role": ([{"content": "x"}], "message 1 has no 'role'; it has: content"),
     "unknown role": ([{"role": "bot", "content": "x"}], "message 1 has the unknown role 'bot'"),
     "a picture": ([{"role": "user", "content": [PICTURE]}, SAID], "message 1 has a part that is no text (image_url)"),
-    "a bare part": ([{"role": "user", "content": ["x"]}, SAID], "message 1 has a part that is no text (a text)"),
+    "a bare part": (
+        [{"role": "user", "content": ["x"]}, SAID],
+        "message 1 has a part that is a text, no mapping of type and text",
+    ),
+    "reasoning as a part": (
+        [ASKED, {"role": "assistant", "content": [{"type": "reasoning", "value": "hm"}]}],
+        "message 2 has a part of type reasoning: write it as the message's reasoning_content",
+    ),
+    "a call as a part": (
+        [ASKED, {"role": "assistant", "content": [{"type": "tool_call", "value": "{}"}]}],
+        "message 2 has a part of type tool_call: write it as the message's tool_calls",
+    ),
+    "half a loss weight": ([ASKED, {**SAID, "loss_weight": 0.5}], "message 2 has loss_weight 0.5, which may be 0 or 1"),
     "no parts": ([{"role": "user", "content": []}, SAID], "message 1 is empty"),
     "a number": ([ASKED, {"role": "assistant", "content": 5}], "message 2 is a number, not a text"),
     "a number beside calls": ([ASKED, {**SAID, "content": 5, "tool_calls": [WRITTEN]}], "message 2 is a number"),

@@ -11,6 +11,11 @@ from drivetrain.data.language.message_lists import MessageList, given_messages, 
 from drivetrain.data.language.row_schema import RowError, RowSchema, kind, optional_text
 from drivetrain.data.language.tool_calls import Call, read_function_call, read_tool_calls
 
+PARTS = {  # of LLaMA-Factory's newer form, which a message has beside its content here
+    "reasoning": "write it as the message's reasoning_content",
+    "tool_call": "write it as the message's tool_calls, [{function: {name: ..., arguments: ...}}]",
+}
+
 
 def read_openai(row: Mapping[str, Any], form: RowSchema) -> list[Message]:
     """In any order of roles. Content may be null beside tool_calls, or a list of parts of text; an assistant's weight
@@ -65,20 +70,33 @@ def _calls(given: MessageList) -> tuple[Call, ...]:
 
 
 def _weight(given: MessageList) -> int:
-    weight = given.fields.get("weight")
+    name = "loss_weight" if "loss_weight" in given.fields else "weight"  # as LLaMA-Factory's newer form, or OpenAI's
+    weight = given.fields.get(name)
     if weight is None:
         return 1
     if weight not in (0, 1):
-        raise RowError(f"{given.what} has weight {weight!r}, which may be 0 or 1")
+        raise RowError(f"{given.what} has {name} {weight!r}, which may be 0 or 1")
     return int(weight)
+
+
+def _unread(part: Any) -> str:
+    """Return why a part of a message's content cannot be read, and how it is written here where there is a way."""
+    if not isinstance(part, dict):
+        return f"has a part that is {kind(part)}, no mapping of type and text"
+    given = part.get("type")
+    if given in PARTS:
+        return f"has a part of type {given}: {PARTS[given]}"
+    if given != "text":
+        return f"has a part that is no text ({given}): only texts can be trained on"
+    return "has a part of type text without a text: write {type: text, text: ...}"
 
 
 def _joined(content: list[Any], what: str) -> str:
     """The text of a list of parts."""
     texts = []
     for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            other = part.get("type") if isinstance(part, dict) else kind(part)
-            raise RowError(f"{what} has a part that is no text ({other}): only texts can be trained on")
-        texts.append(part["text"])
+        text = part.get("text", part.get("value")) if isinstance(part, dict) else None
+        if not isinstance(text, str) or part.get("type") != "text":
+            raise RowError(f"{what} {_unread(part)}")
+        texts.append(text)
     return "".join(texts)
