@@ -218,10 +218,7 @@ def data(
         raise typer.Exit(show_verified(ready.run, output, as_json))
     report, warnings = examine(ready.run)
     _say(warnings)
-    if as_json:
-        typer.echo(dumps(report, indent=2))
-    else:
-        show(report, _wide(output))
+    show(report, _wide(output), as_json)
 
 
 @app.command(epilog=example("drivetrain prove run.yaml engine=fsdp processes=2"))

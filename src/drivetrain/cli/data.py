@@ -139,8 +139,11 @@ def _looked_at(report: Report, dataset: Mapping[str, Any]) -> int:
 # --- what is printed -------------------------------------------------------------------------------------------------
 
 
-def show(report: Report, console: Console) -> None:
-    """At 80 columns and above; without a terminal nothing is cut or wrapped."""
+def show(report: Report, console: Console, as_json: bool = False) -> None:
+    """At 80 columns and above; without a terminal nothing is cut or wrapped. as_json: print all of it as JSON."""
+    if as_json:
+        print(dumps(dict(report), indent=2))
+        return
     if isinstance(console.file, io.TextIOWrapper):
         console.file.reconfigure(errors="backslashreplace")  # data hold what not every terminal can show
     if "sets" in report:
