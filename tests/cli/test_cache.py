@@ -16,6 +16,7 @@ from filelock import FileLock
 
 from drivetrain.data.array_store import Store, Writer, stored
 from drivetrain.data.cache_entries import DAY, entries, pruned
+from drivetrain.errors import UserError
 
 Command = Callable[..., tuple[int, str, str]]
 OLD, MIDDLE, NEW = (f"{kind}-{'0' * 39}{number}" for number, kind in enumerate(("rows", "tokens", "texts")))
@@ -126,3 +127,23 @@ def test_arrays_that_are_gone_are_made_again(root: Path) -> None:
     found, warning = stored(root, OLD, build)
     assert isinstance(found, Store)
     assert (len(found.array("ids")), warning) == (250_000, None)
+
+
+def test_a_bound_removes_the_longest_unused_when_something_is_built_and_nothing_just_used(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    another, last = (f"documents-{'0' * 39}{number}" for number in (3, 4))
+    stored(root, another, build)
+    assert names(root) == [OLD, MIDDLE, NEW, another]
+    monkeypatch.setenv("DRIVETRAIN_CACHE_GB", "0.0035")
+    stored(root, another, build)
+    assert len(names(root)) == 4, "nothing was built"
+    stored(root, last, build)
+    assert names(root) == [NEW, another, last], "the other three were used just now"
+    assert "removed 0.00 GB" in capsys.readouterr().err
+    monkeypatch.setenv("DRIVETRAIN_CACHE_GB", "0")
+    stored(root, OLD, build)
+    assert len(names(root)) == 4
+    monkeypatch.setenv("DRIVETRAIN_CACHE_GB", "much")
+    with pytest.raises(UserError, match=r"DRIVETRAIN_CACHE_GB.*no size"):
+        stored(root, MIDDLE, build)

@@ -136,11 +136,11 @@ def test_parts_of_hub_data_sets_are_not_looked_for_in_files(tmp_path: Path) -> N
 
 
 def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(path: Path) -> bytes:
+    def forbidden(path: Path, *_: object, **__: object) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 
     file = write(tmp_path / "a.json", '[{"n": 1}]')
-    monkeypatch.setattr(Path, "read_bytes", forbidden)  # file modes do not bind every user
+    monkeypatch.setattr(Path, "open", forbidden)  # file modes do not bind every user
     assert "a.json cannot be read: Permission denied" in refusal(file)
 
 
@@ -151,13 +151,13 @@ def test_a_folder_with_data_that_would_be_passed_over_is_refused_with_their_name
     folder = tmp_path / "data"
     (folder / "good.jsonl").symlink_to(tmp_path / "elsewhere" / "a.jsonl")
     assert len(open_rows(str(folder), "F")) == 2
-    (folder / "b.jsonl.gz").write_bytes(b"")
+    (folder / "b.jsonl.zip").write_bytes(b"")
     (folder / "linked").symlink_to(tmp_path / "elsewhere")
     (folder / "broken.jsonl").symlink_to(tmp_path / "nowhere")
     with pytest.raises(UserError) as caught:
         open_rows(str(folder), "F")
     said = str(caught.value)
-    assert "b.jsonl.gz (compressed), broken.jsonl (a link that leads nowhere), linked (a link to a folder)" in said
+    assert "b.jsonl.zip (an archive), broken.jsonl (a link that leads nowhere), linked (a link to a folder)" in said
 
 
 def test_a_saved_data_set_is_the_files_it_names(tmp_path: Path) -> None:

@@ -144,3 +144,49 @@ def test_texts_that_two_files_share_are_counted_pairs_as_pairs(tmp_path: Path) -
     one, two = (read(tmp_path / name, text_pair_column="other") for name in ("a.csv", "b.csv"))
     assert num_shared(one, two) == 2
     assert num_shared(one, two.take(np.array([0, 1]))) == 1
+
+
+def test_shards_of_every_format_and_compression_are_the_rows_of_one_file(tmp_path: Path) -> None:
+    rows = [{"text": f'room {number}\n"quoted" é', "label": "ab"[number % 2]} for number in range(60)]
+    rows[33]["text"] = " "
+    pd.DataFrame(rows).to_csv(tmp_path / "whole.csv", index=False)
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    pd.DataFrame(rows[:10]).to_csv(folder / "a.csv", index=False)
+    pd.DataFrame(rows[10:20]).to_csv(folder / "b.csv.gz", index=False)
+    pd.DataFrame(rows[20:30]).to_csv(folder / "c.tsv.bz2", index=False, sep="\t")
+    pd.DataFrame(rows[30:40]).to_json(folder / "d.jsonl.xz", orient="records", lines=True)
+    pd.DataFrame(rows[40:50]).to_json(folder / "e.json", orient="records")
+    pd.DataFrame(rows[50:])[["label", "text"]].to_parquet(folder / "f.parquet")
+    wanted = read(tmp_path / "whole.csv")
+    for path in (folder, folder / "*"):
+        found = read(path, cache=tmp_path / "cache")
+        assert list(found.first) == list(wanted.first)
+        assert found.labels.tolist() == wanted.labels.tolist()
+        assert found.rows.tolist() == wanted.rows.tolist()
+        assert [bad.where for bad in found.bad] == ["row 4 of d.jsonl.xz"]
+
+
+def test_a_shard_without_the_columns_and_a_damaged_one_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\nx,1\n")
+    (tmp_path / "b.csv").write_text("words,label\ny,2\n")
+    with pytest.raises(UserError, match=r"b\.csv has no column 'text'"):
+        read(tmp_path / "*.csv", cache=tmp_path / "cache")
+    (tmp_path / "b.csv.gz").write_bytes(b"no archive")
+    with pytest.raises(UserError, match=r"b\.csv\.gz is damaged or cut short"):
+        read(tmp_path / "b.csv.gz")
+    (tmp_path / "c.json").write_text('{"text": "x", "label": "1"}')
+    with pytest.raises(UserError, match="it holds no list of objects"):
+        read(tmp_path / "c.json")
+
+
+def test_slices_of_mapped_texts_are_those_of_a_list() -> None:
+    texts = ["a", "", "é", "房间", "b"]
+    encoded = [text.encode() for text in texts]
+    content, ends = np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([len(each) for each in encoded])
+    mapped = text_rows.MappedTexts(content, ends)
+    for start in range(-6, 7):
+        for stop in range(-6, 7):
+            for step in (1, 2, -1):
+                assert mapped[start:stop:step] == texts[start:stop:step]
+    assert mapped.taken(np.array([3, 0]))[0:2] == ["房间", "a"]

@@ -61,7 +61,7 @@ def test_a_very_long_text_is_cut_before_it_is_tokenised(tokenizer: Any) -> None:
 def written(folder: Path, count: int) -> TextRows:
     path = folder / "a.csv"
     path.write_text("text\n" + "".join(f'"{WORDS[n % 300]} {n}"\n' for n in range(count)), encoding="utf-8")
-    return open_text_rows(path, str(path), "F", True, {"text_column": "text"}, folder / "cache")[0]
+    return open_text_rows([path], str(path), "F", True, {"text_column": "text"}, folder / "cache")[0]
 
 
 def parts(tokens: Tokens) -> list[list[int]]:
@@ -110,6 +110,8 @@ def test_a_killed_builder_is_gone_on_from_and_the_arrays_are_the_same(
         builder.kill()
     finished = len(list((tmp_path / "cache").glob(blocks)))
     assert 5 <= finished < 67
+    (store,) = (tmp_path / "cache").glob("tokens-*/")
+    (store / "block-66.npz.1.partial").write_bytes(b"half of a block")
     original, again = block_work.make_block, []
 
     def counted(work: Any, number: int) -> None:
@@ -121,4 +123,4 @@ def test_a_killed_builder_is_gone_on_from_and_the_arrays_are_the_same(
     tokens, _ = stored_tokens(tokenizer, rows, None, 16, tmp_path / "cache")
     assert len(again) == 67 - finished
     assert parts(tokens) == tokenizer(list(rows.first), truncation=True, max_length=16)["input_ids"]
-    assert not list((tmp_path / "cache").glob(blocks))
+    assert not list((tmp_path / "cache").glob("tokens-*/block-*")), "nor what was left half written"

@@ -205,21 +205,21 @@ def data(
     run_file: RunFile,
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare all bytes with what runs read before.")] = False,
     trust: TrustOption = False,
 ) -> None:
     """What is in the data: rows, what becomes of them, lengths, padding, a sample with its trained tokens marked."""
-    from drivetrain.cli.data import examine, show
+    from drivetrain.cli.data import examine, show, show_verified
     from drivetrain.launch.prepare import checked
 
     ready = checked(run_file, overrides or [], trust=trust)
     if not ready.is_first:
         return
+    if verify:
+        raise typer.Exit(show_verified(ready.run, output, as_json))
     report, warnings = examine(ready.run)
     _say(warnings)
-    if as_json:
-        typer.echo(dumps(report, indent=2))
-    else:
-        show(report, _wide(output))
+    show(report, _wide(output), as_json)
 
 
 @app.command(epilog=example("drivetrain prove run.yaml engine=fsdp processes=2"))

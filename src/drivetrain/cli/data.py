@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import unicodedata
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -14,8 +15,10 @@ from rich.text import Text
 
 from drivetrain.config.language import BadRows, LanguageModel, most_dropped
 from drivetrain.config.run import RunConfig
+from drivetrain.config.workload import TextClassification
 from drivetrain.data.bad_rows import allowance, exceeds
-from drivetrain.errors import UserError
+from drivetrain.errors import UserError, problem
+from drivetrain.runtime.strict_json import dumps
 from drivetrain.tracking.quantities import size_text
 from drivetrain.workloads.classification import CLASS_COUNTS
 
@@ -23,6 +26,11 @@ BAR = 40  # characters of the longest one
 MOST_CLASSES = 50
 OPEN, CLOSE = "⟦", "⟧"
 REFUSED = "refused by train"
+STATES = {
+    "same": "holds what was read",
+    "changed": "was changed since it was read, without its size or time; the next start reads it anew",
+    "not known": "was not read as it is now; the next start reads it",
+}
 Report = Mapping[str, Any]
 
 
@@ -48,6 +56,24 @@ def examine(run: RunConfig) -> tuple[dict[str, Any], list[str]]:
     except UserError as error:
         refused += [f"{found.field}: {found.why}; {found.fix}" for found in error.problems]
     return {**report, REFUSED: refused}, [each for each in workload.warnings if not _is_of_lost_rows(each)]
+
+
+def show_verified(run: RunConfig, output: Console, as_json: bool) -> int:
+    """Print of each data file whether it holds what runs took it to hold. Returns the exit code: 1 where one does not.
+
+    UserError for a workload whose data are not kept by their files' digests.
+    """
+    from drivetrain.data.verification import verified
+
+    if not isinstance(run.workload, LanguageModel | TextClassification):
+        why = f"data of {run.workload.type} are read at each start"
+        raise problem("--verify", why, "there is nothing to compare: leave it out")
+    found = list(verified(run.workload.data))
+    if as_json:
+        output.print_json(dumps({"files": [asdict(each) for each in found]}))
+    for each in () if as_json else found:
+        output.print(f"{STATES[each.state]}: {escape(each.path)}", soft_wrap=True)
+    return int(any(each.state == "changed" for each in found))
 
 
 def _is_of_lost_rows(warning: str) -> bool:
@@ -113,8 +139,11 @@ def _looked_at(report: Report, dataset: Mapping[str, Any]) -> int:
 # --- what is printed -------------------------------------------------------------------------------------------------
 
 
-def show(report: Report, console: Console) -> None:
-    """At 80 columns and above; without a terminal nothing is cut or wrapped."""
+def show(report: Report, console: Console, as_json: bool = False) -> None:
+    """At 80 columns and above; without a terminal nothing is cut or wrapped. as_json: print all of it as JSON."""
+    if as_json:
+        print(dumps(dict(report), indent=2))
+        return
     if isinstance(console.file, io.TextIOWrapper):
         console.file.reconfigure(errors="backslashreplace")  # data hold what not every terminal can show
     if "sets" in report:

@@ -53,6 +53,15 @@ StagedWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Step = Annotated[int, Field(ge=0)]
 
 
+class Separated(Frozen):
+    """Documents between a text that separates them."""
+
+    separator: Annotated[str, Field(min_length=1)] = doc("The text between two documents, such as <|endoftext|>")
+
+
+Documents = Literal["file", "line", "blank_line"] | Separated
+
+
 class DataSource(Frozen):
     """One data set of a mixture."""
 
@@ -96,6 +105,11 @@ class LanguageData(Frozen):
         lt=1,
     )
     registry: Path | None = doc("LLaMA-Factory's dataset_info.json, or its folder: data sets by name", None)
+    documents: Documents = doc(
+        "pretrain: what is one document of a text file: the file, each line, or what stands between blank lines or, "
+        "with {separator: ...}, between a text",
+        "file",
+    )
     length: int = doc("Tokens of a sample: of each window of text, at most of a conversation", 256, gt=1)
     template: PathOrId | None = doc(
         "Chat template: alpaca, chatml, plain, vicuna or a Jinja file; left out, the tokenizer's", None

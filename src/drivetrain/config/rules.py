@@ -223,11 +223,7 @@ def _paths(run: RunConfig) -> Iterator[Problem]:
             yield Problem("workload.data.train", f"is required for source {source}", "give a folder, file or hub id")
     for field, path in (("train", data.train), ("evaluation", data.evaluation)):
         if path is not None and not is_hub and not looks_like_hub_id(path):
-            yield from _missing(f"workload.data.{field}", Path(path), field == "train" and _streams(run))
-
-
-def _streams(run: RunConfig) -> bool:
-    return isinstance(run.workload, TextClassification | LanguageModel) and run.workload.data.stream
+            yield from _missing(f"workload.data.{field}", Path(path))
 
 
 def _language_paths(data: LanguageData) -> Iterator[Problem]:
@@ -238,7 +234,7 @@ def _language_paths(data: LanguageData) -> Iterator[Problem]:
     for field, sources in (("train", data.train), ("evaluation", data.evaluation or [])):
         for source in sources:
             if not looks_like_hub_id(source.path):
-                yield from _missing(f"workload.data.{field}", Path(source.path).expanduser(), data.stream)
+                yield from _missing(f"workload.data.{field}", Path(source.path).expanduser())
 
 
 def looks_like_hub_id(path: str) -> bool:
@@ -247,8 +243,10 @@ def looks_like_hub_id(path: str) -> bool:
     return not given.exists() and not given.is_absolute() and len(given.parts) == 2 and "." not in given.name
 
 
-def _missing(field: str, path: Path, may_be_pattern: bool = False) -> Iterator[Problem]:
-    if may_be_pattern and next(glob.iglob(str(path), recursive=True), None) is not None:
-        return
-    if not path.exists():
+def _missing(field: str, path: Path) -> Iterator[Problem]:
+    """path: with wildcards, it stands for the files that it matches."""
+    if glob.has_magic(str(path)) and not path.exists():
+        if not glob.glob(str(path), recursive=True):
+            yield Problem(field, f"{path} matches no file", f"patterns are taken from the current folder, {Path.cwd()}")
+    elif not path.exists():
         yield Problem(field, f"{path} does not exist", f"paths are taken from the current folder, {Path.cwd()}")

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 from filelock import FileLock, Timeout
 
+from drivetrain.data.cache_entries import CONTENTS, keep_below_bound
 from drivetrain.errors import problem
 from drivetrain.runtime import scratch
 
-CONTENTS = "contents.json"
 SAMPLED, SAMPLE_BYTES = 64, 1 << 16  # a file up to their product is read whole
 FIELD = "workload.data.cache"
 
@@ -107,6 +107,7 @@ def stored(root: Path, key: str, build: Callable[[Path], None]) -> tuple[Store, 
             if damage:
                 shutil.rmtree(place)
             found = _built(place, build)
+            keep_below_bound(root)
         return found, damage
     finally:
         lock.release()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -111,6 +111,28 @@ def read_arrow(path: Path, name: str, field: str, stream: bool) -> ArrowRows:
         raise _unreadable(path, field, error) from None
     _refuse_twins(schema.names, path, field)
     return ArrowRows(path, name, field, sizes, read_piece)
+
+
+def parquet_blocks(path: Path, field: str, rows: int) -> Iterator[list[dict[str, Any]]]:
+    """Rows, so many at a time, however large its row groups are."""
+    number = 0
+    try:
+        with pq.ParquetFile(path) as opened:
+            _refuse_twins(opened.schema_arrow.names, path, field)
+            for batch in opened.iter_batches(batch_size=rows):
+                yield list(map(without_inner_nulls, batch.to_pylist()))
+                number += batch.num_rows
+    except Exception as error:  # pyarrow raises many kinds
+        if isinstance(error, UserError):
+            raise
+        raise _unreadable(path, field, error, f" at row {number + 1}" if number else "") from None
+
+
+def arrow_blocks(path: Path, field: str, rows: int) -> Iterator[list[dict[str, Any]]]:
+    """As `parquet_blocks`, of an Arrow file, which is mapped."""
+    held = read_arrow(path, path.name, field, stream=True)
+    for start in range(0, len(held), rows):
+        yield held.read(start, start + rows)
 
 
 # --- sizes of a file's pieces, and a reader of one -------------------------------------------------------------------

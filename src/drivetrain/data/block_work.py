@@ -12,12 +12,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from drivetrain.data.array_store import Writer, replaced_when_whole
+from drivetrain.data.array_store import Store, Writer, check_room, replaced_when_whole, stored
 from drivetrain.errors import RunError, UserError
 
 BLOCK_BYTES, BLOCK_TEXTS = 2 << 20, 4096  # of one call of a tokenizer, whose result is Python's objects
@@ -38,6 +39,45 @@ class Work(Protocol):
         ...
 
     def make(self, number: int) -> Mapping[str, np.ndarray]: ...
+
+
+@dataclass(frozen=True)
+class TextBlocks:
+    """Blocks of texts to tokenise. tokens_of: first text and the one behind the last → their arrays, of which
+    `lengths` says how many tokens each text has; it is pickled for other processes."""
+
+    tokenizer: Any
+    folder: Path
+    blocks: Sequence[tuple[int, int]]
+    tokens_of: Callable[[int, int], Mapping[str, np.ndarray]]
+
+    def make(self, number: int) -> Mapping[str, np.ndarray]:
+        return self.tokens_of(*self.blocks[number])
+
+
+def stored_blocks(
+    place: tuple[Path, str],
+    tokenizer: Any,
+    tokens_of: Callable[[int, int], Mapping[str, np.ndarray]],
+    sizes: Callable[[], np.ndarray],
+    room: Callable[[np.ndarray], int],
+    facts: Mapping[str, Callable[[list[np.ndarray]], Any]] | None = None,
+) -> tuple[Store, str | None]:
+    """The store of all texts' tokens, made once a machine. Returns a warning too if the cache cannot be used.
+
+    place: the cache's folder, and the store's name in it. sizes: bytes of each text; room: those → the bytes that the
+    work takes on the disk. Both are asked only where there is something to make. tokens_of, facts: as in `TextBlocks`
+    and `joined`.
+    """
+
+    def build(folder: Path) -> None:
+        each = sizes()
+        check_room(folder, room(each), f"tokenising {len(each):,} texts")
+        blocks = blocks_of(each)
+        worked_off(TextBlocks(tokenizer, folder, blocks, tokens_of), bytes_of(each, blocks))
+        joined(folder, len(blocks), facts)
+
+    return stored(*place, build)
 
 
 def worked_off(work: Work, sizes: np.ndarray) -> None:
@@ -90,8 +130,13 @@ def joined(folder: Path, count: int, facts: Mapping[str, Callable[[list[np.ndarr
                     else:
                         writer.append(name, values)
         writer.finish({name: made(apart[name]) for name, made in facts.items()})
-    for number in range(count):
-        block_file(folder, number).unlink()
+    remove_blocks(folder)
+
+
+def remove_blocks(folder: Path) -> None:
+    """Remove the blocks' files, and what killed processes left half written of them."""
+    for file in folder.glob("block-*"):
+        file.unlink()
 
 
 def block_file(folder: Path, number: int) -> Path:
@@ -99,8 +144,9 @@ def block_file(folder: Path, number: int) -> Path:
 
 
 def make_block(work: Work, number: int) -> None:
+    made = work.make(number)
     with replaced_when_whole(block_file(work.folder, number)) as aside, aside.open("wb") as opened:
-        np.savez(opened, allow_pickle=False, **work.make(number))
+        np.savez(opened, allow_pickle=False, **made)
 
 
 # --- processes -------------------------------------------------------------------------------------------------------

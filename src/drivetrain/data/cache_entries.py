@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,8 +14,11 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from drivetrain.data.array_store import CONTENTS
+from drivetrain.errors import problem
 
+CONTENTS = "contents.json"  # of a store: written last, so that a folder without it is unfinished
+BOUND = "DRIVETRAIN_CACHE_GB"
+JUST_USED = 600  # seconds: a run that was told of arrays maps them within
 DAY = 86_400
 # names that this project gives: nothing else in the folder is listed or removed
 NAMES = {
@@ -62,8 +67,12 @@ def _entry(path: Path, kind: str) -> Entry:
     return Entry(path, kind, sum(file.stat().st_size for file in path.iterdir()), used, contents.exists())
 
 
-def pruned(root: Path, unused_seconds: float | None, most_bytes: int | None) -> tuple[list[Entry], list[Entry]]:
+def pruned(
+    root: Path, unused_seconds: float | None, most_bytes: int | None, just_used: float = 0
+) -> tuple[list[Entry], list[Entry]]:
     """Remove what was not used for so long, then the longest unused until no more than `most_bytes` are left.
+
+    just_used: seconds; what a run asked for since then counts as in use.
 
     Returns what was removed, and what should have been and is in use.
     """
@@ -74,12 +83,34 @@ def pruned(root: Path, unused_seconds: float | None, most_bytes: int | None) -> 
         too_old = unused_seconds is not None and now - entry.used > unused_seconds
         if not too_old and (most_bytes is None or left <= most_bytes):
             continue
-        if entry.path.name not in mapped and _removed(entry, root):
+        is_free = entry.path.name not in mapped and now - entry.used >= just_used
+        if is_free and _removed(entry, root):
             removed.append(entry)
             left -= entry.bytes
         else:
             in_use.append(entry)
     return removed, in_use
+
+
+def keep_below_bound(root: Path) -> None:
+    """Remove the longest unused entries where the environment bounds the cache, but none that was just used.
+
+    One process does so at a time. UserError for a bound that is no number.
+    """
+    given = os.environ.get(BOUND, "").strip()
+    if not given:
+        return
+    try:
+        most = float(given)
+    except ValueError:
+        most = -1
+    if not 0 <= most < float("inf"):
+        raise problem(BOUND, f"{given!r} is no size", "give a number of GB, such as 50, or leave it out")
+    with suppress(Timeout, OSError), FileLock(root / "bound.lock").acquire(timeout=0):
+        removed, _ = pruned(root, None, int(most * 1e9), JUST_USED)
+        if removed:
+            size = sum(entry.bytes for entry in removed) / 1e9
+            print(f"removed {size:.2f} GB of {root} that was unused longest ({BOUND}={given})", file=sys.stderr)
 
 
 def _removed(entry: Entry, root: Path) -> bool:

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from drivetrain.data.long_text import BYTE_ORDER_MARK
+from drivetrain.data.packed_files import open_bytes, read_bytes
 from drivetrain.data.tables import not_utf8
 from drivetrain.errors import Problem, UserError, problem
 
 Row = dict[str, Any]
 
+NO_LIST = 'give a list of objects, {"data": [...]} with no other list, or one object a line in a .jsonl file'
+LONGEST_FIRST = 16 << 20  # bytes of a first line that is looked at to tell lines from one list
 EVERY = 1_000  # rows between two remembered places of a streamed file
 
 
@@ -36,7 +39,8 @@ class HeldRows:
         return list(self.rows[start:stop])
 
     def where(self, index: int) -> str:
-        return f"{self.name} {self.unit} {index + 1 if self.numbers is None else self.numbers[index]}"
+        number = index + 1 if self.numbers is None else self.numbers[index]
+        return f"{self.name} {self.unit} {number}" if self.unit else self.name
 
 
 class BrokenRows(UserError):
@@ -50,7 +54,7 @@ class BrokenRows(UserError):
 def read_json(path: Path, name: str, field: str) -> HeldRows:
     """A list of objects, or {"data": the list}, or JSON Lines by another name. UserError names row or line."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_bytes(path).decode("utf-8-sig")
         held = json.loads(text)
     except UnicodeDecodeError as error:
         raise not_utf8(error, str(path), field) from None
@@ -63,13 +67,12 @@ def read_json(path: Path, name: str, field: str) -> HeldRows:
         raise problem(field, f"{path} cannot be read as JSON: {error}", "correct the file") from None
     rows = _only_list(held)
     if rows is None:
-        fix = 'give a list of objects, {"data": [...]} with no other list, or one object a line in a .jsonl file'
-        raise problem(field, f"{path} holds no list of objects", fix)
+        raise problem(field, f"{path} holds no list of objects", NO_LIST)
     escaped = "\\ud" in text.lower()
-    faults = {number: fault for number, row in enumerate(rows, start=1) if (fault := _fault(row, escaped))}
+    faults = {number: fault for number, row in enumerate(rows, start=1) if (fault := fault_of(row, escaped))}
     if faults:
         whole = {number: row for number, row in enumerate(rows, start=1) if number not in faults}
-        told = _broken([f"row {number} {fault}" for number, fault in faults.items()], path, field)
+        told = broken_lines([f"row {number} {fault}" for number, fault in faults.items()], path, field)
         raise BrokenRows([told], HeldRows(name, [*whole.values()], numbers=[*whole]))
     return HeldRows(name, rows)
 
@@ -78,8 +81,8 @@ def read_json_lines(path: Path, name: str, field: str) -> HeldRows:
     """One object a line; blank lines do not count. UserError names the lines that hold none."""
     rows: list[Row] = []
     numbers, broken = array("q"), []
-    with path.open("rb") as opened:
-        for number, _, line in _lines(opened, 0):
+    with open_bytes(path) as opened:
+        for number, _, line in numbered_lines(opened):
             try:
                 rows.append(parsed_line(line, number, path, field))
                 numbers.append(number)
@@ -89,8 +92,23 @@ def read_json_lines(path: Path, name: str, field: str) -> HeldRows:
                 broken.append(f"line {number} {error}")
     held = HeldRows(name, rows, "line", numbers)
     if broken:
-        raise BrokenRows([_broken(broken, path, field)], held)
+        raise BrokenRows([broken_lines(broken, path, field)], held)
     return held
+
+
+def is_json_lines(path: Path) -> bool:
+    """Whether a .json file holds an object a line: the first line is one, and more follows."""
+    with open_bytes(path) as opened:
+        line = opened.readline(LONGEST_FIRST).removeprefix(BYTE_ORDER_MARK)
+        while line.isspace():
+            line = opened.readline(LONGEST_FIRST)
+        if not line.lstrip().startswith(b"{"):
+            return False
+        try:
+            json.loads(line)
+        except ValueError:
+            return False
+        return any(not part.isspace() for part in iter(lambda: opened.read(1 << 16), b""))
 
 
 class StreamedJsonLines:
@@ -112,7 +130,7 @@ class StreamedJsonLines:
         """
         places, length, before = [], 0, (0, 0)
         with self._path.open("rb") as opened:
-            for number, end, _ in _lines(opened, 0):
+            for number, end, _ in numbered_lines(opened):
                 if length % EVERY == 0:
                     places.append((length, *before))
                 length += 1
@@ -142,7 +160,7 @@ class StreamedJsonLines:
                     raise
                 broken.append(f"line {number} {error}")
         if broken:
-            raise UserError([_broken(broken, self._path, self._field)])
+            raise UserError([broken_lines(broken, self._path, self._field)])
         if len(rows) < stop - start and not is_beginning:
             why = f"{self._path} has fewer lines than when it was opened"
             raise problem(self._field, why, "leave data alone while they are read")
@@ -157,22 +175,22 @@ class StreamedJsonLines:
         return f"{self._name} line {number}"
 
     def _lines_from(self, start: int, stop: int) -> Iterator[tuple[int, int, bytes]]:
-        """As `_lines`, of the rows start to stop - 1."""
+        """As `numbered_lines`, of the rows start to stop - 1."""
         if start >= stop:
             return
         place = self._index[0][start // EVERY] if start >= EVERY else (0, 0, 0)
         row, offset, line = self._next if place[0] < self._next[0] <= start else place
         with self._path.open("rb") as opened:  # anew each time: an open file's position is shared by forked processes
             opened.seek(offset)
-            yield from islice(_lines(opened, line), start - row, stop - row)
+            yield from islice(numbered_lines(opened, line, offset), start - row, stop - row)
 
 
-def _lines(opened: BinaryIO, line: int) -> Iterator[tuple[int, int, bytes]]:
-    """(number, end in bytes, content) of every line with content from here on; line: number of the one before.
+def numbered_lines(opened: BinaryIO, line: int = 0, end: int = 0) -> Iterator[tuple[int, int, bytes]]:
+    """(number, end in bytes, content) of every line with content from here on; line: number of the one before;
+    end: where it ends.
 
     Lines end at \\n alone: inside JSON no text holds one, while U+2028 and its like are part of texts.
     """
-    end = opened.tell()
     for number, content in enumerate(opened, start=line + 1):
         mark = not end and content.startswith(BYTE_ORDER_MARK)
         end += len(content)
@@ -191,7 +209,7 @@ def parsed_line(line: bytes, number: int, path: Path, field: str) -> Row:
         raise ValueError(f"is broken JSON: {error.msg} (column {error.colno})") from None
     except RecursionError:
         raise ValueError("is nested too deeply") from None
-    fault = _fault(row, escaped=b"\\ud" in line.lower())
+    fault = fault_of(row, escaped=b"\\ud" in line.lower())
     if fault:
         raise ValueError(fault)
     assert isinstance(row, dict)
@@ -205,7 +223,7 @@ def _only_list(held: Any) -> list[Any] | None:
     return held if isinstance(held, list) else None
 
 
-def _fault(row: Any, escaped: bool) -> str | None:
+def fault_of(row: Any, escaped: bool) -> str | None:
     """Why a row cannot be one, if so. escaped: whether its text escapes surrogates, so that a look is worth it."""
     if not isinstance(row, dict):
         return "holds no object"
@@ -217,6 +235,6 @@ def _fault(row: Any, escaped: bool) -> str | None:
     return None
 
 
-def _broken(faults: Sequence[str], path: Path, field: str) -> Problem:
+def broken_lines(faults: Sequence[str], path: Path, field: str) -> Problem:
     shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
     return Problem(field, f"{path} cannot be read: {shown}", "correct or remove them")

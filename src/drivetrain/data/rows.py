@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,23 +10,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from drivetrain.config.language import Documents
 from drivetrain.data.arrow_rows import read_arrow, read_parquet
+from drivetrain.data.data_files import data_files, is_there
 from drivetrain.data.json_rows import BrokenRows, HeldRows, StreamedJsonLines, read_json, read_json_lines
 from drivetrain.data.long_text import LONG, LongText
+from drivetrain.data.packed_files import OPENERS, PackedError, ending, is_packed, text_bytes
+from drivetrain.data.row_blocks import ARROW, ENDINGS, JSON_LINES, TABLES, TEXTS, RowFile
 from drivetrain.data.tables import may_be_hub_id, not_utf8, read_table
 from drivetrain.errors import Problem, UserError, problem
 
 Row = dict[str, Any]
-
-JSON_LINES = (".jsonl", ".ndjson")
-TABLES = (".csv", ".tsv")
-TEXTS = (".txt", ".md")
-ARROW = (".parquet", ".arrow", ".feather")
-ENDINGS = (".json", *JSON_LINES, *TABLES, *ARROW, *TEXTS)
-
-# what the hub and the package datasets put beside the data
-COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
-BESIDE_DATA = {"readme.md", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 
 
 class Rows(Protocol):
@@ -52,31 +45,33 @@ def open_rows(
     split: str = "train",
     folder: str | None = None,
     stream: bool = False,
+    documents: Documents = "file",
 ) -> Rows:
-    """path: a file, a folder (all readable files below it, sorted, as one data set) or, if there is neither, a hub id.
+    """path: a file, a folder (all readable files below it, sorted, as one data set), a pattern of files, or a hub id.
 
-    subset, split and folder (`data_dir`) choose a part of a hub data set. A text file is one row {"text": ...}; in a
-    folder, hidden files and a data set's own README.md, dataset_info.json and the like are left out.
+    subset, split and folder (`data_dir`) choose a part of a hub data set. A text file is one row {"text": ...}, or one
+    a document; in a folder, hidden files and a data set's own README.md, dataset_info.json and the like are left out.
 
     stream: keep in memory only what is asked for: JSON Lines, parquet, Arrow, texts and hub data sets. CSV and JSON are
     read whole. Same rows in the same order; faults inside a file are found when their rows are read, not here.
 
     UserError on `field`, with the file and the line or row, of all files at once; BrokenRows where rows are left.
     """
-    given = Path(path).expanduser()
-    if not given.exists():
-        if given.suffix.lower() in ENDINGS or not may_be_hub_id(path):
+    if not is_there(path):
+        if ending(Path(path)) in ENDINGS or not may_be_hub_id(path):
             raise problem(field, f"{path} does not exist", f"paths are taken from the current folder, {Path.cwd()}")
         from drivetrain.data.hub_rows import open_hub
 
         return open_hub(path, field, subset, split, folder, stream)
     _refuse_hub_choices(path, field, subset=subset, split=None if split == "train" else split, folder=folder)
-    files = files_below(given, path, field) if given.is_dir() else {given.name: given}
+    files = data_files(path, field, ENDINGS)
     parts: list[Rows] = []
     problems: list[Problem] = []
     for name, file in files.items():
         try:
-            parts.append(open_file(file, name, field, stream))
+            parts.append(open_file(file, name, field, stream, documents))
+        except PackedError as error:
+            problems.append(Problem(field, str(error), "copy or download it again"))
         except UserError as error:
             problems.extend(error.problems)
             parts += [error.rows] if isinstance(error, BrokenRows) and len(error.rows) else []
@@ -93,15 +88,24 @@ def open_rows(
     return rows
 
 
-def large_files(path: str, field: str) -> list[Path]:
-    """The files of a data set of 16 MB and more, if each is of a kind whose rows can be read as they are asked for."""
-    given = Path(path).expanduser()
+def large_files(path: str, field: str, documents: Documents = "file") -> list[RowFile]:
+    """The files of a data set of 16 MB and more, to be read in blocks; none of a smaller one.
+
+    Nor where it has a text file of that size which is one document: that is tokenised in pieces.
+    """
     try:
-        files = list(files_below(given, path, field).values()) if given.is_dir() else [given]
-        large = sum(file.stat().st_size for file in files) >= LONG
+        files = data_files(path, field, ENDINGS)
+        sizes = {name: text_bytes(file) for name, file in files.items()}
     except (UserError, OSError):  # opening them says why
         return []
-    return files if large and all(file.suffix.lower() in (*JSON_LINES, *ARROW) for file in files) else []
+    if sum(sizes.values()) < LONG or any(
+        ending(file) not in ENDINGS or not sizes[name] for name, file in files.items()
+    ):
+        return []
+    whole = [name for name, file in files.items() if ending(file) in TEXTS and documents == "file"]
+    if any(sizes[name] >= LONG and not is_packed(files[name]) for name in whole):
+        return []
+    return [RowFile(file, name, field, documents) for name, file in files.items()]
 
 
 def _refuse_hub_choices(path: str, field: str, **chosen: str | None) -> None:
@@ -111,83 +115,39 @@ def _refuse_hub_choices(path: str, field: str, **chosen: str | None) -> None:
         raise problem(field, f"{why} {' or '.join(given)}: those are of hub data sets", "give the path of that part")
 
 
-def files_below(folder: Path, path: str, field: str, compressed: bool = False) -> dict[str, Path]:
-    """Name from the folder on → file. compressed: whether files that are compressed can be read."""
-    if (folder / "dataset_dict.json").is_file():  # `save_to_disk` of several splits
-        splits = sorted(each.name for each in folder.iterdir() if each.is_dir())
-        raise problem(field, f"{path} holds several splits", f"give the folder of one: {', '.join(splits)}")
-    if (folder / "state.json").is_file():  # `save_to_disk` of one: beside its files may lie what `map` cached
-        return {name: folder / name for name in _saved_files(folder / "state.json", field)}
-    below = {file.relative_to(folder): file for file in sorted(folder.rglob("*"))}
-    seen = {
-        place.as_posix(): file
-        for place, file in below.items()
-        if file.name.lower() not in BESIDE_DATA and not any(part.startswith(".") for part in place.parts)
-    }
-    packed = {name for name, file in seen.items() if compressed and file.is_file() and _is_packed(file)}
-    _refuse_what_would_be_passed_over({name: file for name, file in seen.items() if name not in packed}, path, field)
-    files = {
-        name: file
-        for name, file in seen.items()
-        if name in packed or (file.suffix.lower() in ENDINGS and file.is_file())
-    }
-    if not files:
-        raise problem(
-            field, f"the folder {path} has no file that can be read", f"files may end in {', '.join(ENDINGS)}"
-        )
-    return files
-
-
-def _is_packed(file: Path) -> bool:
-    """Whether its rows are lines that are compressed in a way which is read (data/streams)."""
-    return file.suffix.lower() in COMPRESSED[:-1] and Path(file.stem).suffix.lower() in (*JSON_LINES, *TEXTS)
-
-
-def _saved_files(state: Path, field: str) -> list[str]:
-    try:
-        return [each["filename"] for each in json.loads(state.read_text(encoding="utf-8"))["_data_files"]]
-    except (ValueError, KeyError, TypeError) as error:
-        why = f"{state} does not name the files of the saved data set ({type(error).__name__})"
-        raise problem(field, why, "save the data set again, or give the path of one file") from None
-
-
-def _refuse_what_would_be_passed_over(seen: Mapping[str, Path], path: str, field: str) -> None:
-    """Data that look like part of the folder and would not be read."""
-    passed = []
-    for name, file in seen.items():
-        ending = file.suffix.lower()
-        if file.is_symlink() and not file.exists() and ending in ENDINGS:
-            passed.append(f"{name} (a link that leads nowhere)")
-        elif file.is_symlink() and file.is_dir():
-            passed.append(f"{name} (a link to a folder)")
-        elif ending in COMPRESSED and Path(file.stem).suffix.lower() in ENDINGS:
-            passed.append(f"{name} (compressed)")
-    if passed:
-        more = f" and {len(passed) - 5} more" if len(passed) > 5 else ""
-        why = f"the folder {path} has {', '.join(passed[:5])}{more}, which cannot be read"
-        raise problem(
-            field, why, "unpack compressed files, give folders that are linked to by themselves, or remove them"
-        )
-
-
-def open_file(file: Path, name: str, field: str, stream: bool) -> Rows:
-    ending = file.suffix.lower()
-    if ending not in ENDINGS:
-        raise problem(field, f"{file} ends in {ending or 'nothing'}", f"files may end in {', '.join(ENDINGS)}")
+def open_file(file: Path, name: str, field: str, stream: bool, documents: Documents = "file") -> Rows:
+    """The rows of one file, as `open_rows` says."""
+    kind = ending(file)
+    if kind not in ENDINGS:
+        fix = f"files may end in {', '.join(ENDINGS)}, compressed also {', '.join(OPENERS)}"
+        raise problem(field, f"{file} ends in {file.suffix.lower() or 'nothing'}", fix)
+    if is_packed(file) and kind in ARROW:
+        raise problem(field, f"{file} is compressed as a whole", "unpack it: these files are compressed within")
     if not file.stat().st_size:
         raise problem(field, f"{file} is empty", "give a file with rows")
-    if ending == ".json":
+    if kind == ".json":
         return read_json(file, name, field)
-    if ending in JSON_LINES:
-        return StreamedJsonLines(file, name, field) if stream else read_json_lines(file, name, field)
-    if ending in TABLES:
+    if kind in JSON_LINES:
+        if stream and not is_packed(file):
+            return StreamedJsonLines(file, name, field)
+        return read_json_lines(file, name, field)
+    if kind in TABLES:
         return _read_csv(file, name, field)
-    if ending in TEXTS:
-        text = TextFile(file, name, field, whole=stream)
-        if not stream:
-            text.read(0, 1)  # what is wrong with it is found with the other files' faults
-        return text
-    return (read_parquet if ending == ".parquet" else read_arrow)(file, name, field, stream)
+    if kind in TEXTS:
+        return _open_text(file, name, field, stream, documents)
+    return (read_parquet if kind == ".parquet" else read_arrow)(file, name, field, stream)
+
+
+def _open_text(file: Path, name: str, field: str, stream: bool, documents: Documents) -> Rows:
+    if documents != "file" or is_packed(file):
+        opened = RowFile(file, name, field, documents)
+        blocks = list(opened.blocks())
+        numbers = [number for block in blocks for number in block.numbers]
+        return HeldRows(name, [row for block in blocks for row in block.rows], opened.unit, numbers)
+    text = TextFile(file, name, field, whole=stream)
+    if not stream:
+        text.read(0, 1)  # what is wrong with it is found with the other files' faults
+    return text
 
 
 def _read_csv(file: Path, name: str, field: str) -> HeldRows:

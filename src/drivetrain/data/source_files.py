@@ -25,17 +25,35 @@ class SourceFile:
 
     def digest(self, root: Path) -> str:
         """Of all its bytes; those of a file that is known under `root` are not read again."""
-        name = blake2b(json.dumps([*self._state, sampled_digest(self.file)]).encode(), digest_size=20).hexdigest()
-        known = root / f"source-{name}.json"
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            return str(json.loads(known.read_text(encoding="utf-8"))["digest"])
-        found = whole_digest(self.file)
-        self.check_unchanged()
+        kept = self.kept_digest(root)
+        if kept is not None:
+            return kept
+        found = self.read_digest()
         with suppress(OSError):  # the store's own warning names the folder
             root.mkdir(parents=True, exist_ok=True)
-            with replaced_when_whole(known) as aside:
+            with replaced_when_whole(self._kept(root)) as aside:
                 aside.write_text(json.dumps({"path": self._state[0], "digest": found}), encoding="utf-8")
         return found
+
+    def kept_digest(self, root: Path) -> str | None:
+        """The digest that is known of a file of this path, size, time and sampled blocks."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return str(json.loads(self._kept(root).read_text(encoding="utf-8"))["digest"])
+        return None
+
+    def read_digest(self) -> str:
+        """Of all its bytes, read now."""
+        found = whole_digest(self.file)
+        self.check_unchanged()
+        return found
+
+    def forget(self, root: Path) -> None:
+        """Remove what is known of the file, so that the next start reads it."""
+        self._kept(root).unlink(missing_ok=True)
+
+    def _kept(self, root: Path) -> Path:
+        name = blake2b(json.dumps([*self._state, sampled_digest(self.file)]).encode(), digest_size=20).hexdigest()
+        return root / f"source-{name}.json"
 
     def check_unchanged(self) -> None:
         """UserError if the file was written to, replaced or removed since."""

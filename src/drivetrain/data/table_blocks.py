@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from drivetrain.data.csv_records import Record, checked_records, lines_are_records, records, unquoted_records
+from drivetrain.data.json_array import JsonText, objects
+from drivetrain.data.packed_files import PackedError, ending, is_packed, open_bytes, open_text
 from drivetrain.data.tables import json_lines, not_utf8
 from drivetrain.errors import UserError, problem
 
+LONGEST_FIELD = (1 << 31) - 1  # characters; what the csv module takes
 ROWS = 2048  # a block has at most so many
-IN_BLOCKS = (".csv", ".tsv", ".jsonl", ".parquet")
+IN_BLOCKS = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 
 Block = list[list[Any]]
 
@@ -34,11 +37,13 @@ class Table(Protocol):
 def open_table(file: Path, header: bool, wanted: Sequence[str | int]) -> Table:
     """wanted: the columns that will be asked for. Raises what the file's parser does, of which `refusal_of` makes a
     UserError."""
-    match file.suffix.lower():
+    match ending(file):
         case ".parquet":
             return _Parquet(file)
         case ".jsonl":
             return _JsonLines(file, wanted)
+        case ".json":
+            return _JsonList(file, wanted)
     return _Separated(file, header)
 
 
@@ -46,7 +51,9 @@ def refusal_of(file: Path, error: Exception, path: str, field: str) -> UserError
     """The error for a file whose reading failed. A wrong encoding is named first, since it is what broke the rest."""
     if isinstance(error, UserError):
         return error
-    if file.suffix.lower() != ".parquet" and (undecoded := _first_bad_line(file)):
+    if isinstance(error, PackedError):
+        return problem(field, str(error), "copy or download it again")
+    if ending(file) != ".parquet" and (undecoded := _first_bad_line(file)):
         line, cause = undecoded
         return not_utf8(cause, path, field, line)
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -55,7 +62,7 @@ def refusal_of(file: Path, error: Exception, path: str, field: str) -> UserError
 
 def _first_bad_line(file: Path) -> tuple[int, UnicodeDecodeError] | None:
     """The line that is not UTF-8, and the error of the file's beginning, by which its encoding is guessed."""
-    with file.open("rb") as opened:
+    with open_bytes(file) as opened:
         for number, line in enumerate(opened, start=1):
             try:
                 line.decode("utf-8")
@@ -83,7 +90,7 @@ class _Separated:
 
     def __init__(self, file: Path, header: bool) -> None:
         self._file, self._header = file, header
-        self._plain = file.suffix.lower() == ".tsv" and lines_are_records(self._text(None))
+        self._plain = ending(file) == ".tsv" and lines_are_records(self._text(None))
         first = next(self._records(), None)
         if first is None:
             raise ValueError("it holds blank lines only")
@@ -96,13 +103,13 @@ class _Separated:
         return _in_blocks(rows, places)
 
     def _text(self, newline: str | None) -> TextIO:
-        return self._file.open(encoding="utf-8-sig", newline=newline)
+        return open_text(self._file, newline)
 
     def _records(self) -> Iterator[Record]:
         if self._plain:
             return unquoted_records(self._text(None))
-        separator = "\t" if self._file.suffix.lower() == ".tsv" else ","
-        return records(self._text(""), separator, self._file.stat().st_size)
+        separator = "\t" if ending(self._file) == ".tsv" else ","
+        return records(self._text(""), separator, LONGEST_FIELD if is_packed(self._file) else self._file.stat().st_size)
 
 
 class _JsonLines:
@@ -124,8 +131,22 @@ class _JsonLines:
         return _in_blocks(([row.get(name) for name in names] for row in self._rows()), range(len(names)))
 
     def _rows(self) -> Generator[dict[str, Any]]:
-        with self._file.open(encoding="utf-8-sig", newline=None) as opened:
+        with open_text(self._file, None) as opened:
             yield from json_lines(opened)
+
+
+class _JsonList(_JsonLines):
+    """One list of objects."""
+
+    def _rows(self) -> Generator[dict[str, Any]]:
+        with open_text(self._file, None) as opened:
+            if JsonText(opened).sign() != "[":
+                raise ValueError("it holds no list of objects")
+        with open_text(self._file, None) as opened:
+            for row, _, _ in objects(opened):
+                if not isinstance(row, dict):
+                    raise ValueError("it holds no list of objects")
+                yield row
 
 
 class _Parquet:

@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from drivetrain.data.csv_records import Record, checked_records, lines_are_records, records, unquoted_records
+from drivetrain.data.packed_files import ending, is_packed, read_bytes
 from drivetrain.errors import Problem, UserError, clipped, problem
 
 NEAR = "did you mean"
@@ -57,12 +58,13 @@ def check_file(file: Path, path: str, field: str) -> None:
     if not file.is_file():
         why = f"{path} is a folder, not a file" if file.is_dir() else f"{path} does not exist"
         raise problem(field, why, f"paths are taken from the current folder, {Path.cwd()}")
-    if file.suffix.lower() not in READERS:
+    if ending(file) not in READERS:
         raise problem(field, f"{path} ends in {file.suffix or 'nothing'}", f"files may end in {', '.join(READERS)}")
     if not file.stat().st_size:
         raise problem(field, f"{path} is empty", "give a file with rows")
     with file.open("rb") as opened:
-        if (kind := archive_kind(opened.read(8))) and file.suffix.lower() != ".parquet":
+        kind = archive_kind(opened.read(8))
+        if kind and ending(file) != ".parquet" and not is_packed(file):
             raise problem(field, f"{path} is {kind}, whatever it is called", "unpack it, and give a file in it")
 
 
@@ -111,10 +113,10 @@ def with_header_hint(problems: Sequence[Problem], names: Sequence[Any]) -> list[
 
 
 def _read(file: Path, header: bool) -> pd.DataFrame:
-    if file.suffix.lower() == ".parquet":
+    if ending(file) == ".parquet":
         return pd.read_parquet(file)
-    text = file.read_bytes().decode("utf-8-sig")
-    match file.suffix.lower():
+    text = read_bytes(file).decode("utf-8-sig")
+    match ending(file):
         case ".jsonl":
             return pd.DataFrame(list(json_lines(io.StringIO(text, newline=None))))
         case ".json":
@@ -198,7 +200,7 @@ def guess_encoding(data: bytes) -> str:
 def may_be_hub_id(path: str) -> bool:
     """Whether a path that is not there can be meant as the id of a data set on the hub."""
     given = Path(path)
-    named = path.startswith((".", "/", "~")) or given.suffix.lower() in {*READERS, ".txt", ".zip", ".gz"}
+    named = path.startswith((".", "/", "~")) or ending(given) in {*READERS, ".txt", ".zip"} or is_packed(given)
     return not named and len(given.parts) <= 2
 
 

@@ -7,18 +7,20 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
 from drivetrain.data.array_store import Store, Writer, check_room, stored
+from drivetrain.data.packed_files import ending, text_bytes
 from drivetrain.data.source_files import SourceFile
 from drivetrain.data.table_blocks import Table, open_table, refusal_of
 from drivetrain.data.tables import place_of, refuse_nested, with_header_hint
 from drivetrain.errors import Problem, UserError, problem
 
-FORMAT = 1
+FORMAT = 2
 SAID_FROM = 50_000_000  # bytes that take a second or more
 
 
@@ -26,7 +28,8 @@ class MappedTexts(Sequence[str]):
     """UTF-8 texts that lie end to end in a file; `indices`: which of them these are."""
 
     def __init__(self, content: np.ndarray, ends: np.ndarray, indices: np.ndarray | None = None) -> None:
-        self._content, self._ends, self._indices = content, ends, indices
+        # no memmaps, whose own slicing takes longer than a text's decoding
+        self._content, self._ends, self._indices = content.view(np.ndarray), ends.view(np.ndarray), indices
 
     def __len__(self) -> int:
         return len(self._ends if self._indices is None else self._indices)
@@ -39,10 +42,19 @@ class MappedTexts(Sequence[str]):
 
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
+            return self._slice(range(*index.indices(len(self))))
         place = range(len(self))[index] if self._indices is None else int(self._indices[index])
         start = int(self._ends[place - 1]) if place else 0
         return self._content[start : int(self._ends[place])].tobytes().decode("utf-8", "surrogatepass")
+
+    def _slice(self, numbers: range) -> list[str]:
+        if self._indices is not None or numbers.step != 1 or not numbers:
+            return [self[number] for number in numbers]
+        ends = [0, *self._ends[: numbers.stop].tolist()] if not numbers.start else None
+        ends = ends or self._ends[numbers.start - 1 : numbers.stop].tolist()
+        held = self._content[ends[0] : ends[-1]].tobytes()
+        edges = [end - ends[0] for end in ends]
+        return [held[start:stop].decode("utf-8", "surrogatepass") for start, stop in pairwise(edges)]
 
     def taken(self, indices: np.ndarray) -> MappedTexts:
         return MappedTexts(self._content, self._ends, indices if self._indices is None else self._indices[indices])
@@ -51,6 +63,18 @@ class MappedTexts(Sequence[str]):
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(str.__eq__, self, other))
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def place_of_row(row: int, files: Sequence[tuple[str, int]], path: str) -> str:
+    """File and row of a row that is counted over all files. files: of each its name, and how many rows end with it."""
+    if len(files) < 2:
+        return f"row {row} of {path}"
+    before = 0
+    for name, end in files:
+        if row <= end:
+            return f"row {row - before} of {name}"
+        before = end
+    raise IndexError(row)
 
 
 @dataclass(frozen=True)
@@ -81,20 +105,22 @@ class TextRows:
 
 
 def open_text_rows(
-    file: Path, path: str, field: str, header: bool, columns: dict[str, str | int], root: Path
+    files: Sequence[Path], path: str, field: str, header: bool, columns: dict[str, str | int], root: Path
 ) -> tuple[TextRows, str | None]:
-    """columns: text_column, text_pair_column, label_column → name or position, of those that are wanted.
+    """files: shards of one table, of which each has the columns; path: what they are called together.
+    columns: text_column, text_pair_column, label_column → name or position, of those that are wanted.
 
     UserError for what cannot be read, with all problems of the columns at once. Returns a warning too if the cache
     cannot be used.
     """
     try:
-        source = SourceFile(file, field)
-        described = repr((FORMAT, file.suffix.lower(), header, columns))
-        key = blake2b(f"{source.digest(root)} {described}".encode(), digest_size=20).hexdigest()
+        sources = [SourceFile(file, field) for file in files]
+        described = repr((FORMAT, [(ending(file), file.name) for file in files], header, columns))
+        digests = " ".join(source.digest(root) for source in sources)
+        key = blake2b(f"{digests} {described}".encode(), digest_size=20).hexdigest()
 
         def build(folder: Path) -> None:
-            _build(folder, source, path, field, header, columns)
+            _build(folder, sources, path, field, header, columns)
 
         store, warning = stored(root, f"rows-{key}", build)
     except UserError:
@@ -105,19 +131,14 @@ def open_text_rows(
 
 
 def _build(
-    folder: Path, source: SourceFile, path: str, field: str, header: bool, columns: dict[str, str | int]
+    folder: Path, sources: Sequence[SourceFile], path: str, field: str, header: bool, columns: dict[str, str | int]
 ) -> None:
-    file = source.file
-    check_room(folder, 2 * file.stat().st_size, f"reading {path}")
-    if (size := file.stat().st_size) >= SAID_FROM:
+    size = sum(text_bytes(source.file) for source in sources)
+    check_room(folder, 2 * size, f"reading {path}")
+    if size >= SAID_FROM:
         print(f"reading {path} ({size / 1e6:,.0f} MB), which the next start need not", file=sys.stderr, flush=True)
-    try:
-        table = open_table(file, header, list(columns.values()))
-    except Exception as error:  # pyarrow raises many kinds
-        raise refusal_of(file, error, path, field) from None
-    places = _places(table, columns, path, header)
     styles = dict.fromkeys(columns, "plain")
-    while not (attempt := _Pass(folder, source, path, field, columns, styles)).write(table, places):
+    while not (attempt := _Pass(folder, sources, path, field, header, columns, styles)).write():
         styles = attempt.wanted_styles  # a column of numbers: how they are written depends on all of them
 
 
@@ -140,10 +161,17 @@ class _Pass:
     """One reading of a table into a store."""
 
     def __init__(
-        self, folder: Path, source: SourceFile, path: str, field: str, columns: dict[str, Any], styles: dict[str, str]
+        self,
+        folder: Path,
+        sources: Sequence[SourceFile],
+        path: str,
+        field: str,
+        header: bool,
+        columns: dict[str, Any],
+        styles: dict[str, str],
     ) -> None:
-        self._folder, self._source, self._path, self._field = folder, source, path, field
-        self._columns, self._styles = columns, styles
+        self._folder, self._sources, self._path, self._field = folder, sources, path, field
+        self._header, self._columns, self._styles = header, columns, styles
         self._kinds: dict[str, set[str]] = {role: set() for role in columns}
         self._labels: dict[tuple[type, Any], int] = {}
         self._unlabelled: list[int] = []
@@ -153,29 +181,36 @@ class _Pass:
     def wanted_styles(self) -> dict[str, str]:
         return {role: _style(kinds) for role, kinds in self._kinds.items()}
 
-    def write(self, table: Table, places: Sequence[int]) -> bool:
+    def write(self) -> bool:
         """Whether the store is finished; it is not where numbers among the texts have another style than was given."""
-        rows, kept = 0, 0
+        rows, kept, ends = 0, 0, []
         with Writer(self._folder) as writer:
-            for block in self._blocks(table, places):
-                columns = dict(zip(self._columns, block, strict=True))
-                kept += self._add(writer, columns, rows)
-                rows += len(block[0])
+            for source in self._sources:
+                for block in self._blocks(source.file):
+                    columns = dict(zip(self._columns, block, strict=True))
+                    kept += self._add(writer, columns, rows)
+                    rows += len(block[0])
+                ends.append(rows)
             self._check(rows, kept)
             wanted = self.wanted_styles
             if any(wanted[role] != self._styles[role] for role in wanted if role != "label_column"):
                 return False
             values = [value for _, value in self._labels]
             names = _as_texts(values, wanted["label_column"]) if values else []
-            self._source.check_unchanged()  # before the store is finished, which no later start would doubt
-            writer.finish({"labels": names, "rows": rows})
+            for source in self._sources:
+                source.check_unchanged()  # before the store is finished, which no later start would doubt
+            files = [[source.file.name, end] for source, end in zip(self._sources, ends, strict=True)]
+            writer.finish({"labels": names, "rows": rows, "files": files})
         return True
 
-    def _blocks(self, table: Table, places: Sequence[int]) -> Iterator[list[list[Any]]]:
+    def _blocks(self, file: Path) -> Iterator[list[list[Any]]]:
+        path = self._path if len(self._sources) == 1 else str(file)
         try:
+            table = open_table(file, self._header, list(self._columns.values()))
+            places = _places(table, self._columns, path, self._header)
             yield from table.blocks(places)
         except Exception as error:  # pyarrow raises many kinds
-            raise refusal_of(self._source.file, error, self._path, self._field) from None
+            raise refusal_of(file, error, path, self._field) from None
 
     def _add(self, writer: Writer, columns: dict[str, list[Any]], before: int) -> int:
         for role, values in columns.items():

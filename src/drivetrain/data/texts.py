@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -15,10 +16,11 @@ from drivetrain.config.language import most_dropped
 from drivetrain.config.workload import TextData
 from drivetrain.data.array_store import default_root
 from drivetrain.data.bad_rows import BadRow, too_many
+from drivetrain.data.data_files import data_files, is_there
 from drivetrain.data.table_blocks import IN_BLOCKS
 from drivetrain.data.tables import LINES, check_file, column, may_be_hub_id, not_utf8, read_table, with_header_hint
-from drivetrain.data.text_rows import MappedTexts, TextRows, open_text_rows
-from drivetrain.errors import Problem, UserError, problem
+from drivetrain.data.text_rows import MappedTexts, TextRows, open_text_rows, place_of_row
+from drivetrain.errors import Problem, UserError, problem, together
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,8 @@ def read_texts(config: TextData, path: str, field: str, labelled: bool = True, s
         wanted["text_pair_column"] = config.text_pair_column
     if labelled:
         wanted["label_column"] = config.label_column
-    file = Path(path)
-    if file.suffix.lower() in IN_BLOCKS and (file.exists() or not may_be_hub_id(path)):
-        texts, warning = _mapped(file, path, field, config, wanted)
+    if is_there(path) or not may_be_hub_id(path):
+        texts, warning = _mapped(path, field, config, wanted)
     else:
         texts, warning = _held(path, field, config, wanted, split), None
     if labelled:  # to predict for, each other row has its prediction all the same
@@ -114,21 +115,25 @@ def read_texts(config: TextData, path: str, field: str, labelled: bool = True, s
     return replace(texts, warning=warning)
 
 
-def _mapped(
-    file: Path, path: str, field: str, config: TextData, wanted: dict[str, str | int]
-) -> tuple[Texts, str | None]:
-    check_file(file, path, field)
+def _mapped(path: str, field: str, config: TextData, wanted: dict[str, str | int]) -> tuple[Texts, str | None]:
+    """Of a file, a folder of files or a pattern, whose texts are mapped from disk."""
+    files = list(data_files(path, field, IN_BLOCKS).values())
+    if len(files) == 1:
+        check_file(files[0], path if Path(path) == files[0] else str(files[0]), field)
+    else:
+        together([partial(check_file, file, str(file), field) for file in files])
     root = config.cache or default_root()
-    rows, warning = open_text_rows(file, path, field, config.header, wanted, root)
+    rows, warning = open_text_rows(files, path, field, config.header, wanted, root)
     held = rows.store
     numbers = rows.labels if "labels" in held else np.zeros(len(held.array("rows")), np.int32)
     names = rows.label_names if "labels" in held else [""]
-    bad = tuple(BadRow(f"row {row} of {path}", "it has no text") for row in held.array("bad").tolist())
+    shards = held.facts["files"]
+    bad = tuple(BadRow(place_of_row(row, shards, path), "it has no text") for row in held.array("bad").tolist())
     return Texts(rows.first, rows.second, numbers, names, held.array("rows"), bad, store=rows), warning
 
 
 def _held(path: str, field: str, config: TextData, wanted: dict[str, str | int], split: str) -> Texts:
-    """Of a hub data set or a JSON file, whose rows are held in memory."""
+    """Of a hub data set, whose rows are held in memory."""
     table = read_table(path, field, config.header, config.subset, split)
     columns: dict[str, pd.Series] = {}
     problems: list[Problem] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -148,8 +149,10 @@ def tokenise_block(tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | 
     )
     lengths = [len(ids) for ids in encoded["input_ids"]]
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    segments = np.concatenate(encoded["token_type_ids"]).astype(np.int8) if pairs is not None else None
-    ids = np.concatenate(encoded["input_ids"]).astype(np.int32)
+    ids = np.fromiter(chain.from_iterable(encoded["input_ids"]), np.int32, offsets[-1])
+    segments = None
+    if pairs is not None:
+        segments = np.fromiter(chain.from_iterable(encoded["token_type_ids"]), np.int8, offsets[-1])
     if encoded.is_fast:
         cut = np.array([bool(each.overflowing) for each in encoded.encodings])
     else:

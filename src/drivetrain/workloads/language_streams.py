@@ -71,9 +71,9 @@ class Stream:
             try:
                 row = piece.row(index)
                 if self.template is None:
-                    texts.append(self.opened.text(row, index, where))
+                    texts.append(self.opened.text_at(row, where))
                 else:
-                    talks.append(self.opened.conversation(row, index, where))
+                    talks.append(self.opened.conversation_at(row, where))
             except RowError as error:
                 bad.append(BadRow(where, str(error)))
         return texts, talks, bad
@@ -83,7 +83,7 @@ class Stream:
         talks: list[Conversation] = []
         for piece, index in self.rows.found(0, most):
             with suppress(RowError):
-                talks.append(self.opened.conversation(piece.row(index), index, piece.where(index)))
+                talks.append(self.opened.conversation_at(piece.row(index), piece.where(index)))
         return talks
 
     def check_beginning(self) -> None:
@@ -103,8 +103,8 @@ class Stream:
         """RowError for a row that is none. Under a template that rewrites history, the sample of the first reply; a row
         that `length` leaves no target of has a sample without any."""
         if self.template is None:
-            return self._of_text(self.opened.text(row, 0, where))
-        cut = self.cut([self.opened.conversation(row, 0, where)])
+            return self._of_text(self.opened.text_at(row, where))
+        cut = self.cut([self.opened.conversation_at(row, where)])
         if cut.bad:
             raise RowError(cut.bad[0].why)
         return cut.samples.load(0, 0) if len(cut.samples) else _nothing()

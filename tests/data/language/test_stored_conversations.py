@@ -21,10 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivetrain.config.language import LanguageData
-from drivetrain.data import block_work, rows
+from drivetrain.data import block_work, row_blocks, rows
 from drivetrain.data.cache_entries import entries
-from drivetrain.data.json_rows import HeldRows, StreamedJsonLines
-from drivetrain.data.language import stored_rows as store_module
 from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.data.language.conversation_samples import Cut, conversation_samples
 from drivetrain.data.language.conversations import Conversation, Message
@@ -32,6 +30,7 @@ from drivetrain.data.language.row_schema import RowSchema
 from drivetrain.data.language.sets import DataSet, open_sets, read_set
 from drivetrain.data.language.stored_conversations import StoredConversations, stored_conversations
 from drivetrain.data.language.vocabularies import byte_tokenizer
+from drivetrain.data.row_blocks import RowFile
 from drivetrain.errors import UserError
 from drivetrain.workloads.language_data import LanguageReader
 from tests.small_tokenizers import made
@@ -92,7 +91,7 @@ def test_they_are_those_of_a_whole_reading(kind: str, tmp_path: Path, monkeypatc
     path = written(tmp_path, kind)
     (whole,) = sets(tmp_path, path)
     monkeypatch.setattr(rows, "LONG", 1)
-    monkeypatch.setattr(store_module, "AT_ONCE", 9)
+    monkeypatch.setattr(row_blocks, "AT_ONCE", 9)
     (found,) = sets(tmp_path, path)
     assert isinstance(found.conversations, StoredConversations)
     assert list(found.conversations) == list(whole.conversations)
@@ -135,21 +134,20 @@ def test_the_second_start_reads_no_rows(tmp_path: Path, monkeypatch: pytest.Monk
     path = written(tmp_path, "jsonl", ROWS * 40)
     (first,) = sets(tmp_path, path)
     read = []
-    original = StreamedJsonLines.read
+    original = row_blocks.parsed_line
 
-    def counted(self: StreamedJsonLines, start: int, stop: int) -> Any:
-        read.append((start, stop))
-        return original(self, start, stop)
+    def counted(line: bytes, number: int, *more: Any) -> Any:
+        read.append(number)
+        return original(line, number, *more)
 
-    monkeypatch.setattr(StreamedJsonLines, "read", counted)
-    monkeypatch.setattr(StreamedJsonLines, "_index", property(lambda _: pytest.fail("all lines were looked for")))
+    monkeypatch.setattr(row_blocks, "parsed_line", counted)
     (again,) = sets(tmp_path, path)
     assert (again.rows, len(again.conversations), list(again.conversations)[-1]) == (
         1600,
         1600,
         first.conversations[-1],
     )
-    assert set(read) <= {(0, 20)}, "the format is guessed of the first rows"
+    assert max(read) <= row_blocks.AT_ONCE, "the format is guessed of the first rows"
 
 
 @pytest.mark.usefixtures("all_are_large")
@@ -192,7 +190,7 @@ def test_rows_that_are_no_conversation_are_the_same_at_each_start(tmp_path: Path
 def test_lines_that_cannot_be_read_are_all_told_and_nothing_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "AT_ONCE", 10)
+    monkeypatch.setattr(row_blocks, "AT_ONCE", 10)
     lines = [json.dumps(talk("a", "b"))] * 200
     for number in (25, 28, 62, 81, 101, 121, 141, 161):
         lines[number] = "{broken"
@@ -200,8 +198,8 @@ def test_lines_that_cannot_be_read_are_all_told_and_nothing_is_kept(
     with pytest.raises(UserError) as caught:
         sets(tmp_path, str(tmp_path / "a.jsonl"))
     said = str(caught.value)
-    assert all(f"line {number} is broken JSON" in said for number in (26, 29, 63, 122))
-    assert "and 2 more blocks of 10 rows have such lines" in said
+    assert all(f"line {number} is broken JSON" in said for number in (26, 29, 63, 82, 102))
+    assert "and 3 more" in said
     assert not list((tmp_path / "cache").glob("conversations-*/contents.json"))
 
 
@@ -216,15 +214,28 @@ def test_a_column_that_no_row_has_is_refused_with_the_nearest(tmp_path: Path) ->
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
     path = Path(written(tmp_path, "jsonl"))
 
-    class Changing(HeldRows):
-        def read(self, start: int, stop: int) -> Any:
-            if stop > 1:
-                path.write_text(path.read_text() + json.dumps(ROWS[0]) + "\n")
-            return super().read(start, stop)
+    class Changing(RowFile):
+        def blocks(self) -> Any:
+            path.write_text(path.read_text() + json.dumps(ROWS[0]) + "\n")
+            return super().blocks()
 
     form = RowSchema("openai", by_usual_names=True)
     with pytest.raises(UserError, match="changed while it was read"):
-        stored_conversations(Changing("talks.jsonl", ROWS, "line"), [path], form, FIELD, {}, tmp_path / "cache")
+        stored_conversations([Changing(path, "talks.jsonl", FIELD)], form, FIELD, {}, tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("conversations-*/contents.json"))
+
+
+def test_a_shard_that_vanishes_while_shards_are_read_is_named(tmp_path: Path) -> None:
+    files = [Path(write_lines(tmp_path / f"shard-{number}.jsonl", ROWS)) for number in range(3)]
+
+    class Vanishing(RowFile):
+        def blocks(self) -> Any:
+            files[-1].unlink(missing_ok=True)
+            return super().blocks()
+
+    form = RowSchema("openai", by_usual_names=True)
+    with pytest.raises(UserError, match=r"shard-2\.jsonl vanished while it was read"):
+        stored_conversations([Vanishing(file, file.name, FIELD) for file in files], form, FIELD, {}, tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("conversations-*/contents.json"))
 
 

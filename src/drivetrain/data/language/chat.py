@@ -12,15 +12,20 @@ no longer in the rendering of the whole conversation. It becomes several samples
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jinja2
 import numpy as np
+from transformers.utils import chat_template_utils
 
+from drivetrain.data.flat_encoding import encode
 from drivetrain.data.language.conversations import Conversation, Message
+from drivetrain.data.language.shape_renderings import ShapeRenderings
+from drivetrain.data.language.target_tokens import Rendered, Span, edges_of_targets, target_tokens, token_starts
 from drivetrain.data.language.template_coverage import LeftOut
 from drivetrain.data.language.template_sources import template_text
 from drivetrain.errors import UserError, problem
@@ -29,29 +34,14 @@ MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 CONTROL = re.compile(r"<\|\w[\w.-]*\|>|<｜[^｜\s]+｜>|<(?:start|end)_of_turn>")  # ChatML and Llama, DeepSeek, Gemma
 SERVES = "chatml has a place for it"
 THOUGHT = "</think>"
-NO_TARGET = np.iinfo(np.int32).max
 AT_ONCE = 256  # texts a call of the tokenizer: their offsets are Python objects, which take much memory
 CHECKED = 200  # conversations of which the prompts are rendered and tokenised again
 
+# Transformers' own, which keeps it to itself; without it each conversation is rendered alone
+compile_template = getattr(chat_template_utils, "_compile_jinja_template", None)
+
 TrainOn = Literal["responses", "last_response", "all"]
 Tools = Sequence[Mapping[str, Any]]
-
-
-class Span(NamedTuple):
-    """Characters that are targets, and of which message; of none (-1) where everything is."""
-
-    start: int
-    end: int
-    message: int
-
-
-@dataclass(frozen=True)
-class Rendered:
-    """The text of one sample and its targets, in order. unended: the last of them leaves out what ends the reply."""
-
-    text: str
-    spans: tuple[Span, ...]
-    unended: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,6 +81,9 @@ class ChatTemplate:
         self.name, self.text = template_text(tokenizer, source, field)
         self._template = None if source is None else self.text  # None: Transformers picks one of several by the tools
         self._marks = MARK.search(self.text) is not None
+        self._known_special: tuple[int, tuple[str, ...]] = -1, ()
+        self._shapes: ShapeRenderings | None = None  # while many conversations are rendered
+        self._last_shapes: tuple[dict[str, Any], ShapeRenderings | None] | None = None
         self._left_out = LeftOut(lambda messages, tools: self._render(messages, tools, prompt=False))
         try:
             self._render([Message("user", "a")], (), prompt=True)
@@ -143,23 +136,32 @@ class ChatTemplate:
         checked: indices of the conversations whose prompts are tokenised by themselves; None for CHECKED of them.
         """
         samples, origin, problems = self._samples(conversations, train_on)
-        ids, targets, lengths, prompts = [], [], [], []
         checked = looked_at(len(conversations)) if checked is None else checked
-        for sample, index, (of_sample, starts) in zip(samples, origin, self._encoded(samples), strict=True):
-            within = [(span.start <= starts) & (starts < span.end) for span in sample.spans]
-            ids.append(of_sample)
-            targets.append(np.any(within, axis=0))
-            lengths.append(len(of_sample))
-            if index in checked and train_on != "all":
-                prompts += self._prompts_agree(conversations[index], sample, of_sample, within)
-        places = [np.flatnonzero(each[1:]) + 1 for each in targets]
+        parts, prompts = [], []
+        for begin in range(0, len(samples), AT_ONCE):
+            batch = samples[begin : begin + AT_ONCE]
+            encoded = encode(self._tokenizer, [sample.text for sample in batch], spans=True)
+            targets = target_tokens(encoded, [sample.spans for sample in batch])
+            parts.append((encoded.ids, targets, encoded.lengths))
+            ends = np.cumsum(encoded.lengths)
+            for place, (sample, end) in enumerate(zip(batch, ends.tolist(), strict=True)):
+                if origin[begin + place] in checked and train_on != "all":
+                    own = slice(end - int(encoded.lengths[place]), end)
+                    starts = token_starts(encoded, own)
+                    prompts += self._prompts_agree(
+                        conversations[origin[begin + place]], sample, encoded.ids[own], starts
+                    )
+        empty = np.zeros(0, np.int32), np.zeros(0, bool), np.zeros(0, np.int64)
+        ids, targets, lengths = (np.concatenate(each) for each in zip(empty, *parts, strict=True))
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        first, last = edges_of_targets(targets, offsets)
         return ConversationTokens(
-            ids=np.concatenate([np.zeros(0, np.int32), *ids]),
-            targets=np.concatenate([np.zeros(0, bool), *targets]),
-            offsets=np.cumsum([0, *lengths], dtype=np.int64),
+            ids=ids,
+            targets=targets,
+            offsets=offsets,
             origin=np.array(origin, dtype=np.int64),
-            first=np.array([place[0] if len(place) else NO_TARGET for place in places], dtype=np.int32),
-            last=np.array([place[-1] if len(place) else 0 for place in places], dtype=np.int32),
+            first=first,
+            last=last,
             problems=tuple(problems),
             split_conversations=len({a for a, b in pairwise(origin) if a == b}),
             boundary_checked=len(prompts),
@@ -177,6 +179,7 @@ class ChatTemplate:
         samples: list[Rendered] = []
         origin: list[int] = []
         problems: list[tuple[str, str]] = []
+        self._shapes = self._shapes_of_now()
         for index, conversation in enumerate(conversations):
             try:
                 found = self.rendered(conversation, train_on)
@@ -189,6 +192,7 @@ class ChatTemplate:
                 continue
             samples += found
             origin += [index] * len(found)
+        self._shapes = None
         return samples, origin, problems
 
     # --- one conversation --------------------------------------------------------------------------------------------
@@ -238,7 +242,10 @@ class ChatTemplate:
 
     @property
     def _special(self) -> tuple[str, ...]:
-        return tuple(self._tokenizer.added_tokens_encoder)
+        count = len(self._tokenizer)  # asking for the tokens themselves takes longer than a rendering
+        if self._known_special[0] != count:
+            self._known_special = count, tuple(self._tokenizer.added_tokens_encoder)
+        return self._known_special[1]
 
     def _check_complete(self, messages: Sequence[Message], tools: Tools) -> None:
         what = self._left_out.first(messages, tools)
@@ -246,6 +253,23 @@ class ChatTemplate:
             raise _UnsuitableError(f"{self.name} leaves out {what}: {SERVES}")
 
     def _render(self, messages: Sequence[Message], tools: Tools, prompt: bool) -> str:
+        if self._shapes is not None and not tools:
+            return self._shapes.text(messages, prompt)
+        return self._rendered_by_template(messages, prompt, tools)
+
+    def _shapes_of_now(self) -> ShapeRenderings | None:
+        """How renderings are put together, as long as the tokenizer's special tokens stay the same."""
+        variables = dict(self._tokenizer.special_tokens_map)
+        if self._last_shapes is None or self._last_shapes[0] != variables:
+            shapes = None
+            if compile_template is not None:
+                source = self._tokenizer.get_chat_template(self._template, None)
+                render = partial(self._rendered_by_template, tools=())
+                shapes = ShapeRenderings(render, compile_template(source), variables, source)
+            self._last_shapes = variables, shapes
+        return self._last_shapes[1]
+
+    def _rendered_by_template(self, messages: Sequence[Message], prompt: bool, tools: Tools) -> str:
         text: str = self._tokenizer.apply_chat_template(
             [message.as_template() for message in messages],
             tools=[dict(tool) for tool in tools] or None,
@@ -278,31 +302,15 @@ class ChatTemplate:
 
     # --- tokens ------------------------------------------------------------------------------------------------------
 
-    def _encoded(self, samples: Sequence[Rendered]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Of each sample its ids, and the character at which each token starts."""
-        for begin in range(0, len(samples), AT_ONCE):
-            encoded = self._tokenizer(
-                [sample.text for sample in samples[begin : begin + AT_ONCE]],
-                add_special_tokens=False,
-                return_offsets_mapping=True,
-                return_attention_mask=False,
-                return_token_type_ids=False,
-                verbose=False,
-            )
-            for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
-                starts, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
-                # without width: a mark that the tokenizer adds, or a space of which RoBERTa's way trims the offsets
-                before = np.maximum.accumulate(np.concatenate([[0], ends]))[:-1]
-                yield np.array(ids, dtype=np.int32), np.where(starts == ends, before, starts)
-
     def _prompts_agree(
-        self, conversation: Conversation, sample: Rendered, ids: np.ndarray, within: Sequence[np.ndarray]
+        self, conversation: Conversation, sample: Rendered, ids: np.ndarray, starts: np.ndarray
     ) -> list[bool]:
         """Of each reply whether inference would feed the ids before its first target."""
         agree: dict[int, bool] = {}
-        for span, tokens in zip(sample.spans, within, strict=True):
+        for span in sample.spans:
             if span.message not in agree:
                 fed = self.prompt_ids(conversation.messages[: span.message], conversation.tools)
+                tokens = (span.start <= starts) & (starts < span.end)
                 agree[span.message] = bool(tokens.any()) and fed == ids[: tokens.argmax()].tolist()
         return list(agree.values())
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from drivetrain.data.array_store import check_room, default_root, stored
-from drivetrain.data.block_work import blocks_of, bytes_of, joined, worked_off
+from drivetrain.data.array_store import default_root
+from drivetrain.data.block_work import stored_blocks
 from drivetrain.data.language.chat import ChatTemplate, ConversationTokens, TrainOn, looked_at
 from drivetrain.data.language.conversations import Conversation
 from drivetrain.data.language.stored_conversations import StoredConversations
@@ -68,24 +68,14 @@ def _tokens_of(held: Arrays, counts: Iterable[int], problems: Sequence[Sequence[
 # --- of conversations on disk ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Work:
-    """All that a process needs to tokenise blocks of conversations."""
-
-    template: ChatTemplate
-    tokenizer: Any
-    conversations: StoredConversations
-    train_on: TrainOn
-    folder: Path
-    blocks: Sequence[tuple[int, int]]  # first conversation and the one behind the last
-
-    def make(self, number: int) -> dict[str, np.ndarray]:
-        start, stop = self.blocks[number]
-        checked = {index - start for index in looked_at(len(self.conversations)) if start <= index < stop}
-        made = _held(self.template.tokenised(self.conversations[start:stop], self.train_on, checked))
-        made["lengths"] = np.diff(made.pop("offsets"))
-        made["origin"] = made["origin"] + start
-        return made
+def _tokens_of_block(
+    template: ChatTemplate, conversations: StoredConversations, train_on: TrainOn, start: int, stop: int
+) -> dict[str, np.ndarray]:
+    checked = {index - start for index in looked_at(len(conversations)) if start <= index < stop}
+    made = _held(template.tokenised(conversations[start:stop], train_on, checked))
+    made["lengths"] = np.diff(made.pop("offsets"))
+    made["origin"] = made["origin"] + start
+    return made
 
 
 def _stored(
@@ -98,16 +88,15 @@ def _stored(
 ) -> tuple[ConversationTokens, str | None]:
     key = content_key([*header, conversations.identity], tokenizer, ())
 
-    def build(folder: Path) -> None:
-        sizes = conversations.sizes
+    found, warning = stored_blocks(
+        (cache or default_root(), f"conversation-tokens-{key}"),
+        tokenizer,
+        partial(_tokens_of_block, template, conversations, train_on),
+        lambda: conversations.sizes,
         # of ordinary text a token is three bytes or more and takes five, in its block and in the arrays
-        check_room(folder, int(sizes.sum()) * 10 // 3, f"tokenising {len(sizes):,} conversations")
-        blocks = blocks_of(sizes)
-        work = Work(template, tokenizer, conversations, train_on, folder, blocks)
-        worked_off(work, bytes_of(sizes, blocks))
-        joined(folder, len(blocks), {"counts": _sums, "problems": _all_problems})
-
-    found, warning = stored(cache or default_root(), f"conversation-tokens-{key}", build)
+        lambda sizes: int(sizes.sum()) * 10 // 3,
+        {"counts": _sums, "problems": _all_problems},
+    )
     arrays = {name: found.array(name) for name in ARRAYS}
     return _tokens_of(arrays, found.facts["counts"], found.facts["problems"]), warning
 

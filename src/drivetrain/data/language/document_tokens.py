@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from drivetrain.data.array_store import Writer, check_room, default_root, stored
-from drivetrain.data.block_work import blocks_of, bytes_of, joined, worked_off
+from drivetrain.data.block_work import remove_blocks, stored_blocks
+from drivetrain.data.flat_encoding import Encoded, encode
 from drivetrain.data.language.documents import StoredTexts
-from drivetrain.data.language.long_tokens import removed, tokens_of
+from drivetrain.data.language.long_tokens import tokens_of
 from drivetrain.data.long_text import LongText
 from drivetrain.data.token_cache import content_key
 
@@ -51,7 +52,7 @@ def stored_ids(
             for each in long:
                 each.source.check_unchanged()  # before the store is finished, which no later start would doubt
             writer.finish({})
-        removed(folder)
+        remove_blocks(folder)
 
     found, warning = stored(root, f"texts-{key}", build)
     return found.array("ids"), warning
@@ -70,41 +71,32 @@ def _parts(
                 yield end
             continue
         for start in range(0, len(texts), AT_ONCE):
-            ids = encoded(tokenizer, [text for text in texts[start : start + AT_ONCE] if isinstance(text, str)])
-            yield np.concatenate([np.array([*each, *end], np.int32) for each in ids])
+            part = [text for text in texts[start : start + AT_ONCE] if isinstance(text, str)]
+            yield _ended(encode(tokenizer, part), end.tolist())
 
 
 # --- of documents on disk --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Work:
-    """All that a process needs to tokenise blocks of documents."""
-
-    tokenizer: Any
-    texts: StoredTexts
-    end: Sequence[int]
-    folder: Path
-    blocks: Sequence[tuple[int, int]]  # first document and the one behind the last
-
-    def make(self, number: int) -> dict[str, np.ndarray]:
-        end = np.array(self.end, np.int32)
-        made = encoded(self.tokenizer, self.texts.contents(*self.blocks[number]))
-        parts = [part for ids in made for part in (np.array(ids, np.int32), end)]
-        return {"ids": np.concatenate([np.zeros(0, np.int32), *parts])}
-
-
 def _of_stored(texts: StoredTexts, end: Sequence[int], tokenizer: Any, root: Path) -> tuple[np.ndarray, str | None]:
-    key = content_key(["texts", list(end), texts.identity], tokenizer, ())
-
-    def build(folder: Path) -> None:
-        sizes = texts.sizes
+    found, warning = stored_blocks(
+        (root, f"texts-{content_key(['texts', list(end), texts.identity], tokenizer, ())}"),
+        tokenizer,
+        partial(_ids_of_block, tokenizer, texts, list(end)),
+        lambda: texts.sizes,
         # of ordinary text a token is three bytes or more and takes four, in its block and in the array
-        check_room(folder, 3 * int(sizes.sum()), f"tokenising {len(sizes):,} documents")
-        blocks = blocks_of(sizes)
-        work = Work(tokenizer, texts, end, folder, blocks)
-        worked_off(work, bytes_of(sizes, blocks))
-        joined(folder, len(blocks))
-
-    found, warning = stored(root, f"texts-{key}", build)
+        lambda sizes: 3 * int(sizes.sum()),
+    )
     return found.array("ids"), warning
+
+
+def _ids_of_block(
+    tokenizer: Any, texts: StoredTexts, end: Sequence[int], start: int, stop: int
+) -> dict[str, np.ndarray]:
+    return {"ids": _ended(encode(tokenizer, texts.contents(start, stop)), end)}
+
+
+def _ended(encoded: Encoded, end: Sequence[int]) -> np.ndarray:
+    """(N,) int32: each text's ids and `end`."""
+    behind = np.cumsum(encoded.lengths)
+    return np.insert(encoded.ids, np.repeat(behind, len(end)), np.tile(np.array(end, np.int32), len(behind)))

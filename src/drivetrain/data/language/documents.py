@@ -9,7 +9,7 @@ from typing import Any
 
 from drivetrain.data.language.stored_rows import Reading, StoredItems, StoredRead, stored_rows
 from drivetrain.data.long_text import LongText
-from drivetrain.data.rows import Rows
+from drivetrain.data.row_blocks import RowFile
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,7 @@ class StoredTexts(StoredItems[Text]):
 
 
 def stored_texts(
-    rows: Rows,
-    files: Sequence[Path],
-    column: str,
-    read: Callable[[Mapping[str, Any], int], Text],
-    field: str,
-    root: Path,
+    files: Sequence[RowFile], column: str, read: Callable[[Mapping[str, Any], str], Text], root: Path
 ) -> StoredRead[Text]:
-    """The documents of all rows, on disk below `root`. files: what the rows are read from; read: row → its text."""
-    return stored_rows(StoredTexts, "documents", Reading(rows, files, field, read, column), root)
+    """The documents of all rows, on disk below `root`. read: row and where it stands → its text."""
+    return stored_rows(StoredTexts, "documents", Reading(files, read, column), root)

@@ -128,9 +128,3 @@ def _place(right: np.ndarray, left: np.ndarray) -> tuple[int, int]:
 def _loaded(folder: Path, number: int) -> dict[str, np.ndarray]:
     with np.load(block_file(folder, number), allow_pickle=False) as held:
         return dict(held)
-
-
-def removed(folder: Path) -> None:
-    """Remove the pieces' files, which a finished store no longer needs."""
-    for file in folder.glob("block-*.npz"):
-        file.unlink()

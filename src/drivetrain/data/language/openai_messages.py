@@ -30,10 +30,14 @@ def read_openai(row: Mapping[str, Any], form: RowSchema) -> list[Message]:
 
 
 def _message(given: MessageList, form: RowSchema) -> Message:
-    given = replace(given, content=_joined(given.content, given.what))
+    if isinstance(given.content, list):
+        given = replace(given, content=_joined(given.content, given.what))
     reasoning = _optional(given, "reasoning_content") if given.role == "assistant" else None
     name = given.fields.get("name")
-    return replace(_spoken(given, form), name=name if isinstance(name, str) else None, reasoning_content=reasoning)
+    spoken = _spoken(given, form)
+    if reasoning is None and not isinstance(name, str):
+        return spoken  # as most are: copies take longer than all else
+    return replace(spoken, name=name if isinstance(name, str) else None, reasoning_content=reasoning)
 
 
 def _spoken(given: MessageList, form: RowSchema) -> Message:
@@ -87,10 +91,8 @@ def _unread(part: Any) -> str:
     return "has a part of type text without a text: write {type: text, text: ...}"
 
 
-def _joined(content: Any, what: str) -> Any:
-    """The text of a list of parts; other content as it is."""
-    if not isinstance(content, list):
-        return content
+def _joined(content: list[Any], what: str) -> str:
+    """The text of a list of parts."""
     texts = []
     for part in content:
         text = part.get("text", part.get("value")) if isinstance(part, dict) else None

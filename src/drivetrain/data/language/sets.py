@@ -13,6 +13,7 @@ import numpy as np
 from drivetrain.config.language import BadRows, DataSource, LanguageData, most_dropped
 from drivetrain.data.array_store import default_root
 from drivetrain.data.bad_rows import BadRow, allowance, too_many
+from drivetrain.data.data_files import is_pattern, is_there
 from drivetrain.data.json_rows import BrokenRows
 from drivetrain.data.language.conversation_formats import (
     check_columns,
@@ -28,9 +29,10 @@ from drivetrain.data.language.row_schema import RowError, RowSchema, check_utf8,
 from drivetrain.data.language.stored_conversations import stored_conversations
 from drivetrain.data.language.stored_rows import taken
 from drivetrain.data.long_text import LongText
+from drivetrain.data.row_blocks import BlockRows, RowFile
 from drivetrain.data.rows import Rows, large_files, open_rows
 from drivetrain.data.streams.shard_rows import ShardRows, open_shards
-from drivetrain.data.streams.shards import RowsShard, is_pattern
+from drivetrain.data.streams.shards import RowsShard
 from drivetrain.data.tables import may_be_hub_id
 from drivetrain.errors import Problem, UserError, problem, together
 
@@ -66,7 +68,7 @@ class OpenSet:
     text_column: str = "text"
     samples: int | None = None
     unseen: Sequence[str] = ()  # named columns that the first rows of a stream lack
-    files: Sequence[Path] = ()
+    files: Sequence[RowFile] = ()
     cache: Path | None = None
 
     @property
@@ -107,23 +109,31 @@ class OpenSet:
                     bad.append(BadRow(self.rows.where(index), str(error)))
         return found, bad
 
-    def text(self, row: Mapping[str, Any], index: int, where: str | None = None) -> Text:
-        """RowError for a row without one. where: its place, if it is known."""
+    def text(self, row: Mapping[str, Any], index: int) -> Text:
+        """RowError for a row without one."""
+        return self.text_at(row, self.rows.where(index))
+
+    def text_at(self, row: Mapping[str, Any], where: str) -> Text:
+        """As `text`. where: the row's place, for errors."""
         content = row.get(self.text_column)
         if isinstance(content, LongText):
             if not content.has_text:
                 raise RowError("it has no text")
-            return Text(content, where or self.rows.where(index))
+            return Text(content, where)
         if not isinstance(content, str) or not content.strip():
             found = "no text" if content is None or isinstance(content, str) else f"{kind(content)}, not a text,"
             raise RowError(f"it has {found} in the column {self.text_column!r}")
         check_utf8(content, f"the column {self.text_column!r}")
-        return Text(content, where or self.rows.where(index))
+        return Text(content, where)
 
-    def conversation(self, row: Mapping[str, Any], index: int, where: str | None = None) -> Conversation:
-        """As `text`: RowError for a row that is none."""
+    def conversation(self, row: Mapping[str, Any], index: int) -> Conversation:
+        """RowError for a row that is none."""
+        return self.conversation_at(row, self.rows.where(index))
+
+    def conversation_at(self, row: Mapping[str, Any], where: str) -> Conversation:
+        """As `conversation`. where: the row's place, for errors."""
         assert self.form is not None
-        return read_conversation(row, self.form, where or self.rows.where(index), self.source.replace)
+        return read_conversation(row, self.form, where, self.source.replace)
 
 
 def open_sets(
@@ -145,13 +155,13 @@ def read_set(opened: OpenSet, seed: int, field: str) -> DataSet:
     name, rows, source = opened.name, opened.rows, opened.source
     if opened.form is None:
         if opened.files:
-            kept = stored_texts(rows, opened.files, opened.text_column, opened.text, field, opened.root)
+            kept = stored_texts(opened.files, opened.text_column, opened.text_at, opened.root)
             drawn = opened.drawn(kept.items, seed)
             return DataSet(name, kept.rows, drawn, bad=kept.problems, warning=kept.warning)
         texts, bad = _texts(opened)
         return DataSet(name, len(rows), opened.drawn(texts, seed), bad=bad)
     if opened.files:
-        talks = stored_conversations(rows, opened.files, opened.form, field, source.replace, opened.root)
+        talks = stored_conversations(opened.files, opened.form, field, source.replace, opened.root)
         chosen = opened.drawn(talks.items, seed)
         return DataSet(name, talks.rows, conversations=chosen, bad=talks.problems, warning=talks.warning)
     read = read_conversations(rows, opened.form, field, source.replace)
@@ -193,9 +203,13 @@ def _opened(
     broken: list[Problem] | None,
 ) -> OpenSet:
     entry = _entry(source, registry, field)
-    files = large_files(source.path if entry is None else entry.path, field) if not data.stream else []
+    path = source.path if entry is None else entry.path
+    files = [] if data.stream else large_files(path, field, data.documents)
     try:
-        rows = _streamed(source, entry, field, data) if data.stream else _rows(source, entry, field, bool(files))
+        if data.stream:
+            rows: Rows = _streamed(source, entry, field, data)
+        else:
+            rows = BlockRows(files) if files else _rows(source, entry, field, data)
     except BrokenRows as error:
         if broken is None:
             raise
@@ -215,27 +229,28 @@ def _opened(
     return OpenSet(name, source, rows, form, samples=samples, unseen=unseen, files=files, cache=data.cache)
 
 
-def _rows(source: DataSource, entry: Entry | None, field: str, stream: bool) -> Rows:
+def _rows(source: DataSource, entry: Entry | None, field: str, data: LanguageData) -> Rows:
     return open_rows(
         source.path if entry is None else entry.path,
         field,
         subset=source.subset or (entry.subset if entry else None),
         split=source.split if entry is None or source.split != "train" else entry.split,
         folder=source.folder or (entry.folder if entry else None),
-        stream=stream,
+        stream=data.stream,
+        documents=data.documents,
     )
 
 
 def _streamed(source: DataSource, entry: Entry | None, field: str, data: LanguageData) -> ShardRows:
     path, root = source.path if entry is None else entry.path, data.cache or default_root()
-    if Path(path).expanduser().exists() or is_pattern(path) or not may_be_hub_id(path):
+    if is_there(path) or not may_be_hub_id(path):
         return open_shards(path, field, root)
-    return ShardRows([RowsShard(_rows(source, entry, field, stream=True), path)], root)
+    return ShardRows([RowsShard(_rows(source, entry, field, data), path)], root)
 
 
 def _entry(source: DataSource, registry: Mapping[str, Entry], field: str) -> Entry | None:
     """The registry's, unless there is a file or folder of that name, or it can only be a hub id: "owner/name"."""
-    elsewhere = Path(source.path).expanduser().exists() or ("/" in source.path and may_be_hub_id(source.path))
+    elsewhere = is_there(source.path) or ("/" in source.path and may_be_hub_id(source.path))
     if not registry or (source.path not in registry and elsewhere):
         return None
     return find(registry, source.path, field)

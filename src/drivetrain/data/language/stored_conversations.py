@@ -12,7 +12,7 @@ from drivetrain.data.language.conversations import Conversation, Message
 from drivetrain.data.language.placeholders import placeholders_left
 from drivetrain.data.language.row_schema import RowSchema
 from drivetrain.data.language.stored_rows import Reading, StoredItems, StoredRead, stored_rows
-from drivetrain.data.rows import Rows
+from drivetrain.data.row_blocks import RowFile
 
 FEW = {field.name: field.default for field in dataclasses.fields(Message) if field.name not in ("role", "content")}
 
@@ -46,18 +46,16 @@ class StoredConversations(StoredItems[Conversation]):
 
 
 def stored_conversations(
-    rows: Rows, files: Sequence[Path], form: RowSchema, field: str, replace: Mapping[str, str], root: Path
+    files: Sequence[RowFile], form: RowSchema, field: str, replace: Mapping[str, str], root: Path
 ) -> StoredRead[Conversation]:
-    """As `read_conversations`, with the conversations on disk below `root`. files: what the rows are read from.
+    """As `read_conversations`, with the conversations on disk below `root`.
 
     UserError also for lines that cannot be read.
     """
     check_names(form, replace, field)
     reading = Reading(
-        rows,
         files,
-        field,
-        lambda row, index: read_conversation(row, form, rows.where(index), replace),
+        lambda row, where: read_conversation(row, form, where, replace),
         repr((form, dict(replace))),
         lambda conversations: {"placeholders": placeholders_left(conversations)[0]},
         lambda keys: check_columns(form, keys, field),

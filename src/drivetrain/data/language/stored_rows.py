@@ -20,15 +20,15 @@ from drivetrain.data.array_store import Store, Writer, check_room, stored
 from drivetrain.data.bad_rows import BadRow
 from drivetrain.data.block_work import Progress
 from drivetrain.data.language.row_schema import RowError
-from drivetrain.data.rows import Rows
+from drivetrain.data.packed_files import text_bytes
+from drivetrain.data.row_blocks import RowFile
 from drivetrain.data.source_files import SourceFile
 from drivetrain.data.text_rows import MappedTexts
 from drivetrain.errors import Problem, UserError
 
 T = TypeVar("T")
-FORMAT = 2
-AT_ONCE = 1_000  # rows read from the data set together
-MOST_SHOWN = 5  # blocks of rows with lines that cannot be read
+FORMAT = 3
+MOST_SHOWN = 5  # files that cannot be read
 
 
 class StoredItems(Sequence[T], ABC):
@@ -61,7 +61,8 @@ class StoredItems(Sequence[T], ABC):
 
     def __getitem__(self, index: int | slice) -> T | list[T]:
         if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
+            both = zip(self._contents[index], self.places[index], strict=True)
+            return [self.decoded(content, where) for content, where in both]
         return cast(T, self.decoded(self._contents[index], self.places[index]))
 
     @cached_property
@@ -112,16 +113,14 @@ class StoredRead(Generic[T]):
 
 @dataclass(frozen=True)
 class Reading(Generic[T]):
-    """How the rows of files become items. read: row and its number → item; RowError for a row that cannot be used.
+    """How the rows of files become items. read: row and where it stands → item; RowError for one that cannot be used.
 
     described: all that decides the items beside the files. facts: of a block's items what the store counts up.
     check_keys: raises UserError for the keys that all rows have together.
     """
 
-    rows: Rows
-    files: Sequence[Path]
-    field: str
-    read: Callable[[Mapping[str, Any], int], T]
+    files: Sequence[RowFile]
+    read: Callable[[Mapping[str, Any], str], T]
     described: str
     facts: Callable[[Sequence[T]], Mapping[str, int]] = lambda _: {}
     check_keys: Callable[[list[str]], object] = lambda _: None
@@ -132,9 +131,12 @@ def stored_rows(kind: type[StoredItems[T]], name: str, reading: Reading[T], root
 
     UserError for lines that cannot be read, and for files that change meanwhile.
     """
-    sources = [SourceFile(file, reading.field) for file in reading.files]
-    held = [(each.file.name, each.digest(root)) for each in sources]
-    described = json.dumps([FORMAT, reading.described, reading.rows.where(0), held])
+    sources = [SourceFile(each.path, each.field) for each in reading.files]
+    held = [
+        (file.name, file.unit, repr(file.documents), source.digest(root))
+        for file, source in zip(reading.files, sources, strict=True)
+    ]
+    described = json.dumps([FORMAT, reading.described, held])
     key = f"{name}-{blake2b(described.encode(), digest_size=20).hexdigest()}"
     store, warning = stored(root, key, lambda folder: _build(folder, kind, reading, sources))
     bad = [BadRow(where, why) for where, why in store.facts["bad"]]
@@ -142,47 +144,56 @@ def stored_rows(kind: type[StoredItems[T]], name: str, reading: Reading[T], root
 
 
 def _build(folder: Path, kind: type[StoredItems[T]], reading: Reading[T], sources: Sequence[SourceFile]) -> None:
-    rows, size = reading.rows, sum(source.file.stat().st_size for source in sources)
-    check_room(folder, size, "reading the rows")
+    sizes = [text_bytes(file.path) for file in reading.files]
+    check_room(folder, sum(sizes), "reading the rows")
     keys: dict[str, None] = {}
     bad: list[tuple[str, str]] = []
     unreadable: list[Problem] = []
     counted: dict[str, int] = {}
-    shown = Progress(f"reading {rows.where(0).rsplit(' ', 2)[0]}", size)
+    count = 0
+    shown = Progress(f"reading {', '.join(file.name for file in reading.files[:3])}", sum(sizes))
     with Writer(folder) as writer:
         _append(writer, [], [])
-        for start in range(0, len(rows), AT_ONCE):
-            stop = min(start + AT_ONCE, len(rows))
-            items, places = [], []
+        for file, size in zip(reading.files, sizes, strict=True):
+            faults: list[str] = []
+            read = 0
             try:
-                for index, row in enumerate(rows.read(start, stop), start=start):
-                    keys.update(dict.fromkeys(row))
-                    where = rows.where(index)
-                    try:
-                        items.append(reading.read(row, index))
-                        places.append(where)
-                    except RowError as error:
-                        bad.append((where, str(error)))
-            except UserError as error:  # lines of the other blocks are reported too
+                for block in file.blocks():
+                    items, places = [], []
+                    for row, number in zip(block.rows, block.numbers, strict=True):
+                        keys.update(dict.fromkeys(row))
+                        where = file.where(number)
+                        try:
+                            items.append(reading.read(row, where))
+                            places.append(where)
+                        except RowError as error:
+                            bad.append((where, str(error)))
+                    count += len(block.rows)
+                    faults += block.faults
+                    for name, found in reading.facts(items).items():
+                        counted[name] = counted.get(name, 0) + found
+                    _append(writer, map(kind.encoded, items), places)
+                    part = min(block.bytes, size - read)
+                    read += part
+                    shown.add(part)
+            except UserError as error:  # what is wrong with other files is reported too
                 unreadable += error.problems
-            for name, count in reading.facts(items).items():
-                counted[name] = counted.get(name, 0) + count
-            _append(writer, map(kind.encoded, items), places)
-            shown.add(size * stop // len(rows) - size * start // len(rows))
+            unreadable += [file.broken(faults)] if faults else []
+            shown.add(size - read)
         shown.end()
         if unreadable:
-            raise UserError(_first_problems(unreadable, reading.field))
+            raise UserError(_first_problems(unreadable, unreadable[0].field))
         reading.check_keys(list(keys))
         for source in sources:
             source.check_unchanged()  # before the store is finished, which no later start would doubt
-        writer.finish({"rows": len(rows), "bad": bad, "counted": counted})
+        writer.finish({"rows": count, "bad": bad, "counted": counted})
 
 
 def _first_problems(unreadable: Sequence[Problem], field: str) -> list[Problem]:
     more = len(unreadable) - MOST_SHOWN
     shown = list(unreadable[:MOST_SHOWN])
     if more > 0:
-        shown.append(Problem(field, f"and {more} more blocks of {AT_ONCE:,} rows have such lines", unreadable[0].fix))
+        shown.append(Problem(field, f"and {more} more files cannot be read", "correct or remove them too"))
     return shown
 
 

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from drivetrain.data.json_rows import Row, parsed_line
 from drivetrain.data.language.row_schema import RowError
 from drivetrain.data.long_text import BYTE_ORDER_MARK
-from drivetrain.data.streams.compressed import DAMAGED, is_compressed, open_decompressed
+from drivetrain.data.packed_files import PackedError, open_bytes
 from drivetrain.data.tables import not_utf8
 from drivetrain.errors import UserError, problem
 
@@ -114,7 +114,7 @@ class LineShard:
         self._close()
 
     def _lines(self) -> tuple[Iterator[tuple[int, bytes]], BinaryIO]:
-        opened = open_decompressed(self.path)
+        opened = open_bytes(self.path)
         return _with_content(opened), opened
 
     def _learn(self, rows: int) -> None:
@@ -145,8 +145,8 @@ class _Faults:
             raise problem(self.field, f"{self.path} vanished", "put it back, and go on with --resume") from None
         if isinstance(error, PermissionError):
             raise problem(self.field, f"{self.path} cannot be read: {error.strerror}", "allow reading it") from None
-        if isinstance(error, DAMAGED):
-            kind = "compressed file is damaged or cut short" if is_compressed(self.path) else "cannot be read"
+        if isinstance(error, OSError | PackedError):
+            kind = "compressed file is damaged or cut short" if isinstance(error, PackedError) else "cannot be read"
             why = f"{self.path}: {kind} behind row {self.start:,}: {error}"
             raise problem(self.field, why, "copy or download it again, and go on with --resume") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,9 +9,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from drivetrain.data.arrow_rows import ArrowRows, without_inner_nulls
+from drivetrain.data.data_files import data_files, is_there
 from drivetrain.data.json_rows import Row
-from drivetrain.data.rows import ENDINGS, JSON_LINES, TEXTS, Rows, files_below, open_file
-from drivetrain.data.streams.compressed import content_ending, is_compressed
+from drivetrain.data.packed_files import PackedError, ending
+from drivetrain.data.row_blocks import ENDINGS, JSON_LINES, TEXTS
+from drivetrain.data.rows import Rows, open_file
 from drivetrain.data.streams.line_shards import LineShard
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.runtime.hardware import usable_cores
@@ -167,32 +168,16 @@ def find_shards(path: str, field: str) -> list[Shard]:
     return shards
 
 
-def is_pattern(path: str) -> bool:
-    return glob.has_magic(path) and not Path(path).expanduser().exists()
-
-
 def _files(path: str, field: str) -> dict[str, Path]:
-    given = Path(path).expanduser()
-    if is_pattern(path):
-        found = [Path(each) for each in sorted(glob.glob(str(given), recursive=True)) if Path(each).is_file()]
-        if not found:
-            why = f"no file is called {path}"
-            raise problem(field, why, f"paths are taken from the current folder, {Path.cwd()}")
-        return {each.name if len({f.name for f in found}) == len(found) else str(each): each for each in found}
-    if not given.exists():
+    if not is_there(path):
         raise problem(field, f"{path} does not exist", f"paths are taken from the current folder, {Path.cwd()}")
-    return files_below(given, path, field, compressed=True) if given.is_dir() else {given.name: given}
+    return data_files(path, field, ENDINGS)
 
 
 def _shard(file: Path, name: str, field: str) -> Shard:
-    ending = content_ending(file)
-    if not file.stat().st_size:
-        raise problem(field, f"{file} is empty", "give a file with rows")
-    if ending in LINES:
-        return LineShard(file, name, field, is_text=ending in TEXTS)
-    if is_compressed(file):
-        why = f"{file} is compressed, and {ending or 'what it holds'} is not read so"
-        raise problem(field, why, f"unpack it, or give {', '.join(LINES)} in .gz, .bz2, .xz or .zst")
-    if ending not in ENDINGS:
-        raise problem(field, f"{file} ends in {ending or 'nothing'}", f"files may end in {', '.join(ENDINGS)}")
-    return RowsShard(open_file(file, name, field, stream=True), name)
+    if ending(file) in LINES and file.stat().st_size:
+        return LineShard(file, name, field, is_text=ending(file) in TEXTS)
+    try:
+        return RowsShard(open_file(file, name, field, stream=True), name)
+    except PackedError as error:
+        raise problem(field, str(error), "copy or download it again") from None

@@ -1,0 +1,83 @@
+"""Kills a first start again and again while it reads and tokenises, and compares what it comes to in the end.
+
+    python bench/data_made.py conversations made.jsonl --rows 50000
+    python bench/killed_tokenising.py made.jsonl --kills 20
+
+All processes of a start are killed (SIGKILL) at a random moment after its first trace on the disk; the next start goes
+on. The arrays of the start that comes to its end are compared, byte by byte, with those of one that was left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from bench.first_start import OURS, tokenizer_folder
+
+# Several processes tokenise, so that a kill meets the builder and its helpers in the middle of blocks.
+PREPARED = """
+from drivetrain.data import block_work
+block_work.PROCESS_BYTES, block_work.BLOCK_BYTES = 1 << 20, 1 << 19
+"""
+
+
+def started(path: Path, cache: Path, tokenizer: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", PREPARED + OURS, str(path), str(cache), str(tokenizer)]
+    return subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def left_on_disk(cache: Path) -> int:
+    return sum(1 for file in cache.rglob("*") if file.is_file()) if cache.exists() else 0
+
+
+def arrays(cache: Path) -> dict[str, bytes]:
+    """Content of all finished stores, by name."""
+    return {
+        file.relative_to(cache).as_posix(): file.read_bytes()
+        for contents in cache.glob("*/contents.json")
+        for file in contents.parent.iterdir()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--within", type=float, default=10.0, help="seconds after the first trace of a start")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    rng = random.Random(given.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = tokenizer_folder(given.path, Path(folder) / "tokenizer")
+        alone, killed = Path(folder) / "alone", Path(folder) / "killed"
+        assert started(given.path, alone, tokenizer).wait() == 0
+        kills = 0
+        blocks = []
+        while kills < given.kills:
+            before = left_on_disk(killed)
+            running = started(given.path, killed, tokenizer)
+            while running.poll() is None and left_on_disk(killed) == before:
+                time.sleep(0.01)
+            time.sleep(rng.uniform(0, given.within))
+            if running.poll() is not None:
+                break
+            os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+            kills += 1
+            blocks.append(len(list(killed.glob("*/block-*.npz"))))
+        assert started(given.path, killed, tokenizer).wait() == 0
+        same = arrays(alone) == arrays(killed)
+        print(json.dumps({"kills": kills, "blocks_found_by_the_next": blocks, "same_arrays": same}))
+    raise SystemExit(0 if same else 1)
+
+
+if __name__ == "__main__":
+    main()
