@@ -15,7 +15,7 @@ from PIL import Image
 
 from drivetrain.config.workload import ImageData
 from drivetrain.data.image_tables import hub_images, parquet_images
-from drivetrain.data.images import pictures_to_predict, read_pictures
+from drivetrain.data.image_sources import pictures_to_predict, read_pictures
 from drivetrain.errors import UserError
 
 CONFIG = ImageData(source="parquet")

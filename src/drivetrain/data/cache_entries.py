@@ -24,6 +24,11 @@ NAMES = {
     re.compile(r"conversations-[0-9a-f]{40}"): "conversations",
     re.compile(r"conversation-tokens-[0-9a-f]{40}"): "tokens of conversations",
     re.compile(r"tokenizer-[0-9a-f]{40}"): "tokenizer",
+    re.compile(r"listing-[0-9a-f]{40}"): "list of pictures",
+    re.compile(r"folders-[0-9a-f]{40}\.json"): "times of folders",
+    re.compile(r"tars-[0-9a-f]{40}"): "index of archives",
+    re.compile(r"images-[0-9a-f]{40}"): "images of tables",
+    re.compile(r"pictures-[0-9a-f]{40}"): "decoded pictures",
     re.compile(r"source-[0-9a-f]{40}\.json"): "digest of a file",
     re.compile(r"[0-9a-f]{40}\.npz"): "tokens of samples",
 }

@@ -15,6 +15,7 @@ from drivetrain.config.language import most_dropped
 from drivetrain.config.workload import TextData
 from drivetrain.data.array_store import default_root
 from drivetrain.data.bad_rows import BadRow, too_many
+from drivetrain.data.row_names import RowNames
 from drivetrain.data.table_blocks import IN_BLOCKS
 from drivetrain.data.tables import LINES, check_file, column, may_be_hub_id, not_utf8, read_table
 from drivetrain.data.text_rows import MappedTexts, TextRows, open_text_rows
@@ -71,27 +72,6 @@ def num_shared(texts: Texts, others: Texts) -> int:
 
 def _joined(texts: Texts) -> Iterable[Any]:
     return texts.first if texts.second is None else zip(texts.first, texts.second, strict=True)
-
-
-class RowNames(Sequence[str]):
-    """What rows are called, made when asked for."""
-
-    def __init__(self, rows: np.ndarray, kind: str = "row") -> None:
-        self._rows, self._kind = rows, kind
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [f"{self._kind} {row}" for row in self._rows[index]]
-        return f"{self._kind} {self._rows[index]}"
 
 
 def read_texts(config: TextData, path: str, field: str, labelled: bool = True, split: str = "train") -> Texts:
