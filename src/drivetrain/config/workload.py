@@ -46,8 +46,8 @@ class ImageData(Frozen):
     mean: list[float] | None = doc("Mean a channel, 0 to 1; the model's own if it has one, else 0.5", None)
     std: list[float] | None = doc("Standard deviation a channel; the model's own if it has one, else 0.5", None)
     bad_rows: BadRows = doc(
-        "Pictures that cannot be read: error stops at the first; drop lets up to 5 % count for nothing; a number, up to "
-        "that share",
+        "Pictures that cannot be read: error stops at the first; drop lets up to 5 % count for nothing; a number, up "
+        "to that share",
         "error",
     )
     cache: Path | None = doc("Folder for lists of files and decoded images; left out, the user's cache", None)

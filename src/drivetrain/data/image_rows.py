@@ -1,7 +1,7 @@
 """Image bytes of large parquet files as arrays on disk, copied in blocks of rows once a machine and then mapped.
 
-A parquet file compresses pages of many rows, so that a single picture cannot be read from it alone. The copy takes about
-as much disk as the files do.
+A parquet file compresses pages of many rows, so that a single picture cannot be read from it alone. The copy takes
+about as much disk as the files do.
 """
 
 from __future__ import annotations

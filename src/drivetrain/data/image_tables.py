@@ -41,7 +41,7 @@ class ImageTable:
 
 
 def parquet_images(path: Path | str, field: str, config: ImageData, split: str, labelled: bool = True) -> ImageTable:
-    """A parquet file, a pattern of names, or a folder: of one with names such as train-00000.parquet, the split's files.
+    """A parquet file, a pattern of names, or a folder: of one with names such as train-00000.parquet, the split's.
 
     The images of files of 16 MB and more in all are mapped from the cache, smaller ones held in memory.
     """

@@ -41,7 +41,7 @@ class Pictures(ABC):
         """(height, width) before any resizing, without decoding. RunError if it cannot be read."""
 
     def identity(self, indices: np.ndarray) -> str | None:
-        """What stands for the pixels of these pictures, so that they need not be decoded again; None if nothing does."""
+        """What stands for these pictures' pixels, so that they need not be decoded again; None if nothing does."""
         del indices
         return None
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -172,8 +172,9 @@ def _looked(root: Path, tops: Sequence[Path], suffixes: frozenset[str]) -> tuple
         count += len(read.images)
         if held is not None:
             held.append(read)
-        if count >= LEAST:
+        if held is not None and count >= LEAST:
             held = None
+            print(f"listing the pictures in {root}, which the next start need not", file=sys.stderr, flush=True)
     return held, times
 
 

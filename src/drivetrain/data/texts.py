@@ -6,7 +6,7 @@ import io
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,6 @@ from drivetrain.config.language import most_dropped
 from drivetrain.config.workload import TextData
 from drivetrain.data.array_store import default_root
 from drivetrain.data.bad_rows import BadRow, too_many
-from drivetrain.data.row_names import RowNames
 from drivetrain.data.table_blocks import IN_BLOCKS
 from drivetrain.data.tables import LINES, check_file, column, may_be_hub_id, not_utf8, read_table
 from drivetrain.data.text_rows import MappedTexts, TextRows, open_text_rows

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from drivetrain.config.language import most_dropped
 from drivetrain.config.workload import ImageClassification
-from drivetrain.data.augment import Augmentation
 from drivetrain.data.array_store import default_root
+from drivetrain.data.augment import Augmentation
 from drivetrain.data.image_sources import pictures_to_predict, read_pictures
 from drivetrain.data.images import LabelledPictures
 from drivetrain.data.picture_samples import MOST_KEPT_BYTES, UNREADABLE, PictureSamples

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.config.workload import TextClassification, TextData
-from drivetrain.data.split import limit_note, limited, stratified_split
 from drivetrain.data.row_names import RowNames
+from drivetrain.data.split import limit_note, limited, stratified_split
 from drivetrain.data.texts import Texts, class_names, encode, num_shared, read_texts
 from drivetrain.data.token_blocks import stored_tokens
 from drivetrain.data.tokenised import Tokens, load_tokenizer, tokenise
