@@ -64,7 +64,8 @@ class _Reading:
             linked = {name for name in seen if os.path.islink(os.path.join(folder, name))}
             folders[:] = [name for name in seen if name not in linked]
             self.links += [(os.path.join(folder, name), top) for name in seen if name in linked]
-            images, others = [], []
+            images: list[str] = []
+            others: list[str] = []
             for name in sorted(name for name in files if not is_hidden(name)):
                 is_image = os.path.splitext(name)[1].lower() in self._suffixes
                 (images if is_image else others).append(name)

@@ -181,7 +181,7 @@ def _samples(file: Path) -> tuple[Members, dict[tuple[int, int], bytes]]:
         opened.seek(0)
         with tarfile.open(fileobj=opened, mode="r:") as archive:
             while (member := archive.next()) is not None:
-                archive.members = []  # it keeps all of them
+                archive.members = []  # type: ignore[attr-defined]  # it keeps all of them
                 named = NAME.fullmatch(member.name)
                 if not member.isreg() or member.issparse() or named is None:
                     continue

@@ -27,3 +27,8 @@ class RowNames(Sequence[str]):
         if isinstance(index, slice):
             return [f"{self._kind} {row}" for row in self._rows[index]]
         return f"{self._kind} {self._rows[index]}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(str.__eq__, self, other))
+
+    __hash__ = None  # type: ignore[assignment]

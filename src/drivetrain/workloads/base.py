@@ -7,7 +7,7 @@ by the count of the whole global batch, so that neither micro-batches nor ranks 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -221,9 +221,14 @@ class Generates(ABC):
     def prompts(self) -> Sequence[Prompt]:
         """Empty where nobody asked."""
 
+    @property
     @abstractmethod
-    def prompts_for(self, samples: Samples) -> Mapping[int, Prompt]:
-        """Sample's number → the prompt to answer beside what is predicted for it; empty where nobody asked."""
+    def answers_samples(self) -> bool:
+        """Whether samples that are predicted for are answered too."""
+
+    @abstractmethod
+    def prompts_for(self, samples: Samples, numbers: Iterable[int]) -> Mapping[int, Prompt]:
+        """Number of one of these samples → the prompt to answer beside what is predicted for it, where it has one."""
 
     @abstractmethod
     def next_batch(self, sequences: Mapping[int, Sequence[int]]) -> Batch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -145,11 +145,13 @@ class LanguageModelWorkload(Workload, Generates):
     def prompts(self) -> Sequence[Prompt]:
         return self._prompts
 
-    def prompts_for(self, samples: Samples) -> Mapping[int, Prompt]:
-        """Of conversations; texts are their own continuation."""
-        if self._config.generate is None or not self._config.has_conversations:
-            return {}
-        return prompts_of_samples(samples, self._reader.tokenizer)
+    @property
+    def answers_samples(self) -> bool:
+        """Conversations; texts are their own continuation."""
+        return self._config.generate is not None and self._config.has_conversations
+
+    def prompts_for(self, samples: Samples, numbers: Iterable[int]) -> Mapping[int, Prompt]:
+        return prompts_of_samples(samples, numbers, self._reader.tokenizer)
 
     def next_batch(self, sequences: Mapping[int, Sequence[int]]) -> Batch:
         rows, self.rows = self.rows, None  # they grow with each token

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -41,10 +41,10 @@ def prompts_of(config: LanguageModel, reader: LanguageReader, evaluation: Joined
     return found
 
 
-def prompts_of_samples(samples: Samples, tokenizer: Any) -> dict[int, Prompt]:
+def prompts_of_samples(samples: Samples, numbers: Iterable[int], tokenizer: Any) -> dict[int, Prompt]:
     """Sample's number → what stands before its last reply, with that reply; samples that begin with it have none."""
     found = {}
-    for number in range(len(samples)):
+    for number in numbers:
         ids, targets = samples.load(number, 0)
         end = int(np.flatnonzero(targets)[-1]) + 1 if targets.any() else 0
         before = np.flatnonzero(~targets[:end])
