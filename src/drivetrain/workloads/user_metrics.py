@@ -2,7 +2,8 @@
 
 A function is called once an evaluation, with the outputs and targets of all samples of all ranks, so that what it gives
 does not depend on how batches were cut, as a mean of the batches' values would. All outputs are kept in CPU memory for
-that, which is said once they take much of it. A function that decides which checkpoint is best says which way is better: `my_metric.higher_is_better = True`.
+that, and a warning says so once they take much of it. A function that decides which checkpoint is best says which way
+is better: `my_metric.higher_is_better = True`.
 """
 
 from __future__ import annotations
