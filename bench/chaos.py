@@ -69,12 +69,12 @@ class Kind:
 
 
 DATA = () if REVIEWS.exists() else ("sklearn.datasets",)
-MESH = ("drivetrain.engines.mesh", "torch.distributed.pipelining")
+MESH = ("drivetrain.engines.mesh.engine", "torch.distributed.pipelining")
 ENGINES = {
     "single": Kind([], ALONE),
     "ddp": Kind(["engine=ddp", "processes=2"], modules=["drivetrain.engines.ddp"]),
     "fsdp": Kind(["engine=fsdp", "processes=2"], modules=["drivetrain.engines.fsdp"]),
-    "zero2": Kind(["engine=zero2", "processes=2"], modules=["deepspeed", "drivetrain.engines.deepspeed"]),
+    "zero2": Kind(["engine=zero2", "processes=2"], modules=["deepspeed", "drivetrain.engines.deepspeed.engine"]),
     "mesh-tp2": Kind(["engine=mesh-tp2", "processes=2"], copies=2, modules=MESH),
     "mesh-pp2": Kind(["engine=mesh-pp2", "processes=2"], copies=2, modules=MESH),
     "mesh-dp2-tp2": Kind(["engine=mesh-dp2-tp2", "processes=4"], copies=2, modules=MESH),

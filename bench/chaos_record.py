@@ -27,7 +27,7 @@ Line = dict[str, Any]
 
 def line(engine: str, seed: int, run: int, start: str, made: Sequence[Made], seconds: float, why: str = "") -> Line:
     """Returns what a run adds to the record. start: warm or cold."""
-    from drivetrain.environment import versions
+    from drivetrain.runtime.environment import versions
 
     return {
         "engine": engine,

@@ -53,10 +53,10 @@ def steps(until):
     return times
 
 if way.startswith("drivetrain"):
-    from drivetrain.checkpointing import RunCheckpoints
+    from drivetrain.training.run_checkpoints import RunCheckpoints
     from drivetrain.config.load import validate
-    from drivetrain.loop import Progress
-    from drivetrain.ranks import Ranks
+    from drivetrain.training.loop import Progress
+    from drivetrain.distributed.communicator import Ranks
     from drivetrain.workloads.base import BestMetric
 
     class Engine:

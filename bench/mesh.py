@@ -16,7 +16,7 @@ from engines import ROOT, arguments, compared, ratios, timed
 from interleaved import Pair
 from tables import machine_line, markdown_table, write
 
-from drivetrain.engines.pipeline import bubble
+from drivetrain.engines.mesh.pipeline import bubble
 
 AXES = {f"mesh_{axis}": 2 for axis in ("tp", "pp", "cp", "dp", "shard")}
 CUTS = (2, 4, 8, 16)  # micro-batches of a window

@@ -21,9 +21,9 @@ from drivetrain.config.load import load
 from drivetrain.config.notices import notices
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import UserError
-from drivetrain.hardware import detect
-from drivetrain.run import run
+from drivetrain.runtime.hardware import detect
 from drivetrain.tracking.jsonl import read_events
+from drivetrain.training.run import run
 
 
 def main(run_file: Path, result_file: Path) -> None:

@@ -22,9 +22,9 @@ from turns import Turns
 from drivetrain.config.run import RunConfig
 from drivetrain.config.workload import ImageClassification, TextClassification, UserModule
 from drivetrain.data.order import GlobalOrder
-from drivetrain.hardware import detect
 from drivetrain.memory.allocator import keep_freed_blocks
-from drivetrain.precision import arithmetic
+from drivetrain.numerics.torch_precision import arithmetic
+from drivetrain.runtime.hardware import detect
 from drivetrain.workloads.base import Workload
 from drivetrain.workloads.build import build_workload
 

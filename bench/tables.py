@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from drivetrain.hardware import detect
+from drivetrain.runtime.hardware import detect
 
 
 def machine_line() -> str:

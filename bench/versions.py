@@ -31,7 +31,7 @@ ALL = "all but slow"
 PACKAGES = (
     *("tests/memory", "tests/measure", "tests/models/test_language_head.py", "tests/models/test_adapted_head.py"),
     *("tests/models/test_preprocessing.py", "tests/engines/test_fsdp.py", "tests/workloads/test_language_build.py"),
-    "tests/converting/test_refusals.py",
+    "tests/checkpoint/convert/test_refusals.py",
 )
 # of these a version without a wheel for the Python at hand would have to be compiled
 COMPILED = (

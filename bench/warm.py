@@ -33,7 +33,7 @@ _LARGEST = 2**20
 IMPORTED = (
     "drivetrain.cli",
     "drivetrain.launch.rank",
-    "drivetrain.launch.perform",
+    "drivetrain.launch.execute",
     "drivetrain.launch.restarts",
     "drivetrain.config.rules",
     "drivetrain.engines.single",

@@ -24,16 +24,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from drivetrain import transfers
 from drivetrain.config.adapter import Adapter
 from drivetrain.config.training import Optimizer
 from drivetrain.data.loader import MicroBatch
 from drivetrain.engines.inputs import Inputs
 from drivetrain.engines.weight_copies import WeightCopies
+from drivetrain.memory import transfers
 from drivetrain.models import fused_loss
 from drivetrain.models.adapters import AdapterSet
-from drivetrain.numerics import Recent, Watch
-from drivetrain.optim import optimizer_factory
+from drivetrain.optim.optimizers import optimizer_factory
+from drivetrain.training.step_guard import Recent, Watch
 from drivetrain.workloads.base import Batch, Workload, few
 from drivetrain.workloads.build import build_workload
 from tests.test_waits import WORKLOADS, run_of

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from drivetrain.checkpointing import RunCheckpoints
 from drivetrain.config.load import validate
+from drivetrain.distributed.communicator import Communicator
+from drivetrain.distributed.rng import seed_rank
 from drivetrain.engines.base import Engine
-from drivetrain.loop import Progress
-from drivetrain.ranks import Ranks
-from drivetrain.rng import seed_rank
+from drivetrain.training.loop import Progress
+from drivetrain.training.run_checkpoints import RunCheckpoints
 from drivetrain.workloads.base import BestMetric
 from tests.parity.cases import SAMPLES, Case, engine_of, workload
 from tests.parity.promises import steps
@@ -49,4 +49,4 @@ def _checkpoints(root: Path, engine: Engine) -> RunCheckpoints:
     run, problems = validate({**raw, "engine": "ddp", "processes": dist.get_world_size()}, [])
     assert run is not None, problems
     metric = BestMetric("loss", higher_is_better=False)
-    return RunCheckpoints(root, run, engine, Ranks(), metric, SAMPLES, lambda _: None)
+    return RunCheckpoints(root, run, engine, Communicator(), metric, SAMPLES, lambda _: None)

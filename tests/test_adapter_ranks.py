@@ -28,9 +28,9 @@ from drivetrain.config import rules
 from drivetrain.config.load import validate
 from drivetrain.config.run import RunConfig
 from drivetrain.data.language.vocabularies import END_OF_TEXT, byte_tokenizer
-from drivetrain.hardware import detect
-from drivetrain.launch.perform import perform
-from drivetrain.launch.task import Task, Verb
+from drivetrain.launch.execute import perform
+from drivetrain.launch.job import Job, Verb
+from drivetrain.runtime.hardware import detect
 from tests.ranks import RankPool
 from tests.tiny_language import LLAMA, ROWS, write_lines
 
@@ -139,7 +139,7 @@ def config(raw: dict[str, Any], steps: int = 8, **changes: Any) -> RunConfig:
 
 
 def done(verb: Verb, run: RunConfig, **options: Any) -> Any:
-    return perform(Task(verb=verb, run=run, quiet=True, checkpoint="last", **options)).value
+    return perform(Job(verb=verb, run=run, quiet=True, checkpoint="last", **options)).value
 
 
 def whole_runs(folder: Path, cases: Sequence[tuple[str, str]]) -> dict[tuple[str, str], dict[str, Any]]:

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from drivetrain.config.load import validate
+from drivetrain.data.row_shape import Rows
 from drivetrain.engines.compiled import compile_model
 from drivetrain.memory.recompute import apply_recompute, repeated_blocks
 from drivetrain.models import packed_attention
-from drivetrain.report import RunReport
-from drivetrain.row_shape import Rows
-from drivetrain.run import run
+from drivetrain.training.report import RunReport
+from drivetrain.training.run import run
 from tests.models.test_packed_attention import build, end_to_end, packed, row, sequences
 from tests.tiny_language import LLAMA, talk, write_lines
 from tests.tiny_workload import CPU

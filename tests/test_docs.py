@@ -20,8 +20,8 @@ from drivetrain.config.load import load, resolve_key
 from drivetrain.config.workload import UserModule
 from drivetrain.data.loader import MicroBatch
 from drivetrain.engines.base import Engine
-from drivetrain.engines.declared_plan import STYLES
-from drivetrain.engines.tensor_plan import SAME
+from drivetrain.engines.mesh.declared_plan import STYLES
+from drivetrain.engines.mesh.tensor_plan import SAME
 from drivetrain.errors import UserError
 from drivetrain.workloads.user_module import UserModuleWorkload
 from tests.parity.mesh_cases import MeshCase, engine_of

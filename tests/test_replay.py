@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from drivetrain import checkpointing
 from drivetrain.checkpoint.saving import save
 from drivetrain.cli import main
 from drivetrain.config.load import validate
@@ -19,6 +18,7 @@ from drivetrain.data.order import GlobalOrder
 from drivetrain.errors import RunError
 from drivetrain.replay import on_one_process, replay
 from drivetrain.tracking.jsonl import read_events
+from drivetrain.training import run_checkpoints
 
 MODULE = """
 import torch
@@ -108,7 +108,7 @@ def test_a_state_that_could_not_be_kept_is_told_though_checkpoints_are_written_i
             raise RunError("no space left")
         return save(root, *given)
 
-    monkeypatch.setattr(checkpointing, "save", full)
+    monkeypatch.setattr(run_checkpoints, "save", full)
     (tmp_path / "net.py").write_text(MODULE.format(bad=BAD))
     (tmp_path / "run.yaml").write_text(RUN.format(module=tmp_path / "net.py"))
     output = f"output={tmp_path / 'out'}"

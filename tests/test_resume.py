@@ -46,7 +46,9 @@ pytestmark = pytest.mark.usefixtures("device")
 
 # children start from a server that has imported everything but computed nothing: a start takes tenths of a second
 CHILDREN = multiprocessing.get_context("forkserver")
-CHILDREN.set_forkserver_preload(["drivetrain.run", "drivetrain.workloads.image_classification", "transformers"])
+CHILDREN.set_forkserver_preload(
+    ["drivetrain.training.run", "drivetrain.workloads.image_classification", "transformers"]
+)
 
 
 def start(run_file: Path, output: Path, *options: str) -> Child:

@@ -21,9 +21,9 @@ from drivetrain.data.loader import Window, training_windows
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
 from drivetrain.engines.base import Engine
-from drivetrain.loop import Progress, Surroundings, train
 from drivetrain.measure.meters import Meters
 from drivetrain.measure.throughput import Stopwatch
+from drivetrain.training.loop import LoopHooks, Progress, train
 from drivetrain.workloads.base import Batch, BestMetric, Workload
 from drivetrain.workloads.build import build_workload
 from tests.ranks import RankPool
@@ -137,7 +137,7 @@ def ridden(
 
     meters = Meters(CPU, run.precision_spec, made, instrument=False, stopwatch=Stopwatch(torch.device("cpu")))
     best = BestMetric("loss", higher_is_better=False)
-    around = Surroundings(None, lambda _: None, lambda _: None, lambda: False, best, meters)
+    around = LoopHooks(None, lambda _: None, lambda _: None, lambda: False, best, meters)
     with meters:
         train(made, given(), run, total, order.steps_per_epoch, Progress(), around)
 

@@ -16,11 +16,11 @@ from drivetrain.config.machine import Machine
 from drivetrain.config.precision import PRECISIONS
 from drivetrain.config.training import Optimizer, Scaler
 from drivetrain.data.loader import MicroBatch
+from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines import build_engine
 from drivetrain.engines.base import Engine, EngineOptions
-from drivetrain.hardware import detect
-from drivetrain.optim import optimizer_factory
-from drivetrain.ranks import Ranks
+from drivetrain.optim.optimizers import optimizer_factory
+from drivetrain.runtime.hardware import detect
 from drivetrain.workloads.base import Batch, BestMetric, Outputs, Workload
 from drivetrain.workloads.metrics import Metric
 
@@ -153,7 +153,7 @@ def tiny_engine(
             recompute=recompute,
             compile=compile,
         ),
-        Ranks(),
+        Communicator(),
     )
     made.setup(workload, optimizer_factory(optimizer or Optimizer(name="sgd", lr=0.1)) if trains else None)
     return made

@@ -21,10 +21,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from drivetrain import numerics, transfers
 from drivetrain.engines import fsdp
 from drivetrain.engines.base import Engine
 from drivetrain.engines.state import local_part
+from drivetrain.memory import transfers
+from drivetrain.training import step_guard
 
 READS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "unique_dim", "_unique2", "bincount"}
 PYTHON_READS = {"tolist", "numpy", "cpu", "__array__"}
@@ -127,7 +128,7 @@ def watched(engine: Engine) -> Iterator[Waits]:
         context = stack.enter_context(pytest.MonkeyPatch.context())
         context.setattr(transfers, "_moved", moved)
         context.setattr(transfers, "_fetched", fetched)
-        for module in (fsdp, numerics):
+        for module in (fsdp, step_guard):
             context.setattr(module, "works_behind", lambda _: True)
         context.setitem(vars(made._workload), "count", count)
         context.setitem(vars(made), "forward_backward", forward_backward)

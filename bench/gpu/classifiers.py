@@ -54,9 +54,9 @@ def _plain(given: dict[str, Any], setting: Setting, folder: Path, run: dict[str,
     import run_files
     import torch
 
-    from drivetrain.hardware import detect
-    from drivetrain.launch.checked import checked
-    from drivetrain.precision import arithmetic
+    from drivetrain.launch.prepare import checked
+    from drivetrain.numerics.torch_precision import arithmetic
+    from drivetrain.runtime.hardware import detect
 
     config = checked(run_files.write_run(folder / "run.yaml", {**run, "output": str(folder / "run")})).run
     clock, memory = Clock(setting.device, given["first"], given["last"]), measured_memory(setting.device)

@@ -61,8 +61,8 @@ def compared(given: dict[str, Any], setting: Setting, folder: Path) -> dict[str,
     from bench.gpu import workload
     from drivetrain.config.engines import ENGINES
     from drivetrain.config.rules import precision_gap
-    from drivetrain.emulation import fp32_products
-    from drivetrain.hardware import detect
+    from drivetrain.numerics.emulation import fp32_products
+    from drivetrain.runtime.hardware import detect
 
     machine, precision = detect(setting.device), given["precision"]
     lacks = dict(ENGINES[given["engine"]].lacks)
@@ -162,15 +162,15 @@ def trained(engine_name: str, precision: str, device: str) -> Any:
     from drivetrain.data.loader import training_windows
     from drivetrain.data.micro_batches import Slice
     from drivetrain.data.order import GlobalOrder
+    from drivetrain.distributed.communicator import Communicator
     from drivetrain.engines import build_engine
     from drivetrain.engines.base import EngineOptions
-    from drivetrain.hardware import detect, torch_device
-    from drivetrain.optim import optimizer_factory
-    from drivetrain.precision import arithmetic
-    from drivetrain.ranks import Ranks
+    from drivetrain.numerics.torch_precision import arithmetic
+    from drivetrain.optim.optimizers import optimizer_factory
+    from drivetrain.runtime.hardware import detect, torch_device
     from drivetrain.workloads.user_module import UserModuleWorkload
 
-    machine, ranks = detect(device), Ranks()
+    machine, ranks = detect(device), Communicator()
     options = EngineOptions(
         precision=TABLE[precision],
         scaler=Scaler(),

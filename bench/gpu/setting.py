@@ -66,8 +66,8 @@ def here(device: str, results: Path = RESULTS) -> Setting:
 
 def stamp(setting: Setting) -> dict[str, Any]:
     """What results hold for: date, device, versions."""
-    from drivetrain.hardware import detect
     from drivetrain.measure.gpu_software import device_software
+    from drivetrain.runtime.hardware import detect
 
     return {
         "date": time.strftime("%Y-%m-%d"),

@@ -104,15 +104,15 @@ def train_ours(run: dict[str, Any], folder: Path) -> Path:
 
     import run_files
 
-    from drivetrain import preflight
-    from drivetrain import run as story
-    from drivetrain.launch.checked import checked
+    from drivetrain.launch.job import Job
+    from drivetrain.launch.prepare import checked
     from drivetrain.launch.start import start
-    from drivetrain.launch.task import Task
+    from drivetrain.training import preflight
+    from drivetrain.training import run as story
 
     output = folder / "run"
     ready = checked(run_files.write_run(folder / "run.yaml", {**run, "output": str(output)}))
     with patch.object(story, "_save", lambda *_: None), patch.object(preflight, "disk", lambda *_: []):
-        result = start(Task(verb="train", run=ready.run, notices=ready.notices, quiet=True))
+        result = start(Job(verb="train", run=ready.run, notices=ready.notices, quiet=True))
     assert result.code == 0, "the run was interrupted"
     return output

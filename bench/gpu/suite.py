@@ -16,7 +16,7 @@ from bench.gpu.setting import ROOT, Setting
 FILES = {
     "tests/engines/test_single.py": 150,
     "tests/engines/test_on_device.py": 120,
-    "tests/test_loop.py": 60,
+    "tests/training/test_loop.py": 60,
     "tests/measure/test_flops.py": 60,
     "tests/measure/test_memory.py": 60,
     "tests/models/test_fused_loss.py": 60,
@@ -25,7 +25,7 @@ FILES = {
     "tests/test_resume.py": 300,
     "tests/parity/test_curve.py": 400,
 }
-GPU_ONLY = ("tests/test_waits.py", "tests/test_low_bit.py", "tests/memory/test_offload.py")
+GPU_ONLY = ("tests/test_waits.py", "tests/optim/test_low_bit.py", "tests/memory/test_offload.py")
 SMALL = ("tests/engines/test_on_device.py", "tests/models/test_cross_entropy.py")
 
 

@@ -14,37 +14,37 @@ from pathlib import Path
 
 import torch
 
-from drivetrain.assemble import assemble
 from drivetrain.checkpoint.directory import steps
 from drivetrain.checkpoint.run_state import verify
-from drivetrain.checkpointing import RunCheckpoints
-from drivetrain.chosen import compiling, order_of, total_steps_of
 from drivetrain.config.engines import SINGLE
 from drivetrain.config.load import load
 from drivetrain.config.machine import Machine
-from drivetrain.config.reduced import again
+from drivetrain.config.micro_batch_backoff import again
 from drivetrain.config.run import RunConfig
-from drivetrain.cutting import window_slice
 from drivetrain.data.loader import MicroBatch, Window, training_windows
+from drivetrain.distributed.communicator import Communicator
+from drivetrain.distributed.rng import restore_rng_state, rng_state
 from drivetrain.errors import UserError, problem
-from drivetrain.folder import RunFolder
-from drivetrain.hardware import detect
-from drivetrain.inspection import Inspection, inspected
 from drivetrain.launch.group import group_of_one
 from drivetrain.launch.variables import of_the_run, variables
-from drivetrain.loop import Progress, Surroundings, train
-from drivetrain.low_bit import hush
 from drivetrain.measure.meters import Meters
 from drivetrain.measure.throughput import Stopwatch
-from drivetrain.precision import arithmetic
-from drivetrain.ranks import Ranks
-from drivetrain.rng import restore_rng_state, rng_state
-from drivetrain.schedules import lr_factor
+from drivetrain.numerics.torch_precision import arithmetic
+from drivetrain.optim.low_bit import hush
+from drivetrain.optim.schedules import lr_factor
+from drivetrain.runtime.hardware import detect
+from drivetrain.runtime.run_folder import RunFolder
 from drivetrain.tracking.events import Event, Warned
 from drivetrain.tracking.jsonl import read_events
-from drivetrain.trouble import folder_of, read_trouble
+from drivetrain.training.anomalies import folder_of, read_trouble
+from drivetrain.training.assemble import assemble
+from drivetrain.training.auto_settings import compiling, order_of, total_steps_of
+from drivetrain.training.batching import window_slice
+from drivetrain.training.inspect_step import Inspection, inspected
+from drivetrain.training.loop import LoopHooks, Progress, train
+from drivetrain.training.run_checkpoints import RunCheckpoints
+from drivetrain.training.workload_rules import best_metric
 from drivetrain.trust.named_code import refuse_named_code
-from drivetrain.workload_rules import best_metric
 
 MOST_ALONE = 256  # samples of a micro-batch that are tried one by one
 Say = Callable[[str], None]
@@ -118,7 +118,7 @@ class _Replayer:
         self._first, self._run, self._machine, self._folder, self._say = first, run, machine, folder, say
 
     def replayed(self, step: int) -> Replay:
-        run, ranks, stopwatch = self._run, Ranks(), Stopwatch(torch.device(self._machine.device))
+        run, ranks, stopwatch = self._run, Communicator(), Stopwatch(torch.device(self._machine.device))
         self._workload, self._engine = assemble(run, self._machine, ranks, training=True)
         self._order = order_of(run, self._workload)
         total = total_steps_of(run, self._order)
@@ -139,7 +139,7 @@ class _Replayer:
 
     # --- to the step -------------------------------------------------------------------------------------------------
 
-    def _started(self, step: int, ranks: Ranks) -> tuple[Progress, str]:
+    def _started(self, step: int, ranks: Communicator) -> tuple[Progress, str]:
         """The newest state before the step: one that trouble kept, a checkpoint, or the beginning."""
         metric, number = best_metric(self._run, self._workload), len(self._workload.train)
         checkpoints = RunCheckpoints(
@@ -161,7 +161,7 @@ class _Replayer:
 
     def _go(self, progress: Progress, until: int, total: int, meters: Meters) -> None:
         """The run's own loop, without evaluations and saves, stopped after a step."""
-        around = Surroundings(
+        around = LoopHooks(
             evaluate=None,
             save=lambda _: None,
             send=lambda _: None,

@@ -23,7 +23,7 @@ from bench.gpu.setting import Setting, slug
 from bench.gpu.speed import in_turns, peak_flops
 from drivetrain.config.load import validate
 from drivetrain.config.rules import check_anywhere
-from drivetrain.emulation import fp32_products
+from drivetrain.numerics.emulation import fp32_products
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = "tests.bench.gpu_cases"

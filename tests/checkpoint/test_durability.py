@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from drivetrain.checkpoint.saving import save
-from drivetrain.loop import Progress
-from tests.test_checkpointing import Training
+from drivetrain.training.loop import Progress
+from tests.training.test_run_checkpoints import Training
 
 Call = tuple[str, str]
 

@@ -14,8 +14,8 @@ from drivetrain.checkpoint import host_copies
 from drivetrain.checkpoint.directory import load, steps
 from drivetrain.checkpoint.host_copies import HostCopies
 from drivetrain.checkpoint.state import same
-from drivetrain.loop import Progress
-from tests.test_checkpointing import Training
+from drivetrain.training.loop import Progress
+from tests.training.test_run_checkpoints import Training
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -17,14 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from drivetrain import loop, numerics
 from drivetrain.checkpoint import directory, run_state
+from drivetrain.checkpoint.convert.contents import contents
 from drivetrain.checkpoint.run_state import verify
-from drivetrain.config.reduced import BOUNDS
-from drivetrain.converting.contents import contents
+from drivetrain.config.micro_batch_backoff import BOUNDS
 from drivetrain.errors import UserError
-from drivetrain.loop import Progress
-from tests.test_checkpointing import Training
+from drivetrain.training import loop, step_guard
+from drivetrain.training.loop import Progress
+from tests.training.test_run_checkpoints import Training
 
 Tree = Any
 
@@ -255,7 +255,7 @@ def test_no_change_of_manifest_or_state_ends_a_resume_in_a_traceback(
 
 def test_the_fields_that_are_checked_are_those_that_are_restored() -> None:
     assert set(run_state.Progress.model_fields) == {field.name for field in dataclasses.fields(loop.Progress)}
-    assert set(run_state.Recent.model_fields) == {field.name for field in dataclasses.fields(numerics.Recent)}
+    assert set(run_state.Recent.model_fields) == {field.name for field in dataclasses.fields(step_guard.Recent)}
     assert set(run_state.Bounds.model_fields) == set(BOUNDS)
     saved = torch.amp.GradScaler("cpu").state_dict()
     assert {field.alias or name for name, field in run_state.Scaler.model_fields.items()} == set(saved)

@@ -19,9 +19,9 @@ from drivetrain.checkpoint.directory import load, newest_good, verify
 from drivetrain.checkpoint.host_copies import HostCopies
 from drivetrain.checkpoint.saving import save
 from drivetrain.checkpoint.state import same
+from drivetrain.distributed.communicator import Communicator
+from drivetrain.distributed.shard import Shard
 from drivetrain.errors import RunError
-from drivetrain.pieces import Piece
-from drivetrain.ranks import Ranks
 from tests.ranks import RankPool
 
 Pools = Callable[[int], RankPool]
@@ -43,9 +43,9 @@ def share(rank: int, world: int) -> dict[str, Any]:
     """Of columns, and of a flat stretch; the last rank alone has the bias."""
     whole = state()
     columns = torch.arange(4).tensor_split(world)[rank]
-    weight = Piece(whole["model"]["embed"][:, columns], torch.Size([6, 4]), (0, int(columns[0])))
+    weight = Shard(whole["model"]["embed"][:, columns], torch.Size([6, 4]), (0, int(columns[0])))
     flat = torch.arange(24).tensor_split(world)[rank]
-    moment = Piece((torch.arange(24.0) * 2)[flat], torch.Size([6, 4]), (int(flat[0]),))
+    moment = Shard((torch.arange(24.0) * 2)[flat], torch.Size([6, 4]), (int(flat[0]),))
     model: dict[str, Any] = {"embed": weight, "head": weight}
     moments: dict[str, Any] = {"embed": {"exp_avg": moment, "step": 7}}
     if rank == world - 1:
@@ -55,7 +55,7 @@ def share(rank: int, world: int) -> dict[str, Any]:
 
 
 def saved(root: Path) -> None:
-    ranks = Ranks()
+    ranks = Communicator()
     save(root, 7, share(ranks.rank, ranks.world), {"metric": 1.0}, ranks=ranks)
 
 
@@ -74,7 +74,7 @@ def test_many_ranks_write_the_files_that_one_writes(ranks: Pools, tmp_path: Path
 
 def failing(root: Path) -> list[str]:
     """What each rank hears when the second one cannot write, then cannot read back, then has what has no form."""
-    ranks, heard = Ranks(), []
+    ranks, heard = Communicator(), []
     fill, differing = saving.fill, saving.differing
 
     def full(*_: Any) -> None:
@@ -177,7 +177,7 @@ def test_a_save_that_loses_the_others_takes_nothing_away_but_its_own(
     (tmp_path / "workload.py").write_text("mine")
     monkeypatch.chdir(tmp_path)
 
-    class Losing(Ranks):
+    class Losing(Communicator):
         def on_first(self, do: Callable[[], Any]) -> Any:
             if moment == "before the first word":
                 raise RuntimeError("Connection closed by peer")
@@ -212,7 +212,7 @@ def test_a_file_system_without_room_to_reserve_is_written_all_the_same(
 
 def shifted(root: Path) -> list[str]:
     """Training goes on while a copy is written: what is saved is what was there."""
-    ranks = Ranks("saving")
+    ranks = Communicator("saving")
     parts = share(ranks.rank, ranks.world)
     kept = HostCopies().of(parts, apart=True)
     for held in (parts["model"]["embed"].tensor, parts["optimizer"]["state"]["embed"]["exp_avg"].tensor):
@@ -230,7 +230,7 @@ def test_a_copy_stays_as_it_was(ranks: Pools, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["tensor", "piece"])
 def test_ties_are_copied_once(kind: str) -> None:
     weight = torch.arange(4.0)
-    given = weight if kind == "tensor" else Piece(weight, torch.Size([8]), (0,))
+    given = weight if kind == "tensor" else Shard(weight, torch.Size([8]), (0,))
     copy = HostCopies().of({"a": given, "b": [given]}, apart=True)
     first, second = copy["a"], copy["b"][0]
     if kind == "piece":

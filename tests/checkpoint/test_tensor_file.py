@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
-from drivetrain.checkpoint.outline import Outline, Part, merged, plan_of
+from drivetrain.checkpoint.manifest import ManifestPart, Outline, merged, plan_of
 from drivetrain.checkpoint.tensor_file import DTYPES, create, differing, fill, kind_of, lay_out
-from drivetrain.pieces import Piece, piece_of
+from drivetrain.distributed.shard import Shard, piece_of
 from tests.ranks import RankPool
 
 Pools = Callable[[int], RankPool]
@@ -34,7 +34,7 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
 
 
 @st.composite
-def wholes(draw: st.DrawFn) -> tuple[Tensor, list[Piece]]:
+def wholes(draw: st.DrawFn) -> tuple[Tensor, list[Shard]]:
     """A tensor and pieces of it that are all of it: boxes, or stretches of the flat tensor."""
     shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
     whole = numbers(shape, getattr(torch, draw(st.sampled_from(NAMES))), draw(st.integers(0, 99)))
@@ -42,11 +42,11 @@ def wholes(draw: st.DrawFn) -> tuple[Tensor, list[Piece]]:
         cuts = sorted(draw(st.lists(st.integers(0, whole.numel()), max_size=3)))
         ends = [0, *cuts, whole.numel()]
         flat = whole.flatten()
-        return whole, [Piece(flat[a:b], whole.shape, (a,)) for a, b in itertools.pairwise(ends)]
+        return whole, [Shard(flat[a:b], whole.shape, (a,)) for a, b in itertools.pairwise(ends)]
     grid = [sorted({0, size, *draw(st.lists(st.integers(0, size), max_size=2))}) for size in shape]
     boxes = itertools.product(*(list(itertools.pairwise(ends)) for ends in grid))
     return whole, [
-        Piece(whole[tuple(slice(a, b) for a, b in box)], whole.shape, tuple(a for a, _ in box)) for box in boxes
+        Shard(whole[tuple(slice(a, b) for a, b in box)], whole.shape, tuple(a for a, _ in box)) for box in boxes
     ]
 
 
@@ -93,27 +93,27 @@ def test_a_byte_that_was_lost_is_noticed(tmp_path: Path) -> None:
         opened.seek(layout.starts["b"] + 23)
         opened.write(b"\xff")
     assert differing(tmp_path / "file", layout, whole) == ["b"]
-    column = Piece(whole["b"][:, 2:], whole["b"].shape, (0, 2))
+    column = Shard(whole["b"][:, 2:], whole["b"].shape, (0, 2))
     assert differing(tmp_path / "file", layout, {"b": column}) == ["b"]
-    assert differing(tmp_path / "file", layout, {"b": Piece(whole["b"][:, :2], whole["b"].shape, (0, 0))}) == []
+    assert differing(tmp_path / "file", layout, {"b": Shard(whole["b"][:, :2], whole["b"].shape, (0, 0))}) == []
 
 
 # --- who writes what -------------------------------------------------------------------------------------------------
 
 
 def outlines(*states: Any) -> list[Outline]:
-    return [Part.of(state).outline() for state in states]
+    return [ManifestPart.of(state).outline() for state in states]
 
 
 def test_what_several_ranks_have_the_first_one_writes() -> None:
     whole, half = torch.arange(4.0), torch.arange(2.0)
-    pieces = [{"w": whole, "p": Piece(half, whole.shape, (start,))} for start in (0, 2, 0)]
+    pieces = [{"w": whole, "p": Shard(half, whole.shape, (start,))} for start in (0, 2, 0)]
     plan = plan_of(outlines(*pieces))
     assert plan.writes == [["w", "p"], ["p"], []]
 
 
 def test_a_part_that_nobody_has_is_told() -> None:
-    half = Piece(torch.arange(2.0), torch.Size([4]), (0,))
+    half = Shard(torch.arange(2.0), torch.Size([4]), (0,))
     with pytest.raises(TypeError, match="the ranks hold 2 of 4 numbers of w"):
         plan_of(outlines({"w": half}, {"w": half}))
     with pytest.raises(TypeError, match=r"w is .* on one rank and .* on rank 1"):
@@ -140,7 +140,7 @@ def pieces_of_dtensors() -> list[tuple[tuple[int, ...], Tensor]]:
     mesh = init_device_mesh("cpu", (2, 2))
     whole = torch.arange(5 * 3 * 4.0).view(5, 3, 4)
     found = [piece_of(distribute_tensor(whole, mesh, placements)) for placements in PLACEMENTS]
-    return [(piece.offset, piece.tensor) for piece in found if isinstance(piece, Piece)]
+    return [(piece.offset, piece.tensor) for piece in found if isinstance(piece, Shard)]
 
 
 def test_a_shard_of_pytorch_lies_where_it_says(ranks: Pools) -> None:

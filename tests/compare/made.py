@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.compare.outcome import Outcome, Status
-from drivetrain.compare.rows import Comparison, Result, Row
-from drivetrain.report import RunReport
+from drivetrain.compare.result_rows import Comparison, Result, Row
 from drivetrain.tracking.events import StepDone
+from drivetrain.training.report import RunReport
 
 
 def report(rate: float = 100.0, accuracy: float = 0.9, memory: int = 2**20, **changes: Any) -> RunReport:

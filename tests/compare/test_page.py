@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from drivetrain.compare.files import as_csv
 from drivetrain.compare.page import as_html
 from drivetrain.compare.plots import MOST_POINTS, as_png, as_svg, plots, thinned
-from drivetrain.compare.rows import Comparison, Row
+from drivetrain.compare.result_rows import Comparison, Row
 from tests.compare.made import comparison, report, result
 
 

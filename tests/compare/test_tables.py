@@ -15,9 +15,9 @@ from drivetrain.compare.advice import advice
 from drivetrain.compare.columns import Figures
 from drivetrain.compare.files import as_csv, as_json, as_markdown
 from drivetrain.compare.plots import plots
-from drivetrain.compare.rows import Comparison, largest_difference
+from drivetrain.compare.result_rows import Comparison, largest_difference
 from drivetrain.compare.table import comparison_table
-from drivetrain.strict_json import restored
+from drivetrain.runtime.strict_json import restored
 from drivetrain.tracking.events import StepDone
 from drivetrain.tracking.jsonl import JsonlTracker
 from tests.compare.made import comparison, report

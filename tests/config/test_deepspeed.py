@@ -17,7 +17,7 @@ from drivetrain.config.machine import Machine
 from drivetrain.config.notices import notices
 from drivetrain.config.resolve import resolved
 from drivetrain.config.run import RunConfig
-from drivetrain.importing.found import leaves
+from drivetrain.importing.translated_file import leaves
 
 CPU = Machine("cpu", "a CPU", 1, 2**33, 2, None, frozenset({"float32"}), frozenset({"deepspeed", "accelerate"}))
 DIGITS = {"type": "image_classification", "model": {"config": {"model_type": "resnet"}}, "data": {"source": "digits"}}

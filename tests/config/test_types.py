@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from drivetrain.config.load import field_paths, load, validate
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem
-from drivetrain.folder import RunFolder
+from drivetrain.runtime.run_folder import RunFolder
 from tests.config.test_load import IMAGES, MODULE, VALID
 
 ROOT = Path(__file__).resolve().parents[2]

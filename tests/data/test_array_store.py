@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain import scratch
+from drivetrain.runtime import scratch
 
 PROGRAM = """
 import os, sys

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from drivetrain.data.fixed_rows import best_fit, cheapest_rows, filled_in_order
 from drivetrain.data.micro_batches import Lengths, Slice
-from drivetrain.row_shape import Rows
+from drivetrain.data.row_shape import Rows
 
 many_lengths = st.lists(st.integers(1, 40), min_size=1, max_size=40)
 

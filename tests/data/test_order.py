@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivetrain.data.order import GlobalOrder, Part
+from drivetrain.data.order import GlobalOrder, MixturePart
 
 sizes = st.integers(1, 200)
 
@@ -50,7 +50,9 @@ def test_a_mixture_takes_parts_by_weight_and_each_of_them_pass_after_pass(
 ) -> None:
     weights = data.draw(st.lists(st.floats(0.1, 9), min_size=len(sizes_of_parts), max_size=len(sizes_of_parts)))
     ends = np.cumsum(sizes_of_parts).tolist()
-    parts = [Part(end - size, end, weight) for end, size, weight in zip(ends, sizes_of_parts, weights, strict=True)]
+    parts = [
+        MixturePart(end - size, end, weight) for end, size, weight in zip(ends, sizes_of_parts, weights, strict=True)
+    ]
     order = GlobalOrder(ends[-1], batch, 0, parts)
     taken = dealt(order, range(3))
     assert len(taken) == 3 * ends[-1]
@@ -63,7 +65,7 @@ def test_a_mixture_takes_parts_by_weight_and_each_of_them_pass_after_pass(
 
 
 def test_a_mixture_of_two_to_two_to_one_is_mixed_in_every_stretch() -> None:
-    order = GlobalOrder(2090, 10, 0, [Part(0, 999, 2), Part(999, 1999, 2), Part(1999, 2090, 1)])
+    order = GlobalOrder(2090, 10, 0, [MixturePart(0, 999, 2), MixturePart(999, 1999, 2), MixturePart(1999, 2090, 1)])
     taken = dealt(order, range(1))
     assert [((taken >= a) & (taken < b)).sum() for a, b in ((0, 999), (999, 1999), (1999, 2090))] == [836, 836, 418]
     first, last = taken[:500], taken[-500:]
@@ -79,7 +81,7 @@ def test_a_stream_takes_every_sample_once_and_none_from_far_away(samples: int, b
 
 
 def test_a_mixture_of_streams_takes_each_of_them_in_its_own_order() -> None:
-    taken = dealt(GlobalOrder(200, 16, 0, [Part(0, 100, 1), Part(100, 200, 1)], buffer=10), range(1))
+    taken = dealt(GlobalOrder(200, 16, 0, [MixturePart(0, 100, 1), MixturePart(100, 200, 1)], buffer=10), range(1))
     for start in (0, 100):
         own = taken[(taken >= start) & (taken < start + 100)] - start
         assert (np.abs(own - np.arange(len(own))) < 10).all()

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain.config import engines as config
+from drivetrain.engines.autograd import AutogradEngine
 from drivetrain.engines.ddp import DdpEngine
-from drivetrain.engines.eager import EagerEngine
 from drivetrain.errors import RunError, UserError
 from drivetrain.launch.group import group_of_one
 
@@ -36,7 +36,7 @@ def test_only_ddps_own_complaint_is_explained(
     def failing(*_: object) -> None:
         raise raised
 
-    monkeypatch.setattr(EagerEngine, "forward_backward", failing)
+    monkeypatch.setattr(AutogradEngine, "forward_backward", failing)
     with pytest.raises(RuntimeError, match=text) as found:
         engine().forward_backward([])
     assert type(found.value) is expected

@@ -18,8 +18,8 @@ from drivetrain.config.precision import PRECISIONS
 from drivetrain.config.training import Optimizer, Scaler
 from drivetrain.data.loader import MicroBatch
 from drivetrain.data.micro_batches import Slice
-from drivetrain.emulation import fp32_products
 from drivetrain.engines.single import SingleEngine
+from drivetrain.numerics.emulation import fp32_products
 from drivetrain.workloads.base import Batch
 from tests.device import chosen_device, on
 from tests.tiny_workload import FEATURES, IGNORED, Rows, TinyWorkload, perceptron

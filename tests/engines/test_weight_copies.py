@@ -15,9 +15,9 @@ from drivetrain.config.engines import DdpEngine, FsdpEngine
 from drivetrain.config.precision import PRECISIONS
 from drivetrain.config.training import Optimizer
 from drivetrain.data.micro_batches import Slice
-from drivetrain.emulation import fp32_products
 from drivetrain.engines.weight_copies import WeightCopies
 from drivetrain.errors import RunError, UserError
+from drivetrain.numerics.emulation import fp32_products
 from tests.ranks import RankPool
 from tests.tiny_workload import IGNORED, Rows, TinyWorkload, perceptron, tiny_engine
 

@@ -22,8 +22,8 @@ from unittest.mock import patch
 
 from drivetrain.cli import main
 from drivetrain.errors import RunError
-from drivetrain.launch import perform, restarts
-from drivetrain.launch.task import Result, Task
+from drivetrain.launch import execute, restarts
+from drivetrain.launch.job import Job, Result
 from tests.fuzz.mutants import READS_ONLY, Mutant, apply
 from tests.fuzz.place import contents, copied
 
@@ -123,9 +123,9 @@ def _may_change(name: str, mutant: Mutant) -> bool:
 
 @contextlib.contextmanager
 def stubs() -> Iterator[None]:
-    real = perform.perform
+    real = execute.perform
 
-    def short(task: Task, *rest: Any, **named: Any) -> Result:
+    def short(task: Job, *rest: Any, **named: Any) -> Result:
         loop = task.run.loop
         if task.verb == "train" and (loop.epochs or 0) + (loop.steps or 0) > MOST_STEPS:
             raise RunError("a long training is not started here")
@@ -135,7 +135,7 @@ def stubs() -> Iterator[None]:
         raise RunError("no process is started here")
 
     with (
-        patch.object(perform, "perform", short),
+        patch.object(execute, "perform", short),
         patch.object(restarts, "in_ranks", refuse),
         patch.object(restarts, "_launch", refuse),
         patch("drivetrain.compare.verbs.run_matrix", refuse),

@@ -16,10 +16,10 @@ from drivetrain.config.load import load
 from drivetrain.config.run import RunConfig
 from drivetrain.config.training import Loader
 from drivetrain.errors import UserError
-from drivetrain.hardware import detect
-from drivetrain.inference.rows import write_predictions
+from drivetrain.inference.prediction_file import write_predictions
 from drivetrain.inference.verbs import evaluate, predict
-from drivetrain.run import run
+from drivetrain.runtime.hardware import detect
+from drivetrain.training.run import run
 
 OWN = """
 import torch

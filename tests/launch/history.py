@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from drivetrain import cutting
 from drivetrain.data import loader
 from drivetrain.data.loader import Window
+from drivetrain.training import batching
 
 VARIABLE = "RECORDED_SAMPLES"  # names the folder for record_if_asked
 
@@ -63,7 +63,7 @@ def record(folder: Path) -> None:
                 yield window
 
     loader._Keyed.__getitem__ = loaded  # type: ignore[method-assign]
-    cutting.training_windows = windows
+    batching.training_windows = windows
 
 
 def surviving(folder: Path, copies: int = 1) -> dict[int, tuple[int, list[int]]]:

@@ -12,28 +12,28 @@ import pytest
 import torch.distributed.launcher.api as torch_launcher
 from torch.distributed.launcher.api import LaunchConfig
 
-from drivetrain.attempt import Attempt
 from drivetrain.config.load import load as load_run
 from drivetrain.errors import OutOfMemory, RankError, RunError
 from drivetrain.launch import elastic, restarts
 from drivetrain.launch.elastic import Died, one_attempt
-from drivetrain.launch.meeting import LAST_CALL_SECONDS, Meeting
+from drivetrain.launch.job import Job, Node, Result
 from drivetrain.launch.outcome import done, failed
+from drivetrain.launch.rendezvous import LAST_CALL_SECONDS, Meeting
 from drivetrain.launch.start import start
-from drivetrain.launch.task import Node, Result, Task
+from drivetrain.runtime.attempt import Attempt
 from tests.launch.test_start import free_port, prepared
-from tests.test_scratch import dead
+from tests.runtime.test_scratch import dead
 
 
 @pytest.fixture
-def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Task]:
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
     monkeypatch.chdir(prepared(tmp_path))
 
-    def of(*changes: str) -> Task:
+    def of(*changes: str) -> Job:
         run, problems = load_run(tmp_path / "run.yaml", ["engine=ddp", "processes=2", *changes])
         assert run is not None
         assert not problems
-        return Task(verb="train", run=run, quiet=True)
+        return Job(verb="train", run=run, quiet=True)
 
     return of
 
@@ -44,7 +44,7 @@ class Starts:
     def __init__(self, ends: Any) -> None:
         self.ends, self.attempts, self.elapsed = ends, list[Attempt](), list[float]()
 
-    def __call__(self, task: Task, folder: Path, *_: Any) -> Result:
+    def __call__(self, task: Job, folder: Path, *_: Any) -> Result:
         del task
         self.attempts.append(Attempt.read(folder))
         self.elapsed.append(self.attempts[-1].elapsed_before(10.0 * len(self.attempts)))
@@ -57,7 +57,7 @@ class Starts:
 
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_a_run_that_always_dies_is_started_once_more_than_it_may_be_restarted(
-    task: Callable[..., Task], monkeypatch: pytest.MonkeyPatch, most: int
+    task: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     starts = Starts(Died(f"death {number}") for number in range(1, 20))
     monkeypatch.setattr(restarts, "one_attempt", starts)
@@ -76,7 +76,7 @@ def test_a_run_that_always_dies_is_started_once_more_than_it_may_be_restarted(
 
 
 def test_a_start_with_smaller_micro_batches_is_no_restart(
-    task: Callable[..., Task], monkeypatch: pytest.MonkeyPatch
+    task: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends = [OutOfMemory("no room", 4), Died("death 1"), OutOfMemory("no room", 2), Result(code=0, value={})]
     starts = Starts(iter(ends))
@@ -97,7 +97,7 @@ class Launched:
 
 
 def test_torch_restarts_nothing_by_itself_and_each_attempt_forgets_the_one_before(
-    task: Callable[..., Task], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    task: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """torch's own restarts would be counted by no one, and go on after a mistake."""
 
@@ -122,9 +122,9 @@ def test_torch_restarts_nothing_by_itself_and_each_attempt_forgets_the_one_befor
 
 
 def test_nodes_count_an_attempt_once_and_wait_less_for_those_that_were_lost(
-    task: Callable[..., Task], monkeypatch: pytest.MonkeyPatch
+    task: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drivetrain.launch.meeting.SETTLING_SECONDS", 0)
+    monkeypatch.setattr("drivetrain.launch.rendezvous.SETTLING_SECONDS", 0)
     run, where = task("nodes=2", "min_nodes=1").run, f"127.0.0.1:{free_port()}"
     nodes = [Meeting(run, Node(rank, where)) for rank in range(2)]
     seen = []
@@ -156,7 +156,7 @@ def soon(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_rank_that_dies_in_silence_is_a_death(task: Callable[..., Task], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_dies_in_silence_is_a_death(task: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_launcher, "elastic_launch", Launched(lambda _: None, lambda _: None))
     monkeypatch.setattr(restarts, "devices_left", lambda _: 2)
     counted = []
@@ -173,7 +173,7 @@ def test_a_rank_that_dies_in_silence_is_a_death(task: Callable[..., Task], monke
 
 
 def test_what_dead_launches_left_in_the_temporary_folder_goes_with_the_next_launch(
-    task: Callable[..., Task], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    task: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     place = tmp_path / "temporary"
     place.mkdir()
@@ -181,7 +181,7 @@ def test_what_dead_launches_left_in_the_temporary_folder_goes_with_the_next_laun
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     seen = []
 
-    def attempt(_: Task, folder: Path, *__: Any) -> Result:
+    def attempt(_: Job, folder: Path, *__: Any) -> Result:
         seen.append([folder.parent, left.exists(), folder.exists()])
         return Result(code=0, value={})
 
@@ -192,7 +192,7 @@ def test_what_dead_launches_left_in_the_temporary_folder_goes_with_the_next_laun
 
 
 def test_a_temporary_folder_that_cannot_be_written_is_told(
-    task: Callable[..., Task], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    task: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "workload.py"))
     with pytest.raises(RunError, match=r"the temporary folder cannot be written: Not a directory; .*then start again"):

@@ -16,9 +16,9 @@ from drivetrain.config.load import load as load_run
 from drivetrain.errors import RankError, RunError, UserError
 from drivetrain.launch import restarts
 from drivetrain.launch.elastic import Died
-from drivetrain.launch.meeting import Meeting
+from drivetrain.launch.job import Job, Node, Result
+from drivetrain.launch.rendezvous import Meeting
 from drivetrain.launch.start import start
-from drivetrain.launch.task import Node, Result, Task
 from drivetrain.tracking.jsonl import read_events
 from tests.launch.chaos import killed, ranks_of, same_end
 from tests.launch.history import VARIABLE, check_each_once, surviving
@@ -87,16 +87,16 @@ class Attempts:
 
 
 @pytest.fixture
-def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.chdir(prepared(tmp_path))
     run, problems = load_run(tmp_path / "run.yaml", ["engine=ddp", "processes=2", "max_restarts=3"])
     assert run is not None
     assert not problems
-    return Task(verb="train", run=run, quiet=True)
+    return Job(verb="train", run=run, quiet=True)
 
 
 @pytest.mark.parametrize("error", [UserError, RunError, RankError, KeyboardInterrupt])
-def test_what_would_only_come_again_is_not_tried_again(task: Task, monkeypatch: pytest.MonkeyPatch, error: Any) -> None:
+def test_what_would_only_come_again_is_not_tried_again(task: Job, monkeypatch: pytest.MonkeyPatch, error: Any) -> None:
     mistake = error([None]) if error is UserError else error("a mistake")
     attempts = Attempts(mistake)
     monkeypatch.setattr(restarts, "one_attempt", attempts)
@@ -106,14 +106,14 @@ def test_what_would_only_come_again_is_not_tried_again(task: Task, monkeypatch: 
     assert len(attempts.processes) == 1
 
 
-def test_only_trainings_are_restarted(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_trainings_are_restarted(task: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = Attempts(Died("killed"))
     monkeypatch.setattr(restarts, "one_attempt", attempts)
     with pytest.raises(RankError, match=r"^killed$"):
         start(task.model_copy(update={"verb": "evaluate"}))
 
 
-def test_a_restart_takes_the_devices_that_are_left(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_takes_the_devices_that_are_left(task: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = Attempts(Died("killed"), Died("killed"), Result(code=0, value={}))
     left = iter([2, 1])
     monkeypatch.setattr(restarts, "one_attempt", attempts)
@@ -122,7 +122,7 @@ def test_a_restart_takes_the_devices_that_are_left(task: Task, monkeypatch: pyte
     assert attempts.processes == [2, 2, 1]
 
 
-def test_without_a_device_there_is_no_restart(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_device_there_is_no_restart(task: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts, "one_attempt", Attempts(Died("killed")))
     monkeypatch.setattr(restarts, "devices_left", lambda _: 0)
     with pytest.raises(RankError, match="killed; and no device is left"):
@@ -157,16 +157,16 @@ def test_a_node_that_is_lost_is_done_without_on_the_same_curve(slowly: Path) -> 
     assert "1 of 2 ranks are there; the global batch stays 8" in " ".join(said.split())
 
 
-def test_a_rendezvous_that_nobody_keeps_is_told_with_its_port(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drivetrain.launch.meeting.JOIN_SECONDS", 2)
+def test_a_rendezvous_that_nobody_keeps_is_told_with_its_port(task: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drivetrain.launch.rendezvous.JOIN_SECONDS", 2)
     where = f"127.0.0.1:{free_port()}"
     two = task.run.model_copy(update={"nodes": 2})
     with pytest.raises(RunError, match=f"node 1 could not meet the others at {where}.*node 0 is running.*firewall"):
         Meeting(two, Node(1, where))
 
 
-def test_a_node_hears_that_another_has_ended_the_run(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drivetrain.launch.meeting.SETTLING_SECONDS", 0)
+def test_a_node_hears_that_another_has_ended_the_run(task: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drivetrain.launch.rendezvous.SETTLING_SECONDS", 0)
     two, where = task.run.model_copy(update={"nodes": 2}), f"127.0.0.1:{free_port()}"
     first, second = Meeting(two, Node(0, where)), Meeting(two, Node(1, where))
     first.part()

@@ -234,15 +234,15 @@ def free_port() -> int:
 
 def test_environment_of_this_process_is_left_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from drivetrain.config.load import load as load_run
+    from drivetrain.launch.job import Job
     from drivetrain.launch.start import start
-    from drivetrain.launch.task import Task
 
     monkeypatch.chdir(place)
     run, problems = load_run(place / "run.yaml", ["engine=ddp", "processes=2", "loop.steps=2", "tracking.trackers=[]"])
     assert run is not None
     assert not problems
     before = dict(os.environ)
-    result = start(Task(verb="train", run=run, quiet=True))
+    result = start(Job(verb="train", run=run, quiet=True))
     assert result.code == 0
     assert result.value["engaged"]["world_size"] == 2
     added = {key: value for key, value in os.environ.items() if before.get(key) != value}

@@ -15,11 +15,11 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from drivetrain.config.precision import PRECISIONS
 from drivetrain.data.loader import MicroBatch
+from drivetrain.distributed.communicator import Communicator
 from drivetrain.measure import flops, meters
 from drivetrain.measure.memory import TensorPeak
 from drivetrain.measure.meters import Meters
 from drivetrain.measure.throughput import Stopwatch
-from drivetrain.ranks import Ranks
 from tests.tiny_workload import CPU
 
 HEADS, GROUPS, LENGTH, WIDTH = 4, 2, 128, 16
@@ -41,7 +41,7 @@ def measured(work: Callable[[Tensor], Any], steps: int = 3) -> tuple[list[Any], 
             with counting.step([batch]):
                 found.append(work(batch.tensors["x"]))
             counting.step_done(2)
-    return found, counting.summary(Ranks()), said
+    return found, counting.summary(Communicator()), said
 
 
 def attended() -> list[Tensor]:
@@ -187,5 +187,5 @@ def test_the_tensor_peak_of_the_first_step_is_that_of_a_step_that_finds_the_opti
 
     with counting:
         steps(3, counted, counting.part)
-        found = counting.summary(Ranks())["peak_memory"]["tensor"]
+        found = counting.summary(Communicator())["peak_memory"]["tensor"]
     assert found == pytest.approx(steady.peak_bytes, rel=0.02)

@@ -9,8 +9,8 @@ import psutil
 import pytest
 import torch
 
-from drivetrain.hardware import usable_cores
 from drivetrain.measure.utilisation import MOST_POINTS, UtilisationSampler, _Cpu
+from drivetrain.runtime.hardware import usable_cores
 
 CPU = torch.device("cpu")
 

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from drivetrain.config.quantisation_aware import QuantisationAware
 from drivetrain.errors import UserError
-from drivetrain.low_bit import hush
 from drivetrain.memory.recompute import apply_recompute
 from drivetrain.models import fake_quantised
 from drivetrain.models.fake_quantised import FakeQuantiser
+from drivetrain.optim.low_bit import hush
 
 pytest.importorskip("torchao")
 FORMATS = ("int8-dynamic-int4-weight", "int4-weight", "int8-weight")

@@ -13,11 +13,11 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from drivetrain.config.engines import DRIVER, SingleEngine
-from drivetrain.emulation import fp32_products
 from drivetrain.errors import UserError
-from drivetrain.low_bit import hush
 from drivetrain.models import fp8
 from drivetrain.models.fp8 import compute_in_fp8, told
+from drivetrain.numerics.emulation import fp32_products
+from drivetrain.optim.low_bit import hush
 from tests.ranks import RankPool
 from tests.tiny_workload import FEATURES, IGNORED, Rows, TinyWorkload, tiny_engine
 

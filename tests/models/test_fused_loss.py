@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from drivetrain.emulation import fp32_products
 from drivetrain.measure.memory import TensorPeak
 from drivetrain.models import fused_loss
 from drivetrain.models.fused_loss import linear_argmax_and_losses, linear_cross_entropy_sum
+from drivetrain.numerics.emulation import fp32_products
 from tests.device import chosen_device
 
 ROWS, WIDTH, VOCABULARY = 23, 16, 1500

@@ -17,13 +17,13 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain.config.language import LanguageModelModel
-from drivetrain.emulation import fp32_products
-from drivetrain.engines import tensor_parallel, tensor_plan
+from drivetrain.engines.mesh import tensor_parallel, tensor_plan
 from drivetrain.engines.replicas import ThreadReplicas
 from drivetrain.measure.memory import TensorPeak
 from drivetrain.memory.recompute import apply_recompute
 from drivetrain.models import fused_loss, language_head
 from drivetrain.models.language_head import TargetHead
+from drivetrain.numerics.emulation import fp32_products
 from tests.ranks import RankPool
 
 SIZES: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}

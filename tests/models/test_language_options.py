@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
-from drivetrain.engines import tensor_parallel, tensor_plan
+from drivetrain.engines.mesh import tensor_parallel, tensor_plan
 from drivetrain.engines.replicas import ThreadReplicas
 from drivetrain.errors import UserError
 from drivetrain.memory.recompute import apply_recompute

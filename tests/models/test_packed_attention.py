@@ -18,10 +18,10 @@ from torch.nn.attention import varlen
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.parallel import DistributedDataParallel
 
+from drivetrain.data.row_shape import Rows
 from drivetrain.memory.recompute import apply_recompute
 from drivetrain.models import packed_attention
 from drivetrain.models.packed_attention import NAME, PackedAttention, bounds_of, use_packed_attention
-from drivetrain.row_shape import Rows
 from tests.ranks import RankPool
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from drivetrain.data.row_shape import Rows
 from drivetrain.models.packed_attention import bounds_of
 from drivetrain.models.sequence_operator import attend_apart
-from drivetrain.row_shape import Rows
 
 POSITIONS = torch.tensor([[*range(5), *range(7)], [*range(2), *range(4), *range(6)]])
 

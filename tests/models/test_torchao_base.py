@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from drivetrain.config.quantised import QuantisedBase, quantised_base_problems
 from drivetrain.errors import UserError
-from drivetrain.low_bit import hush
 from drivetrain.models import quantised_base
 from drivetrain.models.quantised_base import quantise, weights_of_codes
 from drivetrain.models.quantised_linear import QuantisedLinear
+from drivetrain.optim.low_bit import hush
 
 pytest.importorskip("torchao")
 SIZES = (32, 64, 128, 256)

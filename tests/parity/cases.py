@@ -19,8 +19,8 @@ from drivetrain.config.training import Loader, Optimizer
 from drivetrain.data.loader import training_windows
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
-from drivetrain.emulation import fp32_products
 from drivetrain.engines.base import Engine
+from drivetrain.numerics.emulation import fp32_products
 from tests.device import chosen_device, on
 from tests.tiny_workload import FEATURES, IGNORED, Rows, TinyWorkload, perceptron, tiny_engine
 

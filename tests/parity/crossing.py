@@ -22,9 +22,9 @@ from drivetrain.config.training import Loader, Optimizer, Schedule
 from drivetrain.data.loader import training_windows
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
+from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
-from drivetrain.ranks import Ranks
-from drivetrain.schedules import lr_factor
+from drivetrain.optim.schedules import lr_factor
 from drivetrain.workloads.base import Workload
 from tests.parity.cases import CLIP
 from tests.parity.mesh_cases import BATCH, IGNORED, MeshCase, logits_and_targets, workload
@@ -110,7 +110,7 @@ def written(layout: Layout, root: Path) -> Path:
     work = workload(LLAMA)
     engine = engine_of(layout, work)
     trained(engine, work, range(SAVED))
-    path = save(root, SAVED, engine.state_dict(), {}, ranks=Ranks())
+    path = save(root, SAVED, engine.state_dict(), {}, ranks=Communicator())
     engine.close()
     return path
 
@@ -120,7 +120,7 @@ def written_again(layout: Layout, saved: Path, root: Path) -> Path:
     work = workload(LLAMA)
     engine = engine_of(layout, work)
     engine.load_state_dict(load(saved))
-    path = save(root, SAVED, engine.state_dict(), {}, ranks=Ranks())
+    path = save(root, SAVED, engine.state_dict(), {}, ranks=Communicator())
     engine.close()
     return path
 

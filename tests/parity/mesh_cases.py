@@ -30,9 +30,9 @@ from drivetrain.config.workload import LanguageModel, TextClassification
 from drivetrain.data.loader import training_windows
 from drivetrain.data.micro_batches import Lengths, Slice
 from drivetrain.data.order import GlobalOrder
-from drivetrain.emulation import fp32_products
 from drivetrain.engines.base import Engine
 from drivetrain.models.adapters import AdapterSet
+from drivetrain.numerics.emulation import fp32_products
 from drivetrain.workloads.base import Layout, Workload
 from drivetrain.workloads.language_model import IGNORED, LanguageModelWorkload
 from drivetrain.workloads.text_classification import TextClassificationWorkload

@@ -16,19 +16,19 @@ from torch import Tensor
 
 from drivetrain.checkpoint.directory import load
 from drivetrain.checkpoint.saving import save
-from drivetrain.checkpointing import RunCheckpoints
 from drivetrain.config.load import validate
 from drivetrain.config.training import Loader, Scaler
 from drivetrain.data.loader import evaluation_batches, training_windows
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
-from drivetrain.engines import places
+from drivetrain.distributed.communicator import Communicator
+from drivetrain.distributed.rng import seed_rank
 from drivetrain.engines.base import Engine
-from drivetrain.engines.mesh import MeshEngine
-from drivetrain.loop import Progress
-from drivetrain.ranks import Ranks
-from drivetrain.rng import seed_rank
+from drivetrain.engines.mesh import topology
+from drivetrain.engines.mesh.engine import MeshEngine
 from drivetrain.tracking.events import Event, Warned
+from drivetrain.training.loop import Progress
+from drivetrain.training.run_checkpoints import RunCheckpoints
 from drivetrain.workloads.base import BestMetric, Workload
 from tests.parity.cases import Curve
 from tests.parity.mesh_cases import BATCH, LLAMA, MeshCase, engine_of, run_case, text, workload
@@ -72,7 +72,7 @@ def interrupted(case: MeshCase, folder: Path) -> tuple[dict[str, Tensor], dict[s
     through = engine_of(case, work)
     seed_rank(0, through.random_stream)
     steps(through, work, range(3))
-    saved = save(file, 3, through.state_dict(), {}, ranks=Ranks())
+    saved = save(file, 3, through.state_dict(), {}, ranks=Communicator())
     generator = torch.get_rng_state()
     steps(through, work, range(3, 6))
     resumed = engine_of(case, work)
@@ -88,7 +88,7 @@ def saved_after(case: MeshCase, file: Path) -> list[float]:
     work = workload(case)
     engine = engine_of(case, work)
     steps(engine, work, range(3))
-    save(file, 3, engine.state_dict(), {}, ranks=Ranks())
+    save(file, 3, engine.state_dict(), {}, ranks=Communicator())
     return steps(engine, work, range(3, 6))
 
 
@@ -109,7 +109,7 @@ def drawn(case: MeshCase, root: Path, restores: bool) -> tuple[float, list[str]]
     run, _ = validate({"workload": block, "batch_size": BATCH, "loop": {"steps": 9}, "optimizer": {"name": "sgd"}}, [])
     assert run is not None
     metric = BestMetric("loss", higher_is_better=False)
-    checkpoints = RunCheckpoints(root, run, engine, Ranks(), metric, len(work.train), events.append)
+    checkpoints = RunCheckpoints(root, run, engine, Communicator(), metric, len(work.train), events.append)
     if restores:
         checkpoints.restore()
     else:
@@ -162,13 +162,13 @@ def copies_not_told_apart() -> Iterator[None]:
 
 @contextmanager
 def losses_told_by_all() -> Iterator[None]:
-    with mock.patch.object(places.Place, "tells_loss", True):
+    with mock.patch.object(topology.Place, "tells_loss", True):
         yield
 
 
 @contextmanager
 def samples_counted_by_all() -> Iterator[None]:
-    with mock.patch.object(places.Place, "leads_samples", True):
+    with mock.patch.object(topology.Place, "leads_samples", True):
         yield
 
 

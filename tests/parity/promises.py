@@ -21,13 +21,13 @@ from drivetrain.data import micro_batches
 from drivetrain.data.loader import MicroBatch, evaluation_batches, training_windows
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
-from drivetrain.engines import deepspeed
+from drivetrain.distributed.communicator import Communicator
+from drivetrain.distributed.rng import seed_rank
+from drivetrain.engines.autograd import AutogradEngine
 from drivetrain.engines.base import Engine
-from drivetrain.engines.deepspeed import DeepspeedEngine
-from drivetrain.engines.eager import EagerEngine
+from drivetrain.engines.deepspeed import engine
+from drivetrain.engines.deepspeed.engine import DeepspeedEngine
 from drivetrain.errors import RunError, UserError
-from drivetrain.ranks import Ranks
-from drivetrain.rng import seed_rank
 from tests.parity.cases import BATCH, SAMPLES, Case, Curve, engine_of, run_case, workload
 from tests.tiny_workload import FEATURES, Rows, TinyWorkload, tiny_engine
 
@@ -82,7 +82,7 @@ def interrupted(case: Case, folder: Path) -> tuple[dict[str, Tensor], dict[str, 
     through = engine_of(case, work)
     seed_rank(0, rank())
     steps(through, work, range(4))
-    saved = save(file, 4, through.state_dict(), {}, ranks=Ranks())
+    saved = save(file, 4, through.state_dict(), {}, ranks=Communicator())
     generator = torch.get_rng_state()
     steps(through, work, range(4, 8))
     resumed = engine_of(case, work)
@@ -98,7 +98,7 @@ def saved_after(case: Case, file: Path) -> list[float]:
     work = workload(case.model)
     engine = engine_of(case, work)
     steps(engine, work, range(4))
-    save(file, 4, engine.state_dict(), {}, ranks=Ranks())
+    save(file, 4, engine.state_dict(), {}, ranks=Communicator())
     return steps(engine, work, range(4, 8))
 
 
@@ -151,7 +151,7 @@ ODD = {"routed": Routed, "unused": Unused, "scaled": Scaled}
 def odd(case: Case) -> str:
     """What training an odd model comes to: its error, or "trained" and what it was warned of."""
     work = TinyWorkload(ODD[case.model], Rows(SAMPLES))
-    with mock.patch.object(deepspeed.LOG, "warning") as warned:
+    with mock.patch.object(engine.LOG, "warning") as warned:
         try:
             steps(engine_of(case, work), work, range(4))
         except (UserError, RunError) as error:
@@ -198,7 +198,7 @@ def engine_config(case: Case) -> Any:
 @contextmanager
 def halved_gradients() -> Iterator[None]:
     with ExitStack() as stack:
-        for engine in (EagerEngine, DeepspeedEngine):
+        for engine in (AutogradEngine, DeepspeedEngine):
             stack.enter_context(mock.patch.object(engine, "_backward", _halving(engine._backward)))
         yield
 
@@ -209,22 +209,22 @@ def _halving(whole: Callable[[Any, Tensor], None]) -> Callable[[Any, Tensor], No
 
 @contextmanager
 def dropped_shard() -> Iterator[None]:
-    whole = EagerEngine.forward_backward
+    whole = AutogradEngine.forward_backward
 
-    def losing(self: EagerEngine, batches: list[MicroBatch]) -> Tensor:
+    def losing(self: AutogradEngine, batches: list[MicroBatch]) -> Tensor:
         return whole(self, [MicroBatch(b.tensors, counts=rank() == 0) for b in batches])
 
-    with mock.patch.object(EagerEngine, "forward_backward", losing):
+    with mock.patch.object(AutogradEngine, "forward_backward", losing):
         yield
 
 
 @contextmanager
 def mean_of_means() -> Iterator[None]:
-    def local(self: EagerEngine, batches: list[MicroBatch]) -> Callable[[], int]:
+    def local(self: AutogradEngine, batches: list[MicroBatch]) -> Callable[[], int]:
         count = self.data_world * sum(self._workload.count(b.tensors) for b in batches if b.counts)
         return lambda: count
 
-    with mock.patch.object(EagerEngine, "_global_count", local):
+    with mock.patch.object(AutogradEngine, "_global_count", local):
         yield
 
 

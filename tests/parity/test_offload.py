@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 from torch import nn
 
-from drivetrain.engines import eager
+from drivetrain.engines import autograd
 from drivetrain.memory import offload
 from tests import tiny_workload
 from tests.parity.cases import Curve
@@ -85,7 +85,7 @@ def _with_activations_away(case: MeshCase) -> Curve:
     with (
         mock.patch.object(tiny_workload, "EngineOptions", options),
         mock.patch.object(offload, "LEAST_BYTES", 256),
-        mock.patch.object(eager, "offload_activations", remembered),
+        mock.patch.object(autograd, "offload_activations", remembered),
     ):
         curve = run_case(case)
     assert made[0].moved_bytes > 0

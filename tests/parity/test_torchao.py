@@ -15,9 +15,9 @@ from drivetrain.config.adapter import Adapter
 from drivetrain.config.quantisation_aware import QuantisationAware
 from drivetrain.config.quantised import QuantisedBase
 from drivetrain.config.training import Optimizer
-from drivetrain.low_bit import hush
 from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.fake_quantised import FakeQuantiser
+from drivetrain.optim.low_bit import hush
 from tests.parity.cases import SAMPLES, STEPS, Block, Curve, plain, run_case
 from tests.parity.cases import Case as Whole
 from tests.parity.spawned import curves

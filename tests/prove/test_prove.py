@@ -10,14 +10,14 @@ import pytest
 
 from drivetrain.config.load import load
 from drivetrain.config.run import RunConfig
-from drivetrain.prove.stilled import Stilled
+from drivetrain.prove.deterministic_workload import Stilled
 from drivetrain.prove.trace import Trace, trace
 from drivetrain.prove.verdicts import Verdict, remarks, verdicts
 from drivetrain.workloads.base import Workload
 from tests.parity import promises
 from tests.prove.traced import mutated_traces, traced_on_ranks
 from tests.ranks import RankPool
-from tests.test_scratch import dead
+from tests.runtime.test_scratch import dead
 from tests.tiny_workload import CPU
 
 WORKLOAD = """

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivetrain.errors import RunError
-from drivetrain.strict_json import dumps
+from drivetrain.runtime.strict_json import dumps
 from drivetrain.tracking.events import (
     EVENTS,
     CheckpointSaved,
@@ -221,7 +221,7 @@ def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path) -> None:
 FILLED = """
 import resource, signal
 from pathlib import Path
-from drivetrain.strict_json import dumps
+from drivetrain.runtime.strict_json import dumps
 from drivetrain.tracking.events import Warned
 from drivetrain.tracking.jsonl import JsonlTracker
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -23,20 +23,19 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 from drivetrain.checkpoint import run_state
+from drivetrain.checkpoint.convert import accelerate_folder, transformers_folder, universal, zero
+from drivetrain.checkpoint.convert import dcp as dcp_folder
+from drivetrain.checkpoint.convert.from_others import _read
 from drivetrain.checkpoint.directory import load
 from drivetrain.compare.verbs import report
 from drivetrain.config.adapter import Adapter
 from drivetrain.config.files import read_yaml
-from drivetrain.converting import accelerate_folder, transformers_folder, universal, zero
-from drivetrain.converting import dcp as dcp_folder
-from drivetrain.converting.from_others import _read
 from drivetrain.data.cifar import BATCHES, read_cifar10
 from drivetrain.data.language.registry import find, read_registry
 from drivetrain.data.rows import open_rows
 from drivetrain.data.tables import load_from_hub
 from drivetrain.data.tokenised import load_tokenizer, tokenise
 from drivetrain.importing.verb import import_files
-from drivetrain.loop import Progress
 from drivetrain.models import adapter_files
 from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.model_folders import config_of
@@ -44,9 +43,10 @@ from drivetrain.models.preprocessing import expected_by
 from drivetrain.models.transformers_classifiers import build_classifier
 from drivetrain.replay import replay
 from drivetrain.tracking.jsonl import read_events
+from drivetrain.training.loop import Progress
 from tests.checkpoint.test_run_state import seal
-from tests.test_checkpointing import Training
 from tests.tiny_language import LLAMA, ROWS, workload
+from tests.training.test_run_checkpoints import Training
 from tests.trust.stranger import Evil, marking, model_with_code, tokenizer_with_code
 
 Load = Callable[[Path, Path], object]

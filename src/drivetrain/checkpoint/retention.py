@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from drivetrain.best import ranked
+from drivetrain.checkpoint.best_evaluation import ranked
 from drivetrain.checkpoint.directory import hidden, read_manifest, steps, verify
 from drivetrain.errors import RunError
 

@@ -24,12 +24,12 @@ from drivetrain.checkpoint.directory import (
     read_part,
     sync,
 )
-from drivetrain.checkpoint.outline import Outline, Part, Plan, plan_of
+from drivetrain.checkpoint.manifest import ManifestPart, Outline, Plan, plan_of
 from drivetrain.checkpoint.state import Formless, State
 from drivetrain.checkpoint.tensor_file import create, differing, fill
+from drivetrain.distributed.communicator import Communicator
 from drivetrain.errors import RunError
-from drivetrain.heartbeat import WORKING
-from drivetrain.ranks import Ranks
+from drivetrain.runtime.heartbeat import WORKING
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -42,7 +42,7 @@ def save(
     parts: Mapping[str, State],
     facts: Mapping[str, Any],
     assets: Assets | None = None,
-    ranks: Ranks | None = None,
+    ranks: Communicator | None = None,
 ) -> Path:
     """Write a checkpoint of `parts` ("model": {name: tensor}, others any state) and return its folder.
 
@@ -51,7 +51,7 @@ def save(
     leaves the earlier checkpoints as they were, if the disk is full, the folder cannot be written, or a part holds what
     has no form in a checkpoint.
     """
-    ranks, target = ranks or Ranks(), root / f"step-{step:08d}"
+    ranks, target = ranks or Communicator(), root / f"step-{step:08d}"
     saving = _Saving(root, ranks, ranks.on_first(lambda: hidden(target, "partial")))  # by the first rank's name
     try:
         saving.begin(parts)
@@ -71,7 +71,7 @@ def save(
 class _Saving:
     """One save, in steps that all ranks take together."""
 
-    def __init__(self, root: Path, ranks: Ranks, aside: Path) -> None:
+    def __init__(self, root: Path, ranks: Communicator, aside: Path) -> None:
         self._root, self._ranks = root, ranks
         self.aside, self.needed = aside, 0
 
@@ -88,7 +88,7 @@ class _Saving:
         self.first(self._prepare)
 
     def _outlined(self, parts: Mapping[str, State]) -> dict[str, Outline]:
-        self._parts = {name: Part.of(state) for name, state in parts.items()}
+        self._parts = {name: ManifestPart.of(state) for name, state in parts.items()}
         return {name: part.outline() for name, part in self._parts.items()}
 
     def _prepare(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drivetrain.pieces import Piece
+from drivetrain.distributed.shard import Shard
 
 
 class Formless(TypeError):
@@ -24,13 +24,13 @@ class Formless(TypeError):
 State = Any  # nested dicts (str keys), lists and tuples of tensors, pieces of them, numbers, strings, booleans and None
 
 
-def split(state: State) -> tuple[dict[str, Tensor | Piece], Any]:
+def split(state: State) -> tuple[dict[str, Tensor | Shard], Any]:
     """State → (tensors and pieces of them, JSON-able tree). Nothing is copied.
 
     A tensor's key is its path with slashes between, so a flat dict of tensors keeps its keys. Subclasses of dict,
     list, tuple and number come back as what they derive from. Formless for anything that has no safe form.
     """
-    tensors: dict[str, Tensor | Piece] = {}
+    tensors: dict[str, Tensor | Shard] = {}
     return tensors, _Encoder(tensors).encode(state, ())
 
 
@@ -67,7 +67,7 @@ def replaced(state: State, by: Callable[[Tensor], Tensor]) -> State:
     def walk(value: State) -> State:
         if isinstance(value, Tensor):
             return copy(value)
-        if isinstance(value, Piece):
+        if isinstance(value, Shard):
             return dataclasses.replace(value, tensor=copy(value.tensor))
         if isinstance(value, dict):
             return {name: walk(item) for name, item in value.items()}
@@ -79,12 +79,12 @@ def replaced(state: State, by: Callable[[Tensor], Tensor]) -> State:
 
 
 class _Encoder:
-    def __init__(self, tensors: dict[str, Tensor | Piece]) -> None:
+    def __init__(self, tensors: dict[str, Tensor | Shard]) -> None:
         self._tensors = tensors
         self._key_of: dict[tuple[Any, ...], str] = {}
 
     def encode(self, value: State, path: tuple[str, ...]) -> Any:
-        if isinstance(value, Tensor | Piece):
+        if isinstance(value, Tensor | Shard):
             return {"$tensor": self._tensor(value, path)}
         if isinstance(value, dict):
             for name in value:
@@ -103,8 +103,8 @@ class _Encoder:
             return plain
         raise Formless(f"{_at(path)} a {type(value).__name__} has no form in a checkpoint")
 
-    def _tensor(self, given: Tensor | Piece, path: tuple[str, ...]) -> dict[str, Any]:
-        tensor, place = (given.tensor, given.place) if isinstance(given, Piece) else (given, None)
+    def _tensor(self, given: Tensor | Shard, path: tuple[str, ...]) -> dict[str, Any]:
+        tensor, place = (given.tensor, given.place) if isinstance(given, Shard) else (given, None)
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.dtype == torch.complex128:
             raise Formless(f"{_at(path)} a tensor of {tensor.layout}, {tensor.dtype} has no form in a checkpoint")
         identity = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, place)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.checkpoint.state import Formless
-from drivetrain.pieces import Piece
+from drivetrain.distributed.shard import Shard
 
 DTYPES = {
     torch.float64: "F64",
@@ -69,7 +69,7 @@ class Layout:
     size: int
 
 
-def kind_of(tensor: Tensor | Piece) -> Kind:
+def kind_of(tensor: Tensor | Shard) -> Kind:
     """Formless for what the format has no name for."""
     if tensor.dtype not in DTYPES:
         raise Formless(f"a tensor of {tensor.dtype} has no form in a checkpoint")
@@ -103,7 +103,7 @@ def create(file: Path, layout: Layout) -> None:
             os.truncate(opened.fileno(), layout.size)
 
 
-def fill(file: Path, layout: Layout, tensors: Mapping[str, Tensor | Piece]) -> None:
+def fill(file: Path, layout: Layout, tensors: Mapping[str, Tensor | Shard]) -> None:
     """Write this rank's, and have them on the disk."""
     with file.open("r+b") as opened:
         for place, run in _runs(layout, tensors):
@@ -111,7 +111,7 @@ def fill(file: Path, layout: Layout, tensors: Mapping[str, Tensor | Piece]) -> N
         os.fsync(opened.fileno())
 
 
-def differing(file: Path, layout: Layout, tensors: Mapping[str, Tensor | Piece]) -> list[str]:
+def differing(file: Path, layout: Layout, tensors: Mapping[str, Tensor | Shard]) -> list[str]:
     """Read this rank's back: names of those that are not in the file as they are in memory."""
     with file.open("rb") as opened:
         return [
@@ -121,11 +121,11 @@ def differing(file: Path, layout: Layout, tensors: Mapping[str, Tensor | Piece])
         ]
 
 
-def _runs(layout: Layout, tensors: Mapping[str, Tensor | Piece]) -> Iterator[tuple[int, memoryview]]:
+def _runs(layout: Layout, tensors: Mapping[str, Tensor | Shard]) -> Iterator[tuple[int, memoryview]]:
     """(place in the file, bytes)."""
     for name, tensor in tensors.items():
         start = layout.starts[name]
-        if isinstance(tensor, Piece):
+        if isinstance(tensor, Shard):
             near = dataclasses.replace(tensor, tensor=tensor.tensor.detach().cpu().contiguous())
             for first, run in near.runs():
                 yield start + first * run.dtype.itemsize, _bytes(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from drivetrain.compare.columns import LOWER_IS_BETTER, deciding_metric
-from drivetrain.compare.rows import Comparison, Row
+from drivetrain.compare.result_rows import Comparison, Row
 
 AS_GOOD = 0.01  # within this share of the best metric (or within the seeds' spread) two rows are equally good
 WORTH_NAMING = 0.05  # relative differences of memory above this are mentioned

@@ -57,13 +57,13 @@ def _judged(request: Request) -> tuple[Status, str]:
 
 
 def _run(request: Request) -> None:
+    from drivetrain.launch.job import Job
     from drivetrain.launch.start import start
-    from drivetrain.launch.task import Task
 
     if request.verb == "train":
-        start(Task(verb="train", run=request.run, overwrite=True))
+        start(Job(verb="train", run=request.run, overwrite=True))
     else:
-        start(Task(verb="time_predictions", run=request.run, checkpoint=request.checkpoint))
+        start(Job(verb="time_predictions", run=request.run, checkpoint=request.checkpoint))
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from drivetrain.compare.rows import Comparison, Row
-from drivetrain.rates import rate_text, size_text
-from drivetrain.report import RunReport
+from drivetrain.compare.result_rows import Comparison, Row
+from drivetrain.tracking.quantities import rate_text, size_text
+from drivetrain.training.report import RunReport
 
 Value = Callable[[RunReport], float | None]
 Better = Literal["low", "high"]

@@ -8,8 +8,8 @@ from typing import Any
 
 from drivetrain.compare.advice import advice
 from drivetrain.compare.columns import Figures
-from drivetrain.compare.rows import Comparison, Result
-from drivetrain.strict_json import dumps
+from drivetrain.compare.result_rows import Comparison, Result
+from drivetrain.runtime.strict_json import dumps
 
 
 def as_csv(comparison: Comparison) -> str:

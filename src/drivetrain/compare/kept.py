@@ -15,10 +15,10 @@ from typing import Any
 
 from drivetrain.compare.matrix import slug
 from drivetrain.compare.outcome import Outcome
-from drivetrain.compare.rows import Comparison, Result, Row
+from drivetrain.compare.result_rows import Comparison, Result, Row
 from drivetrain.config.files import read_json
 from drivetrain.errors import problem
-from drivetrain.whole_file import write_whole
+from drivetrain.runtime.atomic_file import write_whole
 
 ROWS = "rows.json"
 EARLIER = "earlier"

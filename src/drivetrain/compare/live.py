@@ -15,8 +15,8 @@ from rich.text import Text
 from drivetrain.compare.matrix import Cell, Matrix
 from drivetrain.compare.outcome import Outcome
 from drivetrain.compare.runner import Glance
-from drivetrain.rates import rate_text
 from drivetrain.tracking.jsonl import parsed
+from drivetrain.tracking.quantities import rate_text
 
 SHOWN_AROUND = 6  # cells before and after the running one: a matrix may be longer than the screen
 TAIL_BYTES = 4096  # of the running cell's events

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from drivetrain.whole_file import write_whole
+from drivetrain.runtime.atomic_file import write_whole
 
 Status = Literal["completed", "refused", "failed", "out of memory", "crashed", "timed out"]
 FILE = "outcome.json"

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from drivetrain.compare.advice import advice
 from drivetrain.compare.columns import Figures
 from drivetrain.compare.plots import INK, as_svg
-from drivetrain.compare.rows import Comparison, Result, Row
+from drivetrain.compare.result_rows import Comparison, Result, Row
 
 TITLES = {
     "loss": "Training loss, a curve a row",

@@ -14,7 +14,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from drivetrain.compare.rows import Comparison, Row
+from drivetrain.compare.result_rows import Comparison, Row
 
 INK = "#010203"
 # Okabe and Ito 2008, "Color Universal Design": told apart by colour-blind readers, seen on white and on black

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from drivetrain.compare.advice import advice
 from drivetrain.compare.columns import Column, Figures, deciding_metric
-from drivetrain.compare.rows import Comparison, Row
+from drivetrain.compare.result_rows import Comparison, Row
 
 # what a narrow terminal keeps longest, after the metric that decides; memory columns come by their order
 KEPT = ("seconds", "samples_per_second", "peak_", "largest_loss_difference", "speed_up", "utilisation_mean")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from drivetrain import environment
 from drivetrain.compare.axes import read_axes
 from drivetrain.compare.files import as_csv, as_json, as_markdown
 from drivetrain.compare.kept import PLOTS, ROWS, remember, remembered
@@ -15,13 +14,14 @@ from drivetrain.compare.matrix import Job, Matrix, build_matrix
 from drivetrain.compare.outcome import Outcome
 from drivetrain.compare.page import as_html
 from drivetrain.compare.plots import as_png, as_svg, plots
-from drivetrain.compare.rows import Comparison, Result, Row
+from drivetrain.compare.result_rows import Comparison, Result, Row
 from drivetrain.compare.runner import Again, Limits, run_matrix
 from drivetrain.config.files import read_yaml
 from drivetrain.errors import Problem, UserError, problem
-from drivetrain.folder import RunFolder, refuse_code_of_folders
-from drivetrain.hardware import detect
-from drivetrain.whole_file import write_whole
+from drivetrain.runtime import environment
+from drivetrain.runtime.atomic_file import write_whole
+from drivetrain.runtime.hardware import detect
+from drivetrain.runtime.run_folder import RunFolder, refuse_code_of_folders
 
 
 def compare(

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from filelock import FileLock, Timeout
 
-from drivetrain import scratch
 from drivetrain.errors import problem
+from drivetrain.runtime import scratch
 
 CONTENTS = "contents.json"
 SAMPLED, SAMPLE_BYTES = 64, 1 << 16  # a file up to their product is read whole

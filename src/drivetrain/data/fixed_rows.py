@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from drivetrain.row_shape import Rows
+from drivetrain.data.row_shape import Rows
 
 MULTIPLE = 64  # of which a row's tokens are one: tiles of matrix products
 MOST_LENGTHS = 16  # tried

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from drivetrain.data.language.samples import JoinedSamples, StreamedSamples
-from drivetrain.hardware import usable_cores
+from drivetrain.runtime.hardware import usable_cores
 
 LEAST_SECONDS = 1e-3  # for a sample, from which it is loaded elsewhere
 MOST_WORKERS = 8

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from drivetrain.data.fixed_rows import best_fit
-from drivetrain.row_shape import Rows
+from drivetrain.data.row_shape import Rows
 
 MOST_MORE = 12  # micro-batches beyond those that the bound asks for
 MOST_WEIGHED = 64  # micro-batches of one share; of more, each is short, and weighing them takes longer than it wins

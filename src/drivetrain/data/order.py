@@ -10,7 +10,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Part:
+class MixturePart:
     """Samples of one data set in a mixture: `stop - start` of them, and its share of each epoch's samples."""
 
     start: int
@@ -35,7 +35,7 @@ class GlobalOrder:
         num_samples: int,
         batch_size: int,
         seed: int,
-        parts: Sequence[Part] | None = None,
+        parts: Sequence[MixturePart] | None = None,
         buffer: int | None = None,
     ) -> None:
         self.num_samples = num_samples

@@ -12,7 +12,7 @@ import numpy as np
 
 from drivetrain.data.token_cache import Arrays, cached, content_key
 from drivetrain.errors import problem
-from drivetrain.hub import ask_hub
+from drivetrain.runtime.hub import ask_hub
 from drivetrain.trust import remote_code
 
 AT_ONCE = 4096  # texts, whose encodings are Python's objects

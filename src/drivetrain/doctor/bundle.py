@@ -19,8 +19,8 @@ from typing import Any
 
 from drivetrain.doctor.secrets import masked, masked_settings, shown_variables
 from drivetrain.errors import problem
-from drivetrain.folder import RunFolder
-from drivetrain.whole_file import replacing, writing
+from drivetrain.runtime.atomic_file import replacing, writing
+from drivetrain.runtime.run_folder import RunFolder
 
 TAIL_BYTES = 2**20  # of a file's end
 MOST_LISTED = 2000  # files of a run that are listed

@@ -9,7 +9,6 @@ import shutil
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from drivetrain import builds, environment
 from drivetrain.config import rules
 from drivetrain.config.engines import KINDS
 from drivetrain.config.machine import Machine
@@ -17,8 +16,9 @@ from drivetrain.config.notices import emulation_notice
 from drivetrain.config.packages import OPTIONAL, remedy
 from drivetrain.config.precision import PRECISIONS
 from drivetrain.doctor import devices, tries
-from drivetrain.hardware import detect
 from drivetrain.measure.gpu_software import device_software
+from drivetrain.runtime import environment, extension_builds
+from drivetrain.runtime.hardware import detect
 
 _GLOO = "processes that share the cores (gloo)"
 _ON_CPUS = {
@@ -69,11 +69,11 @@ def left_builds() -> dict[str, tuple[str, str]]:
     drivetrain builds none for DeepSpeed (but for nvme, and clears such away itself); other programs it stops.
     """
     found = {}
-    for folder in builds.folders():
-        if (folder / "lock").exists() and not builds.is_building(folder, patience=60.0):
+    for folder in extension_builds.folders():
+        if (folder / "lock").exists() and not extension_builds.is_building(folder, patience=60.0):
             why = "an interrupted build left a lock: the next start that needs it waits for ever"
             found[f"build of {folder.name}"] = ("no", f"{why}. rm -r {folder}")
-        elif not (folder / "lock").exists() and not builds.is_built(folder):
+        elif not (folder / "lock").exists() and not extension_builds.is_built(folder):
             why = f"half built: '{folder.name}.so: cannot open shared object file' comes from it"
             found[f"build of {folder.name}"] = ("no", f"{why}. rm -r {folder}")
     return found

@@ -7,11 +7,11 @@ from contextlib import redirect_stdout
 from importlib import import_module
 
 from drivetrain.config.engines import EngineConfig
+from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine, EngineOptions
-from drivetrain.ranks import Ranks
 
 
-def build_engine(config: EngineConfig, options: EngineOptions, ranks: Ranks) -> Engine:
+def build_engine(config: EngineConfig, options: EngineOptions, ranks: Communicator) -> Engine:
     module, _, cls = config.traits.implementation.partition(":")
     with redirect_stdout(sys.stderr):  # DeepSpeed logs to where it is when imported; stdout is for results
         found = import_module(f"{__name__}.{module}")

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain.config import engines as config
 from drivetrain.engines.ddp import DdpEngine
-from drivetrain.engines.deepspeed import DeepspeedEngine
+from drivetrain.engines.deepspeed.engine import DeepspeedEngine
 from drivetrain.engines.fsdp import (
     CodesMayBeSharded,
     FsdpEngine,

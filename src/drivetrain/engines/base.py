@@ -27,14 +27,14 @@ from drivetrain.config.precision import Precision
 from drivetrain.config.training import Scaler
 from drivetrain.data.loader import MicroBatch
 from drivetrain.memory.statistics import Statistics
-from drivetrain.optim import OptimizerFactory
+from drivetrain.optim.optimizers import OptimizerFactory
 from drivetrain.workloads.base import Workload
 from drivetrain.workloads.metrics import Metric
 
 State = dict[str, Any]
 Part = Callable[[str], AbstractContextManager[Any]]  # times what runs within, under a name
 # the gradient norm → whether the update is refused: known, or a scalar on the device that nobody should wait for
-Judge = Callable[[Tensor], bool | Tensor]
+StepGuard = Callable[[Tensor], bool | Tensor]
 
 
 def untimed(_: str) -> AbstractContextManager[None]:
@@ -142,7 +142,7 @@ class Engine(ABC):
         """Shares that forward_backward returned (any shape), summed over the ranks. All ranks call it together."""
 
     @abstractmethod
-    def optimizer_step(self, lr_factor: float, judge: Judge | None = None) -> StepResult:
+    def optimizer_step(self, lr_factor: float, judge: StepGuard | None = None) -> StepResult:
         """Unscale, clip, update at lr_factor times the peak rate, clear gradients.
 
         judge: asked once on every rank, before the update where the engine makes it itself.

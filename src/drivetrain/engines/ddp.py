@@ -19,10 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain.config import engines as config
 from drivetrain.data.loader import MicroBatch
-from drivetrain.engines.eager import EagerEngine
+from drivetrain.engines.autograd import AutogradEngine
 from drivetrain.engines.state import optimizer_state
 from drivetrain.errors import RunError, problem
-from drivetrain.optim import OptimizerFactory
+from drivetrain.optim.optimizers import OptimizerFactory
 
 NO_BUFFERS = "forward_sync_buffers"  # before torch 2.12 it had another name
 if NO_BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
@@ -47,7 +47,7 @@ def wrap_ddp(model: nn.Module, device: torch.device, options: config.DdpEngine) 
     return wrapped
 
 
-class DdpEngine(EagerEngine):
+class DdpEngine(AutogradEngine):
     _config: config.DdpEngine
     _copies_weights = True
 

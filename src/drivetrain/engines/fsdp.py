@@ -21,13 +21,13 @@ from torch.overrides import TorchFunctionMode
 from drivetrain.config import engines as config
 from drivetrain.config.precision import Precision
 from drivetrain.data.loader import MicroBatch
+from drivetrain.engines.autograd import AutogradEngine
 from drivetrain.engines.base import State
-from drivetrain.engines.eager import EagerEngine
 from drivetrain.engines.state import local_part, refuse_scalars
 from drivetrain.errors import RunError, problem
 from drivetrain.memory.recompute import repeated_blocks
-from drivetrain.precision import dtype
-from drivetrain.transfers import Later, sent, works_behind
+from drivetrain.memory.transfers import Later, sent, works_behind
+from drivetrain.numerics.torch_precision import dtype
 from drivetrain.workloads.base import Workload
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -197,7 +197,7 @@ class SameParameters:
             )
 
 
-class FsdpEngine(EagerEngine):
+class FsdpEngine(AutogradEngine):
     _config: config.FsdpEngine
     _compiles_by_block = True  # gathering stays between the compiled parts
 

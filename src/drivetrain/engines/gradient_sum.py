@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from drivetrain.engines.state import local_part, place_gradient
-from drivetrain.transfers import sent
+from drivetrain.memory.transfers import sent
 
 BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's; the first bucket is smaller there too, to begin early
 FIRST_BUCKET_BYTES = 2**20

@@ -8,8 +8,8 @@ import torch
 
 from drivetrain.config.precision import Precision
 from drivetrain.data.loader import MicroBatch
-from drivetrain.precision import dtype
-from drivetrain.transfers import Ahead, sent
+from drivetrain.memory.transfers import Ahead, sent
+from drivetrain.numerics.torch_precision import dtype
 from drivetrain.workloads.base import Batch
 
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from drivetrain.distributed.shard import Shard, like
 from drivetrain.errors import RunError
-from drivetrain.low_bit import fill_blocks, shard_sizes
-from drivetrain.pieces import Piece, like
+from drivetrain.optim.low_bit import fill_blocks, shard_sizes
 
 KIND = "quantised"  # the key that marks a moment's parts
 MODULES = {"OptimState8bit": "subclass_8bit", "OptimState4bit": "subclass_4bit", "OptimStateFp8": "subclass_fp8"}
@@ -49,7 +49,7 @@ def parts(moment: Tensor) -> dict[str, Any]:
     """The moment's parts; of a sharded one this rank's pieces of them."""
     local: Any = _local(moment)
     names, context = local.__tensor_flatten__()
-    found: dict[str, Tensor | Piece] = {}
+    found: dict[str, Tensor | Shard] = {}
     for name in names:
         part = getattr(local, name)
         shared = name == TABLE or not isinstance(moment, DTensor)
@@ -80,15 +80,15 @@ def joined(saved: dict[str, Any], parameter: Tensor, place: Callable[[Tensor], T
     return _as(_made(cls, shards, saved["signed"], _local(parameter)), parameter)
 
 
-def _piece(part: Tensor, moment: DTensor) -> Piece:
+def _piece(part: Tensor, moment: DTensor) -> Shard:
     """One entry stands for several numbers that lie next to each other, in a shard of whole rows."""
-    within = cast(Piece, like(moment.to_local(), moment))
+    within = cast(Shard, like(moment.to_local(), moment))
     if any(within.offset[1:]) or within.tensor.shape[1:] != moment.shape[1:]:
         raise RunError(f"a quantised moment of {tuple(moment.shape)} is cut within its rows")
     every = max(1, within.tensor.numel()) // max(1, part.numel())
     row = math.prod(moment.shape[1:])
     whole = moment.shape if every == 1 else torch.Size([moment.numel() // every])
-    return Piece(part.flatten(), whole, (within.offset[0] * row // every,))
+    return Shard(part.flatten(), whole, (within.offset[0] * row // every,))
 
 
 def _made(cls: Any, tensors: dict[str, Tensor], signed: list[bool], like: Tensor) -> Any:

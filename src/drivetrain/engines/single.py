@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from torch import nn
 
-from drivetrain.engines.eager import EagerEngine
+from drivetrain.engines.autograd import AutogradEngine
 from drivetrain.memory.shortage import Undo
 
 
-class AloneEngine(EagerEngine):
+class AloneEngine(AutogradEngine):
     """One process: a window that does not fit is nobody else's business, and can be taken back."""
 
     _undo: Undo | None = None

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from drivetrain import low_bit, low_rank
+from drivetrain.distributed.shard import piece_of
 from drivetrain.engines import quantised
 from drivetrain.errors import RunError, problem
 from drivetrain.models.adapters import KEPT
-from drivetrain.pieces import piece_of
+from drivetrain.optim import low_bit, low_rank
 
 T = TypeVar("T")
 

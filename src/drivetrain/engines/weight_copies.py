@@ -20,7 +20,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from drivetrain.config.precision import Precision
 from drivetrain.errors import RunError, problem
-from drivetrain.precision import dtype
+from drivetrain.numerics.torch_precision import dtype
 
 
 class WeightCopies:

@@ -10,7 +10,7 @@ from drivetrain.config.load import field_paths, validate
 from drivetrain.config.run import RunConfig
 from drivetrain.config.translation import Note
 from drivetrain.errors import Problem
-from drivetrain.importing.join import Joined, alternatives
+from drivetrain.importing.merge import Joined, alternatives
 from drivetrain.importing.write import in_yaml
 
 # a block that the files speak of is theirs as a whole: half a model or optimizer of each would be neither

@@ -9,15 +9,15 @@ from typing import Any
 from drivetrain.config import accelerate, deepspeed
 from drivetrain.config.translation import Note, Translation
 from drivetrain.errors import Problem
-from drivetrain.importing.found import Default, Found, Source, leaves
-from drivetrain.importing.given import OF_JUNK, junk, switch, with_errors
+from drivetrain.importing.key_reader import OF_JUNK, junk, switch, with_errors
+from drivetrain.importing.translated_file import Default, Source, TranslatedFile, leaves
 
 Translate = Callable[[Mapping[str, Any]], Translation]
 
 
-def of_deepspeed(source: Source, driver: str | None) -> Found:  # noqa: ARG001 - it names the engine itself
+def of_deepspeed(source: Source, driver: str | None) -> TranslatedFile:  # noqa: ARG001 - it names the engine itself
     """What is meant for DeepSpeed alone stays in engine.config; all else is said once, in the run file's words."""
-    found = Found(source)
+    found = TranslatedFile(source)
     found.translation = _checked(found, deepspeed.translate, source.raw)
     settings = found.translation.settings
     settings["engine.name"] = "deepspeed"
@@ -38,13 +38,13 @@ def _with_places(passed: dict[str, Any], settings: Mapping[str, Any]) -> dict[st
     return {**passed, "zero_optimization": {**zero, **blocks}} if blocks else passed
 
 
-def _scaling(found: Found) -> None:
+def _scaling(found: TranslatedFile) -> None:
     fp16 = found.source.raw.get("fp16")
     if isinstance(fp16, dict) and fp16.get("enabled") is True and "loss_scale_window" not in fp16:
         found.defaults["scaler.growth_interval"] = Default("fp16.loss_scale_window", 1000)
 
 
-def _rising(found: Found) -> None:
+def _rising(found: TranslatedFile) -> None:
     """Its schedules warm up over 1000 steps (and by a logarithm, which config/ tells) unless told otherwise."""
     settings, scheduler = found.translation.settings, found.source.raw.get("scheduler")
     if not isinstance(scheduler, dict) or "schedule.name" not in settings:
@@ -57,8 +57,8 @@ def _rising(found: Found) -> None:
         found.defaults["schedule.final_lr_ratio"] = Default("scheduler.params.cos_min_ratio", 1e-4)
 
 
-def of_accelerate(source: Source, driver: str | None) -> Found:  # noqa: ARG001 - it names the engine itself
-    found = Found(source)
+def of_accelerate(source: Source, driver: str | None) -> TranslatedFile:  # noqa: ARG001 - it names the engine itself
+    found = TranslatedFile(source)
     raw = dict(source.raw)
     if raw.get("use_cpu") is not None:
         with_errors(found, lambda: raw.update(use_cpu=switch("use_cpu", raw["use_cpu"])))
@@ -85,7 +85,7 @@ def _without_file(raw: dict[str, Any]) -> str | None:
     return str(block["deepspeed_config_file"])
 
 
-def _alone(found: Found) -> None:
+def _alone(found: TranslatedFile) -> None:
     """distributed_type NO is one process: no DDP. Another file may name an engine nevertheless."""
     translation = found.translation
     translation.settings["engine.name"] = "single"
@@ -105,7 +105,7 @@ def _alone(found: Found) -> None:
 PREFIXES = {"fsdp_config": "fsdp_", "dynamo_config": "dynamo_"}
 
 
-def _as_written(found: Found) -> None:
+def _as_written(found: TranslatedFile) -> None:
     """Notes under the keys of the file: prefixes that may be left out are as they were; one machine is told too."""
     written = set(leaves(found.source.raw))
     notes = []
@@ -119,7 +119,7 @@ def _as_written(found: Found) -> None:
     found.translation.notes = notes
 
 
-def _checked(found: Found, translate: Translate, raw: Mapping[str, Any], context: str = "") -> Translation:
+def _checked(found: TranslatedFile, translate: Translate, raw: Mapping[str, Any], context: str = "") -> Translation:
     """The translation, and a problem for each key whose value is junk: without it, another run would be made.
 
     context: the key that others depend on.
@@ -131,7 +131,7 @@ def _checked(found: Found, translate: Translate, raw: Mapping[str, Any], context
     return translation
 
 
-def _without_junk(found: Found, translate: Translate, raw: Mapping[str, Any], context: str) -> Translation:
+def _without_junk(found: TranslatedFile, translate: Translate, raw: Mapping[str, Any], context: str) -> Translation:
     try:
         return translate(raw)
     except OF_JUNK:

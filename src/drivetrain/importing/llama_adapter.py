@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from drivetrain.importing.given import Given
+from drivetrain.importing.key_reader import KeyReader
 from drivetrain.importing.llama_weights import is_lora, names_of
 
 OF_NEW = (
@@ -31,7 +31,7 @@ WEIGHTS_ALONE = "of the weights alone: inputs stay as they are, there they are i
 BITSANDBYTES = ("bnb", "bitsandbytes")
 
 
-def lacking(given: Given) -> tuple[str, str] | None:
+def lacking(given: KeyReader) -> tuple[str, str] | None:
     """The key, and why nothing here trains such an adapter or such a base."""
     if given.switch("train_from_scratch") and is_lora(given):
         return "train_from_scratch", "nobody could load an adapter of a model that is made at random"
@@ -50,7 +50,7 @@ def lacking(given: Given) -> tuple[str, str] | None:
     return None
 
 
-def adapters(given: Given) -> None:
+def adapters(given: KeyReader) -> None:
     """A new adapter, or saved ones: the last is trained on, or all stay as they are below a new one."""
     if not is_lora(given):
         given.off(*OF_NEW, *OF_RATES, "create_new_adapter", why="it is of finetuning_type lora")
@@ -77,7 +77,7 @@ def adapters(given: Given) -> None:
         _stacked(given, paths, stacks)
 
 
-def _new(given: Given) -> None:
+def _new(given: KeyReader) -> None:
     given.set("finetuning_type", "adapter.method", "lora")
     rank = given.count("lora_rank", RANK)
     given.set("lora_rank", "adapter.rank", rank)
@@ -104,7 +104,7 @@ def plain(value: float) -> float:
     return int(value) if value.is_integer() else value
 
 
-def _start(given: Given) -> None:
+def _start(given: KeyReader) -> None:
     if not given.switch("pissa_init"):
         given.off("pissa_init", "pissa_iter", "pissa_convert")
         return
@@ -116,7 +116,7 @@ def _start(given: Given) -> None:
     given.note("pissa_convert", "mapped" if converts else "changed", "what is saved loads on the base as it was")
 
 
-def _rates(given: Given) -> None:
+def _rates(given: KeyReader) -> None:
     """LoRA+. There whatever is a vector (the lengths that DoRA learns) has the rate of B too."""
     ratio = given.number("loraplus_lr_ratio", 0.0)
     if not ratio:
@@ -127,7 +127,7 @@ def _rates(given: Given) -> None:
     given.note("loraplus_lr_embedding", "changed", "B of an embedding has the rate of any B")
 
 
-def _stacked(given: Given, paths: Sequence[str], with_new: bool) -> None:
+def _stacked(given: KeyReader, paths: Sequence[str], with_new: bool) -> None:
     """A list: what was said of the trained one, above those that stay as they are."""
     found = given.found
     said = {name: found.translation.settings.pop(name) for name in [*found.translation.settings] if _is_of(name)}
@@ -147,7 +147,7 @@ def _is_of(name: str) -> bool:
     return name.startswith("adapter.")
 
 
-def quantised(given: Given) -> None:
+def quantised(given: KeyReader) -> None:
     """Of a base that lacking() lets through."""
     bits = given.count("quantization_bit", 0)
     if not bits:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from drivetrain.config.translation import Handler, fated, if_on, lost
 from drivetrain.errors import problem
 from drivetrain.importing import llama_adapter, llama_language, llama_model, llama_optimizer, training_arguments
-from drivetrain.importing.found import Default, Found, Source
-from drivetrain.importing.given import Given, in_turn
+from drivetrain.importing.key_reader import KeyReader, in_turn
 from drivetrain.importing.llama_language import PREFERENCES
 from drivetrain.importing.llama_weights import is_lora
 from drivetrain.importing.training_keys import KEYS as TRAINING_KEYS
+from drivetrain.importing.translated_file import Default, Source, TranslatedFile
 
 GENERATING = "generating text after training"
 EXPORT = "exporting a model"
@@ -20,14 +20,14 @@ FP8 = ("fp8_backend", "fp8_enable_fsdp_float8_all_gather")
 UNREADABLE = llama_language.Unwritten("stage", "refused", "a value that decides it cannot be read")
 
 
-def translate(source: Source, driver: str | None) -> Found:
+def translate(source: Source, driver: str | None) -> TranslatedFile:
     """The workload too, where what is trained can be trained here; else its keys are told with the reason."""
-    found = Found(source)
-    given = Given(source.raw, found, source.prefix)
+    found = TranslatedFile(source)
+    given = KeyReader(source.raw, found, source.prefix)
     of_training = training_arguments.groups(driver)
     others = [llama_optimizer.optimizer if group is training_arguments.optimizer else group for group in of_training]
     in_turn(given, [lambda given: _precision(given, driver), *others[1:], _recompute, _early_stopping])
-    looked_at = Given(source.raw, found, source.prefix)  # what is asked here is not used up
+    looked_at = KeyReader(source.raw, found, source.prefix)  # what is asked here is not used up
     why: list[llama_language.Unwritten | None] = []
     in_turn(looked_at, [lambda given: why.append(llama_language.unwritten(given))])
     handlers: dict[str, Handler] = {**TRAINING_KEYS, **KEYS, **llama_model.KEYS}
@@ -39,7 +39,7 @@ def translate(source: Source, driver: str | None) -> Found:
     return found
 
 
-def _precision(given: Given, driver: str | None) -> None:
+def _precision(given: KeyReader, driver: str | None) -> None:
     """pure_bf16: everything is kept and computed in bf16."""
     if _fp8(given, driver):
         given.off("bf16", "fp16", "tf32", "pure_bf16", why="fp8 says it")
@@ -58,7 +58,7 @@ def _precision(given: Given, driver: str | None) -> None:
     given.off("bf16", "fp16", "tf32", why="pure_bf16 says it")
 
 
-def _fp8(given: Given, driver: str | None) -> bool:
+def _fp8(given: KeyReader, driver: str | None) -> bool:
     """Products of linear layers; all else is as under bf16. Whether it can be had."""
     can = given.switch("fp8") and driver != "deepspeed"
     if can:
@@ -75,7 +75,7 @@ def _fp8(given: Given, driver: str | None) -> bool:
     return can
 
 
-def _recompute(given: Given) -> None:
+def _recompute(given: KeyReader) -> None:
     """It recomputes unless it is told not to; with Unsloth's way of it, from inputs that are kept in CPU memory."""
     if any(given.raw.get(key) is not None for key in ("gradient_checkpointing", "activation_checkpointing")):
         given.off("disable_gradient_checkpointing", why="gradient_checkpointing says it")
@@ -98,7 +98,7 @@ def _unwritten(found: llama_language.Unwritten) -> dict[str, Handler]:
     return {**handlers, found.key: decides}
 
 
-def _early_stopping(given: Given) -> None:
+def _early_stopping(given: KeyReader) -> None:
     if given.has("early_stopping_steps"):
         patience = given.count("early_stopping_steps", 1)
         given.set("early_stopping_steps", "evaluation.early_stopping.patience", patience)

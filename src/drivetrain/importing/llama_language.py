@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from drivetrain.config.translation import Fate
 from drivetrain.errors import problem
 from drivetrain.importing import llama_adapter, llama_weights
-from drivetrain.importing.given import Given
+from drivetrain.importing.key_reader import KeyReader
 from drivetrain.importing.llama_model import published_config
 from drivetrain.importing.llama_weights import CUTOFF, cutoff, names_of
 
@@ -33,7 +33,7 @@ class Unwritten(NamedTuple):
     alters: bool = False  # the key says what is trained, and nothing here does
 
 
-def unwritten(given: Given) -> Unwritten | None:
+def unwritten(given: KeyReader) -> Unwritten | None:
     """Why nothing here trains the same as this file does; None where a workload can be written."""
     stage, method = given.word("stage", "sft"), given.word("finetuning_type", "lora")
     if stage not in STAGES:
@@ -52,7 +52,7 @@ def unwritten(given: Given) -> Unwritten | None:
     return _without_data(given)
 
 
-def _without_data(given: Given) -> Unwritten | None:
+def _without_data(given: KeyReader) -> Unwritten | None:
     directory, path = str(given.take("dataset_dir", "")), str(given.take("model_name_or_path", ""))
     if directory.startswith("REMOTE:"):
         return Unwritten("dataset_dir", "refused", f"a registry on the hub: download {directory[7:]}, give its folder")
@@ -65,22 +65,22 @@ def _without_data(given: Given) -> Unwritten | None:
     return None
 
 
-def groups() -> list[Callable[[Given], None]]:
+def groups() -> list[Callable[[KeyReader], None]]:
     """What is read together, since one key decides what another means."""
     of_data = [_template, _sources, _evaluation, _length, _packing, _streaming, _train_on]
     return [_stage, *llama_weights.GROUPS, llama_adapter.adapters, llama_adapter.quantised, *of_data]
 
 
-def _stage(given: Given) -> None:
+def _stage(given: KeyReader) -> None:
     given.found.translation.settings["workload.type"] = "language_model"
     given.set("stage", "workload.stage", STAGES[given.word("stage", "sft")])
 
 
-def _is_text(given: Given) -> bool:
+def _is_text(given: KeyReader) -> bool:
     return given.word("stage", "sft") == "pt"
 
 
-def _packs(given: Given) -> bool:
+def _packs(given: KeyReader) -> bool:
     """Pre-training packs unless told not to."""
     return given.switch("packing", _is_text(given)) or given.switch("neat_packing")
 
@@ -100,7 +100,7 @@ SYSTEMS = {  # of conversations that have none
 }
 
 
-def _template(given: Given) -> None:
+def _template(given: KeyReader) -> None:
     name = given.word("template")
     known = name in SYSTEMS
     if _is_text(given):
@@ -133,7 +133,7 @@ def _template(given: Given) -> None:
 # --- data ------------------------------------------------------------------------------------------------------------
 
 
-def _sources(given: Given) -> None:
+def _sources(given: KeyReader) -> None:
     directory = str(given.take("dataset_dir", "data"))
     if directory == "ONLINE":
         given.note("dataset_dir", "mapped", "the names of data sets are ids of the hub")
@@ -156,14 +156,14 @@ def _sources(given: Given) -> None:
         given.off("group_by_length")
 
 
-def _source(given: Given, name: str, weight: float | None) -> Any:
+def _source(given: KeyReader, name: str, weight: float | None) -> Any:
     samples = given.count("max_samples", 0) or None
     said = {"samples": samples, "weight": weight}
     said = {key: value for key, value in said.items() if value is not None}
     return {"path": name, **said} if said else name
 
 
-def _weights(given: Given, count: int) -> list[float | None]:
+def _weights(given: KeyReader, count: int) -> list[float | None]:
     """Of each data set; none where every sample comes once."""
     mix, shares = given.word("mix_strategy", "concat"), names_of(given, "interleave_probs")
     mixes = mix in ("interleave_under", "interleave_over") and count > 1
@@ -184,7 +184,7 @@ def _weights(given: Given, count: int) -> list[float | None]:
     return [_share(given, share) for share in shares]
 
 
-def _share(given: Given, text: str) -> float:
+def _share(given: KeyReader, text: str) -> float:
     try:
         share = float(text)
     except ValueError:
@@ -194,7 +194,7 @@ def _share(given: Given, text: str) -> float:
     return share
 
 
-def _evaluation(given: Given) -> None:
+def _evaluation(given: KeyReader) -> None:
     """Nothing is held out unless it is asked for."""
     names, share = names_of(given, "eval_dataset"), given.number("val_size", 0.0)
     if names:
@@ -210,7 +210,7 @@ def _evaluation(given: Given) -> None:
         given.found.translation.settings[f"{DATA}.evaluation_fraction"] = 0.0
 
 
-def _length(given: Given) -> None:
+def _length(given: KeyReader) -> None:
     given.used.add("cutoff_len")
     asked = ", one place of a pack being left empty" if cutoff(given) < given.count("cutoff_len", CUTOFF) else ""
     if _is_text(given):
@@ -220,7 +220,7 @@ def _length(given: Given) -> None:
     given.set("cutoff_len", f"{DATA}.length", cutoff(given), why)
 
 
-def _packing(given: Given) -> None:
+def _packing(given: KeyReader) -> None:
     key = "neat_packing" if given.switch("neat_packing") else "packing"
     if _is_text(given):
         wholly = "texts lie end to end in windows; there each is cut to cutoff_len and padded"
@@ -235,7 +235,7 @@ def _packing(given: Given) -> None:
     given.off("packing" if key == "neat_packing" else "neat_packing", why="packing is told elsewhere")
 
 
-def _streaming(given: Given) -> None:
+def _streaming(given: KeyReader) -> None:
     if not given.switch("streaming"):
         given.off("streaming", "buffer_size", why="nothing is streamed")
     elif _is_text(given) and _packs(given):
@@ -247,7 +247,7 @@ def _streaming(given: Given) -> None:
         given.set("buffer_size", f"{DATA}.stream_buffer", given.count("buffer_size", BUFFER))
 
 
-def _train_on(given: Given) -> None:
+def _train_on(given: KeyReader) -> None:
     everything, last = given.switch("train_on_prompt"), given.switch("mask_history")
     if everything and last:
         raise problem(f"{given.prefix}mask_history", "train_on_prompt and mask_history are both on", "keep one of them")

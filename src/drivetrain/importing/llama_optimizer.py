@@ -6,7 +6,7 @@ What each key means there: hparams/finetuning_args.py and train/trainer_utils.py
 from __future__ import annotations
 
 from drivetrain.importing import training_arguments
-from drivetrain.importing.given import Given
+from drivetrain.importing.key_reader import KeyReader
 from drivetrain.importing.llama_weights import is_lora
 from drivetrain.importing.training_keys import OPTIMIZERS
 
@@ -18,7 +18,7 @@ OF_GALORE = (
 TOGETHER = ("use_galore", *OF_GALORE)
 
 
-def optimizer(given: Given) -> None:
+def optimizer(given: KeyReader) -> None:
     lacking = _lacking(given) if given.switch("use_galore") else "it is off"
     if lacking is None:
         _galore(given)
@@ -29,7 +29,7 @@ def optimizer(given: Given) -> None:
     training_arguments.optimizer(given)
 
 
-def _lacking(given: Given) -> str | None:
+def _lacking(given: KeyReader) -> str | None:
     """Why GaLore is not taken over."""
     if is_lora(given):
         return "an adapter's matrices are small already: LLaMA-Factory refuses lora and GaLore together"
@@ -39,7 +39,7 @@ def _lacking(given: Given) -> str | None:
     return None
 
 
-def _galore(given: Given) -> None:
+def _galore(given: KeyReader) -> None:
     training_arguments.rates(given)
     why = "every matrix is projected, embeddings and head too"
     given.set("use_galore", "optimizer.name", "galore", why)

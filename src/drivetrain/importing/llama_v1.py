@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from drivetrain.config.translation import Handler, fated, if_on, lost
 from drivetrain.importing import llama_v1_model
-from drivetrain.importing.found import Default, Found, Source
-from drivetrain.importing.given import Given, in_turn
+from drivetrain.importing.key_reader import KeyReader, in_turn
 from drivetrain.importing.training_arguments import COPIED
 from drivetrain.importing.training_rhythm import at_the_end
+from drivetrain.importing.translated_file import Default, Source, TranslatedFile
 
 SIZES = "it follows from the world size and cp_size"
 BY_TOKENS = (
@@ -19,10 +19,10 @@ BY_TOKENS = (
 )
 
 
-def translate(source: Source, driver: str | None) -> Found:
+def translate(source: Source, driver: str | None) -> TranslatedFile:
     """The workload too, where its model and data can be had here."""
-    found = Found(source)
-    given = Given(source.raw, found, source.prefix)
+    found = TranslatedFile(source)
+    given = KeyReader(source.raw, found, source.prefix)
     groups = [_engine, lambda given: _precision(given, driver), _batch, _optimizer, _length, _rhythm, _running]
     in_turn(given, [*groups, llama_v1_model.workload])
     given.rest({**KEYS, **llama_v1_model.KEYS})
@@ -41,7 +41,7 @@ ENGINES = {"fsdp2": "fsdp", "fsdpturbo": "fsdp", "deepspeed": "deepspeed"}
 # --- engine and precision --------------------------------------------------------------------------------------------
 
 
-def _engine(given: Given) -> None:
+def _engine(given: KeyReader) -> None:
     """Without dist_config several ranks are replicas (DDP), which the launcher decides."""
     if not given.take("dist_config"):
         given.off("dist_config", why="ranks are replicas; engine and processes say it")
@@ -73,7 +73,7 @@ DIST: dict[str, Handler] = {
 }
 
 
-def _precision(given: Given, driver: str | None) -> None:
+def _precision(given: KeyReader, driver: str | None) -> None:
     """bf16 is read under fsdp2 alone: weights in fp32, copies of them in bf16."""
     on = given.switch("bf16", True)
     if driver in ("fsdp", "mesh", "deepspeed"):
@@ -90,7 +90,7 @@ def _precision(given: Given, driver: str | None) -> None:
 # --- batch, optimizer, length ----------------------------------------------------------------------------------------
 
 
-def _batch(given: Given) -> None:
+def _batch(given: KeyReader) -> None:
     micro, whole = given.count("micro_batch_size", 1), given.count("global_batch_size", 0)
     if given.has("global_batch_size"):
         given.set("global_batch_size", "batch_size", whole)
@@ -104,7 +104,7 @@ def _batch(given: Given) -> None:
         given.lose("batching_strategy", f"{strategy}: {BY_TOKENS}")
 
 
-def _optimizer(given: Given) -> None:
+def _optimizer(given: KeyReader) -> None:
     """torch's AdamW at its own weight decay, at a constant rate."""
     given.set("learning_rate", "optimizer.lr", given.number("learning_rate", 1e-4))
     block = given.block("optim_config") if given.take("optim_config") else None
@@ -124,7 +124,7 @@ def _optimizer(given: Given) -> None:
         given.found.defaults["schedule.name"] = Default(f"{given.prefix}lr_scheduler_config", "constant")
 
 
-def _length(given: Given) -> None:
+def _length(given: KeyReader) -> None:
     steps, epochs = given.count("max_steps", 0), given.count("num_train_epochs", 3)
     if steps > 0:
         given.set("max_steps", "loop.steps", steps)
@@ -138,7 +138,7 @@ def _length(given: Given) -> None:
 # --- saving, telling, running ----------------------------------------------------------------------------------------
 
 
-def _rhythm(given: Given) -> None:
+def _rhythm(given: KeyReader) -> None:
     """It saves at the end alone, unless a cadence is given."""
     if given.has("save_epochs"):
         often = given.number("save_epochs", 1.0)
@@ -156,7 +156,7 @@ def _rhythm(given: Given) -> None:
     given.set("logging_steps", "tracking.log_every", given.count("logging_steps", 1))
 
 
-def _running(given: Given) -> None:
+def _running(given: KeyReader) -> None:
     if given.has("output_dir"):
         given.set("output_dir", "output", str(given.take("output_dir")))
     given.set("seed", "seed", given.count("seed", 42))

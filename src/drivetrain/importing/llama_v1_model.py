@@ -12,7 +12,7 @@ from typing import Any
 from drivetrain.config.files import read_yaml
 from drivetrain.config.translation import Fate, Handler, fated, if_on, lost
 from drivetrain.errors import UserError
-from drivetrain.importing.given import Given
+from drivetrain.importing.key_reader import KeyReader
 from drivetrain.importing.llama_adapter import FORMATS, WEIGHTS_ALONE, plain
 from drivetrain.importing.llama_language import DATA, PREFERENCES, Unwritten
 from drivetrain.importing.llama_model import OWN_CLASSES
@@ -24,7 +24,7 @@ OWN_ROWS = "rows there are messages of typed parts, which nothing here reads: na
 FREEZE = "freeze_trainable_layers"
 
 
-def workload(given: Given) -> None:
+def workload(given: KeyReader) -> None:
     """Model, adapter and data; what cannot be had leaves its keys with the reason."""
     why = _unwritten(given)
     if why is not None:
@@ -40,14 +40,14 @@ def workload(given: Given) -> None:
 # --- what cannot be had ----------------------------------------------------------------------------------------------
 
 
-def _unwritten(given: Given) -> Unwritten | None:
+def _unwritten(given: KeyReader) -> Unwritten | None:
     kind = given.word("model_class", "llm")
     if kind != "llm":
         return Unwritten("model_class", "refused", f"{kind}: {PREFERENCES}", alters=True)
     return _method(given) or _without_data(given)
 
 
-def _method(given: Given) -> Unwritten | None:
+def _method(given: KeyReader) -> Unwritten | None:
     if not given.take("peft_config"):
         return None
     block = given.block("peft_config")
@@ -60,7 +60,7 @@ def _method(given: Given) -> Unwritten | None:
     return None
 
 
-def _without_data(given: Given) -> Unwritten | None:
+def _without_data(given: KeyReader) -> Unwritten | None:
     """Data that are not here, or of no form that is read."""
     path = str(given.take("train_dataset", ""))
     if not given.take("model") or not path:
@@ -84,7 +84,7 @@ def _without_data(given: Given) -> Unwritten | None:
     return None
 
 
-def _sets(given: Given, path: str) -> dict[str, Any] | None:
+def _sets(given: KeyReader, path: str) -> dict[str, Any] | None:
     """The data sets that a YAML names: of the current folder, or of the file's and those above it."""
     folder = given.found.source.folder.absolute()
     places = [place / path for place in (Path(), folder, *folder.parents)]
@@ -95,7 +95,7 @@ def _sets(given: Given, path: str) -> dict[str, Any] | None:
         return None
 
 
-def _without(given: Given, why: Unwritten) -> None:
+def _without(given: KeyReader, why: Unwritten) -> None:
     told = fated(why.fate, f"no workload is written: {why.why}")
     for name in (*TOGETHER, *KEYS):
         if name not in given.raw:
@@ -111,7 +111,7 @@ def _without(given: Given, why: Unwritten) -> None:
 # --- model and adapter -----------------------------------------------------------------------------------------------
 
 
-def _model(given: Given) -> None:
+def _model(given: KeyReader) -> None:
     given.set("model", f"{MODEL}.path", str(given.take("model")))
     given.off("model_class", why="it is a language model")
     kernel = given.word("flash_attn", "sdpa")
@@ -121,7 +121,7 @@ def _model(given: Given) -> None:
         given.note("flash_attn", "refused", f"{kernel}: there are {', '.join(KERNELS)}")
 
 
-def _trained(given: Given) -> None:
+def _trained(given: KeyReader) -> None:
     if not given.take("peft_config"):
         given.off("peft_config", why="all parameters are trained")
         return
@@ -143,7 +143,7 @@ def _trained(given: Given) -> None:
         _lora(block)
 
 
-def _saved(block: Given) -> None:
+def _saved(block: KeyReader) -> None:
     paths = names_of(block, "adapter_name_or_path")
     block.note("name", "mapped", "the adapter at adapter.path says it")
     if len(paths) > 1:
@@ -153,7 +153,7 @@ def _saved(block: Given) -> None:
     block.rest({**dict.fromkeys(LORA, fated("unneeded", "the adapter that is trained on has its own")), **EXPORT})
 
 
-def _lora(block: Given) -> None:
+def _lora(block: KeyReader) -> None:
     block.set("name", "adapter.method", "lora")
     block.set("r", "adapter.rank", block.count("r", 8))
     block.set("lora_alpha", "adapter.alpha", plain(block.number("lora_alpha", 16.0)))
@@ -180,7 +180,7 @@ EXPORT: dict[str, Handler] = dict.fromkeys(
 )
 
 
-def _quantised(given: Given) -> None:
+def _quantised(given: KeyReader) -> None:
     if not given.take("quant_config"):
         given.off("quant_config", why="nothing is quantised")
         return
@@ -206,14 +206,14 @@ def _quantised(given: Given) -> None:
         block.off(*(key for key in block.raw if key not in told), why="quantised_base and precision say it")
 
 
-def _has_adapter(given: Given) -> bool:
+def _has_adapter(given: KeyReader) -> bool:
     return bool(given.take("peft_config")) and given.block("peft_config").word("name") == "lora"
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
 
 
-def _data(given: Given) -> None:
+def _data(given: KeyReader) -> None:
     path = str(given.take("train_dataset"))
     sets = _sets(given, path) or {}
     why = "a conversation is one sample with all its replies, there one for each reply; " * any(

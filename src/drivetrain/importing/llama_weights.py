@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 from drivetrain.config.translation import Fate
-from drivetrain.importing.given import Given
+from drivetrain.importing.key_reader import KeyReader
 from drivetrain.importing.llama_model import context_of, published_config
 
 MODEL = "workload.model"
 CUTOFF = 2048  # tokens, where cutoff_len is not given
 
 
-def is_lora(given: Given) -> bool:
+def is_lora(given: KeyReader) -> bool:
     """What is trained unless something else is said. The key is not used up by asking."""
     return str(given.raw.get("finetuning_type") or "lora").strip().lower() == "lora"
 
 
-def names_of(given: Given, key: str) -> list[str]:
+def names_of(given: KeyReader, key: str) -> list[str]:
     """A text with commas, or a list."""
     value = given.take(key, [])
     parts = value if isinstance(value, list) else str(value).split(",")
     return [str(part).strip() for part in parts if str(part).strip()]
 
 
-def cutoff(given: Given) -> int:
+def cutoff(given: KeyReader) -> int:
     """A place of each pack is left empty there, where packing was asked for."""
     asked = given.switch("packing") or given.switch("neat_packing")
     return given.count("cutoff_len", CUTOFF) - asked
 
 
-def _named(given: Given) -> None:
+def _named(given: KeyReader) -> None:
     path = str(given.take("model_name_or_path"))
     if given.switch("train_from_scratch"):
         given.set("train_from_scratch", f"{MODEL}.config", published_config(path))
@@ -60,7 +60,7 @@ def _named(given: Given) -> None:
         given.off("neftune_noise_alpha")
 
 
-def _rope(given: Given) -> None:
+def _rope(given: KeyReader) -> None:
     """The factor follows from the model's context there: cutoff_len over it, rounded up."""
     kind = given.word("rope_scaling", "none")
     if kind == "none":
@@ -76,7 +76,7 @@ def _rope(given: Given) -> None:
         given.set("rope_scaling", f"{MODEL}.rope_scaling", {"type": kind, "factor": float(-(-length // context))})
 
 
-def _trained(given: Given) -> None:
+def _trained(given: KeyReader) -> None:
     """Which weights."""
     if given.word("finetuning_type", "lora") != "freeze":
         if not is_lora(given):

@@ -14,8 +14,8 @@ from drivetrain.config import accelerate
 from drivetrain.config.engines import KINDS
 from drivetrain.config.translation import Note
 from drivetrain.errors import problem
-from drivetrain.importing.found import Found, Source
-from drivetrain.importing.given import OF_JUNK, count, with_errors
+from drivetrain.importing.key_reader import OF_JUNK, count, with_errors
+from drivetrain.importing.translated_file import Source, TranslatedFile
 
 PREFIX = "parallelism_config_"
 _OF_ACCELERATE = {  # Accelerate's ParallelismConfig; sp is DeepSpeed's Ulysses
@@ -55,12 +55,12 @@ def _degrees(source: Source) -> Iterator[tuple[str, str, int]]:
             yield key, to, count(source.prefix + key, node)
 
 
-def onto_the_mesh(found: Found) -> None:
+def onto_the_mesh(found: TranslatedFile) -> None:
     """Write the degrees that the file gives, and its sharding in the mesh's words; call where any file has degrees."""
     with_errors(found, lambda: _lay_out(found))
 
 
-def _lay_out(found: Found) -> None:
+def _lay_out(found: TranslatedFile) -> None:
     settings, source = found.translation.settings, found.source
     degrees = {key: (to, degree) for key, to, degree in _degrees(source) if degree > 1}
     taken = {to for to, _ in degrees.values()}
@@ -82,7 +82,7 @@ def _lay_out(found: Found) -> None:
     _whole_copies(found)
 
 
-def _shards(found: Found) -> bool | None:
+def _shards(found: TranslatedFile) -> bool | None:
     """Whether ranks keep shards of parameters; None where the file does not say."""
     settings, default = found.translation.settings, found.defaults.get("engine.stage")
     stage = settings.get("engine.stage", None if default is None else default.value)
@@ -91,7 +91,7 @@ def _shards(found: Found) -> bool | None:
     return True if settings.get("engine.name") == "fsdp" else None
 
 
-def _take_out(found: Found) -> None:
+def _take_out(found: TranslatedFile) -> None:
     """What engine=mesh has no word for: what is left to say, says `shard`."""
     settings = found.translation.settings
     gone = {name for name in settings if name.startswith("engine.") and name not in OPTIONS}
@@ -122,7 +122,7 @@ def _wraps(note: Note) -> bool:
 OFFLOADS = ("engine.offload", "engine.offload_optimizer", "engine.offload_parameters", "engine.nvme_path")
 
 
-def _data_ranks(found: Found) -> None:
+def _data_ranks(found: TranslatedFile) -> None:
     """Accelerate counts the ranks that replicate and those that shard; its product is the world size."""
     block = found.source.raw.get("parallelism_config")
     if not isinstance(block, Mapping):
@@ -147,7 +147,7 @@ def _data_ranks(found: Found) -> None:
             _replace(found, Note(where + key, "unneeded", "it is off"))
 
 
-def _whole_copies(found: Found) -> None:
+def _whole_copies(found: TranslatedFile) -> None:
     """A mesh keeps one copy of the weights, in fp32, and computes under autocast."""
     settings = found.translation.settings
     name = settings.get("precision")
@@ -159,5 +159,5 @@ def _whole_copies(found: Found) -> None:
     found.translation.notes = notes
 
 
-def _replace(found: Found, note: Note) -> None:
+def _replace(found: TranslatedFile, note: Note) -> None:
     found.translation.notes = [*(n for n in found.notes if n.key != note.key), note]

@@ -16,7 +16,7 @@ from typing import Any
 from drivetrain.config.files import MOST_YAML_BYTES, read_text
 from drivetrain.errors import problem
 from drivetrain.importing.python_values import Name, Scope, Unknown, clipped
-from drivetrain.whole_file import followed
+from drivetrain.runtime.atomic_file import followed
 
 MOST_BASES = 20
 SKIPPED = "statements not run"  # among the values: where → what stands there

@@ -21,15 +21,15 @@ from drivetrain.importing import (
     xtuner,
     xtuner_keys,
 )
-from drivetrain.importing.found import Found, Source, plain
 from drivetrain.importing.python_file import read_python
+from drivetrain.importing.translated_file import Source, TranslatedFile, plain
 
 
 @dataclass(frozen=True)
 class Kind:
     title: str
     names: frozenset[str]  # its keys, also those within blocks
-    translate: Callable[[Source, str | None], Found]
+    translate: Callable[[Source, str | None], TranslatedFile]
     marks: frozenset[str] = frozenset()  # keys that no other software has; any of them will do
 
 

@@ -9,20 +9,20 @@ from typing import Any
 
 from drivetrain.config.translation import agree
 from drivetrain.errors import problem
-from drivetrain.importing.found import Found, Source
-from drivetrain.importing.given import Given, in_turn
+from drivetrain.importing.key_reader import KeyReader, in_turn
 from drivetrain.importing.training_keys import ADAM, KEYS, OPTIMIZERS, UNPAGED
 from drivetrain.importing.training_rhythm import RHYTHM
 from drivetrain.importing.training_spread import spread
+from drivetrain.importing.translated_file import Source, TranslatedFile
 
 # what autocast becomes where the engine keeps 16-bit copies of fp32 weights instead
 COPIED = {"fsdp": {"bf16": "bf16-master"}, "deepspeed": {"bf16": "bf16-master", "fp16": "fp16-master"}}
 
 
-def translate(source: Source, driver: str | None) -> Found:
+def translate(source: Source, driver: str | None) -> TranslatedFile:
     """driver: the engine that any of the files names."""
-    found = Found(source)
-    given = Given(source.raw, found, source.prefix)
+    found = TranslatedFile(source)
+    given = KeyReader(source.raw, found, source.prefix)
     in_turn(given, groups(driver))
     given.rest(KEYS)
     return found
@@ -36,7 +36,7 @@ def groups(driver: str | None) -> list[Any]:
 # --- precision -------------------------------------------------------------------------------------------------------
 
 
-def precision(given: Given, driver: str | None, mixed: str = "") -> None:
+def precision(given: KeyReader, driver: str | None, mixed: str = "") -> None:
     """bf16 and fp16 are autocast over fp32 weights; FSDP and DeepSpeed make copies of the weights instead.
 
     mixed: what else is not the same under autocast.
@@ -68,7 +68,7 @@ def _uncopied(name: str, driver: str | None) -> bool:
 # --- batch -----------------------------------------------------------------------------------------------------------
 
 
-def batch(given: Given) -> None:
+def batch(given: KeyReader) -> None:
     """per_device_train_batch_size runs at once, gradient_accumulation_steps times a step, on each device."""
     old, new, steps_key = "per_gpu_train_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps"
     size_key = old if given.has(old) and not given.has(new) else new
@@ -88,13 +88,13 @@ def batch(given: Given) -> None:
 # --- optimizer and schedule ------------------------------------------------------------------------------------------
 
 
-def rates(given: Given) -> None:
+def rates(given: KeyReader) -> None:
     given.set("learning_rate", "optimizer.lr", given.number("learning_rate", 5e-5), default=5e-5)
     decay = given.number("weight_decay", 0.0)
     given.set("weight_decay", "optimizer.weight_decay", decay, is_soft=decay == 0)
 
 
-def optimizer(given: Given) -> None:
+def optimizer(given: KeyReader) -> None:
     rates(given)
     name = "adafactor" if given.switch("adafactor") else given.word("optim", "adamw_torch")
     key = "adafactor" if given.switch("adafactor") else "optim"
@@ -118,7 +118,7 @@ def _unlike(name: str, path: str) -> str:
     return UNPAGED if "paged" in name and "paged" not in path else ""
 
 
-def adam(given: Given) -> None:
+def adam(given: KeyReader) -> None:
     betas = [given.number("adam_beta1", 0.9), given.number("adam_beta2", 0.999)]
     for key in ("adam_beta1", "adam_beta2"):
         if given.has(key):
@@ -140,7 +140,7 @@ SHAPES = {
 DECAYS = {"linear": "linear", "cosine": "cosine", "1-sqrt": "sqrt"}
 
 
-def schedule(given: Given) -> None:
+def schedule(given: KeyReader) -> None:
     shape = given.word("lr_scheduler_type", "linear").removeprefix("schedulertype.")
     if shape in SHAPES:
         given.set("lr_scheduler_type", "schedule.name", SHAPES[shape], is_soft=shape == "linear")
@@ -153,7 +153,7 @@ def schedule(given: Given) -> None:
         _warmup(given)
 
 
-def _options(given: Given, shape: str) -> None:
+def _options(given: KeyReader, shape: str) -> None:
     """Take lr_scheduler_kwargs over, and the defaults that some shapes have for them there."""
     settings = given.found.translation.settings
     if shape == "warmup_stable_decay":
@@ -177,13 +177,13 @@ def _options(given: Given, shape: str) -> None:
             within.note(name, "refused", f"schedule has no such option for {shape}", alters=shape in SHAPES)
 
 
-def _lowest(within: Given, key: str, peak: float) -> None:
+def _lowest(within: KeyReader, key: str, peak: float) -> None:
     """Take over the rate at which a schedule ends, as a share of the peak."""
     if within.has(key) and peak > 0:
         within.set(key, "schedule.final_lr_ratio", float(f"{within.number(key, 0.0) / peak:.12g}"))
 
 
-def _stable(within: Given) -> None:
+def _stable(within: KeyReader) -> None:
     if within.has("num_decay_steps"):
         within.set("num_decay_steps", "schedule.decay_steps", within.count("num_decay_steps", 0))
     if within.has("min_lr_ratio"):
@@ -193,7 +193,7 @@ def _stable(within: Given) -> None:
         within.set("decay_type", "schedule.decay_shape", DECAYS[kind])
 
 
-def _warmup(given: Given) -> None:
+def _warmup(given: KeyReader) -> None:
     """warmup_steps wins over warmup_ratio, and below 1 it is itself a ratio."""
     steps, ratio = given.number("warmup_steps", 0.0), given.number("warmup_ratio", 0.0)
     if 0 < steps < 1:
@@ -213,7 +213,7 @@ def _warmup(given: Given) -> None:
 # --- device and seed -------------------------------------------------------------------------------------------------
 
 
-def device(given: Given) -> None:
+def device(given: KeyReader) -> None:
     for key in ("use_cpu", "no_cuda"):
         if given.switch(key):
             given.set(key, "device", "cpu")

@@ -6,7 +6,7 @@ from typing import Any
 
 from drivetrain.config import accelerate
 from drivetrain.config.translation import Handler, Translation, fated, field_of, if_on, lost
-from drivetrain.importing.given import switch
+from drivetrain.importing.key_reader import switch
 
 UNPAGED = "the optimizer's state stays on the device: it is not moved to CPU memory when that is full"
 

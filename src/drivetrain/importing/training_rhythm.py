@@ -6,10 +6,10 @@ import math
 
 from drivetrain.config.translation import Fate
 from drivetrain.errors import problem
-from drivetrain.importing.given import Given
+from drivetrain.importing.key_reader import KeyReader
 
 
-def length(given: Given) -> None:
+def length(given: KeyReader) -> None:
     """max_steps, where it is given, wins over num_train_epochs."""
     steps = given.count("max_steps", -1)
     epochs = given.number("num_train_epochs", 3.0)
@@ -24,13 +24,13 @@ def length(given: Given) -> None:
         given.lose("num_train_epochs", f"{epochs} is no whole number of epochs; give loop.steps")
 
 
-def clipping(given: Given) -> None:
+def clipping(given: KeyReader) -> None:
     """At 0 and below nothing is clipped."""
     norm = given.number("max_grad_norm", 1.0)
     given.set("max_grad_norm", "loop.max_grad_norm", norm if norm > 0 else None, default=1.0)
 
 
-def evaluation(given: Given) -> None:
+def evaluation(given: KeyReader) -> None:
     key = "eval_strategy" if given.has("eval_strategy") else "evaluation_strategy"
     given.off("eval_strategy" if key == "evaluation_strategy" else "evaluation_strategy", why=f"{key} says it")
     strategy = given.word(key, "no")
@@ -51,7 +51,7 @@ def evaluation(given: Given) -> None:
         given.set("metric_for_best_model", "evaluation.metric", metric)
 
 
-def _every(given: Given, key: str, to: str, default: int, why: str = "") -> None:
+def _every(given: KeyReader, key: str, to: str, default: int, why: str = "") -> None:
     """A cadence in steps; between 0 and 1 it is a share of all steps, which max_steps says."""
     every, steps = given.number(key, default), given.count("max_steps", -1)
     if every >= 1:
@@ -64,7 +64,7 @@ def _every(given: Given, key: str, to: str, default: int, why: str = "") -> None
         given.note(key, "refused", f"a share of all steps; give {to} as a number of steps")
 
 
-def saving(given: Given) -> None:
+def saving(given: KeyReader) -> None:
     strategy = given.word("save_strategy", "steps")
     if strategy == "steps":
         given.note("save_strategy", "mapped", "checkpoints.every_steps says it")
@@ -87,7 +87,7 @@ def saving(given: Given) -> None:
         given.off("load_best_model_at_end", why="the best is kept, and --checkpoint says which is taken")
 
 
-def at_the_end(given: Given, key: str) -> None:
+def at_the_end(given: KeyReader, key: str) -> None:
     """A cadence that never comes: there a run saves at its end only, as it does here once the cadence is its length."""
     steps = given.found.translation.settings.get("loop.steps")
     if steps is None:
@@ -96,7 +96,7 @@ def at_the_end(given: Given, key: str) -> None:
         given.set(key, "checkpoints.every_steps", steps)
 
 
-def _unsaved(given: Given) -> str:
+def _unsaved(given: KeyReader) -> str:
     """What to tell where evaluations come at steps that are not saved, the best of which then cannot be kept."""
     saved = given.number("save_steps", 500)
     strategy = given.word("eval_strategy" if given.has("eval_strategy") else "evaluation_strategy", "no")
@@ -106,12 +106,12 @@ def _unsaved(given: Given) -> str:
     return "the best kept is the best of evaluations that fall on a save; leave it out to save at each evaluation"
 
 
-def _steps_key(given: Given) -> str:
+def _steps_key(given: KeyReader) -> str:
     """What says when a run evaluates that does so by steps."""
     return "eval_steps" if given.has("eval_steps") and given.number("eval_steps", 0) != 0 else "logging_steps"
 
 
-def logging(given: Given) -> None:
+def logging(given: KeyReader) -> None:
     strategy = given.word("logging_strategy", "steps")
     if strategy != "steps":
         given.note("logging_strategy", "changed", "the curve has a point each tracking.log_every steps")
@@ -125,7 +125,7 @@ def logging(given: Given) -> None:
 NOBODY = {"none", "", "[]"}
 
 
-def trackers(given: Given) -> None:
+def trackers(given: KeyReader) -> None:
     value = given.take("report_to", [])
     names = [str(name).lower() for name in (value if isinstance(value, list) else [value])]
     wanted = [name for name in names if name not in NOBODY]
@@ -139,7 +139,7 @@ def trackers(given: Given) -> None:
         given.off("report_to", why="nobody else listens")
 
 
-def names(given: Given) -> None:
+def names(given: KeyReader) -> None:
     output, name = given.take("output_dir"), given.take("run_name")
     if output is not None:
         given.set("output_dir", "output", str(output))

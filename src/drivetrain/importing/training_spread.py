@@ -7,8 +7,8 @@ from typing import Any
 from drivetrain.config import accelerate
 from drivetrain.config.translation import Handler, Translation, fated, field_of, if_on, translated
 from drivetrain.errors import problem
-from drivetrain.importing.found import shown
-from drivetrain.importing.given import OF_JUNK, Given, switch
+from drivetrain.importing.key_reader import OF_JUNK, KeyReader, switch
+from drivetrain.importing.translated_file import shown
 
 # the old way of writing fsdp: words in one text
 STRATEGIES = {"full_shard": True, "hybrid_shard": True, "shard_grad_op": False, "hybrid_shard_zero2": False}
@@ -22,7 +22,7 @@ def is_sharded(raw: Any) -> bool:
     return given not in (None, False, "", [], "false", "False", "no")
 
 
-def spread(given: Given) -> None:
+def spread(given: KeyReader) -> None:
     into = given.found.translation
     if given.take("deepspeed"):
         into.set(f"{given.prefix}deepspeed", "engine.name", "deepspeed")
@@ -38,7 +38,7 @@ def spread(given: Given) -> None:
 # --- FSDP ------------------------------------------------------------------------------------------------------------
 
 
-def _fsdp(given: Given) -> None:
+def _fsdp(given: KeyReader) -> None:
     words = _words(given)
     into = given.found.translation
     hybrid = any(word.startswith("hybrid") for word in words)
@@ -57,7 +57,7 @@ def _fsdp(given: Given) -> None:
     _options(given)
 
 
-def _words(given: Given) -> list[str]:
+def _words(given: KeyReader) -> list[str]:
     value = given.take("fsdp")
     if isinstance(value, bool):
         return ["true"]
@@ -70,7 +70,7 @@ def _words(given: Given) -> list[str]:
     )
 
 
-def _options(given: Given) -> None:
+def _options(given: KeyReader) -> None:
     """fsdp_config, whose keys may have the prefix fsdp_ or not; and two of them in the old place."""
     old = ("fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap")
     block = given.take("fsdp_config", {})
@@ -126,7 +126,7 @@ DDP = {
 }
 
 
-def _ddp(given: Given, alone: bool) -> None:
+def _ddp(given: KeyReader, alone: bool) -> None:
     """alone: the file names no other engine. An option that is off says nothing of the engine."""
     for key, option in DDP.items():
         value = given.take(key)

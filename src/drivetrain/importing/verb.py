@@ -16,11 +16,11 @@ from drivetrain.config.translation import Note
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.importing import llama_v1
 from drivetrain.importing.combine import combined, judged
-from drivetrain.importing.found import Found, Source, complete, settle
-from drivetrain.importing.join import join
+from drivetrain.importing.merge import join
 from drivetrain.importing.mesh_axes import is_shared, onto_the_mesh
 from drivetrain.importing.recognise import KINDS, checked, kind_of, read
 from drivetrain.importing.training_spread import is_sharded
+from drivetrain.importing.translated_file import Source, TranslatedFile, complete, settle
 from drivetrain.importing.write import as_yaml, check_place, header, in_yaml, write
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ def import_files(
     return Imported(output, [*every, *((labels.get(note, ""), note) for note in defaults)], missing, run)
 
 
-def _is_of(note: Note, found: Found) -> bool:
+def _is_of(note: Note, found: TranslatedFile) -> bool:
     return any(default.key == note.key for default in found.defaults.values())
 
 
@@ -131,7 +131,7 @@ def _deepspeed_of(source: Source, given: Sequence[Source]) -> Source | None:
 # --- translating -----------------------------------------------------------------------------------------------------
 
 
-def _translated(sources: Sequence[Source], problems: list[Problem]) -> list[Found]:
+def _translated(sources: Sequence[Source], problems: list[Problem]) -> list[TranslatedFile]:
     drivers = [name for source in sources if (name := _driver(source))]
     driver = MESH if any(map(is_shared, sources)) else next(iter(drivers), None)
     founds = []
@@ -148,7 +148,7 @@ def _translated(sources: Sequence[Source], problems: list[Problem]) -> list[Foun
     return founds
 
 
-def _dropped(founds: Sequence[Found], without: Collection[str]) -> list[Problem]:
+def _dropped(founds: Sequence[TranslatedFile], without: Collection[str]) -> list[Problem]:
     """A problem for each key that is dropped although something else is trained without it, unless `without` has it."""
     notes = [(found, note) for found in founds for note in found.translation.with_fate("refused", "later")]
     altering = [(found, note) for found, note in notes if note.alters and not any(_names(n, note) for n in without)]

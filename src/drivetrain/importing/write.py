@@ -15,7 +15,7 @@ from ruamel.yaml.error import YAMLError
 from drivetrain.config.files import read_yaml
 from drivetrain.config.translation import Note
 from drivetrain.errors import UserError, problem
-from drivetrain.whole_file import followed
+from drivetrain.runtime.atomic_file import followed
 
 WIDTH = 118
 MOST_KEYS = 8  # named for one reason; the list on the screen has all

@@ -13,20 +13,20 @@ from typing import Any
 
 from drivetrain.config.translation import Handler, fated
 from drivetrain.errors import problem
-from drivetrain.importing.found import UNKNOWN_KEY, Default, Found, Source
-from drivetrain.importing.given import Given, count, in_turn
+from drivetrain.importing.key_reader import KeyReader, count, in_turn
 from drivetrain.importing.python_file import READ_BY, SKIPPED
 from drivetrain.importing.python_values import Unknown
 from drivetrain.importing.training_arguments import COPIED
 from drivetrain.importing.training_keys import UNPAGED
 from drivetrain.importing.training_rhythm import at_the_end
+from drivetrain.importing.translated_file import UNKNOWN_KEY, Default, Source, TranslatedFile
 from drivetrain.importing.xtuner_keys import CLIPPING, LOADER, LOOP, RUNNER, RUNTIME, WRAPPER
 from drivetrain.importing.xtuner_model import model
 from drivetrain.importing.xtuner_schedule import schedule
 
 NEEDED = ("train_dataloader", "optim_wrapper", "train_cfg", "param_scheduler", "default_hooks")
 
-Group = Callable[[Given, int], None]  # with the iterations of a step
+Group = Callable[[KeyReader, int], None]  # with the iterations of a step
 
 
 def check(raw: Mapping[str, Any], label: str) -> None:
@@ -37,11 +37,11 @@ def check(raw: Mapping[str, Any], label: str) -> None:
         raise problem(label, f"is {style}: it sets none of {', '.join(NEEDED)}", "give an XTuner configuration file")
 
 
-def translate(source: Source, driver: str | None) -> Found:
+def translate(source: Source, driver: str | None) -> TranslatedFile:
     raw = {name: value for name, value in source.raw.items() if name not in (SKIPPED, READ_BY)}
-    found = Found(replace(source, raw=raw))
-    given = Given(raw, found, source.prefix)
-    groups: list[Callable[[Given], None]] = [
+    found = TranslatedFile(replace(source, raw=raw))
+    given = KeyReader(raw, found, source.prefix)
+    groups: list[Callable[[KeyReader], None]] = [
         _batch,
         lambda given: _optimizer(given, driver),
         lambda given: schedule(given, _iterations(given)),
@@ -75,7 +75,7 @@ def _variable(readers: list[str]) -> Handler:
     return handle
 
 
-def _iterations(given: Given) -> int:
+def _iterations(given: KeyReader) -> int:
     """Of one step."""
     wrapper = given.raw.get("optim_wrapper")
     value = wrapper.get("accumulative_counts") if isinstance(wrapper, dict) else None
@@ -85,13 +85,13 @@ def _iterations(given: Given) -> int:
 # --- batch and optimizer ---------------------------------------------------------------------------------------------
 
 
-def _batch(given: Given) -> None:
+def _batch(given: KeyReader) -> None:
     loader, iterations = given.block("train_dataloader"), _iterations(given)
     if loader.has("batch_size"):
         micro = loader.count("batch_size", 1)
         if iterations > 1:
             loader.set("batch_size", "micro_batch_size", micro)
-            wrapper = Given({"accumulative_counts": iterations}, given.found, f"{given.prefix}optim_wrapper.")
+            wrapper = KeyReader({"accumulative_counts": iterations}, given.found, f"{given.prefix}optim_wrapper.")
             wrapper.set("accumulative_counts", "batch_size_per_device", micro * iterations)
         else:
             loader.set("batch_size", "batch_size_per_device", micro)
@@ -104,7 +104,7 @@ def _batch(given: Given) -> None:
     evaluated.rest(LOADER)
 
 
-def _optimizer(given: Given, driver: str | None) -> None:
+def _optimizer(given: KeyReader, driver: str | None) -> None:
     wrapper = given.block("optim_wrapper")
     _precision(wrapper, driver)
     if wrapper.take("clip_grad"):
@@ -119,7 +119,7 @@ def _optimizer(given: Given, driver: str | None) -> None:
     wrapper.rest(WRAPPER)
 
 
-def _precision(wrapper: Given, driver: str | None) -> None:
+def _precision(wrapper: KeyReader, driver: str | None) -> None:
     """AmpOptimWrapper is autocast in `dtype`; by itself it takes float16 on a GPU."""
     kind = str(wrapper.take("type", "OptimWrapper")).rsplit(".", 1)[-1]
     dtype = str(wrapper.take("dtype", "float16")).rsplit(".", 1)[-1]
@@ -160,7 +160,7 @@ DECAYS = dict.fromkeys(
 )  # the classes' own default
 
 
-def _update(given: Given) -> None:
+def _update(given: KeyReader) -> None:
     path = str(given.take("type", ""))
     name = path.rsplit(".", 1)[-1]
     if name in OPTIMIZERS:
@@ -192,7 +192,7 @@ def _option(key: str, value: Any, into: Any) -> None:
 # --- length, hooks, running ------------------------------------------------------------------------------------------
 
 
-def _length(given: Given, iterations: int) -> None:
+def _length(given: KeyReader, iterations: int) -> None:
     loop = given.block("train_cfg")
     if loop.has("max_epochs"):
         loop.set("max_epochs", "loop.epochs", loop.count("max_epochs", 1))
@@ -210,12 +210,12 @@ def _length(given: Given, iterations: int) -> None:
     loop.rest(LOOP)
 
 
-def _by_epoch(loop: Given) -> bool:
+def _by_epoch(loop: KeyReader) -> bool:
     loop.off("by_epoch", why="read with val_interval")
     return loop.has("max_epochs") and loop.switch("by_epoch", True)
 
 
-def _cadence(given: Given, key: str) -> int:
+def _cadence(given: KeyReader, key: str) -> int:
     """An interval that mmengine itself wants above 0: only a checkpoint's may be -1."""
     every = given.count(key, 1)
     if every < 1:
@@ -227,7 +227,7 @@ def _divided(given: int, iterations: int) -> str:
     return f"{given} iterations, {iterations} a step" if iterations > 1 else ""
 
 
-def _hooks(given: Given, iterations: int) -> None:
+def _hooks(given: KeyReader, iterations: int) -> None:
     hooks = given.block("default_hooks")
     if isinstance(hooks.take("checkpoint"), dict):
         saved = hooks.block("checkpoint")
@@ -255,7 +255,7 @@ def _hooks(given: Given, iterations: int) -> None:
     hooks.rest(dict.fromkeys(hooks.raw, RUNTIME))
 
 
-def _running(given: Given) -> None:
+def _running(given: KeyReader) -> None:
     for key, to in {"work_dir": "output", "experiment_name": "name"}.items():
         if given.has(key):
             given.set(key, to, str(given.take(key)))

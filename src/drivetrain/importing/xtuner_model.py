@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from drivetrain.config.translation import Handler, fated, if_on, lost
-from drivetrain.importing.given import Given
+from drivetrain.importing.key_reader import KeyReader
 from drivetrain.importing.llama_adapter import WEIGHTS_ALONE, plain
 
 PRECISION = fated("unneeded", "precision says what products are computed in")
@@ -32,7 +32,7 @@ BITS: dict[str, Handler] = {
 OF_PICTURES = ("visual_encoder", "visual_encoder_lora", "llm_lora")
 
 
-def model(given: Given) -> None:
+def model(given: KeyReader) -> None:
     """Its adapter and base, whatever model they are of."""
     if not isinstance(given.take("model"), dict):
         return
@@ -52,11 +52,11 @@ def model(given: Given) -> None:
         _bits(holder.block("quantization_config"))
 
 
-def _kind(given: Given, default: str) -> str:
+def _kind(given: KeyReader, default: str) -> str:
     return str(given.take("type", default)).rsplit(".", 1)[-1]
 
 
-def _lora(given: Given) -> None:
+def _lora(given: KeyReader) -> None:
     kind = _kind(given, "LoraConfig")
     if kind != "LoraConfig":
         for name in given.raw:
@@ -88,7 +88,7 @@ def _named(value: Any) -> Any:
     return [value] if isinstance(value, str) and value != "all-linear" else value
 
 
-def _start(given: Given) -> None:
+def _start(given: KeyReader) -> None:
     start = str(given.take("init_lora_weights", True)).lower()
     rounds = start.removeprefix("pissa_niter_")
     if start == "pissa":
@@ -102,7 +102,7 @@ def _start(given: Given) -> None:
         given.lose("init_lora_weights", f"{start}: there are PEFT's own start and pissa")
 
 
-def _bits(given: Given) -> None:
+def _bits(given: KeyReader) -> None:
     four = given.switch("load_in_4bit")
     lacking = _lacking(given, four)
     if lacking is not None:
@@ -123,7 +123,7 @@ def _bits(given: Given) -> None:
     given.rest(BITS)
 
 
-def _lacking(given: Given, four: bool) -> str | None:
+def _lacking(given: KeyReader, four: bool) -> str | None:
     kind, codes = _kind(given, "BitsAndBytesConfig"), given.word("bnb_4bit_quant_type", "fp4")
     if kind != "BitsAndBytesConfig":
         return f"{kind}: quantised bases are read from BitsAndBytesConfig"

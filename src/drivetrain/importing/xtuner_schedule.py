@@ -6,14 +6,14 @@ from typing import Any
 
 from drivetrain.config.translation import fated
 from drivetrain.errors import problem
-from drivetrain.importing.found import shown
-from drivetrain.importing.given import Given
+from drivetrain.importing.key_reader import KeyReader
+from drivetrain.importing.translated_file import shown
 
 SHAPES = {"CosineAnnealingLR": "cosine", "LinearLR": "linear"}
 NEGLIGIBLE = 0.05  # a warm-up that starts below this share of the rate is the one from 0
 
 
-def schedule(given: Given, iterations: int) -> None:
+def schedule(given: KeyReader, iterations: int) -> None:
     value = given.take("param_scheduler")
     parts = value if isinstance(value, list) else [value]
     if value is None:
@@ -24,10 +24,10 @@ def schedule(given: Given, iterations: int) -> None:
         prefix = f"{given.prefix}param_scheduler." + (f"{position}." if isinstance(value, list) else "")
         if not isinstance(part, dict):
             raise problem(prefix.rstrip("."), f"{shown(part)} was given", "give dict(type=..., ...)")
-        _part(Given(part, given.found, prefix), is_warmup=_is_warmup(part), length=length, iterations=iterations)
+        _part(KeyReader(part, given.found, prefix), is_warmup=_is_warmup(part), length=length, iterations=iterations)
 
 
-def _length(given: Given) -> tuple[float | None, float | None]:
+def _length(given: KeyReader) -> tuple[float | None, float | None]:
     """Epochs and iterations of the run, as far as they are said."""
     loop = given.block("train_cfg")
     epochs = loop.number("max_epochs", 0) or None
@@ -46,7 +46,7 @@ def _kind(part: dict[str, Any]) -> str:
     return str(part.get("type", "")).rsplit(".", 1)[-1]
 
 
-def _part(part: Given, is_warmup: bool, length: tuple[float | None, float | None], iterations: int) -> None:
+def _part(part: KeyReader, is_warmup: bool, length: tuple[float | None, float | None], iterations: int) -> None:
     kind = _kind(dict(part.raw))
     part.used.add("type")
     if kind not in SHAPES:
@@ -61,7 +61,7 @@ def _part(part: Given, is_warmup: bool, length: tuple[float | None, float | None
     part.rest(dict.fromkeys(part.raw, fated("unneeded", "the shape follows the warm-up and lasts to the end")))
 
 
-def _warmup(part: Given, length: tuple[float | None, float | None], iterations: int) -> None:
+def _warmup(part: KeyReader, length: tuple[float | None, float | None], iterations: int) -> None:
     if not part.has("end"):
         part.lose("type", "a warm-up that never ends")
         return
@@ -83,7 +83,7 @@ def _warmup(part: Given, length: tuple[float | None, float | None], iterations: 
         part.lose("end", "a number of epochs; give schedule.warmup_ratio")
 
 
-def _lowest(part: Given, kind: str) -> None:
+def _lowest(part: KeyReader, kind: str) -> None:
     """Where the shape ends, as a share of the peak."""
     settings = part.found.translation.settings
     if kind == "LinearLR" and part.has("end_factor"):

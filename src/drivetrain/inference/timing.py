@@ -7,22 +7,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from drivetrain import environment
-from drivetrain.assemble import assemble
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.data.loader import MicroBatch, evaluation_batches
+from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.errors import problem
-from drivetrain.folder import RunFolder
-from drivetrain.hardware import torch_device
 from drivetrain.inference.weights import load_into
 from drivetrain.measure.meters import Meters
 from drivetrain.measure.throughput import Stopwatch
-from drivetrain.precision import arithmetic, is_emulated
-from drivetrain.ranks import Ranks
-from drivetrain.report import RunReport
-from drivetrain.run import evaluate, measured
+from drivetrain.numerics.torch_precision import arithmetic, is_emulated
+from drivetrain.runtime import environment
+from drivetrain.runtime.hardware import torch_device
+from drivetrain.runtime.run_folder import RunFolder
+from drivetrain.training.assemble import assemble
+from drivetrain.training.report import RunReport
+from drivetrain.training.run import evaluate, measured
 from drivetrain.workloads.base import Workload
 
 LEAST_STEPS = 20  # the evaluation data are repeated until so many batches are predicted
@@ -34,7 +34,7 @@ def time_predictions(run: RunConfig, machine: Machine, checkpoint: str | None) -
     checkpoint: a folder; None: fresh weights, which predict as quickly. Metrics are of one evaluation, not timed.
     """
     with arithmetic(run.precision_spec, machine):
-        ranks, stopwatch = Ranks(), Stopwatch(torch_device(machine))
+        ranks, stopwatch = Communicator(), Stopwatch(torch_device(machine))
         workload, engine = assemble(run, machine, ranks, training=False)
         if workload.evaluation is None:
             raise problem("workload", "there are no evaluation data", "give evaluation data in the run file")

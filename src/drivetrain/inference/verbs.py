@@ -6,24 +6,24 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from drivetrain.assemble import assemble
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.data.loader import MicroBatch, evaluation_batches
+from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.errors import problem
-from drivetrain.generation import answers
+from drivetrain.generation.prompts import answers
 from drivetrain.inference.weights import find_checkpoint, load_into
-from drivetrain.precision import arithmetic
-from drivetrain.ranks import Ranks
-from drivetrain.run import evaluate as evaluate_workload
+from drivetrain.numerics.torch_precision import arithmetic
+from drivetrain.training.assemble import assemble
+from drivetrain.training.run import evaluate as evaluate_workload
 from drivetrain.workloads.base import Generates, Samples
 
 
 def evaluate(run: RunConfig, machine: Machine, checkpoint: str) -> dict[str, Any]:
     """Metrics of a checkpoint over the evaluation data: {"checkpoint", "metrics", "samples", "seconds"}."""
     with arithmetic(run.precision_spec, machine):
-        workload, engine = assemble(run, machine, Ranks(), training=False)
+        workload, engine = assemble(run, machine, Communicator(), training=False)
         if workload.evaluation is None:
             raise problem("workload", "there are no evaluation data", "give evaluation data in the run file")
         path = find_checkpoint(run, workload, checkpoint)
@@ -49,7 +49,7 @@ def predict(
     the rows come on the first.
     """
     with arithmetic(run.precision_spec, machine):
-        ranks = Ranks()
+        ranks = Communicator()
         workload, engine = assemble(run, machine, ranks, training=False)
         samples = workload.text_samples(texts) if texts else workload.prediction_samples(data)
         load_into(engine, find_checkpoint(run, workload, checkpoint))
@@ -68,7 +68,7 @@ def _answered(
     run: RunConfig,
     workload: Generates,
     engine: Engine,
-    ranks: Ranks,
+    ranks: Communicator,
     samples: Samples,
     batches: Iterable[MicroBatch],
 ) -> Iterator[dict[str, Any]]:

@@ -12,8 +12,8 @@ from drivetrain.checkpoint.run_state import verify
 from drivetrain.config.run import RunConfig
 from drivetrain.engines.base import Engine
 from drivetrain.errors import UserError, problem
-from drivetrain.folder import RunFolder
-from drivetrain.workload_rules import best_metric
+from drivetrain.runtime.run_folder import RunFolder
+from drivetrain.training.workload_rules import best_metric
 from drivetrain.workloads.base import Workload
 
 LOG = logging.getLogger(__name__)

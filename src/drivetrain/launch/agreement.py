@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from drivetrain.errors import Problem, UserError
 from drivetrain.measure.gpu_software import HAVE_TO_MATCH
-from drivetrain.preflight import holders
+from drivetrain.training.preflight import holders
 
 ANSWER_SECONDS = 10  # for the others to read the answer of a first rank that then ends
 FIX = "install the same everywhere; drivetrain doctor shows what is there"

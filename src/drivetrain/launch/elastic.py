@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import RankError, RunError
-from drivetrain.launch.asked import forget, pulses
-from drivetrain.launch.meeting import Meeting
+from drivetrain.launch.diagnostics.stack_request import forget, pulses
+from drivetrain.launch.diagnostics.watchdog import Watch, left_quietly, seen
+from drivetrain.launch.job import Job, Result, lost
 from drivetrain.launch.outcome import RankOutcome, cause_of, clear, outcomes, raised
-from drivetrain.launch.task import Result, Task, lost
+from drivetrain.launch.rendezvous import Meeting
 from drivetrain.launch.variables import RECORDER, variables
-from drivetrain.launch.watch import Watch, left_quietly, seen
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -34,7 +34,7 @@ class Hung(Died):
     """Ranks that did not go on were ended."""
 
 
-def one_attempt(task: Task, folder: Path, meeting: Meeting, processes: int) -> Result:
+def one_attempt(task: Job, folder: Path, meeting: Meeting, processes: int) -> Result:
     """The result of this machine's first rank. Died, or the failure that came first."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -70,7 +70,7 @@ def one_attempt(task: Task, folder: Path, meeting: Meeting, processes: int) -> R
 
 def devices_left(run: RunConfig) -> int:
     """Ranks that this machine can still start: a GPU may have gone with the rank that died."""
-    from drivetrain.hardware import detect
+    from drivetrain.runtime.hardware import detect
 
     wanted = run.processes or 1
     if detect(run.device).device != "cuda":
@@ -99,10 +99,10 @@ def _launch_config(run: RunConfig, folder: Path, meeting: Meeting, processes: in
     )
 
 
-def _for_ranks(task: Task, processes: int) -> dict[str, str]:
+def _for_ranks(task: Job, processes: int) -> dict[str, str]:
     """What the ranks' environment gets. A run of one process has the machine to itself, as without a launcher."""
-    from drivetrain.hardware import loopback, usable_cores
     from drivetrain.memory.allocator import growing_segments
+    from drivetrain.runtime.hardware import loopback, usable_cores
 
     wanted = {} if task.run.world_size == 1 else {"OMP_NUM_THREADS": str(max(1, usable_cores() // processes))}
     wanted |= RECORDER

@@ -14,10 +14,10 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 from drivetrain.errors import RunError
-from drivetrain.hardware import detect, interfaces
 from drivetrain.launch.agreement import agree
 from drivetrain.launch.variables import ALONE, variables
 from drivetrain.measure.gpu_software import device_software
+from drivetrain.runtime.hardware import detect, interfaces
 
 
 def join(device: str, hang_seconds: int | None = None) -> list[str]:

@@ -11,8 +11,8 @@ from typing import Literal
 from pydantic import BaseModel
 
 from drivetrain.errors import OutOfMemory, PeerError, Problem, RankError, RunError, UserError
-from drivetrain.launch.task import Result
-from drivetrain.whole_file import write_whole
+from drivetrain.launch.job import Result
+from drivetrain.runtime.atomic_file import write_whole
 
 Kind = Literal["done", "user", "memory", "run", "crash"]
 # how gloo says that the other end of a connection is gone

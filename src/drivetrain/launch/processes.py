@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import psutil
 
-from drivetrain.heartbeat import Pulse
-from drivetrain.launch.hang import State
+from drivetrain.launch.diagnostics.hang_report import State
+from drivetrain.runtime.heartbeat import Pulse
 
 SILENT_SECONDS = 5  # without a beat
 _STATES: dict[str, State] = {

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from drivetrain.errors import last_line
-from drivetrain.heartbeat import Heart
-from drivetrain.launch.asked import Answers, pulse_file
+from drivetrain.launch.diagnostics.process_state import waits_on_gpu
+from drivetrain.launch.diagnostics.stack_request import Answers, pulse_file
+from drivetrain.launch.job import Job
 from drivetrain.launch.outcome import RankOutcome, clear, done, failed
-from drivetrain.launch.standing import waits_on_gpu
-from drivetrain.launch.task import Task
+from drivetrain.runtime.heartbeat import Heart
 
 TASK = "task.json"
 MOST_REMOVALS = 10  # of a folder in which this rank's own threads may be making a file just then
@@ -34,14 +34,14 @@ def main(folder: Path, parent: int) -> None:
     number, code = int(os.environ["LOCAL_RANK"]), 1
     try:
         heart = Heart(pulse_file(folder, number), rank, Answers(folder, number), waits_on_gpu).start()
-        from drivetrain.attempt import Attempt
-        from drivetrain.hardware import detect
+        from drivetrain.launch.execute import perform
         from drivetrain.launch.group import join
-        from drivetrain.launch.perform import perform
+        from drivetrain.runtime.attempt import Attempt
+        from drivetrain.runtime.hardware import detect
 
         if number == 0:  # of ranks that made room for a node which came late
             clear(folder)
-        task = _fitted(Task.model_validate_json((folder / TASK).read_bytes()), world, local)
+        task = _fitted(Job.model_validate_json((folder / TASK).read_bytes()), world, local)
         if world > 1:
             warnings = join(detect(task.run.device).device, task.run.hang_seconds)
             task = task.model_copy(update={"notices": [*task.notices, *warnings]})
@@ -55,12 +55,12 @@ def main(folder: Path, parent: int) -> None:
     os._exit(code)  # threads of a broken process group may never end
 
 
-def _fitted(task: Task, world: int, local: int) -> Task:
+def _fitted(task: Job, world: int, local: int) -> Job:
     """The task on as many ranks as there are; UserError where fewer than asked for cannot do it."""
     from drivetrain.config import rules
     from drivetrain.config.restarts import shrunk
     from drivetrain.errors import UserError
-    from drivetrain.hardware import detect
+    from drivetrain.runtime.hardware import detect
 
     run = shrunk(task.run, world, local)
     if run is task.run:

@@ -12,19 +12,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from drivetrain import scratch
-from drivetrain.attempt import Attempt
-from drivetrain.config.reduced import AUTO, reduced, reduction
+from drivetrain.config.micro_batch_backoff import AUTO, reduced, reduction
 from drivetrain.errors import OutOfMemory, RankError
+from drivetrain.launch.batch_size_finder import fitted
 from drivetrain.launch.elastic import Died, devices_left, one_attempt
-from drivetrain.launch.fitting import fitted
-from drivetrain.launch.meeting import Meeting
+from drivetrain.launch.job import Job, Node, Result
 from drivetrain.launch.rank import TASK
-from drivetrain.launch.task import Node, Result, Task
-from drivetrain.whole_file import writing
+from drivetrain.launch.rendezvous import Meeting
+from drivetrain.runtime import scratch
+from drivetrain.runtime.atomic_file import writing
+from drivetrain.runtime.attempt import Attempt
 
 
-def in_ranks(task: Task, node: Node) -> Result:
+def in_ranks(task: Job, node: Node) -> Result:
     """The task in processes of their own, as often as its run allows."""
     with _launch(task, node) as (folder, meeting):
         if task.run.micro_batch_size == AUTO:
@@ -32,7 +32,7 @@ def in_ranks(task: Task, node: Node) -> Result:
         return _until_done(task, folder, meeting)
 
 
-def cut_to_fit(task: Task, node: Node) -> Task:
+def cut_to_fit(task: Job, node: Node) -> Job:
     """The task with a number in place of `micro_batch_size: auto`."""
     if task.run.micro_batch_size != AUTO:
         return task
@@ -41,14 +41,14 @@ def cut_to_fit(task: Task, node: Node) -> Task:
 
 
 @contextmanager
-def _launch(task: Task, node: Node) -> Iterator[tuple[Path, Meeting]]:
+def _launch(task: Job, node: Node) -> Iterator[tuple[Path, Meeting]]:
     with writing("the temporary folder", then="start again"):
         own = scratch.make()
     with own as folder:
         yield folder, Meeting(task.run, node)
 
 
-def _until_done(task: Task, folder: Path, meeting: Meeting) -> Result:
+def _until_done(task: Job, folder: Path, meeting: Meeting) -> Result:
     since, causes, processes, run = time.monotonic(), list[str](), task.run.processes or 1, task.run
     while True:
         with writing(folder):

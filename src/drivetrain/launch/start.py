@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from drivetrain.errors import Interrupted, problem
-from drivetrain.heartbeat import Heart
-from drivetrain.launch.outer import OuterLauncher
-from drivetrain.launch.task import Node, Result, Task, lost
-from drivetrain.lock import held
+from drivetrain.launch.external_launcher import OuterLauncher
+from drivetrain.launch.job import Job, Node, Result, lost
+from drivetrain.runtime.heartbeat import Heart
+from drivetrain.runtime.lock import held
 
 
-def start(task: Task, node: Node | None = None) -> Result:
+def start(task: Job, node: Node | None = None) -> Result:
     """Do the task in as many processes as its run asks for. A result or errors, as if there were one."""
     node = node or Node()
     outer = OuterLauncher.here()
@@ -27,15 +27,15 @@ def start(task: Task, node: Node | None = None) -> Result:
 
         if task.run.world_size > 1 or task.max_restarts:
             return in_ranks(ready, node)
-        from drivetrain.launch.asked import Alone
-        from drivetrain.launch.perform import perform
+        from drivetrain.launch.diagnostics.stack_request import Alone
+        from drivetrain.launch.execute import perform
 
         ready = cut_to_fit(ready, node)
         with Heart(listener=Alone(task.run.hang_seconds)) as heart:
             return perform(ready, heart=heart)
 
 
-def start_at_terminal(task: Task, node: Node) -> Result:
+def start_at_terminal(task: Job, node: Node) -> Result:
     """The same; Ctrl-C, of which command-line libraries make a silent exit, becomes Interrupted, and tells what is
     lost."""
     try:
@@ -44,7 +44,7 @@ def start_at_terminal(task: Task, node: Node) -> Result:
         raise Interrupted(f"Interrupted{lost(task)}") from None
 
 
-def _refuse_again(task: Task) -> None:
+def _refuse_again(task: Job) -> None:
     """torchrun starts the same command again when a rank has died."""
     earlier = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
     if task.overwrite and earlier:
@@ -53,7 +53,7 @@ def _refuse_again(task: Task) -> None:
 
 
 @contextmanager
-def _own_folder(task: Task, is_first: bool) -> Iterator[Task]:
+def _own_folder(task: Job, is_first: bool) -> Iterator[Job]:
     """A training has its folder to itself, over all restarts."""
     if task.verb != "train" or not is_first:
         yield task
@@ -62,14 +62,14 @@ def _own_folder(task: Task, is_first: bool) -> Iterator[Task]:
         yield task if notice is None else task.model_copy(update={"notices": [*task.notices, notice]})
 
 
-def _joining(task: Task) -> Result:
+def _joining(task: Job) -> Result:
     import torch.distributed as dist
 
-    from drivetrain.hardware import detect
-    from drivetrain.launch.asked import Alone
+    from drivetrain.launch.diagnostics.process_state import waits_on_gpu
+    from drivetrain.launch.diagnostics.stack_request import Alone
+    from drivetrain.launch.execute import perform
     from drivetrain.launch.group import join
-    from drivetrain.launch.perform import perform
-    from drivetrain.launch.standing import waits_on_gpu
+    from drivetrain.runtime.hardware import detect
 
     warnings = join(detect(task.run.device).device)
     task = task.model_copy(update={"notices": [*task.notices, *warnings]})

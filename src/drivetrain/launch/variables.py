@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from drivetrain.config.run import RunConfig
-from drivetrain.hardware import usable_cores
+from drivetrain.runtime.hardware import usable_cores
 
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from drivetrain.config.machine import Machine
 from drivetrain.config.precision import Precision
 from drivetrain.data.loader import MicroBatch
-from drivetrain.heartbeat import SHOWN
+from drivetrain.distributed.communicator import Communicator
 from drivetrain.measure.flops import FlopCount
 from drivetrain.measure.matmul import matmul_rate
 from drivetrain.measure.memory import TensorPeak, peaks, reset_peaks
@@ -28,7 +28,7 @@ from drivetrain.measure.observer import Observer
 from drivetrain.measure.throughput import Stopwatch, Throughput
 from drivetrain.measure.traffic import Traffic
 from drivetrain.measure.utilisation import UtilisationSampler, joined
-from drivetrain.ranks import Ranks
+from drivetrain.runtime.heartbeat import SHOWN
 
 T = TypeVar("T")
 LOG = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ class Meters:
         """Samples a second since this was last asked."""
         return self._throughput.recent()
 
-    def summary(self, ranks: Ranks) -> dict[str, Any]:
+    def summary(self, ranks: Communicator) -> dict[str, Any]:
         """The measured fields of a RunReport: of all ranks together, and of each."""
         memory = self._tried("peak memory", lambda: peaks(self._device)) or {}
         # after the peaks, to which it would add, and not before the first step, which would wait for it

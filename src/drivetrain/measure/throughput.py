@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from drivetrain.heartbeat import Heart
+from drivetrain.runtime.heartbeat import Heart
 
 MOST_PENDING = 500  # parts whose end the device has not been asked for yet
 

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import psutil
 import torch
 
-from drivetrain.hardware import usable_cores
 from drivetrain.measure.nvml import Gpu
+from drivetrain.runtime.hardware import usable_cores
 
 MOST_POINTS = 2000  # of the series kept for plots
 

@@ -20,9 +20,9 @@ from torch import nn
 
 from drivetrain.config.quantisation_aware import FIELD, QuantisationAware
 from drivetrain.errors import problem
-from drivetrain.low_bit import hush
 from drivetrain.models.adapter_configs import head_modules, output_layer_names
 from drivetrain.models.linear_layers import check_groups, plain_layers, replace
+from drivetrain.optim.low_bit import hush
 
 FILE = "quantisation_aware.json"
 

@@ -15,9 +15,9 @@ from importlib.util import find_spec
 from torch import nn
 
 from drivetrain.errors import problem
-from drivetrain.low_bit import hush
 from drivetrain.models.adapter_configs import head_modules, output_layer_names
 from drivetrain.models.linear_layers import plain_layers
+from drivetrain.optim.low_bit import hush
 
 SIDE = 16  # the kernels take sides that are multiples of it
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from drivetrain.memory.transfers import on_host, sent
 from drivetrain.models.cross_entropy import IGNORED, cross_entropy_of_each, cross_entropy_sum
 from drivetrain.models.fused_loss import AUTO_FROM, are_many, linear_argmax_and_losses, linear_cross_entropy_sum
 from drivetrain.models.language_options import evaluating, output_layer
-from drivetrain.transfers import on_host, sent
 
 Wanted = Literal["logits", "loss", "predictions"]
 

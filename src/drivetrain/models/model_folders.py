@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.errors import UserError, problem
-from drivetrain.hub import ask_hub
+from drivetrain.runtime.hub import ask_hub
 from drivetrain.trust import pickles, remote_code
 
 SAFE = "give a model whose weights are safetensors"

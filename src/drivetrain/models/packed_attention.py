@@ -27,11 +27,11 @@ from torch import Tensor, nn
 from torch.nn.attention import varlen
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from drivetrain.data.row_shape import Rows
 from drivetrain.errors import RunError
+from drivetrain.memory.transfers import on_host, remember, sent
 from drivetrain.models.packing_trial import Windows, tried, why_not, why_not_tried
 from drivetrain.models.sequence_operator import attend_apart
-from drivetrain.row_shape import Rows
-from drivetrain.transfers import on_host, remember, sent
 
 NAME = "drivetrain_packed"  # in Transformers' tables of attention implementations and of masks
 Warn = Callable[[str], None]

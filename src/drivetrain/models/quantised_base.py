@@ -28,10 +28,10 @@ from torch import Tensor, nn
 
 from drivetrain.config.quantised import QuantisedBase
 from drivetrain.errors import problem
-from drivetrain.low_bit import hush
 from drivetrain.models.linear_layers import check_groups, plain_layers, replace
 from drivetrain.models.quantised_linear import QuantisedLinear, as_floats, share_of, share_of_rows
 from drivetrain.models.torchao_base import Int4Linear, TorchaoInt8Linear
+from drivetrain.optim.low_bit import hush
 
 BLOCK = 64  # weights with one scale
 SCALES_BLOCK = 256  # scales with one scale, of double quantisation

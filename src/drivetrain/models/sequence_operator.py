@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drivetrain.transfers import on_host
+from drivetrain.memory.transfers import on_host
 
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

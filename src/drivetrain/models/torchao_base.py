@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from drivetrain.low_bit import hush
 from drivetrain.models.quantised_linear import QuantisedLinear, as_floats, share_of, share_of_rows
+from drivetrain.optim.low_bit import hush
 
 
 class Int4Linear(QuantisedLinear):

@@ -13,26 +13,26 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from drivetrain import scratch
-from drivetrain.assemble import assemble_around
 from drivetrain.checkpoint.state import same
-from drivetrain.checkpointing import RunCheckpoints
-from drivetrain.chosen import order_of, total_steps_of
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
-from drivetrain.cutting import window_slice
 from drivetrain.data.loader import training_windows
+from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
-from drivetrain.loop import Progress
-from drivetrain.precision import arithmetic
+from drivetrain.numerics.torch_precision import arithmetic
+from drivetrain.optim.schedules import lr_factor
+from drivetrain.prove.deterministic_workload import Stilled, without_dropout
 from drivetrain.prove.pace import Pace
-from drivetrain.prove.stilled import Stilled, without_dropout
-from drivetrain.ranks import Ranks
-from drivetrain.run import evaluate
-from drivetrain.schedules import lr_factor
+from drivetrain.runtime import scratch
+from drivetrain.runtime.atomic_file import writing
 from drivetrain.tracking.events import Event
-from drivetrain.whole_file import writing
-from drivetrain.workload_rules import best_metric
+from drivetrain.training.assemble import assemble_around
+from drivetrain.training.auto_settings import order_of, total_steps_of
+from drivetrain.training.batching import window_slice
+from drivetrain.training.loop import Progress
+from drivetrain.training.run import evaluate
+from drivetrain.training.run_checkpoints import RunCheckpoints
+from drivetrain.training.workload_rules import best_metric
 from drivetrain.workloads.base import Samples
 from drivetrain.workloads.build import build_workload
 
@@ -101,7 +101,7 @@ class _First:
 class _Tracer:
     def __init__(self, run: RunConfig, machine: Machine, steps: int, pace: Pace) -> None:
         self._run, self._machine, self._steps, self._pace = run, machine, steps, pace
-        self._ranks = Ranks()
+        self._ranks = Communicator()
         inner = build_workload(run.workload, run.seed, run.adapter, run.quantised_base, run.quantisation_aware)
         self._samples = _Recorded(inner.train)
         evaluation = None

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import cast
 
 from drivetrain.errors import RunError, UserError, problem
-from drivetrain.folder import SameFolder
-from drivetrain.imports import import_object
+from drivetrain.runtime.run_folder import SameFolder
 from drivetrain.tracking.events import Event, RunFinished, Tracker
 from drivetrain.tracking.jsonl import JsonlTracker
 from drivetrain.tracking.progress import ProgressTracker
+from drivetrain.trust.import_path import import_object
 
 TRACKERS = {
     "tensorboard": "drivetrain.tracking.tensorboard:TensorBoardTracker",

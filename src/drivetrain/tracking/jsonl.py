@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from drivetrain.strict_json import dumps, restored
+from drivetrain.runtime.atomic_file import replacing, writing
+from drivetrain.runtime.strict_json import dumps, restored
 from drivetrain.tracking.events import Event, Generated, RunStarted, Tracker, well_formed
-from drivetrain.whole_file import replacing, writing
 
 LOG = logging.getLogger(__name__)
 FILE_NAME = "events.jsonl"

@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from drivetrain.rates import rate_text, size_text
 from drivetrain.tracking.events import (
     CheckpointSaved,
     Evaluated,
@@ -22,6 +21,7 @@ from drivetrain.tracking.events import (
     Troubled,
     Warned,
 )
+from drivetrain.tracking.quantities import rate_text, size_text
 
 PLAIN_LINE_SECONDS = 5.0  # off a terminal: at most one line of the curve in this time
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from drivetrain.config.run import RunConfig
 from drivetrain.config.workload import UserModule
 from drivetrain.errors import Problem, UserError
-from drivetrain.imports import in_current_folder
+from drivetrain.trust.import_path import in_current_folder
 from drivetrain.trust.remote_code import PERMISSIONS
 
 

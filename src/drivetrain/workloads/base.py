@@ -14,11 +14,11 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from drivetrain.data.order import Part
+from drivetrain.data.order import MixturePart
+from drivetrain.data.row_shape import Rows
 from drivetrain.errors import problem
 from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.fake_quantised import FakeQuantiser
-from drivetrain.row_shape import Rows
 from drivetrain.workloads.metrics import Metric
 from drivetrain.workloads.shown import in_words
 
@@ -147,7 +147,7 @@ class Workload(ABC):
         return False
 
     @property
-    def mixture(self) -> Sequence[Part] | None:
+    def mixture(self) -> Sequence[MixturePart] | None:
         """Parts of the training samples that are taken by weight; None where each is taken once an epoch."""
         return None
 

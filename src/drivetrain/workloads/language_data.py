@@ -21,7 +21,7 @@ from drivetrain.data.language.samples import JoinedSamples, TextWindows, Tokenis
 from drivetrain.data.language.sets import LOOKED_AT, DataSet, OpenSet, open_sets, refuse_bad_rows
 from drivetrain.data.language.stored_conversations import StoredConversations
 from drivetrain.data.language.stored_rows import taken
-from drivetrain.data.order import Part
+from drivetrain.data.order import MixturePart
 from drivetrain.errors import Problem, problem, together
 from drivetrain.workloads.language_refusals import read_sets, told_behind
 from drivetrain.workloads.language_streams import Stream
@@ -52,7 +52,7 @@ class LanguageSamples:
 
     train: JoinedSamples
     evaluation: JoinedSamples | None
-    parts: list[Part] | None
+    parts: list[MixturePart] | None
 
 
 class LanguageReader:
@@ -92,7 +92,7 @@ class LanguageReader:
         joined = JoinedSamples(train)
         if data.stream and len(train) > 1:  # among neighbours only nothing would mix them
             weights = weights or [len(each) for each in train]
-        parts = [Part(a, b, w) for a, b, w in zip(joined.starts, joined.starts[1:], weights, strict=False)]
+        parts = [MixturePart(a, b, w) for a, b, w in zip(joined.starts, joined.starts[1:], weights, strict=False)]
         return LanguageSamples(joined, JoinedSamples(evaluation) if evaluation else None, parts or None)
 
     def read_more(self, path: str, field: str) -> JoinedSamples:

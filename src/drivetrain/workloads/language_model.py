@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from drivetrain.config.language import Generation, LanguageModel
 from drivetrain.data.language.chat import show
 from drivetrain.data.language.samples import JoinedSamples, Sample, TokenSamples
-from drivetrain.data.order import Part
+from drivetrain.data.order import MixturePart
+from drivetrain.memory.transfers import on_host
 from drivetrain.models.language_options import context_length, generation_config
 from drivetrain.models.model_folders import save_description
-from drivetrain.transfers import on_host
 from drivetrain.workloads.base import Batch, BestMetric, Generates, NamedSamples, Outputs, Prompt, Samples, Workload
 from drivetrain.workloads.language_build import build_language_model
 from drivetrain.workloads.language_data import LanguageReader
@@ -184,7 +184,7 @@ class LanguageModelWorkload(Workload, Generates):
         return self._packs
 
     @property
-    def mixture(self) -> Sequence[Part] | None:
+    def mixture(self) -> Sequence[MixturePart] | None:
         return self._parts
 
     @property

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.modules import loss as losses
 
 from drivetrain.errors import problem
-from drivetrain.transfers import on_host
+from drivetrain.memory.transfers import on_host
 from drivetrain.workloads.user_file import FIELD
 
 OVER_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)

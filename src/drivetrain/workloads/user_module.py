@@ -33,9 +33,9 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from drivetrain.config.workload import UserModule
+from drivetrain.distributed.rng import restore_rng_state, rng_state, seed_everything
 from drivetrain.errors import problem
 from drivetrain.memory.shortage import give_back, is_shortage
-from drivetrain.rng import restore_rng_state, rng_state, seed_everything
 from drivetrain.workloads.base import Batch, BestMetric, Layout, NamedSamples, Outputs, Workload
 from drivetrain.workloads.loss_cuts import FEWEST, MOST, OF_A_LOSS, OF_A_MODEL, check_adds_up, off_zero, varied_samples
 from drivetrain.workloads.metrics import Metric

@@ -5,28 +5,28 @@ from typing import Any
 import pytest
 
 from drivetrain.data.language.alpaca import read_alpaca
-from drivetrain.data.language.conversation_form import Form, RowError
 from drivetrain.data.language.conversations import Message
+from drivetrain.data.language.row_schema import RowError, RowSchema
 
 ROW = {"instruction": "Add", "input": "2 and 3", "output": "5"}
-WITH_HISTORY = Form("alpaca", {"history": "history"})
+WITH_HISTORY = RowSchema("alpaca", {"history": "history"})
 
 
-def said(row: dict[str, Any], form: Form) -> list[tuple[str, str]]:
+def said(row: dict[str, Any], form: RowSchema) -> list[tuple[str, str]]:
     return [(each.role, each.content) for each in read_alpaca(row, form)]
 
 
 def test_input_follows_the_instruction_on_a_line_of_its_own() -> None:
-    assert read_alpaca(ROW, Form("alpaca")) == [Message("user", "Add\n2 and 3"), Message("assistant", "5")]
+    assert read_alpaca(ROW, RowSchema("alpaca")) == [Message("user", "Add\n2 and 3"), Message("assistant", "5")]
     for nothing in ({"input": ""}, {"input": None}, {"input": " "}):
-        assert said({**ROW, **nothing}, Form("alpaca"))[0] == ("user", "Add")
+        assert said({**ROW, **nothing}, RowSchema("alpaca"))[0] == ("user", "Add")
 
 
 def test_columns_that_are_named_replace_the_defaults_as_in_llama_factory() -> None:
     """Its entry firefly: the prompts stand in the column "input", which must not be added to itself."""
-    firefly = Form("alpaca", {"prompt": "input", "response": "target"})
+    firefly = RowSchema("alpaca", {"prompt": "input", "response": "target"})
     assert said({"input": "2 and 3", "target": "5"}, firefly) == [("user", "2 and 3"), ("assistant", "5")]
-    assert said(ROW, Form("alpaca", {"response": "output"})) == [("user", "Add\n2 and 3"), ("assistant", "5")]
+    assert said(ROW, RowSchema("alpaca", {"response": "output"})) == [("user", "Add\n2 and 3"), ("assistant", "5")]
     assert said({**ROW, "target": "6"}, firefly) == [("user", "2 and 3"), ("assistant", "6")]
 
 
@@ -35,15 +35,15 @@ def test_history_comes_before_the_row() -> None:
     before = [("user", "Hi"), ("assistant", "Hello"), ("user", "Ready?"), ("assistant", "Yes")]
     assert said(row, WITH_HISTORY)[:4] == before
     assert all(each.trained for each in read_alpaca(row, WITH_HISTORY))
-    assert said(row, Form("alpaca")) == said(ROW, Form("alpaca"))  # not named, so not read
+    assert said(row, RowSchema("alpaca")) == said(ROW, RowSchema("alpaca"))  # not named, so not read
     for nothing in (None, []):
-        assert said({**ROW, "history": nothing}, WITH_HISTORY) == said(ROW, Form("alpaca"))
+        assert said({**ROW, "history": nothing}, WITH_HISTORY) == said(ROW, RowSchema("alpaca"))
 
 
 @pytest.mark.parametrize("chosen", ["better", {"from": "gpt", "value": "better"}, {"role": "x", "content": "better"}])
 def test_of_preferences_the_chosen_answer_is_the_reply(chosen: Any) -> None:
     row = {"instruction": "Hi", "output": "not this", "chosen": chosen, "rejected": "worse"}
-    assert said(row, Form("alpaca", ranking=True)) == [("user", "Hi"), ("assistant", "better")]
+    assert said(row, RowSchema("alpaca", ranking=True)) == [("user", "Hi"), ("assistant", "better")]
 
 
 BAD = {
@@ -64,11 +64,11 @@ BAD = {
 @pytest.mark.parametrize(("row", "why"), BAD.values(), ids=BAD)
 def test_a_row_that_lacks_something_says_what(row: dict[str, Any], why: str) -> None:
     with pytest.raises(RowError) as caught:
-        read_alpaca(row, WITH_HISTORY if "history" in row else Form("alpaca"))
+        read_alpaca(row, WITH_HISTORY if "history" in row else RowSchema("alpaca"))
     assert str(caught.value).startswith(why)
 
 
 def test_preferences_without_a_chosen_answer_say_so() -> None:
     for row, why in [({}, "chosen is missing"), ({"chosen": [1]}, "chosen is a list"), ({"chosen": {}}, "is missing")]:
         with pytest.raises(RowError, match=why):
-            read_alpaca({**ROW, **row}, Form("alpaca", ranking=True))
+            read_alpaca({**ROW, **row}, RowSchema("alpaca", ranking=True))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivetrain.data.json_rows import HeldRows
-from drivetrain.data.language.conversation_formats import BadRow, Form, Read, guess_formatting, read_conversations
+from drivetrain.data.language.conversation_formats import BadRow, Read, RowSchema, guess_formatting, read_conversations
 from drivetrain.data.language.conversations import Conversation, Message
 from drivetrain.data.language.registry import find, read_registry
 from drivetrain.data.rows import open_rows
@@ -25,7 +25,7 @@ OPENAI = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", 
 TURNS = (Message("user", "Hi"), Message("assistant", "Hello"))
 
 
-def read(rows: list[dict[str, Any]], form: Form, **replace: str) -> Read:
+def read(rows: list[dict[str, Any]], form: RowSchema, **replace: str) -> Read:
     return read_conversations(HeldRows("a.json", rows), form, "F", replace)
 
 
@@ -88,11 +88,11 @@ def test_the_calls_of_the_demonstration_data_are_objects(shared_data: Path) -> N
 
 @pytest.mark.parametrize(
     ("row", "form"),
-    [(ALPACA, Form("alpaca")), (SHAREGPT, Form("sharegpt")), (OPENAI, Form("openai"))],
+    [(ALPACA, RowSchema("alpaca")), (SHAREGPT, RowSchema("sharegpt")), (OPENAI, RowSchema("openai"))],
     ids=["alpaca", "sharegpt", "openai"],
 )
-def test_system_and_tools_are_read_from_their_columns_in_every_format(row: dict[str, Any], form: Form) -> None:
-    named = Form(form.formatting, {"system": "rule", "tools": "functions"})
+def test_system_and_tools_are_read_from_their_columns_in_every_format(row: dict[str, Any], form: RowSchema) -> None:
+    named = RowSchema(form.formatting, {"system": "rule", "tools": "functions"})
     tool = {"name": "add", "description": "Adds", "parameters": {"type": "object"}}
     wrapped = {"type": "function", "function": tool}
     for tools in (json.dumps([tool]), [tool], [wrapped], json.dumps([wrapped])):
@@ -116,7 +116,7 @@ BAD_TOOLS = {
 
 @pytest.mark.parametrize(("tools", "why"), BAD_TOOLS.values(), ids=BAD_TOOLS)
 def test_tools_that_are_none_make_a_bad_row(tools: Any, why: str) -> None:
-    (bad,) = read([{**OPENAI, "tools": tools}], Form("openai")).problems
+    (bad,) = read([{**OPENAI, "tools": tools}], RowSchema("openai")).problems
     assert bad.why.startswith(why)
 
 
@@ -131,21 +131,21 @@ def test_tools_that_are_none_make_a_bad_row(tools: Any, why: str) -> None:
 def test_calls_that_no_json_can_hold_make_a_bad_row(value: Any, why: str) -> None:
     call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": value}}}]}
     row = {"messages": [{"role": "user", "content": "x"}, call]}
-    assert why in read([row], Form("openai")).problems[0].why
+    assert why in read([row], RowSchema("openai")).problems[0].why
     tools = {**OPENAI, "tools": [{"name": "f", "parameters": {"default": value}}]}
-    assert why in read([tools], Form("openai")).problems[0].why
+    assert why in read([tools], RowSchema("openai")).problems[0].why
 
 
 def test_half_a_character_makes_a_bad_row() -> None:
     row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b\ud83d"}]}
-    why = read([row], Form("openai")).problems[0].why
+    why = read([row], RowSchema("openai")).problems[0].why
     assert why == "the assistant's message 2 has half a character ('\\ud83d', character 2)"
 
 
 def test_placeholders_are_filled_in_reasoning_too() -> None:
     said = {"role": "assistant", "content": "{{name}}", "reasoning_content": "I am {{name}}"}
     row = {"messages": [{"role": "user", "content": "Who?"}, said]}
-    reply = read([row], Form("openai"), **{"{{name}}": "Ada"}).conversations[0].messages[-1]
+    reply = read([row], RowSchema("openai"), **{"{{name}}": "Ada"}).conversations[0].messages[-1]
     assert (reply.content, reply.reasoning_content) == ("Ada", "I am Ada")
 
 
@@ -156,7 +156,7 @@ def test_a_name_that_a_few_rows_misspell_is_these_rows_fault() -> None:
 
 def test_placeholders_are_filled_in_all_contents_once() -> None:
     row = {"instruction": "I am {{name}}", "output": "{{name}} by {{author}}", "system": "{{author}}"}
-    form = Form("alpaca", {"system": "system"})
+    form = RowSchema("alpaca", {"system": "system"})
     (got,) = read([row], form, **{"{{auth": "x", "{{name}}": "{{author}}", "{{author}}": "Ada"}).conversations
     assert [each.content for each in got.messages] == ["Ada", "I am {{author}}", "{{author}} by Ada"]
     with pytest.raises(UserError, match="an empty text cannot be replaced"):
@@ -164,18 +164,18 @@ def test_placeholders_are_filled_in_all_contents_once() -> None:
 
 
 TRL = {"prompt": "Hi", "completion": "Hello"}
-LAYOUTS: dict[str, tuple[dict[str, Any], Form]] = {
-    "openai": (OPENAI, Form("openai")),
-    "sharegpt": (SHAREGPT, Form("sharegpt")),
-    "alpaca": (ALPACA, Form("alpaca", by_usual_names=True)),
-    "TRL's": (TRL, Form("alpaca", {"prompt": "prompt", "response": "completion"})),
+LAYOUTS: dict[str, tuple[dict[str, Any], RowSchema]] = {
+    "openai": (OPENAI, RowSchema("openai")),
+    "sharegpt": (SHAREGPT, RowSchema("sharegpt")),
+    "alpaca": (ALPACA, RowSchema("alpaca", by_usual_names=True)),
+    "TRL's": (TRL, RowSchema("alpaca", {"prompt": "prompt", "response": "completion"})),
 }
 
 
 @pytest.mark.parametrize(("row", "form"), LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("marks", [("label", False), ("kto_tag", False), ("label", "False")], ids=str)
 def test_replies_that_a_row_marks_as_to_be_avoided_are_refused(
-    row: dict[str, Any], form: Form, marks: tuple[str, Any]
+    row: dict[str, Any], form: RowSchema, marks: tuple[str, Any]
 ) -> None:
     name, value = marks
     got = read([{**row, name: True}, {**row, name: value}, {**row, name: None}], form)
@@ -187,20 +187,20 @@ def test_replies_that_a_row_marks_as_to_be_avoided_are_refused(
 
 @pytest.mark.parametrize(("row", "form"), LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("label", [0, 1, "negative", 2.5, True, None])
-def test_labels_of_classes_beside_conversations_are_no_matter(row: dict[str, Any], form: Form, label: Any) -> None:
+def test_labels_of_classes_beside_conversations_are_no_matter(row: dict[str, Any], form: RowSchema, label: Any) -> None:
     assert read([{**row, "label": label}], form).problems == []
 
 
 def test_a_column_that_is_read_as_the_reply_is_no_mark() -> None:
     rows = [{"claim": "Snow is hot.", "label": "False"}]
-    got = read(rows, Form("alpaca", {"prompt": "claim", "response": "label"}))
+    got = read(rows, RowSchema("alpaca", {"prompt": "claim", "response": "label"}))
     assert got.conversations[0].messages[-1].content == "False"
 
 
 @pytest.mark.parametrize(("row", "form"), LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("listed", [False, True])
 def test_preferences_beside_conversations_that_are_not_read_are_refused(
-    row: dict[str, Any], form: Form, listed: bool
+    row: dict[str, Any], form: RowSchema, listed: bool
 ) -> None:
     said = {"role": "assistant", "content": "x"}
     given = {**row, "chosen": [said] if listed else "x", "rejected": [said] if listed else "y"}
@@ -212,29 +212,29 @@ def test_preferences_beside_conversations_that_are_not_read_are_refused(
 
 def test_bad_rows_are_told_from_good_ones_by_their_place() -> None:
     rows = [ALPACA, {"instruction": "Hi"}, ALPACA, {"instruction": 3, "output": "x"}]
-    got = read(rows, Form("alpaca"))
+    got = read(rows, RowSchema("alpaca"))
     assert [each.where for each in got.conversations] == ["a.json row 1", "a.json row 3"]
     bad = [BadRow("a.json row 2", "output is missing"), BadRow("a.json row 4", "instruction is a number, not a text")]
     assert got.problems == bad
 
 
 def test_columns_that_no_row_has_are_refused_with_the_nearest() -> None:
-    form = Form("alpaca", {"prompt": "instructions", "system": "sytem", "response": "output", "rejected": "bad"})
+    form = RowSchema("alpaca", {"prompt": "instructions", "system": "sytem", "response": "output", "rejected": "bad"})
     with pytest.raises(UserError) as caught:
         read([{**ALPACA, "system": ""}], form)
     said = str(caught.value)
     assert "no row has the column 'instructions' (prompt of the format alpaca)\n    did you mean instruction?" in said
     assert "'sytem' (system of the format alpaca)\n    did you mean system? Rows have: instruction, input" in said
     assert len(caught.value.problems) == 2  # the rejected answers are not read
-    preferences = Form("alpaca", {"response": "output", "chosen": "chosen"}, ranking=True)
+    preferences = RowSchema("alpaca", {"response": "output", "chosen": "chosen"}, ranking=True)
     assert len(read([{"instruction": "Hi", "chosen": "Hello"}], preferences).conversations) == 1  # nor is the response
     with pytest.raises(UserError, match="no row has the column 'conversations'"):
-        read([OPENAI], Form("sharegpt"))
-    assert len(read([ALPACA, {**ALPACA, "system": "x"}], Form("alpaca", {"system": "system"})).conversations) == 2
+        read([OPENAI], RowSchema("sharegpt"))
+    assert len(read([ALPACA, {**ALPACA, "system": "x"}], RowSchema("alpaca", {"system": "system"})).conversations) == 2
 
 
 def test_names_that_a_format_does_not_have_are_refused_before_reading() -> None:
-    form = Form("sharegpt", {"mesages": "conversations", "prompt": "x"}, {"role": "from"})
+    form = RowSchema("sharegpt", {"mesages": "conversations", "prompt": "x"}, {"role": "from"})
     with pytest.raises(UserError) as caught:
         read([SHAREGPT], form)
     said = str(caught.value)
@@ -244,43 +244,51 @@ def test_names_that_a_format_does_not_have_are_refused_before_reading() -> None:
 
 
 GUESSED = {
-    "alpaca": ([ALPACA], Form("alpaca", {"prompt": "instruction", "query": "input", "response": "output"})),
+    "alpaca": ([ALPACA], RowSchema("alpaca", {"prompt": "instruction", "query": "input", "response": "output"})),
     "alpaca with more": (
         [{"instruction": "a", "output": "b"}, {"system": "c", "history": [], "other": 1}],
-        Form("alpaca", {c: c for c in ("history", "system")} | {"prompt": "instruction", "response": "output"}),
+        RowSchema("alpaca", {c: c for c in ("history", "system")} | {"prompt": "instruction", "response": "output"}),
     ),
-    "sharegpt": ([SHAREGPT], Form("sharegpt", {"messages": "conversations"})),
+    "sharegpt": ([SHAREGPT], RowSchema("sharegpt", {"messages": "conversations"})),
     "sharegpt with tools": (
         [{**SHAREGPT, "tools": "[]"}],
-        Form("sharegpt", {"messages": "conversations", "tools": "tools"}),
+        RowSchema("sharegpt", {"messages": "conversations", "tools": "tools"}),
     ),
-    "sharegpt as messages": ([{"messages": SHAREGPT["conversations"]}], Form("sharegpt", {"messages": "messages"})),
-    "openai": ([OPENAI], Form("openai", {"messages": "messages"})),
-    "openai as conversation": ([{"conversation": OPENAI["messages"]}], Form("openai", {"messages": "conversation"})),
+    "sharegpt as messages": (
+        [{"messages": SHAREGPT["conversations"]}],
+        RowSchema("sharegpt", {"messages": "messages"}),
+    ),
+    "openai": ([OPENAI], RowSchema("openai", {"messages": "messages"})),
+    "openai as conversation": (
+        [{"conversation": OPENAI["messages"]}],
+        RowSchema("openai", {"messages": "conversation"}),
+    ),
     "preferences in alpaca": (
         [{"instruction": "a", "chosen": "b", "rejected": "c"}],
-        Form("alpaca", {"prompt": "instruction"}, ranking=True),
+        RowSchema("alpaca", {"prompt": "instruction"}, ranking=True),
     ),
     "lists of preferences beside the messages": (
         [{**OPENAI, "chosen": [], "rejected": []}],
-        Form("openai", {"messages": "messages"}),
+        RowSchema("openai", {"messages": "messages"}),
     ),
 }
 
 
 @pytest.mark.parametrize(("rows", "form"), GUESSED.values(), ids=GUESSED)
-def test_the_format_is_known_by_the_keys(rows: list[dict[str, Any]], form: Form) -> None:
+def test_the_format_is_known_by_the_keys(rows: list[dict[str, Any]], form: RowSchema) -> None:
     assert guess_formatting(rows, "F", "a.json") == replace(form, by_usual_names=True)
 
 
 def test_what_is_known_of_columns_and_tags_helps_to_guess() -> None:
     columns = {"prompt": "input", "response": "target"}
-    assert guess_formatting([{"input": "a", "target": "b"}], "F", "a", columns) == Form("alpaca", columns)
-    assert guess_formatting([{"input": "a", "target": "b", **OPENAI}], "F", "a", columns) == Form("alpaca", columns)
+    assert guess_formatting([{"input": "a", "target": "b"}], "F", "a", columns) == RowSchema("alpaca", columns)
+    assert guess_formatting([{"input": "a", "target": "b", **OPENAI}], "F", "a", columns) == RowSchema(
+        "alpaca", columns
+    )
     tags = {"role_tag": "who", "content_tag": "what"}
     rows = [{"talk": [{"who": "human", "what": "Hi"}, {"who": "gpt", "what": "Hello"}]}]
     form = guess_formatting(rows, "F", "a", {"messages": "talk"}, tags)
-    assert form == Form("sharegpt", {"messages": "talk"}, tags)
+    assert form == RowSchema("sharegpt", {"messages": "talk"}, tags)
     assert read(rows, form).conversations == [Conversation(TURNS)]
 
 
@@ -317,13 +325,13 @@ def test_one_conversation_is_the_same_from_every_format(
             openai += [{"role": "tool", "content": "done"}]
         sharegpt += [{"from": "gpt", "value": reply}]
         openai += [{"role": "assistant", "content": reply}]
-    got = read([{"conversations": sharegpt}], Form("sharegpt")).conversations
-    assert got == read([{"messages": openai}], Form("openai")).conversations
+    got = read([{"conversations": sharegpt}], RowSchema("sharegpt")).conversations
+    assert got == read([{"messages": openai}], RowSchema("openai")).conversations
     assert [each.content for each in got[0].messages if each.role == "user"] == [turn[0] for turn in turns]
     if not any(call for _, call, _ in turns):
         history = [[asked, reply] for asked, _, reply in turns[:-1]]
         row = {"instruction": turns[-1][0], "output": turns[-1][2], "history": history, "system": system}
-        assert got == read([row], Form("alpaca", {"history": "history", "system": "system"})).conversations
+        assert got == read([row], RowSchema("alpaca", {"history": "history", "system": "system"})).conversations
 
 
 words = st.sampled_from(["from", "value", "role", "content", "human", "user", "gpt", "assistant", "tool", "system"])
@@ -349,7 +357,7 @@ def test_whatever_a_row_holds_is_a_conversation_or_a_bad_row(
 ) -> None:
     named = {"system": "system", "tools": "tools", **({"history": "history"} if formatting == "alpaca" else {})}
     everything: dict[str, Any] = dict.fromkeys(columns)
-    got = read([row, everything], Form(formatting, named, ranking=ranking))
+    got = read([row, everything], RowSchema(formatting, named, ranking=ranking))
     assert len(got.conversations) + len(got.problems) == 2
     for conversation in got.conversations:
         assert conversation.messages[-1].role == "assistant"

@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
-from drivetrain.data.language.conversation_form import Form, RowError
 from drivetrain.data.language.conversation_formats import read_conversation
 from drivetrain.data.language.conversations import Message
+from drivetrain.data.language.row_schema import RowError, RowSchema
 
-FORM = Form("openai")
+FORM = RowSchema("openai")
 ASKED, SAID = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
 FUNCTION = {"name": "add", "arguments": {"a": 2}}
 CALLED = {"type": "function", "function": FUNCTION}
 WRITTEN = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": json.dumps({"a": 2})}}
 
 
-def read(*messages: Any, form: Form = FORM, **more: Any) -> list[Message]:
+def read(*messages: Any, form: RowSchema = FORM, **more: Any) -> list[Message]:
     return list(read_conversation({"messages": list(messages), **more}, form, "", {}).messages)
 
 
@@ -52,7 +52,7 @@ def test_names_and_reasoning_reach_the_template() -> None:
 def test_functions_as_openai_named_tools_at_first_are_read() -> None:
     function = {"name": "add", "parameters": {}}
     row = {"messages": [ASKED, SAID], "functions": [function]}
-    for form in (FORM, Form("openai", by_usual_names=True), Form("openai", {"messages": "messages"})):
+    for form in (FORM, RowSchema("openai", by_usual_names=True), RowSchema("openai", {"messages": "messages"})):
         for nothing in ({}, {"tools": None}, {"tools": "[]"}):
             found = read_conversation({**row, **nothing}, form, "", {}).tools
             assert found == ({"type": "function", "function": function},)
@@ -77,7 +77,7 @@ def test_an_assistants_message_of_weight_0_is_not_trained_on() -> None:
 
 def test_tools_stand_beside_the_messages() -> None:
     tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
-    for form in (FORM, Form("openai", {"messages": "messages"})):
+    for form in (FORM, RowSchema("openai", {"messages": "messages"})):
         for tools in ([tool], json.dumps([tool])):
             row = {"messages": [ASKED, SAID], "tools": tools}
             assert read_conversation(row, form, "", {}).tools == (tool,)
@@ -87,12 +87,12 @@ def test_columns_and_tags_are_renamed() -> None:
     tags = {"role_tag": "who", "content_tag": "what", "assistant_tag": "robot", "function_tag": "function"}
     words = [("user", "a"), ("function", json.dumps(FUNCTION)), ("tool", "5"), ("robot", "b")]
     row = {"talk": [{"who": role, "what": content} for role, content in words]}
-    got = read_conversation(row, Form("openai", {"messages": "talk"}, tags), "", {}).messages
+    got = read_conversation(row, RowSchema("openai", {"messages": "talk"}, tags), "", {}).messages
     assert got[1:] == (Message("assistant", "", (CALLED,)), Message("tool", "5"), Message("assistant", "b"))
 
 
 def test_of_preferences_the_chosen_answer_is_the_reply() -> None:
-    form = Form("openai", ranking=True)
+    form = RowSchema("openai", ranking=True)
     for chosen in ("Hello", SAID):
         assert read(ASKED, form=form, chosen=chosen) == read(ASKED, SAID)
     with pytest.raises(RowError, match="a reply stands before the chosen one already"):
@@ -139,6 +139,8 @@ def test_a_tools_message_says_which_call_it_answers() -> None:
         {"role": "tool", "tool_call_id": "call_1", "content": "b"},
         {"role": "assistant", "content": "c"},
     ]
-    found = [each.as_template() for each in read_conversation({"messages": listed}, Form("openai"), "row", {}).messages]
+    found = [
+        each.as_template() for each in read_conversation({"messages": listed}, RowSchema("openai"), "row", {}).messages
+    ]
     assert found[1]["tool_calls"][0]["id"] == found[2]["tool_call_id"] == "call_1"
     assert "tool_call_id" not in found[3]

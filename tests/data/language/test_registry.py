@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from drivetrain.data.language.conversation_form import Form
 from drivetrain.data.language.registry import Entry, find, read_registry
+from drivetrain.data.language.row_schema import RowSchema
 from drivetrain.errors import UserError
 
 
@@ -40,7 +40,7 @@ def test_an_entry_says_what_it_says(tmp_path: Path) -> None:
     tags["user_tag"] = "person"
     path = str(tmp_path / "sub" / "chat.jsonl")
     assert entry == Entry("chat", path, "sharegpt", columns, tags, num_samples=7, ranking=True)
-    assert entry.form == Form("sharegpt", columns, tags, ranking=True)
+    assert entry.form == RowSchema("sharegpt", columns, tags, ranking=True)
 
 
 def test_defaults_are_those_of_llama_factory(tmp_path: Path) -> None:

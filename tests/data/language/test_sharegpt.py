@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from drivetrain.data.language.conversation_form import Form, RowError
 from drivetrain.data.language.conversation_formats import read_conversation
 from drivetrain.data.language.conversations import Message
+from drivetrain.data.language.row_schema import RowError, RowSchema
 
-FORM = Form("sharegpt")
+FORM = RowSchema("sharegpt")
 ASKED, SAID = {"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}
 CALL = {"name": "add", "arguments": {"a": 2}}
 CALLED = {"type": "function", "function": CALL}
 
 
-def read(*messages: Any, form: Form = FORM, **more: Any) -> list[Message]:
+def read(*messages: Any, form: RowSchema = FORM, **more: Any) -> list[Message]:
     return list(read_conversation({"conversations": list(messages), **more}, form, "", {}).messages)
 
 
@@ -31,7 +31,7 @@ def test_the_sides_take_turns() -> None:
 
 
 def test_the_systems_message_goes_before_its_column() -> None:
-    form = Form("sharegpt", {"system": "system"})
+    form = RowSchema("sharegpt", {"system": "system"})
     assert read(ASKED, SAID, form=form, system="column")[0] == Message("system", "column")
     got = read({"from": "system", "value": "message"}, ASKED, SAID, form=form, system="column")
     assert [each.content for each in got if each.role == "system"] == ["message"]
@@ -53,7 +53,7 @@ def test_a_call_may_be_one_or_several_and_its_arguments_an_object_or_its_text() 
 
 def test_tags_are_renamed_and_openais_words_understood() -> None:
     tags = {"role_tag": "role", "content_tag": "content", "user_tag": "person", "assistant_tag": "robot"}
-    form = Form("sharegpt", {"messages": "conversations"}, tags)
+    form = RowSchema("sharegpt", {"messages": "conversations"}, tags)
     words = [("system", "a"), ("person", "b"), ("robot", "c"), ("user", "d"), ("assistant", "e"), ("tool", "f")]
     got = read(*({"role": role, "content": content} for role, content in [*words, ("gpt", "g")]), form=form)
     assert [each.role for each in got] == ["system", *["user", "assistant"] * 2, "tool", "assistant"]
@@ -62,7 +62,7 @@ def test_tags_are_renamed_and_openais_words_understood() -> None:
 
 @pytest.mark.parametrize("chosen", ["Better", {"from": "gpt", "value": "Better"}])
 def test_of_preferences_the_chosen_answer_is_the_reply(chosen: Any) -> None:
-    form = Form("sharegpt", {"messages": "conversations", "chosen": "best", "rejected": "worst"}, ranking=True)
+    form = RowSchema("sharegpt", {"messages": "conversations", "chosen": "best", "rejected": "worst"}, ranking=True)
     assert read(ASKED, form=form, best=chosen, worst="x") == [Message("user", "Hi"), Message("assistant", "Better")]
     with pytest.raises(RowError, match="message 3 is of gpt where human or observation must stand"):
         read(ASKED, SAID, form=form, best=chosen)

@@ -26,9 +26,9 @@ from drivetrain.data.cache_entries import entries
 from drivetrain.data.json_rows import HeldRows, StreamedJsonLines
 from drivetrain.data.language import stored_rows as store_module
 from drivetrain.data.language.chat import ChatTemplate
-from drivetrain.data.language.conversation_form import Form
 from drivetrain.data.language.conversation_samples import Cut, conversation_samples
 from drivetrain.data.language.conversations import Conversation, Message
+from drivetrain.data.language.row_schema import RowSchema
 from drivetrain.data.language.sets import DataSet, open_sets, read_set
 from drivetrain.data.language.stored_conversations import StoredConversations, stored_conversations
 from drivetrain.data.language.vocabularies import byte_tokenizer
@@ -222,7 +222,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
                 path.write_text(path.read_text() + json.dumps(ROWS[0]) + "\n")
             return super().read(start, stop)
 
-    form = Form("openai", by_usual_names=True)
+    form = RowSchema("openai", by_usual_names=True)
     with pytest.raises(UserError, match="changed while it was read"):
         stored_conversations(Changing("talks.jsonl", ROWS, "line"), [path], form, FIELD, {}, tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("conversations-*/contents.json"))

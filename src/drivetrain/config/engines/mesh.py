@@ -35,7 +35,7 @@ NO_PROMPTS = "cuts models and sequences, and virtual tokens are put before those
 class MeshEngine(EngineBlock):
     TRAITS: ClassVar[Traits] = Traits(
         "pipeline, data, context and tensor parallel on one mesh",
-        "mesh:MeshEngine",
+        "mesh.engine:MeshEngine",
         refuses={"quantisation_aware": "tensor parallelism cuts rows, and with them the groups that share a scale"},
         lacks=NO_MASTER | NO_FP8,
     )

@@ -50,7 +50,7 @@ def own_fields(found: Translation) -> dict[str, Any]:
 class DeepspeedEngine(EngineBlock):
     TRAITS: ClassVar[Traits] = Traits(
         "DeepSpeed ZeRO",
-        "deepspeed:DeepspeedEngine",
+        "deepspeed.engine:DeepspeedEngine",
         lacks={"fp16": f"{_ONLY_MASTER}: fp16-master", "bf16": f"{_ONLY_MASTER}: bf16-master"} | NO_FP8,
     )
     name: Literal["deepspeed"] = doc("DeepSpeed's ZeRO: state sharded over the ranks, by stage", "deepspeed")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from drivetrain.data.language.conversation_form import Form, RowError, kind, optional_text, text
 from drivetrain.data.language.conversations import Message
+from drivetrain.data.language.row_schema import RowError, RowSchema, kind, optional_text, text
 
 
-def read_alpaca(row: Mapping[str, Any], form: Form) -> list[Message]:
+def read_alpaca(row: Mapping[str, Any], form: RowSchema) -> list[Message]:
     """Pairs of user's and assistant's messages: the history's, then the row's own. RowError says what it lacks."""
     names = form.named
     pairs = [*_history(form.value(row, "history"))]
@@ -37,7 +37,7 @@ def _history(value: Any) -> list[tuple[str, str]]:
     return pairs
 
 
-def _chosen(value: Any, form: Form) -> Any:
+def _chosen(value: Any, form: RowSchema) -> Any:
     """The text of a message, or what is given instead of one."""
     if isinstance(value, dict):
         return value.get(form.tag("content_tag"), value.get("content"))

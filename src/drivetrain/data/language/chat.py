@@ -21,7 +21,7 @@ import jinja2
 import numpy as np
 
 from drivetrain.data.language.conversations import Conversation, Message
-from drivetrain.data.language.left_out import LeftOut
+from drivetrain.data.language.template_coverage import LeftOut
 from drivetrain.data.language.template_sources import template_text
 from drivetrain.errors import UserError, problem
 

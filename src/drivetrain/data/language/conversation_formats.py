@@ -12,25 +12,25 @@ from typing import Any, Literal
 
 from drivetrain.data.bad_rows import BadRow
 from drivetrain.data.language.alpaca import read_alpaca
-from drivetrain.data.language.conversation_form import (
+from drivetrain.data.language.conversations import Conversation, Message
+from drivetrain.data.language.openai_messages import read_openai
+from drivetrain.data.language.row_schema import (
     COLUMNS,
     TAGS,
     USED,
-    Form,
     Formatting,
     RowError,
+    RowSchema,
     check_is_to_learn_from,
     check_utf8,
     optional_text,
 )
-from drivetrain.data.language.conversations import Conversation, Message
-from drivetrain.data.language.openai_messages import read_openai
 from drivetrain.data.language.sharegpt import read_sharegpt
 from drivetrain.data.language.tool_calls import read_tools
 from drivetrain.data.rows import Rows
 from drivetrain.errors import Problem, UserError, problem
 
-READERS: dict[str, Callable[[Mapping[str, Any], Form], list[Message]]] = {
+READERS: dict[str, Callable[[Mapping[str, Any], RowSchema], list[Message]]] = {
     "alpaca": read_alpaca,
     "sharegpt": read_sharegpt,
     "openai": read_openai,
@@ -46,7 +46,7 @@ class Read:
     problems: list[BadRow]
 
 
-def read_conversations(rows: Rows, form: Form, field: str, replace: Mapping[str, str]) -> Read:
+def read_conversations(rows: Rows, form: RowSchema, field: str, replace: Mapping[str, str]) -> Read:
     """Every row. replace: texts put in the place of others, such as {"{{name}}": "Ada"}, in all contents.
 
     Of preference data (`form.ranking`) the chosen answer is the reply. UserError, with the nearest name, for names
@@ -68,7 +68,7 @@ def read_conversations(rows: Rows, form: Form, field: str, replace: Mapping[str,
     return read
 
 
-def read_conversation(row: Mapping[str, Any], form: Form, where: str, replace: Mapping[str, str]) -> Conversation:
+def read_conversation(row: Mapping[str, Any], form: RowSchema, where: str, replace: Mapping[str, str]) -> Conversation:
     """One row, as `read_conversations` has it. RowError says why it is no conversation."""
     check_is_to_learn_from(row, form)
     given = READERS[form.formatting](row, form)
@@ -109,7 +109,7 @@ def _check_can_be_written(messages: Sequence[Message], tools: Sequence[Mapping[s
             raise RowError(f"a call or a tool cannot be written as JSON: {error}") from None
 
 
-def check_names(form: Form, replace: Mapping[str, str], field: str) -> None:
+def check_names(form: RowSchema, replace: Mapping[str, str], field: str) -> None:
     """UserError for columns and tags that the format does not have, and for a placeholder that is none."""
     problems = []
     known = {"columns": (*USED[form.formatting], "chosen", "rejected"), "tags": tuple(TAGS)}
@@ -125,7 +125,7 @@ def check_names(form: Form, replace: Mapping[str, str], field: str) -> None:
         raise UserError(problems)
 
 
-def check_columns(form: Form, keys: Sequence[str], field: str, needed: Container[str] | None = None) -> list[str]:
+def check_columns(form: RowSchema, keys: Sequence[str], field: str, needed: Container[str] | None = None) -> list[str]:
     """UserError, with the nearest, for columns that are none of the keys that rows have.
 
     needed: the names of which that is an error; of others the columns are returned. Left out, of all.
@@ -158,19 +158,19 @@ def guess_formatting(
     where: str,
     columns: Mapping[str, str] | None = None,
     tags: Mapping[str, str] | None = None,
-) -> Form:
+) -> RowSchema:
     """The form whose keys the rows have, with every column that the format knows and the rows have.
 
-    Rows with a chosen and a rejected answer are preference data (`Form.ranking`). columns, tags: names that are known
-    already, as in `Form`. where: the data set, for the error. UserError if no format fits, or more than one.
+    Rows with a chosen and a rejected answer are preference data (`RowSchema.ranking`). columns, tags: names that are known
+    already, as in `RowSchema`. where: the data set, for the error. UserError if no format fits, or more than one.
     """
     columns, tags = columns or {}, tags or {}
     keys = list(dict.fromkeys(key for row in first_rows for key in row))
     answers = any(isinstance(row.get("chosen"), str | dict) for row in first_rows)
     ranking = answers and "rejected" in keys and "response" not in columns
-    forms: list[Form] = []
+    forms: list[RowSchema] = []
     if "messages" not in columns:
-        form = Form("alpaca", columns or _present(keys, "alpaca"), tags, ranking, by_usual_names=not columns)
+        form = RowSchema("alpaca", columns or _present(keys, "alpaca"), tags, ranking, by_usual_names=not columns)
         if set(form.required.values()) <= set(keys) or {"prompt", "response"} & columns.keys():
             forms.append(form)
     if not {"prompt", "response"} & columns.keys():
@@ -178,7 +178,7 @@ def guess_formatting(
             formatting = _guessed_messages(first_rows, column, tags)
             if formatting is not None:
                 named = {**(columns or _present(keys, formatting)), "messages": column}
-                forms.append(Form(formatting, named, tags, ranking, by_usual_names=not columns))
+                forms.append(RowSchema(formatting, named, tags, ranking, by_usual_names=not columns))
     if not forms:
         raise problem(field, f"rows of {where} have {', '.join(keys) or 'nothing'}: no format that is known", EXPECTED)
     if len(forms) > 1:
@@ -201,7 +201,7 @@ def _guessed_messages(
     inside = {key for listed in lists for message in listed if isinstance(message, dict) for key in message}
     formattings: tuple[Literal["sharegpt", "openai"], ...] = ("sharegpt", "openai")
     for formatting in formattings:
-        form = Form(formatting, tags=tags)
+        form = RowSchema(formatting, tags=tags)
         if {form.tag("role_tag"), form.tag("content_tag")} <= inside:
             return formatting
     return None

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from drivetrain.data.language.conversation_form import Form, RowError, kind, text
 from drivetrain.data.language.conversations import Message, Role
+from drivetrain.data.language.row_schema import RowError, RowSchema, kind, text
 
 PLAIN: dict[str, Role] = {"user": "user", "assistant": "assistant", "observation": "tool", "system": "system"}
 
 
 @dataclass(frozen=True)
-class Given:
+class MessageList:
     """One message as the row holds it. role: user, assistant, observation, function or system; word: the row's own."""
 
     what: str  # "message 3", for errors
@@ -23,7 +23,7 @@ class Given:
     fields: Mapping[str, Any]
 
 
-def given_messages(row: Mapping[str, Any], form: Form) -> list[Given]:
+def given_messages(row: Mapping[str, Any], form: RowSchema) -> list[MessageList]:
     """The row's messages, and the chosen reply behind them in preference data. RowError names what is missing."""
     column = form.required["messages"]
     listed = form.value(row, "messages")
@@ -37,7 +37,7 @@ def given_messages(row: Mapping[str, Any], form: Form) -> list[Given]:
     return [_given(message, f"message {number}", form, roles) for number, message in enumerate(listed, start=1)]
 
 
-def _chosen(value: Any, form: Form) -> Mapping[str, Any]:
+def _chosen(value: Any, form: RowSchema) -> Mapping[str, Any]:
     if isinstance(value, dict):
         return value
     return {
@@ -46,7 +46,7 @@ def _chosen(value: Any, form: Form) -> Mapping[str, Any]:
     }
 
 
-def _given(message: Any, what: str, form: Form, roles: Mapping[str, str]) -> Given:
+def _given(message: Any, what: str, form: RowSchema, roles: Mapping[str, str]) -> MessageList:
     if not isinstance(message, dict):
         raise RowError(f"{what} is {kind(message)}, not an object")
     role_tag = form.tag("role_tag")
@@ -56,10 +56,10 @@ def _given(message: Any, what: str, form: Form, roles: Mapping[str, str]) -> Giv
         raise RowError(f"{what} has no {role_tag!r}; it has: {keys}")
     if not isinstance(word, str) or word not in roles:
         raise RowError(f"{what} has the unknown {role_tag} {word!r}; known: {', '.join(sorted(roles))}")
-    return Given(what, roles[word], word, message.get(form.tag("content_tag")), message)
+    return MessageList(what, roles[word], word, message.get(form.tag("content_tag")), message)
 
 
-def plain_message(given: Given, form: Form, trained: bool = True) -> Message:
+def plain_message(given: MessageList, form: RowSchema, trained: bool = True) -> Message:
     """A message of text alone. Only a tool's result and the system's message may be empty."""
     if given.content is None:
         raise RowError(f"{given.what} has no {form.tag('content_tag')!r}")

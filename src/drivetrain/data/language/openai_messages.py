@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from drivetrain.data.language.conversation_form import Form, RowError, kind, optional_text
 from drivetrain.data.language.conversations import Message
-from drivetrain.data.language.message_lists import Given, given_messages, plain_message
+from drivetrain.data.language.message_lists import MessageList, given_messages, plain_message
+from drivetrain.data.language.row_schema import RowError, RowSchema, kind, optional_text
 from drivetrain.data.language.tool_calls import Call, read_function_call, read_tool_calls
 
 
-def read_openai(row: Mapping[str, Any], form: Form) -> list[Message]:
+def read_openai(row: Mapping[str, Any], form: RowSchema) -> list[Message]:
     """In any order of roles. Content may be null beside tool_calls, or a list of parts of text; an assistant's weight
     0 keeps it from being trained on. RowError with the number of the message that is otherwise."""
     messages = [_message(each, form) for each in given_messages(row, form)]
@@ -24,14 +24,14 @@ def read_openai(row: Mapping[str, Any], form: Form) -> list[Message]:
     return messages
 
 
-def _message(given: Given, form: Form) -> Message:
+def _message(given: MessageList, form: RowSchema) -> Message:
     given = replace(given, content=_joined(given.content, given.what))
     reasoning = _optional(given, "reasoning_content") if given.role == "assistant" else None
     name = given.fields.get("name")
     return replace(_spoken(given, form), name=name if isinstance(name, str) else None, reasoning_content=reasoning)
 
 
-def _spoken(given: Given, form: Form) -> Message:
+def _spoken(given: MessageList, form: RowSchema) -> Message:
     if given.role == "function" and given.content is not None:
         return Message("assistant", "", read_function_call(given.content, given.what))
     if given.role == "observation":
@@ -47,12 +47,12 @@ def _spoken(given: Given, form: Form) -> Message:
     return Message("assistant", given.content or "", calls, trained)
 
 
-def _optional(given: Given, key: str) -> str | None:
+def _optional(given: MessageList, key: str) -> str | None:
     """None for an empty text too. RowError for anything else."""
     return optional_text(given.fields.get(key), f"{key} of {given.what}") or None
 
 
-def _calls(given: Given) -> tuple[Call, ...]:
+def _calls(given: MessageList) -> tuple[Call, ...]:
     """tool_calls, or function_call as it was named before."""
     former = given.fields.get("function_call")
     return read_tool_calls(given.fields.get("tool_calls"), given.what) or (
@@ -60,7 +60,7 @@ def _calls(given: Given) -> tuple[Call, ...]:
     )
 
 
-def _weight(given: Given) -> int:
+def _weight(given: MessageList) -> int:
     weight = given.fields.get("weight")
     if weight is None:
         return 1

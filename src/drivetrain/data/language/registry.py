@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.config.files import check_levels
-from drivetrain.data.language.conversation_form import COLUMNS, TAGS, USED, Form, Formatting, kind
+from drivetrain.data.language.row_schema import COLUMNS, TAGS, USED, Formatting, RowSchema, kind
 from drivetrain.data.tables import not_utf8
 from drivetrain.errors import Problem, UserError, problem
 
@@ -52,9 +52,9 @@ class Entry:
     refusals: tuple[tuple[str, str], ...] = ()
 
     @property
-    def form(self) -> Form:
+    def form(self) -> RowSchema:
         """How its rows are read as conversations."""
-        return Form(self.formatting, self.columns, self.tags, self.ranking)
+        return RowSchema(self.formatting, self.columns, self.tags, self.ranking)
 
 
 def read_registry(path: str, field: str) -> dict[str, Entry]:

@@ -15,7 +15,6 @@ from drivetrain.data.array_store import default_root
 from drivetrain.data.bad_rows import BadRow, allowance, too_many
 from drivetrain.data.hub_rows import StreamedHubRows
 from drivetrain.data.json_rows import BrokenRows
-from drivetrain.data.language.conversation_form import Form, RowError, check_utf8, kind
 from drivetrain.data.language.conversation_formats import (
     check_columns,
     check_names,
@@ -26,6 +25,7 @@ from drivetrain.data.language.conversation_formats import (
 from drivetrain.data.language.conversations import Conversation
 from drivetrain.data.language.documents import Text, stored_texts
 from drivetrain.data.language.registry import Entry, find, read_registry
+from drivetrain.data.language.row_schema import RowError, RowSchema, check_utf8, kind
 from drivetrain.data.language.stored_conversations import stored_conversations
 from drivetrain.data.language.stored_rows import taken
 from drivetrain.data.long_text import LongText
@@ -61,7 +61,7 @@ class OpenSet:
     name: str
     source: DataSource
     rows: Rows
-    form: Form | None
+    form: RowSchema | None
     text_column: str = "text"
     samples: int | None = None
     unseen: Sequence[str] = ()  # named columns that the first rows of a stream lack
@@ -238,7 +238,7 @@ def _entry(source: DataSource, registry: Mapping[str, Entry], field: str) -> Ent
     return find(registry, source.path, field)
 
 
-def _form(source: DataSource, entry: Entry | None, rows: Rows, field: str) -> Form:
+def _form(source: DataSource, entry: Entry | None, rows: Rows, field: str) -> RowSchema:
     fix = "give workload.stage=pretrain"
     if source.formatting == "text":
         raise problem(field, f"{source.path} holds texts, no conversations", fix)
@@ -246,9 +246,9 @@ def _form(source: DataSource, entry: Entry | None, rows: Rows, field: str) -> Fo
     tags = {**(entry.tags if entry else {}), **source.tags}
     if source.formatting != "auto":
         ranking, usual = entry is not None and entry.ranking, entry is None and not columns
-        return Form(source.formatting, columns, tags, ranking, by_usual_names=usual)
+        return RowSchema(source.formatting, columns, tags, ranking, by_usual_names=usual)
     if entry is not None:
-        return Form(entry.formatting, columns, tags, entry.ranking)
+        return RowSchema(entry.formatting, columns, tags, entry.ranking)
     first = rows.read(0, LOOKED_AT)
     try:
         return guess_formatting(first, field, source.path, columns, tags)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from drivetrain.data.language.conversation_form import Form, RowError
 from drivetrain.data.language.conversations import Message
-from drivetrain.data.language.message_lists import Given, given_messages, plain_message
+from drivetrain.data.language.message_lists import MessageList, given_messages, plain_message
+from drivetrain.data.language.row_schema import RowError, RowSchema
 from drivetrain.data.language.tool_calls import read_function_call
 
 TURNS = ("user", "observation"), ("assistant", "function")
 
 
-def read_sharegpt(row: Mapping[str, Any], form: Form) -> list[Message]:
+def read_sharegpt(row: Mapping[str, Any], form: RowSchema) -> list[Message]:
     """The system's message if there is one, then the two sides of TURNS one after the other, as LLaMA-Factory wants it.
 
     RowError with the number of the message that is otherwise.
@@ -28,7 +28,7 @@ def read_sharegpt(row: Mapping[str, Any], form: Form) -> list[Message]:
     return [_message(each, form) for each in given]
 
 
-def _message(given: Given, form: Form) -> Message:
+def _message(given: MessageList, form: RowSchema) -> Message:
     if given.fields.get("tool_calls"):
         raise RowError(f"{given.what} has tool_calls, which only the format openai reads")
     if given.role == "function" and given.content is not None:

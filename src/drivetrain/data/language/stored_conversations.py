@@ -7,10 +7,10 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from drivetrain.data.language.conversation_form import Form
 from drivetrain.data.language.conversation_formats import check_columns, check_names, read_conversation
 from drivetrain.data.language.conversations import Conversation, Message
 from drivetrain.data.language.placeholders import placeholders_left
+from drivetrain.data.language.row_schema import RowSchema
 from drivetrain.data.language.stored_rows import Reading, StoredItems, StoredRead, stored_rows
 from drivetrain.data.rows import Rows
 
@@ -46,7 +46,7 @@ class StoredConversations(StoredItems[Conversation]):
 
 
 def stored_conversations(
-    rows: Rows, files: Sequence[Path], form: Form, field: str, replace: Mapping[str, str], root: Path
+    rows: Rows, files: Sequence[Path], form: RowSchema, field: str, replace: Mapping[str, str], root: Path
 ) -> StoredRead[Conversation]:
     """As `read_conversations`, with the conversations on disk below `root`. files: what the rows are read from.
 

@@ -19,7 +19,7 @@ import numpy as np
 from drivetrain.data.array_store import Store, Writer, check_room, stored
 from drivetrain.data.bad_rows import BadRow
 from drivetrain.data.block_work import Progress
-from drivetrain.data.language.conversation_form import RowError
+from drivetrain.data.language.row_schema import RowError
 from drivetrain.data.rows import Rows
 from drivetrain.data.source_files import SourceFile
 from drivetrain.data.text_rows import MappedTexts

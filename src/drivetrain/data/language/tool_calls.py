@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from drivetrain.data.language.conversation_form import RowError, kind
+from drivetrain.data.language.row_schema import RowError, kind
 
 Call = dict[str, Any]
 

@@ -1,0 +1,1 @@
+"""Converts checkpoints between this project's format and other software's."""

@@ -1,0 +1,67 @@
+"""A checkpoint of this project in others' formats."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch.distributed.checkpoint.api import CheckpointException
+
+from drivetrain.checkpoint.convert.foreign import Note
+from drivetrain.checkpoint.convert.formats import WRITERS
+from drivetrain.checkpoint.convert.own_format import Ours, find, is_adapter, ours
+from drivetrain.errors import UserError, last_line, problem
+from drivetrain.runtime.atomic_file import followed
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def convert_to(path: Path, format_: str, output: Path, dtype: str | None) -> tuple[Path, list[Note]]:
+    """path: a checkpoint, or a run: its newest good one. output: a folder that is not there yet, or empty.
+
+    It is whole or not there: written aside and renamed. Returns the checkpoint that was taken, and the notes.
+    """
+    if format_ not in WRITERS:
+        raise problem("--to", f"{format_} was given", f"known: {', '.join(WRITERS)}")
+    if dtype is not None and (format_ != "transformers" or dtype not in DTYPES):
+        why = f"{dtype} was given with --to {format_}"
+        raise problem("--dtype", why, f"give {', '.join(DTYPES)} with --to transformers; others keep every bit")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise problem("--output", f"{output} is there already", "give a folder that is new or empty")
+    output = followed(output)  # an empty folder behind a link is replaced itself
+    source, skipped, saved = _newest(path)
+    aside = output.with_name(f".{output.name}.partial-{os.getpid()}")
+    try:
+        aside.mkdir(parents=True)
+        notes = WRITERS[format_](saved, aside, DTYPES.get(dtype or ""))
+        if output.exists():
+            output.rmdir()
+        aside.rename(output)
+    except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:  # as each of the writers puts it
+        fix = "make room, or give another folder"
+        raise problem("--output", f"{output} cannot be written: {last_line(error)}", fix) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)  # there only if something failed
+    newer = [Note("newer checkpoint", carried=False, what=why) for why in skipped]
+    return source, [*notes, *saved.notes, *_without(source), *newer]
+
+
+def _newest(path: Path) -> tuple[Path, list[str], Ours]:
+    """The checkpoint, why newer ones were skipped, and what is in it. A run that goes on may delete one meanwhile."""
+    source, skipped = find(path)
+    try:
+        return source, skipped, ours(source)
+    except (UserError, OSError):
+        if source.exists():
+            raise
+    source, skipped = find(path)
+    return source, skipped, ours(source)
+
+
+def _without(source: Path) -> list[Note]:
+    """What the checkpoint itself does not hold."""
+    what = "the checkpoint holds adapters alone: the frozen base is where adapter_config.json names it"
+    return [Note("base", carried=False, what=what)] if is_adapter(source) else []

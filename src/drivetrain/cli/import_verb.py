@@ -1,0 +1,52 @@
+"""`drivetrain import`: a run file of another software's configuration, and what became of its keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from drivetrain.cli.arguments import path_argument, path_option
+
+errors = Console(stderr=True, highlight=False)
+
+
+def import_(
+    files: Annotated[list[Path], path_argument(metavar="FILE", help="Configurations that belong together.")],
+    onto: Annotated[
+        Path | None, path_option(metavar="RUN.YAML", help="Run file that has the workload, and what else is not said.")
+    ] = None,
+    to: Annotated[Path | None, path_option("--output", "-o", help="Run file; left out, <first file>-run.yaml.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="Drop this key although something else is trained without it; repeat it."),
+    ] = None,
+) -> None:
+    """Make a run file of another software's configuration, and list what became of each of its keys.
+
+    Exit codes: 0 the run file is complete, 1 it was written but cannot train yet, 2 nothing was written.
+    """
+    from drivetrain.cli.run_table import show_notes
+    from drivetrain.importing.verb import import_files
+
+    imported = import_files(files, onto, to, overwrite, without or ())
+    show_notes(imported.notes, Console(highlight=False))
+    if imported.missing:
+        lacking = f"[bold yellow]missing[/] {', '.join(imported.missing)}"
+        cure = "write it in, or import with --onto RUN.YAML"
+        errors.print(f"{lacking}: the run file is incomplete and cannot train; {cure}", soft_wrap=True)
+    if imported.run is not None:
+        from drivetrain.config import rules
+        from drivetrain.config.resolve import resolved
+        from drivetrain.runtime.hardware import detect
+
+        machine = detect(imported.run.device)
+        for found in rules.check(resolved(imported.run, machine), machine):
+            text = f"on this machine: {found.field}: {found.why}; {found.fix}"
+            errors.print(f"[yellow]note[/] {escape(text)}")
+    errors.print(f"run file in {escape(str(imported.output))}", soft_wrap=True)
+    raise typer.Exit(1 if imported.missing else 0)

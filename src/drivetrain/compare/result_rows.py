@@ -1,0 +1,166 @@
+"""Results side by side: a row a choice, over its seeds, with what its curve says against the reference row."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from drivetrain.compare.outcome import Outcome
+from drivetrain.config.files import read_yaml
+from drivetrain.errors import UserError
+from drivetrain.runtime.run_folder import RunFolder
+from drivetrain.tracking.jsonl import read_events
+from drivetrain.training.report import RunReport
+
+Point = tuple[int, int]  # step, samples so far: only runs of one batch size have points in common
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """One cell's run. report: None unless the outcome is completed."""
+
+    outcome: Outcome
+    folder: Path
+    report: RunReport | None
+
+    @classmethod
+    def read(cls, outcome: Outcome, folder: Path) -> Result:
+        """folder: of the run."""
+        if outcome.status != "completed":
+            return cls(outcome, folder, None)
+        try:
+            return cls(outcome, folder, RunReport.read(RunFolder(folder).report))
+        except (OSError, ValueError, ValidationError) as error:
+            lost = outcome.model_copy(update={"status": "failed", "reason": f"its report cannot be read: {error}"})
+            return cls(lost, folder, None)
+
+    @cached_property
+    def events(self) -> list[dict[str, Any]]:
+        return list(read_events(self.folder / "events.jsonl"))
+
+    @cached_property
+    def config(self) -> dict[str, Any] | None:
+        """The resolved run file; None if the run left none."""
+        try:
+            return read_yaml(RunFolder(self.folder).run_file)
+        except UserError:
+            return None
+
+    @cached_property
+    def curve(self) -> list[tuple[float, float]]:
+        """(epoch, training loss): batches of other sizes take other numbers of steps to the same epoch."""
+        return [(event["epoch"], event["loss"]) for event in self._steps]
+
+    @cached_property
+    def losses(self) -> dict[Point, float]:
+        """Training loss at the points of the curve."""
+        return {(event["step"], event["samples"]): event["loss"] for event in self._steps}
+
+    @property
+    def _steps(self) -> list[dict[str, Any]]:
+        """Events of steps with all their numbers: a file that was edited may lack some."""
+        named = ("epoch", "loss", "step", "samples")
+        steps = [event for event in self.events if event["event"] == "step"]
+        return [event for event in steps if all(isinstance(event.get(name), int | float) for name in named)]
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    label: str
+    values: tuple[str, ...]  # one an axis
+    results: tuple[Result, ...]  # one a seed
+
+    @property
+    def names(self) -> list[str]:
+        """What stands in the first cells of the row: its values, or its label; emulated rows say so."""
+        names = list(self.values or (self.label,))
+        if any(report.emulated for report in self.reports):
+            names[0] += " (emulated)"
+        if self.is_stand_in:
+            names[0] += " (dp, CPU emulation)"
+        return names
+
+    @property
+    def reports(self) -> list[RunReport]:
+        return [result.report for result in self.results if result.report is not None]
+
+    @property
+    def status(self) -> str:
+        """completed if every seed did; else what happened to the first that did not."""
+        bad = [result.outcome.status for result in self.results if result.report is None]
+        if not bad:
+            return "completed"
+        return bad[0] if len(bad) == len(self.results) else f"{bad[0]} ({len(bad)} of {len(self.results)})"
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether a CPU computed it in an engine's place: what it found is meant, its time is not."""
+        return any(report.engaged.get("emulated") for report in self.reports)
+
+    @property
+    def reason(self) -> str:
+        return next((result.outcome.reason for result in self.results if result.report is None), "")
+
+    def mean(self, value: Callable[[RunReport], float | None]) -> float | None:
+        found = [v for report in self.reports if (v := value(report)) is not None]
+        return statistics.fmean(found) if found else None
+
+    def spread(self, value: Callable[[RunReport], float | None]) -> float | None:
+        """Standard deviation over the seeds; None for fewer than two, or where one is not finite."""
+        found = [v for report in self.reports if (v := value(report)) is not None]
+        return statistics.stdev(found) if len(found) > 1 and all(map(math.isfinite, found)) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What tables, files and the page are drawn from. The first row that completed is the reference."""
+
+    name: str
+    verb: str
+    axes: tuple[str, ...]
+    rows: tuple[Row, ...]
+    machine: Mapping[str, Any] = field(default_factory=dict)  # environment.describe
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        """What the first cells of the rows are."""
+        return self.axes or ("run",)
+
+    @property
+    def reference(self) -> Row | None:
+        return next((row for row in self.rows if row.reports), None)
+
+    @property
+    def completed(self) -> list[Row]:
+        return [row for row in self.rows if row.reports]
+
+    def loss_difference(self, row: Row) -> float | None:
+        """Largest relative difference of the training loss from the reference row's, same seed, at common steps."""
+        reference = self.reference
+        if reference is None or row is reference:
+            return None
+        return largest_difference(
+            [(mine.losses, other.losses) for mine, other in zip(row.results, reference.results, strict=False)]
+        )
+
+
+def largest_difference(curves: Sequence[tuple[Mapping[Any, float], Mapping[Any, float]]]) -> float | None:
+    """Of |a - b| / |b| over the steps that both have, infinite where a loss is not finite in one of them alone; None
+    if they have none in common."""
+    differences = [
+        _difference(mine[step], other[step]) for mine, other in curves for step in mine.keys() & other.keys()
+    ]
+    return max(differences, default=None)
+
+
+def _difference(mine: float, other: float) -> float:
+    if math.isfinite(mine) and math.isfinite(other):
+        return abs(mine - other) / max(abs(other), 1e-12)
+    return 0.0 if repr(mine) == repr(other) else math.inf

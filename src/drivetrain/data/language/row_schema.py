@@ -1,0 +1,173 @@
+"""How a row holds a conversation: the format, and the names of columns and of what is inside a message.
+
+Names and defaults are those of LLaMA-Factory's dataset_info.json (data/README.md there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+Formatting = Literal["alpaca", "sharegpt", "openai"]
+
+COLUMNS = {
+    "alpaca": {"prompt": "instruction", "query": "input", "response": "output"},
+    "sharegpt": {"messages": "conversations"},
+    "openai": {"messages": "messages", "tools": "tools"},
+}
+USED = {
+    "alpaca": ("prompt", "query", "response", "history", "system", "tools"),
+    "sharegpt": ("messages", "system", "tools"),
+    "openai": ("messages", "system", "tools"),
+}
+TAGS = {
+    "role_tag": "from",
+    "content_tag": "value",
+    "user_tag": "human",
+    "assistant_tag": "gpt",
+    "observation_tag": "observation",
+    "function_tag": "function_call",
+    "system_tag": "system",
+}
+OPENAI_TAGS = {
+    **TAGS,
+    "role_tag": "role",
+    "content_tag": "content",
+    "user_tag": "user",
+    "assistant_tag": "assistant",
+    "observation_tag": "tool",
+}
+# words of either kind are understood in both: LLaMA-Factory reads OpenAI's messages as sharegpt with other tags
+WORDS = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "observation": "observation",
+    "tool": "observation",
+    "function_call": "function",
+    "system": "system",
+    "developer": "system",
+}
+
+
+KTO_TAGS = ("label", "kto_tag")  # as TRL and LLaMA-Factory call what tells replies to learn from those to avoid
+PREFERENCE = ("chosen", "rejected")
+
+
+class RowError(ValueError):
+    """Why a row is no conversation."""
+
+
+@dataclass(frozen=True)
+class RowSchema:
+    """columns: name in LLaMA-Factory → column in the data; tags likewise for what is inside messages.
+
+    As in LLaMA-Factory, history and system are read only if they are named, and an alpaca row whose prompt is named
+    has no query unless that is named too: {prompt: input, response: target} must not read "input" twice.
+
+    by_usual_names: nobody named a column: all are read, by their usual names, in every row that has them.
+    ranking: preference data, of which the column `chosen` is the reply.
+    default_system: the system message of rows that have none.
+    """
+
+    formatting: Formatting
+    columns: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    ranking: bool = False
+    default_system: str | None = None
+    by_usual_names: bool = False
+
+    @cached_property
+    def required(self) -> dict[str, str]:
+        """Columns that a row must have, as in `columns`."""
+        names = ["prompt", "response"] if self.formatting == "alpaca" else ["messages"]
+        if self.ranking:
+            names = [*(name for name in names if name != "response"), "chosen"]
+        defaults = {**COLUMNS[self.formatting], "chosen": "chosen"}
+        return {name: self.columns.get(name, defaults[name]) for name in names}
+
+    @cached_property
+    def named(self) -> dict[str, str]:
+        """Required columns and those given by name, as far as this format reads them."""
+        given = {name: column for name, column in self.columns.items() if name in USED[self.formatting]}
+        if self.ranking:
+            given.pop("response", None)
+        return {**given, **self.required}
+
+    def value(self, row: Mapping[str, Any], name: str) -> Any:
+        """What the row has in the column of that name; None if it has no such column, or null."""
+        if name in self.named:
+            return row.get(self.named[name])
+        if name == "tools" and self.formatting == "openai":
+            tools = row.get("tools")
+            return row.get("functions") if tools in (None, "", "[]", []) else tools  # as OpenAI named them at first
+        if self.by_usual_names:
+            return row.get(COLUMNS[self.formatting].get(name, name))
+        if name == "query" and "prompt" in self.columns:
+            return None
+        return row.get(COLUMNS[self.formatting].get(name, ""))
+
+    def tag(self, name: str) -> str:
+        defaults = OPENAI_TAGS if self.formatting == "openai" else TAGS
+        return self.tags.get(name, defaults[name])
+
+    @cached_property
+    def roles(self) -> dict[str, str]:
+        """Word in the data → user, assistant, observation, function (a call) or system."""
+        openai = {"function": "observation"} if self.formatting == "openai" else {}  # as OpenAI named tools at first
+        tagged = ("user", "assistant", "observation", "function", "system")
+        return {**WORDS, **openai, **{self.tag(f"{role}_tag"): role for role in tagged}}
+
+
+def check_is_to_learn_from(row: Mapping[str, Any], form: RowSchema) -> None:
+    """RowError for a reply that the row marks as one to avoid, and for preferences that are not read as such.
+
+    Columns that the form reads are something else. A whole number as label is one too: a class, say.
+    """
+    read = set(form.named.values())
+    for name in KTO_TAGS:
+        value = row.get(name)
+        if name not in read and (value is False or (isinstance(value, str) and value.strip().lower() == "false")):
+            raise RowError(
+                f"its {name} is false: a reply to avoid, as in KTO data, not one to learn from (a column that says "
+                "something else needs another name)"
+            )
+    if not form.ranking and all(row.get(name) and name not in read for name in PREFERENCE):
+        raise RowError(
+            "it has a chosen and a rejected reply beside the conversation: preference data, of which only chosen "
+            "replies that are texts or single messages are read (without these two columns the conversation is)"
+        )
+
+
+def kind(value: Any) -> str:
+    """What a value of JSON is, in a sentence."""
+    kinds = {bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "a list", dict: "an object"}
+    return "null" if value is None else kinds.get(type(value), f"a {type(value).__name__}")
+
+
+def text(value: Any, what: str) -> str:
+    """`value` if it is a text with something in it. RowError otherwise."""
+    if not isinstance(value, str):
+        raise RowError(f"{what} is missing" if value is None else f"{what} is {kind(value)}, not a text")
+    if not value.strip():
+        raise RowError(f"{what} is empty")
+    return value
+
+
+def check_utf8(value: str, what: str) -> None:
+    """RowError if it is no text in any encoding: JSON can hold one half of a surrogate pair."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        half = value[error.start]
+        raise RowError(f"{what} has half a character ({half!r}, character {error.start + 1})") from None
+
+
+def optional_text(value: Any, what: str) -> str:
+    """As `text`; missing and empty are ""."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return ""
+    return text(value, what)

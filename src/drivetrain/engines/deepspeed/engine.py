@@ -1,0 +1,347 @@
+"""DeepSpeed's ZeRO, by stage: optimizer state, then gradients, then parameters sharded over the ranks.
+
+Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models". DeepSpeed reduces,
+shards, clips and updates; the window, the schedule, the loss scale and autocast are this project's, so that the curve
+is that of every other engine. The optimizer is torch's: DeepSpeed's own would be compiled at the first start.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.config import engines as config
+from drivetrain.data.loader import MicroBatch
+from drivetrain.distributed.shard import Shard
+from drivetrain.engines.autograd import AutogradEngine
+from drivetrain.engines.base import Engaged, StepGuard, StepResult
+from drivetrain.engines.deepspeed import partitions
+from drivetrain.engines.deepspeed.config import zero_json
+from drivetrain.engines.deepspeed.native_build import deepspeed_ready, swap_folder
+from drivetrain.engines.state import check_trained, chosen, group_with, kept, refuse_scalars
+from drivetrain.errors import RunError, problem
+from drivetrain.models.quantised_base import weights_of_codes
+from drivetrain.numerics.torch_precision import autocast
+from drivetrain.optim.optimizers import OptimizerFactory, plainly
+from drivetrain.runtime.scratch import Scratch
+
+T = TypeVar("T")
+LOG = logging.getLogger(__name__)
+
+
+class InAutocast(nn.Module):
+    """The model, its forward in autocast: DeepSpeed's engine switches off an autocast that is opened around it."""
+
+    def __init__(self, model: nn.Module, context: Callable[[], AbstractContextManager[object]]) -> None:
+        super().__init__()
+        self.model = model
+        self._context = context
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with self._context():
+            return self.model(*args, **kwargs)
+
+
+def wrap_deepspeed(model: nn.Module, optimizer: torch.optim.Optimizer | None, json: dict[str, Any]) -> Any:
+    """A DeepSpeedEngine; the process group is joined already. The model's parameters stay where they are named."""
+    import deepspeed
+
+    try:
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=json, dist_init_required=False)
+    except (ValueError, AssertionError) as error:  # pydantic's among them: values that only DeepSpeed checks
+        raise problem("engine.config", f"DeepSpeed refuses it: {error}", "correct the key that it names") from error
+    return engine
+
+
+class DeepspeedEngine(AutogradEngine):
+    _config: config.DeepspeedEngine
+    _zero: Any = None  # the DeepSpeedEngine
+    _groups: list[list[str]]  # parameter names of each group of the optimizer
+    _swap: Scratch | None = None  # what nvme means to this run
+    _told_of_idle = False
+
+    # --- setting up --------------------------------------------------------------------------------------------------
+
+    def _wrap(self, model: nn.Module) -> nn.Module:
+        deepspeed_ready(self._on_disk)
+        if self._config.stage:
+            refuse_scalars(model, "ZeRO")
+        precision = self._options.precision
+        whole = InAutocast(model, lambda: autocast(precision, self._device)) if precision.autocast else model
+        if not self._trains and self._config.stage == 3:
+            self._zero = whole = self._initialised(whole, None)
+        elif not self._trains and precision.cast:
+            model.to(getattr(torch, precision.compute))
+        return whole
+
+    @property
+    def _on_disk(self) -> bool:
+        return "nvme" in (self._config.offload_optimizer, self._config.offload_parameters)
+
+    def _build_optimizer(self, build: OptimizerFactory) -> torch.optim.Optimizer:
+        """torch's, over the flat partitions that ZeRO puts in place of the parameters."""
+        made = build(self._model, _without_fused_sgd)
+        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        self._groups = [[names[id(p)] for p in group["params"]] for group in made.param_groups]
+        self._forward = self._zero = self._initialised(self._forward, made)
+        if self._scaled_by_zero:
+            self._zero.optimizer.override_loss_scale(self._scaler.get_scale())
+        return made
+
+    def _initialised(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Any:
+        self._linear = nn.functional.linear  # stage 3 puts one in its place that keeps no gathered weight
+        return wrap_deepspeed(model, optimizer, self._json(model))
+
+    def _json(self, model: nn.Module) -> dict[str, Any]:
+        for parameter in model.parameters():  # DeepSpeed takes no channels-last filters, not even of one pixel
+            parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
+        sizes = [p.numel() for p in model.parameters()]
+        block, on_gpu = self._config, self._device.type == "cuda"
+        if self._on_disk:
+            self._swap = swap_folder(block.nvme_path, self._ranks)
+            block = block.model_copy(update={"nvme_path": self._swap.path})
+        return zero_json(block, self._options.precision, self._options.max_grad_norm, sizes, on_gpu)
+
+    def _check_engaged(self) -> None:
+        if self._zero is None:
+            return
+        from deepspeed import DeepSpeedEngine
+
+        asked, world = self._config.stage, self._ranks.world
+        if not isinstance(self._forward, DeepSpeedEngine) or self._zero.zero_optimization_stage() != asked:
+            raise RunError(f"engine=deepspeed was asked for at stage {asked}, but {type(self._forward).__name__} runs")
+        if self._zero.dp_world_size != world:
+            raise RunError(f"engine=deepspeed joins {self._zero.dp_world_size} ranks, but the run has {world}")
+        trained = [p for p in self._model.parameters() if p.requires_grad]
+        total = sum(partitions.shape_of(p).numel() for p in trained)
+        if self._trains and asked > 0:
+            self._check_shards("master weights", partitions.num_masters(self._zero.optimizer), total)
+        if asked == 3:
+            self._check_shards("parameters", sum(partitions.shard(p).numel() for p in trained), total)
+
+    def _check_shards(self, what: str, own: int, total: int) -> None:
+        """Together the ranks hold one copy, beside what partitions are padded with."""
+        world = self._ranks.world
+        together = int(self._ranks.sum(torch.tensor(own, device=self._device)))
+        padding = world * world * 64 * (1 + len(list(self._model.parameters())))
+        if not total <= together <= total + padding:
+            raise RunError(f"engine=deepspeed: the ranks hold {together:,} {what} together, not {total:,}")
+
+    @property
+    def _scaled_by_zero(self) -> bool:
+        """Whether DeepSpeed multiplies the loss and divides the gradients, by the scale it is given."""
+        return self._scaler.is_enabled() and self._config.stage > 0
+
+    @property
+    def _inference(self) -> nn.Module:
+        """Up to stage 2 every rank holds the whole model, and runs as many batches as it has."""
+        return self._forward if self._config.stage == 3 else self._model
+
+    def engaged(self) -> Engaged:
+        parameters = list(self._model.parameters())
+        stands = weights_of_codes(self._model)
+        shapes = {id(p): partitions.shape_of(p).numel() * stands.get(id(p), 1) for p in parameters}
+        return replace(
+            super().engaged(),
+            wrapper=f"{type(self._forward).__name__}, stage {self._config.stage}",
+            local_parameters=sum(partitions.held(p).numel() * stands.get(id(p), 1) for p in parameters),
+            global_parameters=sum(shapes.values()),
+            trained_parameters=sum(shapes[id(p)] for p in parameters if p.requires_grad),
+        )
+
+    def _held_bytes(self) -> dict[str, int]:
+        assert self._optimizer is not None
+        return partitions.held_bytes(self._model, self._zero.optimizer, self._optimizer)
+
+    # --- a step ------------------------------------------------------------------------------------------------------
+
+    def _exchange(self, last: bool) -> AbstractContextManager[Any]:
+        self._zero.set_gradient_accumulation_boundary(last)
+        return nullcontext()
+
+    def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
+        if self._told_of_idle:
+            return super().forward_backward(micro_batches)
+        used: set[str] = set()
+        trained = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+        hooks = [p.register_hook(lambda _, name=name: used.add(name)) for name, p in trained.items()]
+        loss = super().forward_backward(micro_batches)
+        for hook in hooks:
+            hook.remove()
+        self._tell_of_idle([name for name in trained if name not in used.union(*self._ranks.all_gather(used))])
+        return loss
+
+    def _tell_of_idle(self, names: list[str]) -> None:
+        """ZeRO puts zeros in the place of a gradient that is missing, where other engines leave the parameter."""
+        self._told_of_idle = True
+        if names and self._ranks.is_first:
+            shown = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
+            LOG.warning(
+                "%s got no gradient in the first step. DeepSpeed takes that for a gradient of 0: weight decay and "
+                "momentum still move them. Freeze them, or take engine=fsdp or ddp",
+                shown,
+            )
+
+    def _backward(self, loss: Tensor) -> None:
+        scaled = loss if self._scaled_by_zero else self._scaler.scale(loss)
+        self._zero.backward(scaled, scale_wrt_gas=False)
+
+    def optimizer_step(self, lr_factor: float, judge: StepGuard | None = None) -> StepResult:
+        """DeepSpeed makes no update whose norm is not finite; the judge comes too late to refuse another."""
+        if self._config.stage == 0:  # whole gradients, which DeepSpeed has averaged
+            return super().optimizer_step(lr_factor, judge)
+        self._at_rate(lr_factor)
+        scale = self._scaler.get_scale() if self._scaler.is_enabled() else None
+        self._zero.step()
+        norm = torch.as_tensor(self._zero.get_global_grad_norm(), dtype=torch.float32, device=self._device)
+        skipped = bool(self._zero.optimizer.overflow)
+        if scale is not None:
+            self._rescale(skipped)
+        if judge is not None:
+            judge(norm)
+        return StepResult(norm, skipped, scales=None if scale is None else lambda: (scale, scale))
+
+    def _rescale(self, overflowed: bool) -> None:
+        """GradScaler's rule, told by DeepSpeed whether the step overflowed."""
+        state = self._scaler.state_dict()
+        good = 0 if overflowed else state["_growth_tracker"] + 1
+        factor = 1.0
+        if overflowed:
+            factor = state["backoff_factor"]
+        elif good == state["growth_interval"]:
+            factor, good = state["growth_factor"], 0
+        self._scaler.load_state_dict({**state, "scale": state["scale"] * factor, "_growth_tracker": good})
+        self._zero.optimizer.override_loss_scale(self._scaler.get_scale())
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def shapes(self) -> dict[str, torch.Size]:
+        return {name: partitions.shape_of(held) for name, held in self._held().items()}
+
+    def _held(self) -> dict[str, Tensor]:
+        """What checkpoints hold, parameters as DeepSpeed knows them."""
+        return kept(self._model, self._model.state_dict(keep_vars=True))
+
+    def weights(self) -> dict[str, Tensor]:
+        found = {}
+        for name, held in self._held().items():
+            whole = partitions.whole(held)
+            if self._ranks.is_first:
+                found[name] = whole.to("cpu", copy=True) if partitions.is_sharded(held) else whole
+        return found
+
+    def _own_weights(self) -> dict[str, Tensor | Shard]:
+        return _there({name: partitions.own(held, self._ranks.rank) for name, held in self._held().items()})
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        held = self._held()
+        for name, value in weights.items():
+            partitions.fill(held[name], value, self._ranks.rank)
+
+    def gradients(self) -> dict[str, Tensor]:
+        if self._config.stage == 0:
+            return super().gradients()
+        return {name: partitions.gradient(p) for name, p in self._model.named_parameters() if p.requires_grad}
+
+    def _optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        if self._config.stage == 0:
+            return super()._optimizer_state(optimizer)
+        flat = next(iter(optimizer.state.items()), None)
+        moments, counters = _kinds(*flat) if flat is not None else ([], {})
+        parameters = self._linked(optimizer)
+        state = {}
+        for name in [name for names in self._groups for name in names] if flat is not None else []:
+            own = {key: partitions.own_moment(parameters[name], key, self._ranks.rank) for key in moments}
+            state[name] = {**_there(own), **copy.deepcopy(counters)}
+        groups = [
+            {**{key: value for key, value in group.items() if key != "params"}, "params": names}
+            for group, names in zip(optimizer.param_groups, self._groups, strict=True)
+        ]
+        return {"state": state, "param_groups": groups}
+
+    def _load_optimizer_state(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+        if self._config.stage == 0:
+            return super()._load_optimizer_state(optimizer, saved)
+        every, groups = dict(self._model.named_parameters()), saved["param_groups"]
+        check_trained([name for names in self._groups for name in names], every, groups)
+        for group, names in zip(optimizer.param_groups, self._groups, strict=True):
+            group.update({**group_with(groups, names), **chosen(optimizer, group), "params": group["params"]})
+        if not saved["state"]:
+            return None
+        if not optimizer.state:
+            self._make_state()
+        parameters = self._linked(optimizer)
+        for name, values in saved["state"].items():
+            for key, value in values.items():
+                if isinstance(value, Tensor) and value.shape == partitions.shape_of(parameters[name]):
+                    partitions.set_moment(parameters[name], key, value, self._ranks.rank)
+        _, counters = _kinds(*next(iter(optimizer.state.items())))
+        one = next(iter(saved["state"].values()))
+        for state in optimizer.state.values():
+            for key in counters:
+                state[key] = copy.deepcopy(one[key])
+        return None
+
+    def _linked(self, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
+        """The parameters by name, their moments within reach."""
+        parameters = dict(self._model.named_parameters())
+        for flat, names in zip(partitions.masters(self._zero.optimizer), self._groups, strict=False):
+            partitions.link_moments([parameters[name] for name in names], flat, optimizer.state.get(flat, {}))
+        return parameters
+
+    def _make_state(self) -> None:
+        """Have the optimizer make its state: a step at rate 0 of a loss of 0. What is loaded replaces it."""
+        self._zero.set_gradient_accumulation_boundary(True)
+        self._at_rate(0.0)
+        self._rehearse(self._backward)
+        self._zero.step()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if self._scaled_by_zero:
+            self._zero.optimizer.override_loss_scale(self._scaler.get_scale())
+
+    def tensors(self) -> list[Tensor]:
+        held = [partitions.held(p) for p in self._model.parameters()] + list(self._model.buffers())
+        if self._optimizer is None:
+            return held
+        states = [value for state in self._optimizer.state.values() for value in state.values()]
+        held += partitions.masters(self._zero.optimizer)
+        return held + [value for value in states if isinstance(value, Tensor)]
+
+    def close(self) -> None:
+        super().close()
+        if self._zero is not None:
+            self._zero.destroy()
+            self._zero = None
+            nn.functional.linear = self._linear
+        if self._swap is not None:
+            self._swap.close()
+            self._swap = None
+
+
+def _without_fused_sgd(
+    cls: type[torch.optim.Optimizer], groups: list[dict[str, Any]], arguments: dict[str, Any]
+) -> torch.optim.Optimizer:
+    """torch's fused SGD wants its momentum before the first step, and ZeRO's partitions come after it is made."""
+    if cls is torch.optim.SGD:
+        arguments = {key: value for key, value in arguments.items() if key != "fused"}
+    return plainly(cls, groups, arguments)
+
+
+def _there(held: Mapping[str, T | None]) -> dict[str, T]:
+    """What this rank has; the rest lies in others' partitions."""
+    return {name: value for name, value in held.items() if value is not None}
+
+
+def _kinds(flat: Any, state: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """A partition's state as the names of its moments, and what counts for all parameters alike."""
+    moments = [key for key, value in state.items() if isinstance(value, Tensor) and value.shape == flat.shape]
+    return moments, {key: value for key, value in state.items() if key not in moments and value is not None}

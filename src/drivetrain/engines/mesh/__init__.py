@@ -1,0 +1,1 @@
+"""Pipeline, data, context and tensor parallelism on one device mesh."""

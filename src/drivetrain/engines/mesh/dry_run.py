@@ -1,0 +1,309 @@
+"""A trial step at set-up: spread over the ranks, a model has to give each parameter the gradient that it gives whole.
+
+The loss alone says little: at a random start it is near the logarithm of the number of classes, whatever the model
+computes, and a copy of a weight that gets a part of its gradient leaves it as it is. So every gradient is compared, of
+a few short samples, without dropout and autocast. No whole gradient is kept: of each its norm is, and FOLDS sums, of
+every FOLDS-th number each, which add up over samples and ranks as gradients do.
+
+The whole model runs on the first rank alone, which tells the others what it found: ranks of one machine share its
+cores. It runs on that rank's device if it fits, else on the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from drivetrain.config.engines.mesh import MeshEngine
+from drivetrain.config.precision import Precision
+from drivetrain.data.loader import MicroBatch
+from drivetrain.distributed.communicator import Communicator
+from drivetrain.distributed.rng import restore_rng_state, rng_state
+from drivetrain.engines.base import EngineOptions
+from drivetrain.engines.mesh.block_discovery import Anatomy, dissect
+from drivetrain.engines.mesh.topology import MeshPosition
+from drivetrain.engines.state import gathered, local_part
+from drivetrain.errors import UserError, problem
+from drivetrain.memory.transfers import sent
+from drivetrain.numerics.torch_precision import autocast, dtype
+from drivetrain.workloads.base import Batch, Workload, few
+
+SHARES, SAMPLES, POSITIONS = 2, 2, 128  # data ranks that have samples in the trial, of how many positions at most
+FOLDS = 61  # sums that are compared of a gradient: a prime, so that rows and columns mix
+# how far a loss and a gradient may be off, of their size: sums in another order, rounded to the parameters' dtype
+NEAR = {"float32": (1e-4, 1e-3), "float16": (1e-2, 0.05), "bfloat16": (3e-2, 0.2)}
+SMALL, TINY = 0.1, 1e-30  # a loss near 0 is a difference of larger numbers, and as far off as they
+LEAST = 1e-3  # of the largest gradient: what is smaller counts as so large (a key's bias has none but rounding)
+
+NOTHING = torch.zeros(FOLDS + 1, dtype=torch.float64)
+
+
+def exact(precision: Precision) -> Precision:
+    """The same without rounding that is not the parameters' own."""
+    return replace(precision, compute=precision.parameters, autocast=False, scaled=False, cast=False, tf32=False)
+
+
+class Trial:
+    def __init__(
+        self, workload: Workload, options: EngineOptions, config: MeshEngine, place: MeshPosition, ranks: Communicator
+    ) -> None:
+        self._ranks = ranks
+        self._workload, self._device, self._config, self._place = workload, options.device, config, place
+        self._precision = options.precision
+        shares = min(place.dp, SHARES)
+        loaded = [workload.train.load(index, 0) for index in range(min(SAMPLES * shares, len(workload.train)))]
+        dealt = [loaded[rank::shares] for rank in range(shares)]
+        self._shares = [_short(workload.collate(samples), workload) for samples in dealt if samples]
+        self._pieces = self._shares
+        if config.shard and place.dp * place.cp > 1:
+            self._pieces = [_short(workload.collate([sample]), workload) for sample in loaded]
+        at = place.at["dp"]
+        self._own = MicroBatch(self._shares[at if at < len(self._shares) else 0], counts=at < len(self._shares))
+        self._count = max(1, sum(map(workload.count, self._shares)))
+        self._loss = 0.0
+        self._expected: dict[str, Tensor] = {}
+        self._filled: list[str] = []
+
+    # --- the whole model ---------------------------------------------------------------------------------------------
+
+    def watch(self, model: nn.Module, trains: bool) -> None:
+        """What the whole model makes of the samples: its loss and, if it is to be trained, gradients.
+
+        Parameters that are all zero would hide the gradients behind them: until the trial is over they hold small
+        numbers.
+        """
+        self._fill(model)
+        model.eval()
+        self._loss, self._expected = self._ranks.on_first(lambda: self._watched(model, trains))
+
+    def _watched(self, model: nn.Module, trains: bool) -> tuple[float, dict[str, Tensor]]:
+        """Its loss, and sketches of its gradients."""
+        with placed(model, self._device) as device:  # around hooks and buffers, which know the device
+            return self._whole(model, trains, device)
+
+    def _whole(self, model: nn.Module, trains: bool, device: torch.device) -> tuple[float, dict[str, Tensor]]:
+        uses: list[set[str]] = []
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(self._taking(name, uses))
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        ]
+        if trains and not hooks:
+            raise problem(
+                "workload", f"no parameter of {type(model).__name__} is trained", "let one require a gradient"
+            )
+        try:
+            with aside(model), torch.set_grad_enabled(trains):
+                for piece in self._pieces:
+                    uses.append(set())
+                    loss = self._workload.loss_sum(model, self._cast(piece, device)) / self._count
+                    self._loss += float(loss.detach())
+                    if trains:
+                        loss.backward()
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if self._pieces is not self._shares:
+            self._check_same(uses)
+        return self._loss, self._expected
+
+    def _check_same(self, uses: list[set[str]]) -> None:
+        """FSDP sums what has a gradient, in order: ranks that use other parameters sum gradients of different ones."""
+        some = [name for name in self._expected if any(name not in used for used in uses)]
+        if some:
+            why = f"{', '.join(some[:5])} get a gradient from some samples only, and ranks cannot tell whose it is"
+            raise problem("engine.shard", why, "leave shard out")
+
+    def anatomy(self, model: nn.Module) -> Anatomy:
+        """From passes of two samples and of three, as the run will compute them but for dropout."""
+
+        model.eval()
+        return self._ranks.on_first(lambda: self._dissected(model))
+
+    def _dissected(self, model: nn.Module) -> Anatomy:
+        def forward(model: nn.Module, batch: Batch) -> Tensor:
+            with autocast(self._precision, next(iter(batch.values())).device):
+                return self._workload.loss_sum(model, batch)
+
+        with placed(model, self._device) as device, aside(model):
+            return dissect(model, [self._cast(few(self._workload, count), device) for count in (2, 3)], forward)
+
+    @torch.no_grad()
+    def _fill(self, model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            if parameter.is_floating_point() and not parameter.any():
+                generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))  # the same on all ranks
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
+                self._filled.append(name)
+
+    def _taking(self, name: str, uses: list[set[str]]) -> Any:
+        def take(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            uses[-1].add(name)
+            self._expected[name] = self._expected.get(name, 0) + _sketch(parameter.grad)
+            parameter.grad = None
+
+        return take
+
+    def _cast(self, batch: Batch, device: torch.device) -> Batch:
+        kept = dtype(self._precision.parameters)
+        return {name: sent(t, device, kept if t.is_floating_point() else None) for name, t in batch.items()}
+
+    # --- the spread model --------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        model: nn.Module,
+        loss_of: Callable[[MicroBatch], Tensor | None],
+        step: Callable[[MicroBatch], None] | None,
+    ) -> set[str]:
+        """UserError, the same on all ranks, unless the spread model does as the whole one.
+
+        Returns the parameters that tensor ranks hold copies of and give parts of a gradient, which have to be summed: a
+        norm or an activation with weights between two layers that are split, and the plan does not say so.
+
+        loss_of: the sum over this rank's samples, on the last stage. step: leaves gradients; None where nothing trains.
+        """
+        try:
+            with aside(model):
+                loss = self._loss_of_all(loss_of)
+                if step is not None:
+                    step(self._own)
+        except (UserError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # what the whole model did, this one cannot
+            raise self._failed(error) from error
+        near = NEAR[self._precision.parameters][0]
+        if math.isfinite(self._loss) and not abs(loss - self._loss) <= near * max(abs(self._loss), SMALL):
+            why = f"the loss of the model spread over {self._place} is {loss:.6g}, of the whole one {self._loss:.6g}"
+            raise self._refusal(why)
+        summed = self._check_gradients(model) if step is not None else set[str]()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name in self._filled:
+                    local_part(parameter).zero_()
+        return summed
+
+    @torch.no_grad()
+    def _loss_of_all(self, loss_of: Callable[[MicroBatch], Tensor | None]) -> float:
+        loss = loss_of(self._own)
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        if loss is not None and self._own.counts:
+            total += loss.detach()
+        return (
+            float(self._ranks.all_gather(float(self._place.sum(total, "data")))[-1]) / self._count
+        )  # of the last stage
+
+    def _check_gradients(self, model: nn.Module) -> set[str]:
+        sketches: dict[str, Tensor] = {}
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                gradient = parameter.grad
+                sketches[name] = NOTHING if gradient is None else _sketch(gathered(gradient))
+        names, found = list(sketches), torch.stack([NOTHING, *sketches.values()])[1:]
+        together = self._place.sum(found.to(self._device, copy=True), "tp").cpu()
+        near = NEAR[self._precision.parameters][1]
+        wrong = {name: error for name, error in self._off(names, found).items() if not error <= near}
+        right = {name for name, error in self._off(names, together).items() if error <= near}
+        everywhere = self._ranks.all_gather((wrong, right & wrong.keys() if self._config.tp > 1 else set[str]()))
+        summed = set[str]().union(*(names for _, names in everywhere))
+        wrong = {name: error for stage, _ in everywhere for name, error in stage.items() if name not in summed}
+        if wrong:
+            name, error = next(iter(wrong.items()))
+            more = f" (and of {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+            why = (
+                f"over {self._place}, the gradient of {name}{more} is off the whole model's by {error:.2g} of its norm"
+            )
+            raise self._refusal(why)
+        return summed
+
+    def _off(self, names: list[str], found: Tensor) -> dict[str, float]:
+        """How far each gradient is off, of its own norm."""
+        finite = {name: sketch for name, sketch in self._expected.items() if sketch.isfinite().all()}
+        least = LEAST * max((float(sketch[-1]) for sketch in finite.values()), default=0.0)
+        errors: dict[str, float] = {}
+        for name, sketch in zip(names, found, strict=True):
+            if name in finite or name not in self._expected:
+                expected = finite.get(name, NOTHING)
+                errors[name] = float((sketch - expected)[:-1].norm()) / max(float(expected[-1]), least, TINY)
+        return errors
+
+    def _failed(self, error: Exception) -> UserError:
+        """For an error of the trial step, which worked with the whole model."""
+        while error.__cause__ is not None and isinstance(error.__cause__, Exception):
+            error = error.__cause__
+        if isinstance(error, UserError):
+            return error
+        return self._refusal(f"a trial step over {self._place} fails: {type(error).__name__}: {error}")
+
+    def _refusal(self, why: str) -> UserError:
+        axes = [axis for axis in ("pp", "cp", "tp") if self._place.degrees[axis] > 1]
+        axes = axes or (["shard"] if self._config.shard else ["dp"])
+        fix = f"leave {' or '.join(axes)} out"
+        if self._config.sequence_parallel:
+            fix = f"leave sequence_parallel out, or {fix}"
+        elif "tp" in axes and self._workload.layout.tensor_parallel:
+            fix = f"correct tensor_parallel in the workload's file (docs/workloads.md), or {fix}"
+        return problem(f"engine.{axes[0]}" if len(axes) == 1 else "engine", why, fix)
+
+
+def _sketch(gradient: Tensor) -> Tensor:
+    """(FOLDS + 1,), float64, on the CPU: sums over every FOLDS-th number, and the norm."""
+    flat = (gradient.to_dense() if gradient.is_sparse else gradient).detach().flatten()
+    folded = F.pad(flat, (0, -len(flat) % FOLDS)).view(-1, FOLDS).sum(0, dtype=torch.float64)
+    return torch.cat([folded, torch.linalg.vector_norm(flat, dtype=torch.float64)[None]]).cpu()
+
+
+def _short(batch: Batch, workload: Workload) -> Batch:
+    """Where sequences may be cut, the piece of them that has the most targets."""
+    pads = workload.by_position
+    if not pads or any(t.ndim > 1 and name not in pads for name, t in batch.items()):
+        return batch
+    length = max(batch[name].shape[1] for name in pads)
+    pieces = [
+        {name: t[:, start : start + POSITIONS] if name in pads else t for name, t in batch.items()}
+        for start in range(0, length, POSITIONS)
+    ]
+    return max(pieces, key=workload.count)
+
+
+ROOM = 1.5  # times a model's weights that a device has to have free to try it there whole: gradients go one by one
+
+
+@contextmanager
+def placed(model: nn.Module, device: torch.device) -> Iterator[torch.device]:
+    """The model, which lies in CPU memory, on the device while there is room for it; yields where it is."""
+    there = device if _has_room(model, device) else torch.device("cpu")
+    model.to(there)
+    try:
+        yield there
+    finally:
+        model.to("cpu")
+
+
+def _has_room(model: nn.Module, device: torch.device) -> bool:
+    size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    return device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > ROOM * size
+
+
+@contextmanager
+def aside(model: nn.Module) -> Iterator[None]:
+    """Without dropout; generators and buffers end as they were."""
+    state = rng_state()
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    model.eval()
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        restore_rng_state(state)

@@ -1,0 +1,349 @@
+"""Pipeline, data, context and tensor parallel in any product, on one device mesh (pp, dp, cp, tp).
+
+The order is the engines': cut the stage, split its layers, then shard or replicate it over the data ranks. Context
+ranks hold parts of the same sequences: to parameters they are data ranks. The optimizer updates what this rank holds of
+each parameter, as plain tensors, whatever they are sharded over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+
+from drivetrain.config.engines.mesh import MeshEngine as Config
+from drivetrain.data.loader import MicroBatch
+from drivetrain.distributed.communicator import Communicator
+from drivetrain.distributed.shard import Shard
+from drivetrain.engines.autograd import AutogradEngine
+from drivetrain.engines.base import Engaged, EngineOptions, State, StepGuard, StepResult
+from drivetrain.engines.fsdp import SameParameters, ready_to_shard, shard, shard_outermost
+from drivetrain.engines.gradient_sum import GradientSum, sum_gradients
+from drivetrain.engines.mesh.context_parallel import part_of
+from drivetrain.engines.mesh.dry_run import Trial, exact
+from drivetrain.engines.mesh.parallelize import spread
+from drivetrain.engines.mesh.pipeline import Pipeline
+from drivetrain.engines.mesh.state import (
+    Held,
+    check_stages,
+    groups_of,
+    joined_groups,
+    load_own_state,
+    own_state,
+    shards,
+    stages_items,
+)
+from drivetrain.engines.mesh.tied_embeddings import TiedEnds
+from drivetrain.engines.mesh.topology import MeshPosition, MeshScaler
+from drivetrain.engines.state import gathered, kept, load_weights
+from drivetrain.errors import RunError
+from drivetrain.memory.transfers import sent
+from drivetrain.numerics.torch_precision import arithmetic, autocast, dtype
+from drivetrain.optim.optimizers import OptimizerFactory
+from drivetrain.workloads.base import Batch, Workload
+from drivetrain.workloads.metrics import Metric
+
+
+class MeshEngine(AutogradEngine):
+    _compiles_by_block = True
+    _config: Config
+    _scaler_type = MeshScaler
+    _tries = False  # in the step at set-up, which trains nothing
+    _partial: Sequence[nn.Parameter] = ()  # of which each tensor rank's gradient is a part of a sum
+
+    def __init__(self, config: Config, options: EngineOptions, ranks: Communicator) -> None:
+        super().__init__(config, options, ranks)
+        self._place = place = MeshPosition(config, ranks, self._device.type)
+        self.data_rank, self.data_world = place.at["dp"], place.dp
+        # tensor ranks draw the same for what they hold copies of; between layers that share sequences there is none
+        self.random_stream = ranks.rank if config.sequence_parallel else ranks.rank // config.tp
+        self.counts_samples = place.leads_samples
+
+    @property
+    def _averaged_over(self) -> int:
+        return self._place.dp * self._place.cp if self._config.shard else 1  # replicas are summed
+
+    # --- setting up --------------------------------------------------------------------------------------------------
+
+    def _built(self, workload: Workload) -> nn.Module:
+        model = workload.build_model().to(dtype(self._options.precision.parameters))
+        self._trial = Trial(workload, self._options, self._config, self._place, self._ranks)
+        self._trial.watch(model, self._trains)
+        self._part = spread(model, workload, self._config, self._place, self._options, self._trial)
+        self._pipeline, self._attention = self._part.pipeline, self._part.attention
+        return model.to(self._device)
+
+    def _blocks(self) -> list[nn.Module]:
+        return self._part.blocks
+
+    def _wrap(self, model: nn.Module) -> nn.Module:
+        root = model if self._pipeline is None else self._pipeline.stage
+        mesh = self._place.axis("data")
+        self._sum: GradientSum | None = None
+        self._same: SameParameters | None = None
+        if mesh is not None and self._config.shard:
+            ready_to_shard(model)
+            # a pipeline runs several forwards before a backward
+            settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": self._pipeline is None}
+            for module in self._part.blocks:
+                shard(module, settings)
+            shard_outermost(root, bool(self._part.blocks), settings)
+            self._same = SameParameters(model, mesh.get_group(), self._device, "leave shard out")
+        elif mesh is not None:
+            self._sum = GradientSum(model.parameters(), mesh.get_group())
+        self._held = Held(model)
+        self._tied = TiedEnds(model, self._part.tied, self._place.group("pp"))
+        return root
+
+    def _build_optimizer(self, build: OptimizerFactory) -> torch.optim.Optimizer:
+        def made(cls: type[torch.optim.Optimizer], groups: list[Any], arguments: dict[str, Any]) -> Any:
+            return cls(groups or [{"params": []}], **arguments)  # a stage may have nothing to train
+
+        return build(self._held, made)
+
+    def _check_engaged(self) -> None:
+        self._part.check_pieces(self._held, self._copies, self._ranks, self._device)
+        summed = self._tried()
+        self._partial = [p for name, p in self._model.named_parameters() if name in summed]
+        self._held.clear_gradients()
+        if self._pipeline is not None:
+            self._pipeline.begin()
+
+    def _tried(self) -> set[str]:
+        """What the trial step found to sum, over tensor ranks."""
+        before, precision = (self._options, self._scaler), exact(self._options.precision)
+        self._options, self._scaler = replace(self._options, precision=precision), MeshScaler(enabled=False)
+        self._tries = True
+        step = self._trial_step if self._trains else None
+        with arithmetic(precision, self._options.machine), torch.compiler.set_stance("force_eager"):
+            found = self._trial.run(self._model, self._trial_loss, step)
+        self._tries = False
+        self._options, self._scaler = before
+        return found
+
+    def _trial_loss(self, batch: MicroBatch) -> Tensor | None:
+        if self._attention is None:
+            return self._through(batch, self._workload.loss_sum)
+        with self._attention.called_by(len(self._part.blocks), self._model.config):
+            return self._through(batch, self._workload.loss_sum)
+
+    def _trial_step(self, batch: MicroBatch) -> None:
+        self.forward_backward([batch])
+        if self._same is not None:
+            self._same.check()
+
+    def _ready_to_train(self) -> None:
+        if not self._tries:
+            super()._ready_to_train()
+
+    def engaged(self) -> Engaged:
+        sizes = self._part.sizes
+        return Engaged(
+            wrapper=f"{type(self._forward).__name__} on {self._place}",
+            world_size=self._ranks.world,
+            local_parameters=sum(self._part.held(self._held).values()),
+            global_parameters=sum(sizes.values()),
+            trained_parameters=sum(sizes[name] for name, trains in self._part.trains.items() if trains),
+            parameter_dtype=", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in self._held.parameters()})),
+        )
+
+    def measured(self) -> dict[str, Any]:
+        return {**super().measured(), **({} if self._pipeline is None else self._pipeline.measured())}
+
+    def _copies(self, parameter: Tensor) -> float:
+        """Ranks that hold the same piece of a parameter."""
+        return (2 if parameter in self._tied else 1) * self._ranks.world / self._config.pp / shards(parameter)
+
+    # --- a step ------------------------------------------------------------------------------------------------------
+
+    def _exchange(self, last: bool) -> AbstractContextManager[Any]:
+        if self._averaged_over > 1:
+            cast(FSDPModule, self._forward).set_requires_gradient_sync(last)
+        return nullcontext()
+
+    def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
+        full = list(micro_batches) if self._pipeline is None else self._pipeline.filled(micro_batches)
+        if self._sum is not None:
+            self._sum.expect(len(full))
+        with loss_parallel() if self._config.loss_parallel else nullcontext():
+            loss = super().forward_backward(full) if self._pipeline is None else self._window(self._pipeline, full)
+        if self._sum is not None:
+            self._sum.finish()
+        if self._same is not None:
+            self._same.look()
+        self._tied.sum_gradients()
+        if self._partial:
+            sum_gradients(self._partial, self._place.required("tp").get_group())
+        self._held.take_gradients()
+        return loss if self._place.tells_loss else loss * 0
+
+    def _window(self, pipeline: Pipeline, full: Sequence[MicroBatch]) -> Tensor:
+        self._ready_to_train()
+        count = self._global_count(full)
+        batches = [self._to_device(batch.tensors) for batch in full]
+        total = torch.zeros((), device=self._device)
+        self._scaler.scale(total)  # makes the scale, on stages without a loss too
+
+        def loss_of(model: nn.Module, number: int) -> Tensor:
+            with autocast(self._options.precision, self._device):
+                loss = self._loss_sum(model, batches[number]) / count()
+            if not full[number].counts:
+                loss = loss * 0
+            total.add_(loss.detach())
+            return self._scaler.scale(loss * self._averaged_over)
+
+        with self._options.part("forward_backward"):
+            pipeline.window(batches, loss_of)
+        return total
+
+    def _to_device(self, batch: Batch) -> Batch:
+        cuts = self._attention is not None and not self._attention.has_whole_sequences
+        ranks = self._config.cp if cuts else 1
+        if ranks > 1 or self._length_share > 1:
+            pads = self._workload.by_position
+            batch = part_of(batch, pads, self._place.at["cp"] if cuts else 0, ranks, self._length_share)
+        return super()._to_device(batch)
+
+    @property
+    def _length_share(self) -> int:
+        """Tensor ranks that share each sequence between the layers."""
+        return self._config.tp if self._config.sequence_parallel else 1
+
+    def _loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
+        loss = super()._loss_sum(model, batch)
+        return loss.full_tensor() if isinstance(loss, DTensor) else loss
+
+    def _global_count(self, micro_batches: Sequence[MicroBatch]) -> Callable[[], Tensor | int]:
+        count = sum(self._workload.count(batch.tensors) for batch in micro_batches if batch.counts)
+        if self.data_world == 1:
+            return lambda: max(1, count)
+        own = count if self.counts_samples else 0
+        summed = self._ranks.sum_soon(torch.full((), own, device=self._device))
+        return lambda: summed().clamp(min=1)
+
+    def optimizer_step(self, lr_factor: float, judge: StepGuard | None = None) -> StepResult:
+        result = super().optimizer_step(lr_factor, judge)
+        self._held.clear_gradients()
+        return result
+
+    def _global_norm(self, norms: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """Each piece once, however many ranks hold it."""
+        copies = sent(torch.tensor([self._copies(p) for p in parameters]), self._device)
+        squares = (norms**2 / copies).sum()
+        return self._ranks.sum(squares).sqrt()
+
+    # --- evaluation and prediction -----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[MicroBatch], metrics: Mapping[str, Metric]) -> dict[str, float]:
+        """On the last stage, its data ranks together; its last rank tells all."""
+        self._ready_for_inference()
+        data_ranks = self._place.group("data")
+        for metric in metrics.values():
+            metric.reset()
+            metric.to(self._device)
+            metric.process_group = data_ranks
+            metric.distributed_available_fn = lambda: data_ranks is not None
+        sums = torch.zeros(2, dtype=torch.float64, device=self._device)
+        for batch in batches:
+            outputs = self._through(batch, self._workload.outputs)
+            if batch.counts and outputs is not None:
+                sums[0] += outputs.loss_sum
+                sums[1] += outputs.count
+                for metric in metrics.values():
+                    metric.update(outputs.predictions, outputs.targets)
+        values: dict[str, float] = {}
+        if self._place.at["pp"] == self._config.pp - 1:
+            loss_sum, count = self._place.sum(sums, "data").tolist()
+            values = {"loss": loss_sum / max(1, count), **{k: float(m.compute()) for k, m in metrics.items()}}
+        # one rank's: which save is best and when to stop must not hang on the last bit of copies
+        return self._ranks.all_gather(values)[-1]
+
+    @torch.no_grad()
+    def predict(self, batches: Iterable[MicroBatch]) -> Iterator[dict[str, Any]]:
+        self._ready_for_inference()
+        for batch in batches:
+            with self._attention.whole_sequences() if self._attention else nullcontext():
+                rows = self._through(batch, self._workload.predict) or []
+            speaks = batch.counts and self._place.at["tp"] == self._place.at["cp"] == 0
+            for dealt in self._ranks.gather(rows if speaks else []) or ():
+                yield from dealt
+
+    def _through(self, batch: MicroBatch, work: Callable[[nn.Module, Batch], Any]) -> Any:
+        """What `work` makes of the model and a batch: on the last stage, None on others."""
+        tensors = self._to_device(batch.tensors)
+
+        def autocasted(model: nn.Module) -> Any:
+            with autocast(self._options.precision, self._device):
+                return work(model, tensors)
+
+        if self._pipeline is None:
+            return autocasted(self._forward)
+        return self._pipeline.forward_only(tensors, autocasted)
+
+    def _ready_for_inference(self) -> None:
+        data_ranks = self._place.group("data")
+        for buffer in self._model.buffers() if data_ranks is not None else ():
+            dist.broadcast(buffer, group=data_ranks, group_src=0)
+        self._model.eval()
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def shapes(self) -> dict[str, torch.Size]:
+        return kept(self._model, self._part.whole)
+
+    def _of_all_stages(self, own: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+        return stages_items(self._ranks, self._config.pp, self._place.leads, own)
+
+    def weights(self) -> dict[str, Tensor]:
+        state, names = kept(self._model, self._model.state_dict()), self.shapes().keys()
+        own = ((name, gathered(held)) for name, held in state.items() if name in self._part.speaks_for)
+        found = self._of_all_stages((name, whole.cpu()) for name, whole in own)
+        if self._ranks.is_first and found.keys() != names:
+            raise RunError(f"no stage has {', '.join(names - found.keys())}")
+        return {name: found[name] for name in names if name in found}
+
+    def state_dict(self) -> State:
+        if self._same is not None:
+            self._same.check()
+        return super().state_dict()
+
+    def _own_weights(self) -> dict[str, Tensor | Shard]:
+        own = {name: held for name, held in super()._own_weights().items() if name in self._part.speaks_for}
+        check_stages(self._ranks.all_gather(list(own) if self._place.leads else []), self.shapes())
+        return own
+
+    def _optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        of_stages = self._ranks.all_gather(groups_of(optimizer, self._held) if self._place.leads else [])
+        groups = joined_groups(of_stages, self._part.whole)
+        return {"state": own_state(self._held, optimizer), "param_groups": groups}
+
+    def _load_optimizer_state(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+        load_own_state(self._held, optimizer, saved)
+
+    def save_assets(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
+        self._workload.save_assets(self._model, folder)
+        if self._workload.adapters is not None:
+            self._workload.adapters.write(self._part.outline or self._model, weights, folder)
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        own = self._model.state_dict()
+        load_weights(self._model, {name: weights[name] for name in own if name in weights})
+
+    def gradients(self) -> dict[str, Tensor]:
+        own = {n: gathered(p.grad).cpu() for n, p in self._model.named_parameters() if p.grad is not None}
+        of_stages: list[dict[str, Tensor]] = [{}] * self._config.pp
+        if self._config.pp == 1:
+            return own
+        dist.all_gather_object(of_stages, own, group=self._place.group("pp"))
+        found = {name: gradient for stage in of_stages for name, gradient in stage.items()}
+        return {name: found[name] for name in self._part.trains if name in found}

@@ -1,0 +1,1 @@
+"""Answers prompts under any engine."""

@@ -1,0 +1,154 @@
+"""The keys of a file, looked at one by one or several together, and what becomes of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from drivetrain.config.translation import Fate, Handler, agree, translated
+from drivetrain.errors import Problem, UserError, problem
+from drivetrain.importing.translated_file import Default, TranslatedFile, shown
+
+SWITCHES = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0", ""), False),
+}
+# what a handler of junk raises: it was asked for a number of a text, or for the keys of a number
+OF_JUNK = (TypeError, AttributeError, ValueError, KeyError, IndexError, OverflowError)
+
+
+@dataclass
+class KeyReader:
+    """prefix: of the keys, with its dot. A key that is null counts as not given."""
+
+    raw: Mapping[str, Any]
+    found: TranslatedFile
+    prefix: str = ""
+    used: set[str] = field(default_factory=set)
+
+    def take(self, name: str, default: Any = None) -> Any:
+        self.used.add(name)
+        value = self.raw.get(name)
+        return default if value is None else value
+
+    def has(self, name: str) -> bool:
+        self.used.add(name)
+        return self.raw.get(name) is not None
+
+    def number(self, name: str, default: float) -> float:
+        return number(self.prefix + name, self.take(name, default))
+
+    def count(self, name: str, default: int) -> int:
+        return count(self.prefix + name, self.take(name, default))
+
+    def switch(self, name: str, default: bool = False) -> bool:
+        return switch(self.prefix + name, self.take(name, default))
+
+    def word(self, name: str, default: str = "") -> str:
+        return str(self.take(name, default)).strip().lower()
+
+    def block(self, name: str) -> KeyReader:
+        """The keys within a key."""
+        return KeyReader(mapping(self.prefix + name, self.take(name, {})), self.found, f"{self.prefix}{name}.")
+
+    def set(self, name: str, to: str, value: Any, why: str = "", default: Any = None, is_soft: bool = False) -> None:
+        """The key became the field `to`; not given, the field's default is that of the other software.
+
+        default: that value; is_soft: the key only says what happens anyway.
+        """
+        if not self.has(name):
+            self.found.defaults[to] = Default(self.prefix + name, value)
+            return
+        self.found.translation.set(self.prefix + name, to, value, why)
+        if is_soft or (default is not None and agree(value, default)):
+            self.found.soft.add(to)
+
+    def note(self, name: str, fate: Fate, why: str, alters: bool = False) -> None:
+        """Only where the key is there. alters: it is dropped, and without it something else is trained."""
+        self.used.add(name)
+        if name in self.raw:
+            self.found.translation.note(self.prefix + name, fate, why, alters)
+
+    def lose(self, name: str, why: str) -> None:
+        """The key has no counterpart, and without it something else is trained."""
+        self.note(name, "refused", why, alters=True)
+
+    def off(self, *names: str, why: str = "it is off") -> None:
+        for name in names:
+            self.note(name, "unneeded", why)
+
+    def rest(self, handlers: Mapping[str, Handler]) -> None:
+        """Every key not looked at yet, by its handler; an unknown one is refused."""
+        noted = {note.key for note in self.found.notes}
+        for name, value in self.raw.items():
+            if name in self.used:
+                if value is None and self.prefix + name not in noted:
+                    self.off(name, why="it is not given")
+                continue
+            with_errors(self.found, partial(self._by_handler, name, value, handlers))
+
+    def _by_handler(self, name: str, value: Any, handlers: Mapping[str, Handler]) -> None:
+        if name in handlers:
+            try:
+                handlers[name](self.prefix + name, value, self.found.translation)
+            except UserError:
+                raise
+            except OF_JUNK:
+                raise junk(self.prefix + name, value) from None
+        else:
+            translated({name: None}, handlers, self.found.translation, self.prefix)
+
+
+def in_turn(given: KeyReader, groups: Sequence[Callable[[KeyReader], None]]) -> None:
+    for group in groups:
+        with_errors(given.found, partial(group, given))
+
+
+def with_errors(found: TranslatedFile, work: Callable[[], None]) -> None:
+    """What cannot be read is kept, so that all of it is told at once."""
+    try:
+        work()
+    except UserError as error:
+        found.problems += [Problem(one.field, one.why, one.fix) for one in error.problems]
+
+
+# --- values --------------------------------------------------------------------------------------------------------
+
+
+def number(key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise problem(key, f"{shown(value)} was given", "give a number")
+    try:
+        found = float(value)
+    except (ValueError, OverflowError):
+        raise problem(key, f"{shown(value)} was given", "give a number") from None
+    if not math.isfinite(found):
+        raise problem(key, f"{shown(value)} was given", "give a finite number")
+    return found
+
+
+def count(key: str, value: Any) -> int:
+    found = number(key, value)
+    if found != int(found):
+        raise problem(key, f"{shown(value)} was given", "give a whole number")
+    return int(found)
+
+
+def switch(key: str, value: Any) -> bool:
+    text = str(value).strip().lower()
+    if isinstance(value, bool | int | str) and text in SWITCHES:
+        return SWITCHES[text]
+    raise problem(key, f"{shown(value)} was given", "give true or false")
+
+
+def mapping(key: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    raise problem(key, f"{shown(value)} was given", "give a mapping of keys")
+
+
+def junk(key: str, value: Any) -> UserError:
+    return problem(key, f"{shown(value)} was given, which is no value for it", "correct it, or leave it out")

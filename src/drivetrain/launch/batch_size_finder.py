@@ -1,0 +1,76 @@
+"""`micro_batch_size: auto` gets its number before a training starts, from processes that are started to run out of
+memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from drivetrain.config.load import load
+from drivetrain.errors import OutOfMemory
+from drivetrain.launch.elastic import Died, Hung, one_attempt
+from drivetrain.launch.job import Job
+from drivetrain.launch.rank import TASK
+from drivetrain.launch.rendezvous import Meeting
+from drivetrain.runtime.atomic_file import writing
+from drivetrain.runtime.attempt import Attempt
+from drivetrain.runtime.run_folder import RunFolder
+from drivetrain.training.batch_size_trials import Tried, sizes
+
+# what decides on the memory that a sample takes, and how many there are
+DECIDING = (
+    *("workload", "adapter", "quantised_base", "quantisation_aware", "precision", "engine", "processes", "nodes"),
+    *("device", "memory_limit", "batch_size", "batch_size_per_device", "optimizer", "recompute"),
+    *("offload_activations", "compile", "allocator"),
+)
+
+
+def fitted(task: Job, folder: Path, meeting: Meeting) -> Job:
+    """The task with the largest size that fits. OutOfMemory if not even one sample does."""
+    known = number_of_before(task)
+    if known is not None and task.verb == "train":
+        told = f"micro_batch_size is {known}, as the run in the folder has it: --overwrite looks for it anew"
+        return _with(task, known).model_copy(update={"notices": [*task.notices, told]})
+    if known is not None or task.verb not in ("train", "trace"):
+        return _with(task, known)
+    search = task.model_copy(update={"verb": "fit"})
+    with writing(folder, then="start again"):
+        (folder / TASK).write_text(search.model_dump_json(), encoding="utf-8")
+        Attempt(folder=folder).write()
+    possible = sizes(task.run)
+    while Tried.read(folder).next(possible) is not None:
+        try:
+            one_attempt(search, folder, meeting, task.run.processes or 1)
+        except (OutOfMemory, Died) as error:
+            tried = Tried.read(folder)
+            # it came before, says nothing of memory, or nothing smaller is left
+            if tried.trying is None or isinstance(error, Hung) or tried.trying == tried.possible(possible)[0]:
+                meeting.give_up()
+                raise
+            tried.fails, tried.trying = tried.trying, None
+            tried.write(folder)
+        except BaseException:
+            meeting.give_up()
+            raise
+        meeting.part()
+    tried = Tried.read(folder)
+    fit = f"{', '.join(map(str, tried.fit))} fit{'s' if len(tried.fit) == 1 else ''}"
+    but = "" if tried.fails is None else f", {tried.fails} does not"
+    told = f"micro_batch_size is {tried.largest}: of the longest samples {fit}{but}"
+    return _with(task, tried.largest).model_copy(update={"notices": [*task.notices, told]})
+
+
+def number_of_before(task: Job) -> int | None:
+    """What a run that is in the folder had, where nothing changed that decides on it."""
+    file = RunFolder(task.run.folder).run_file
+    if (task.verb == "train" and not task.resume) or not file.is_file():
+        return None
+    before, problems = load(file)
+    if before is None or problems:
+        return None
+    deciding = DECIDING if task.verb == "train" else ()
+    same = all(getattr(before, name) == getattr(task.run, name) for name in deciding)
+    return before.micro_batch_limit if same else None
+
+
+def _with(task: Job, size: int | None) -> Job:
+    return task.model_copy(update={"run": task.run.model_copy(update={"micro_batch_size": size})})

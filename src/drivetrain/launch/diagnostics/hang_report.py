@@ -1,0 +1,174 @@
+"""What is told of ranks that do not go on: a row each, and which of them the others wait for."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from drivetrain.launch.diagnostics.process_state import Standing
+from drivetrain.runtime.heartbeat import Pulse
+
+# waits: it beats. silent: it runs and does not beat, since a call holds Python's lock
+State = Literal["waits", "silent", "stopped", "traced", "disk", "gone"]
+STATES: dict[State, str] = {
+    "waits": "waits",
+    "silent": "holds Python's lock",
+    "stopped": "stopped (T)",
+    "traced": "stopped by a debugger (t)",
+    "disk": "waits for a disk (D)",
+    "gone": "gone",
+}
+_BLAMED: tuple[State, ...] = ("gone", "stopped", "traced", "disk", "silent")
+WIDTH = 160
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rank, as its launching process sees it."""
+
+    pulse: Pulse
+    host: str
+    state: State
+    seconds: float  # since something went on
+    standing: Standing = field(default_factory=Standing)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of(cls, found: dict[str, Any]) -> Row:
+        return cls(**{**found, "pulse": Pulse(**found["pulse"]), "standing": Standing.of(found["standing"])})
+
+    @property
+    def rank(self) -> int:
+        return self.pulse.rank
+
+
+def blame(rows: Sequence[Row]) -> str:
+    """One sentence: who keeps the others waiting, as far as can be seen."""
+    for state in _BLAMED:
+        found = [row for row in rows if row.state == state]
+        if found:
+            return _of_state(state, found)
+    behind = _behind(rows)
+    if behind is not None:
+        return behind
+    places = Counter(row.standing.place for row in rows)
+    (common, most), *others = places.most_common()
+    if not others:
+        together = " in the same place" if len(rows) > 1 else ""
+        return f"{ranks(rows)} wait{_s(rows)}{together}{_in(rows[0])}"
+    if most > others[0][1]:
+        odd, rest = _split(rows, lambda row: row.standing.place != common)
+        others_wait = f"{ranks(rest)} wait{_s(rest)}{_in(rest[0])}"
+        return f"{ranks(odd)} {_are(odd)} not where the others are: {_each(odd)}; {others_wait}"
+    return f"the ranks are not in the same place: {_each(rows)}"
+
+
+def _of_state(state: State, found: Sequence[Row]) -> str:
+    what = {
+        "gone": "ended without a word",
+        "stopped": f"{_are(found)} stopped by a signal (SIGSTOP)",
+        "traced": f"{_are(found)} stopped by a debugger",
+        "disk": f"wait{_s(found)} for a disk or a file system",
+        "silent": f"{_are(found)} in a call that holds Python's lock",
+    }[state]
+    return f"{ranks(found)} {what}: {_each(found)}"
+
+
+def _behind(rows: Sequence[Row]) -> str | None:
+    """Ranks that have not come to a collective which others wait in, by the numbers of torch's record."""
+    for row in rows:
+        waits_for = row.standing.waits_for
+        if waits_for is None:
+            continue
+        group, number = waits_for.group, waits_for.number
+        late = [each for each in rows if 0 < each.standing.begun.get(group, 0) < number]
+        others = [each for each in rows if each.standing.place == row.standing.place]
+        if late and not _wait_for_each_other(row, late):
+            whose = f"{ranks(others)} wait{_s(others)} in{_at(row)}"
+            return f"{ranks(late)} {_have(late)} not come to the {waits_for} that {whose}: {_each(late)}"
+    return None
+
+
+def _wait_for_each_other(row: Row, late: Iterable[Row]) -> bool:
+    """Whether one that is late waits in turn for this one: then nobody can tell which of the two went astray."""
+    wanted = [each.standing.waits_for for each in late]
+    return any(each is not None and row.standing.begun.get(each.group, 0) < each.number for each in wanted)
+
+
+def _split(rows: Sequence[Row], is_first: Any) -> tuple[list[Row], list[Row]]:
+    return [row for row in rows if is_first(row)], [row for row in rows if not is_first(row)]
+
+
+def _each(rows: Sequence[Row]) -> str:
+    told = []
+    for row in rows[:4]:
+        who = f"process {row.pulse.process} on {row.host}"
+        told.append(f"{who if len(rows) == 1 else f'rank {row.rank} ({who})'}, in {row.pulse.where}{_in(row)}")
+        told += row.standing.children
+    return "; ".join(told)
+
+
+def _in(row: Row) -> str:
+    waits_in = f" in {row.standing.waits_in}" if row.standing.waits_in else ""
+    return f"{waits_in}{_at(row)}"
+
+
+def _at(row: Row) -> str:
+    return f" at {row.standing.own}" if row.standing.own else ""
+
+
+def ranks(rows: Sequence[Row]) -> str:
+    numbers = [str(row.rank) for row in rows]
+    shown = ", ".join(numbers[:8]) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+    return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
+
+
+def _are(rows: Sequence[Row]) -> str:
+    return "are" if len(rows) > 1 else "is"
+
+
+def _have(rows: Sequence[Row]) -> str:
+    return "have" if len(rows) > 1 else "has"
+
+
+def _s(rows: Sequence[Row]) -> str:
+    return "" if len(rows) > 1 else "s"
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Which rank waits where, as text."""
+    drawn = Table(show_lines=True)
+    for name in ("rank", "process", "state", "where", "samples of the batch", "waits in", "at", "innermost", "still"):
+        drawn.add_column(name, overflow="fold", justify="right" if name in ("rank", "still") else "left")
+    for row in rows:
+        pulse, found = row.pulse, row.standing
+        more = f", … ({pulse.batch_size})" if pulse.batch_size > len(pulse.batch) else ""
+        batch = ", ".join(map(str, pulse.batch)) + more
+        cells = [str(row.rank), f"{pulse.process} on {row.host}", STATES[row.state], pulse.where, batch]
+        cells += [found.waits_in, found.own, found.inner, f"{row.seconds:.0f} s"]
+        drawn.add_row(*(Text(cell) for cell in cells))
+    console = Console(file=io.StringIO(), width=WIDTH)
+    console.print(drawn)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return text
+
+
+def in_full(rows: Sequence[Row]) -> str:
+    """The table, and for each rank its stacks and all collectives under way."""
+    told = [blame(rows), "", table(rows)]
+    for row in rows:
+        found = row.standing
+        who = f"rank {row.rank}, process {row.pulse.process} on {row.host}"
+        told += [f"{who}, {STATES[row.state]}, in {row.pulse.where}"]
+        told += [f"under way: {each}" for each in found.pending]
+        told += [*found.children, found.stacks or "it could not be asked for its stack", ""]
+    return "\n".join(told)

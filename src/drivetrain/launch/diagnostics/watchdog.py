@@ -1,0 +1,169 @@
+"""Beside the ranks of this machine: sees when none of them goes on, says which one waits where, and ends them.
+
+A rank goes on when its heart counts (heartbeat.py): it enters another part of a step or another line of Python, or it
+computes. As long as one does, those that wait for it wait for good reason: for the first rank to tokenise, say, or to
+save. With several machines each tells the others how far its ranks have counted.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Hashable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from drivetrain.config.run import RunConfig
+from drivetrain.launch.diagnostics.hang_report import Row, blame, in_full, table
+from drivetrain.launch.diagnostics.process_state import Standing
+from drivetrain.launch.diagnostics.stack_request import ask, pulses
+from drivetrain.launch.diagnostics.stillness import Stillness
+from drivetrain.launch.diagnostics.stranded_ranks import Stranded
+from drivetrain.launch.outcome import outcomes
+from drivetrain.launch.processes import kill, state_of
+from drivetrain.launch.rendezvous import Meeting
+from drivetrain.runtime.heartbeat import Pulse
+from drivetrain.runtime.run_folder import RunFolder
+
+POLL_SECONDS = 1.0
+NOTICE_SECONDS = 45  # what looks like a hang is told so early, and does not end the run yet
+GONE_SECONDS = 10  # a rank that ended without a word leaves others an error of the network, most times
+NODES_SECONDS = 10  # in which the others say where their ranks stand
+
+
+class Watch:
+    """Within, the ranks are watched; afterwards `hang` says what they were ended for, if they were."""
+
+    hang: str | None = None
+
+    def __init__(self, folder: Path, run: RunConfig, meeting: Meeting) -> None:
+        self._folder, self._run, self._meeting = folder, run, meeting
+        self._moves, self._beats = Stillness(time.monotonic()), Stillness(time.monotonic())
+        self._gone, self._noticed = Stillness(time.monotonic()), False
+        self._stranded = Stranded(folder, meeting)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(timeout=60)  # another machine may keep it waiting
+
+    def _watch(self) -> None:
+        while self.hang is None and not self._over.wait(POLL_SECONDS):
+            self._look(time.monotonic())
+
+    def _look(self, now: float) -> None:
+        ended = outcomes(self._folder)
+        over = {outcome.rank for outcome in ended}
+        running = {local: pulse for local, pulse in pulses(self._folder).items() if pulse.rank not in over}
+        failed = self._stranded.failed(ended)
+        if failed:
+            self._stranded.look(now, running, failed)
+        elif running:
+            self._look_at(running, now)
+
+    def _look_at(self, running: Mapping[int, Pulse], now: float) -> None:
+        own: dict[Hashable, object] = {pulse.process: pulse.moves for pulse in running.values()}
+        self._meeting.tell("moves", str(sum(pulse.moves for pulse in running.values())))
+        others = {f"node {node}": told for node, told in self._meeting.heard("moves").items()}
+        still = self._moves.look(now, own | others)
+        self._beats.look(now, {pulse.process: pulse.beats for pulse in running.values()})
+        gone = tuple(pulse.process for pulse in running.values() if state_of(pulse) == "gone")
+        for_long = self._gone.look(now, {"gone": gone}) >= GONE_SECONDS
+        limit = self._run.hang_seconds
+        if gone and len(gone) < len(running) and for_long:
+            self._end(running, "")
+        elif limit is not None and still >= limit:
+            self._end(running, f" (nothing has gone on for {still:.0f} s)")
+        elif still < NOTICE_SECONDS:
+            self._noticed = False
+        elif not self._noticed:
+            self._noticed = True
+            self._notice(running, still)
+
+    def _notice(self, running: Mapping[int, Pulse], still: float) -> None:
+        limit = self._run.hang_seconds
+        then = "" if limit is None else f". The run ends when it lasts for {limit} s (hang_seconds)"
+        _say(f"Nothing has gone on for {still:.0f} s: {blame(self._rows(running, False))}{then}")
+
+    def _end(self, running: Mapping[int, Pulse], since: str) -> None:
+        """Say who waits where, and end the ranks. Their launcher sees that, and asks why."""
+        own = self._rows(running, True)
+        rows = sorted([*own, *self._others(own)], key=lambda row: row.rank)
+        if self._over.is_set() or self._goes_on(rows, running):  # since they were asked
+            return
+        kept = self._keep(in_full(rows))
+        _say(f"{table(rows)}{f'With stacks in {kept}' if kept else ''}")
+        self.hang = f"hang: {blame(rows)}{since}"
+        kill(running.values())
+
+    def _goes_on(self, rows: list[Row], running: Mapping[int, Pulse]) -> bool:
+        """A signal ends some calls that would not have come back. What was stopped is so still."""
+        if any(row.state in ("stopped", "gone") for row in rows):
+            return False
+        now = pulses(self._folder)
+        return any(local in now and now[local].moves != pulse.moves for local, pulse in running.items())
+
+    def _rows(self, running: Mapping[int, Pulse], is_end: bool) -> list[Row]:
+        now, host = time.monotonic(), socket.gethostname()
+        states = {local: state_of(pulse, self._beats.of(pulse.process, now)) for local, pulse in running.items()}
+        able = {local: pulse for local, pulse in running.items() if states[local] in ("waits", "silent", "disk")}
+        stopped = {local: pulse for local, pulse in running.items() if is_end and states[local] == "stopped"}
+        found = ask(self._folder, able, stopped)
+        return [
+            Row(pulse, host, states[local], self._moves.of(pulse.process, now), found.get(local, Standing()))
+            for local, pulse in running.items()
+        ]
+
+    def _others(self, own: list[Row]) -> list[Row]:
+        """Rows of the other machines, which find the hang at about the same time."""
+        self._meeting.tell("rows", json.dumps([row.as_dict() for row in own]))
+        until = time.monotonic() + NODES_SECONDS
+        found = self._meeting.heard("rows")
+        while len(found) < len(self._meeting.heard("moves")) and time.monotonic() < until:
+            time.sleep(0.5)
+            found = self._meeting.heard("rows")
+        return [Row.of(row) for told in found.values() for row in json.loads(told)]
+
+    def _keep(self, text: str) -> Path | None:
+        """In the run's folder, once the run has one."""
+        folder = RunFolder(self._run.folder)
+        if not folder.run_file.exists() or not self._meeting.is_first:
+            return None
+        path = folder.hangs / time.strftime("%Y-%m-%dT%H-%M-%S.txt")
+        with suppress(OSError):  # a full disk, or one that does not answer
+            folder.hangs.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            return path
+        return None
+
+
+def left_quietly(folder: Path, told: Mapping[int, Any]) -> str | None:
+    """Of ranks of which some lost a peer: the one that ended before, without a word and with exit code 0.
+
+    told: when each rank that said how it ended did, by time.monotonic.
+    """
+    for pulse in pulses(folder).values():
+        if pulse.rank not in told and pulse.time < min(told.values()) and state_of(pulse) == "gone":
+            return f"rank {pulse.rank} ended without a word, by an exit of its own{seen(pulse)}"
+    return None
+
+
+def seen(pulse: Pulse | None) -> str:
+    """Where a process was last."""
+    if pulse is None or not pulse.step:
+        return ""
+    return f" in step {pulse.step}" + (f" ({pulse.part})" if pulse.part else "")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"\n{text}\n")
+    sys.stderr.flush()

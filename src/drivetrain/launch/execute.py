@@ -1,0 +1,94 @@
+"""Does a task in this process: all of it, or one rank's part."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from drivetrain.distributed.communicator import is_first_rank
+from drivetrain.inference import timing, verbs
+from drivetrain.inference.prediction_file import write_predictions
+from drivetrain.launch.group import group_of_one
+from drivetrain.launch.job import Job, Result
+from drivetrain.launch.variables import of_the_run, variables
+from drivetrain.memory.allocator import grow_segments
+from drivetrain.memory.limit import limited
+from drivetrain.optim.low_bit import hush
+from drivetrain.prove.trace import trace
+from drivetrain.runtime.attempt import Attempt
+from drivetrain.runtime.hardware import detect
+from drivetrain.runtime.heartbeat import Heart
+from drivetrain.training.batch_size_finder import find
+from drivetrain.training.run import run
+
+
+def perform(task: Job, attempt: Attempt | None = None, heart: Heart | None = None) -> Result:
+    """Errors of the user's and failed runs are raised. attempt: which of several, for a training."""
+    hush()
+    device = detect(task.run.device).device
+    if device == "cuda" and task.run.allocator != "system":
+        grow_segments()
+    with variables(of_the_run(task.run, device)), group_of_one(task.run.engine.traits.spreads):
+        if task.verb == "fit":
+            return _fit(task, attempt)
+        with limited(task.run.memory_limit_bytes, device):
+            return _train(task, attempt or Attempt(), heart) if task.verb == "train" else _PERFORMERS[task.verb](task)
+
+
+def _train(task: Job, attempt: Attempt, heart: Heart | None) -> Result:
+    machine = detect(task.run.device)
+    report, code = run(task.run, machine, task.notices, task.resume, task.overwrite, task.quiet, attempt, heart)
+    return Result(code=code, value=report.model_dump())
+
+
+def _fit(task: Job, attempt: Attempt | None) -> Result:
+    folder = None if attempt is None else attempt.folder
+    assert folder is not None, "sizes are tried in processes of their own"
+    return Result(code=0, value=asdict(find(task.run, detect(task.run.device), folder, task.quiet)))
+
+
+def _evaluate(task: Job) -> Result:
+    assert task.checkpoint is not None
+    return Result(code=0, value=verbs.evaluate(task.run, detect(task.run.device), task.checkpoint))
+
+
+def _predict(task: Job) -> Result:
+    """The number of rows; they go to the task's output or, one JSON object a line, to the screen."""
+    assert task.checkpoint is not None
+    rows = verbs.predict(task.run, detect(task.run.device), task.checkpoint, task.data, task.texts)
+    if not is_first_rank():
+        return Result(code=0, value=sum(1 for _ in rows))
+    if task.output is not None:
+        return Result(code=0, value=write_predictions(rows, task.output))
+    count = sum(1 for row in rows if _print(row))
+    return Result(code=0, value=count)
+
+
+def _print(row: dict[str, Any]) -> bool:
+    sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return True
+
+
+def _time_predictions(task: Job) -> Result:
+    report = timing.time_predictions(task.run, detect(task.run.device), task.checkpoint)
+    return Result(code=0, value=report.model_dump())
+
+
+def _trace(task: Job) -> Result:
+    """resume: whether to try one in the middle."""
+    found = trace(task.run, detect(task.run.device), task.steps, task.resume, task.evaluates, _tell)
+    return Result(code=0, value=found.model_dump())
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+_PERFORMERS = {
+    "evaluate": _evaluate,
+    "predict": _predict,
+    "time_predictions": _time_predictions,
+    "trace": _trace,
+}

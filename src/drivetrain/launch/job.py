@@ -1,0 +1,65 @@
+"""What one verb is to do, as a value that travels to every rank, and what came of it. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from drivetrain.config.run import RunConfig
+
+Verb = Literal["train", "evaluate", "predict", "time_predictions", "trace", "fit"]
+
+
+class Job(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    verb: Verb
+    run: RunConfig
+    notices: list[str] = []
+    resume: bool = False
+    overwrite: bool = False
+    quiet: bool = False
+    checkpoint: str | None = None  # best, last or a folder
+    data: str | None = None  # what to predict for
+    texts: list[str] = []  # what to predict for in place of data
+    output: Path | None = None  # where predictions go; None: the screen
+    steps: int = 0  # of a trace
+    evaluates: bool = True  # a trace, before its first step
+
+    @property
+    def max_restarts(self) -> int:
+        return self.run.max_restarts if self.verb == "train" else 0
+
+
+class Result(BaseModel):
+    """code: the exit code. value: JSON-able, what depends on the verb."""
+
+    model_config = ConfigDict(frozen=True)
+
+    code: int
+    value: Any
+    of_first: bool = True  # whether this is the first rank's, which is the one to tell
+
+
+def lost(task: Job) -> str:
+    """How an ending goes on to tell what a training that could not save lost."""
+    if task.verb != "train":
+        return ""
+    from drivetrain.checkpoint.directory import steps
+    from drivetrain.runtime.run_folder import RunFolder
+
+    saved = steps(RunFolder(task.run.folder).checkpoints)
+    if not saved:
+        return " before anything was saved"
+    return f"; what came after {saved[-1]} is lost, from which --resume goes on"
+
+
+@dataclass(frozen=True)
+class Node:
+    """This machine among those of the run. rendezvous: host:port of the first one."""
+
+    rank: int = 0
+    rendezvous: str | None = None

@@ -1,0 +1,76 @@
+"""Run file and options → a run that can start here, or every problem at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from drivetrain.config import rules
+from drivetrain.config.load import load
+from drivetrain.config.notices import notices
+from drivetrain.config.run import RunConfig
+from drivetrain.errors import Problem, UserError
+from drivetrain.launch.external_launcher import OuterLauncher, accelerate_problems
+from drivetrain.launch.job import Node
+from drivetrain.runtime.run_folder import refuse_code_of_folders
+
+
+@dataclass(frozen=True)
+class Checked:
+    run: RunConfig
+    notices: list[str]
+    is_first: bool  # False: another process, started by another launcher, tells the result
+
+
+def checked(
+    run_file: Path,
+    overrides: Sequence[str] = (),
+    nodes: int | None = None,
+    node: Node | None = None,
+    checkpoint: str | None = None,
+    data: str | None = None,
+    output: Path | None = None,
+    trust: bool = False,
+) -> Checked:
+    """UserError with what schema and rules say, and for a checkpoint that is not there.
+
+    nodes: in place of the run file's. checkpoint: what is to be loaded: best, last or a folder. data, output: of
+    predictions. trust: whether Python runs that a run's own run.yaml names.
+    """
+    run, problems = load(run_file, [*overrides, *([] if nodes is None else [f"nodes={nodes}"])])
+    if run is None:
+        raise UserError(problems)
+    refuse_code_of_folders(run, run_file, trust)
+    from drivetrain.runtime.hardware import detect  # only now: a broken run file is answered without importing torch
+
+    machine = detect(run.device)
+    problems += accelerate_problems(run)
+    outer = OuterLauncher.here()
+    if outer is not None:
+        machine = outer.machine(machine)
+        run, found = outer.fitted(run)
+        problems += found
+    run, problems = rules.judged(run, problems, machine)
+    if outer is None:
+        problems += _of_the_nodes(run, node or Node())
+    if problems:
+        raise UserError(problems)
+    if checkpoint is not None:
+        from drivetrain.inference.weights import check_there
+
+        check_there(run, checkpoint)
+    if output is not None:
+        from drivetrain.inference.prediction_file import check_place
+
+        check_place(output, run, data)
+    return Checked(run, notices(run, machine), outer is None or outer.rank == 0)
+
+
+def _of_the_nodes(run: RunConfig, node: Node) -> list[Problem]:
+    if run.nodes > 1 and node.rendezvous is None:
+        why = f"is required with {run.nodes} nodes"
+        return [Problem("--rendezvous", why, "give host:port of the first node, the same on each")]
+    if node.rank >= run.nodes:
+        return [Problem("--node-rank", f"{node.rank} was given, with {run.nodes} node(s)", "count from 0")]
+    return []

@@ -1,0 +1,161 @@
+"""Where the nodes of a run find one another, and agree on which attempt of it they are at.
+
+The first node keeps a store at the rendezvous over all restarts. A node that dies is missed by nobody but the ranks, as
+long as it is not this one.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.config.run import RunConfig
+from drivetrain.errors import RankError, RunError
+from drivetrain.launch.job import Node
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+NUMBER, OVER, SMALLER = "drivetrain/attempt", "drivetrain/over", "drivetrain/smaller-after-"
+FAILED = "drivetrain/failed-in-"
+JOIN_SECONDS = 600  # a machine may come so much later than the first one
+LAST_CALL_SECONDS = (60, 10)  # with min_nodes there, those that are still missing are waited for: at first, and again
+SETTLING_SECONDS = 3  # in which a node that lost its ranks to a mistake says that the run is over
+
+
+class Meeting:
+    def __init__(self, run: RunConfig, node: Node) -> None:
+        """RunError if nobody is at the rendezvous."""
+        self._run, self._node = run, node
+        self._number = 0
+        self._store: TCPStore | None = None
+        if run.nodes > 1:
+            with self._told():
+                self._store = self._joined()
+                self._number = int(self._store.compare_set(NUMBER, "", "0"))
+
+    def settings(self) -> dict[str, Any]:
+        """Of torch elastic's rendezvous for this attempt."""
+        if self._store is None:
+            alone = {"min_nodes": 1, "max_nodes": 1, "run_id": str(uuid.uuid4())}
+            return {**alone, "rdzv_endpoint": "localhost:0", "rdzv_configs": {}, "local_addr": "127.0.0.1"}
+        last_call = LAST_CALL_SECONDS[min(self._number, 1)]
+        return {
+            "min_nodes": self._run.min_nodes or self._run.nodes,
+            "max_nodes": self._run.nodes,
+            "run_id": f"{self._run.name}-{self._number}",
+            "rdzv_endpoint": self._node.rendezvous,
+            "rdzv_configs": {
+                "is_host": str(self._node.rank == 0),
+                "join_timeout": JOIN_SECONDS,
+                "last_call_timeout": last_call,
+            },
+            "local_addr": None,
+        }
+
+    def part(self) -> None:
+        """Before the next attempt. RankError if another node has ended the run."""
+        if self._store is None:
+            return
+        time.sleep(SETTLING_SECONDS)
+        with self._told():
+            if self._store.check([OVER]):
+                raise RankError("another node ended the run: what it printed says why")
+            # whoever comes first counts it up; the others hear of it
+            self._number = int(self._store.compare_set(NUMBER, str(self._number), str(self._number + 1)))
+
+    def try_smaller(self) -> None:
+        """Tell the other nodes that their ranks were ended for smaller micro-batches."""
+        if self._store is not None:
+            with self._told():
+                self._store.set(f"{SMALLER}{self._number}", "1")
+
+    def tries_smaller(self) -> bool:
+        """Whether another node ended this attempt for that; asked where ranks died."""
+        if self._store is None:
+            return False
+        time.sleep(SETTLING_SECONDS)
+        with self._told():
+            return bool(self._store.check([f"{SMALLER}{self._number}"]))
+
+    @property
+    def is_first(self) -> bool:
+        return self._node.rank == 0
+
+    def tell(self, what: str, value: str) -> None:
+        """The other nodes, in this attempt."""
+        if self._store is not None:
+            with suppress(RuntimeError):  # the first node is gone, which the ranks notice
+                self._store.set(self._key(what, self._node.rank), value)
+
+    def heard(self, what: str) -> dict[int, str]:
+        """What the other nodes told in this attempt, by node."""
+        found: dict[int, str] = {}
+        if self._store is None:
+            return found
+        with suppress(RuntimeError):
+            for node in range(self._run.nodes):
+                if node != self._node.rank and self._store.check([self._key(what, node)]):
+                    found[node] = self._store.get(self._key(what, node)).decode()
+        return found
+
+    def tell_failure(self, rank: str) -> None:
+        """Tells all nodes that a rank of this attempt has failed. rank: its name, such as "rank 3"."""
+        if self._store is not None:
+            with suppress(RuntimeError):
+                self._store.set(f"{FAILED}{self._number}", rank)
+
+    def failure(self) -> str:
+        """Returns the name of a rank that failed in this attempt, on any node; "" where none is known."""
+        if self._store is None:
+            return ""
+        with suppress(RuntimeError):
+            if self._store.check([f"{FAILED}{self._number}"]):
+                return self._store.get(f"{FAILED}{self._number}").decode()
+        return ""
+
+    def _key(self, what: str, node: int) -> str:
+        return f"drivetrain/{what}-{self._number}-{node}"
+
+    def give_up(self) -> None:
+        """The others need not try again."""
+        if self._store is not None:
+            try:
+                self._store.set(OVER, "1")
+            except RuntimeError:
+                return  # the first node is gone, and the run with it
+
+    def _joined(self) -> TCPStore:
+        from torch.distributed import TCPStore
+
+        host, port = self._address()
+        is_first, patience = self._node.rank == 0, timedelta(seconds=JOIN_SECONDS)
+        return TCPStore(host, port, is_master=is_first, multi_tenant=True, timeout=patience)
+
+    def _address(self) -> tuple[str, int]:
+        from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+        return parse_rendezvous_endpoint(self._node.rendezvous, default_port=-1)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:  # torch's errors of network and stores are RuntimeErrors
+            if isinstance(error, RankError):
+                raise
+            raise RunError(self.unreachable(error)) from error
+
+    def unreachable(self, error: Exception) -> str:
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
+        if self._run.nodes == 1:
+            return f"the ranks of this machine could not meet: {first}"
+        return (
+            f"node {self._node.rank} could not meet the others at {self._node.rendezvous} ({first}). Look whether node "
+            "0 is running, whether the name leads to it from here, and whether a firewall lets the port pass; if it is "
+            "gone, start all nodes again with --resume"
+        )

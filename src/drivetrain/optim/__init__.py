@@ -1,0 +1,1 @@
+"""Optimizers, their low-bit and low-rank states, and learning-rate schedules."""

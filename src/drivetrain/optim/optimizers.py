@@ -1,0 +1,165 @@
+"""Optimizers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from typing import Any, Protocol, cast
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from drivetrain.config import training
+from drivetrain.config.packages import remedy
+from drivetrain.errors import problem
+from drivetrain.optim import low_bit, low_rank
+from drivetrain.trust.import_path import import_object
+
+Maker = Callable[[type[torch.optim.Optimizer], list[dict[str, Any]], dict[str, Any]], torch.optim.Optimizer]
+
+
+class OptimizerFactory(Protocol):
+    def __call__(self, model: nn.Module, make: Maker = ...) -> torch.optim.Optimizer:
+        """The optimizer of a model. make: puts class, parameter groups and arguments together."""
+
+
+def plainly(
+    cls: type[torch.optim.Optimizer], groups: list[dict[str, Any]], arguments: dict[str, Any]
+) -> torch.optim.Optimizer:
+    return cls(groups, **arguments)
+
+
+OPTIMIZERS = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adafactor": torch.optim.Adafactor,
+}
+FUSED = {"sgd", "adam", "adamw"}
+
+
+def optimizer_factory(
+    config: training.Optimizer, compiles: bool = False, rate_factor: Callable[[str], float] = lambda _: 1.0
+) -> OptimizerFactory:
+    """A function that makes the optimizer of a model, called by the engine after wrapping.
+
+    compiles: whether an update that can be compiled on a CPU is. rate_factor: parameter name → factor of its rate.
+    """
+    cls = OPTIMIZERS.get(config.name) or _imported(config)
+    arguments = _arguments(config, cls)
+
+    def build(model: nn.Module, make: Maker = plainly) -> torch.optim.Optimizer:
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        parameters = [p for _, p in named]
+        low_bit.check_whole(cls, parameters)
+        fused = {"fused": True} if _fuses(config, parameters) else {}
+        try:
+            optimizer = make(low_bit.fitted(cls, compiles), _groups(named, config, rate_factor), {**fused, **arguments})
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise problem("optimizer", f"{cls.__name__} refuses its arguments: {error}", "correct options") from error
+        if cls is torch.optim.SGD:
+            _start_momentum(getattr(optimizer, "optim", optimizer))  # ZeroRedundancyOptimizer keeps one within
+        if low_bit.is_low_bit(cls):
+            low_bit.check_pieces(optimizer, parameters)
+        elif config.name not in OPTIMIZERS:
+            _check_state(optimizer)
+        return optimizer
+
+    return build
+
+
+def _fuses(config: training.Optimizer, parameters: list[nn.Parameter]) -> bool:
+    """Whether one kernel may update all parameters. A user's optimizer, or one with such options, decides itself.
+
+    SGD's on a CPU only in fp32: torch 2.13's leaves 16-bit parameters as they are (its vector path writes nothing
+    back), which looks like a model that does not learn. Adam's and AdamW's compute 16-bit updates in fp32 and leave
+    out a step that is refused (`found_inf`), as on a GPU. tests/test_optim.py watches both.
+    """
+    if config.name not in FUSED or config.options.keys() & {"foreach", "differentiable", "dampening"}:
+        return False
+    if config.name != "sgd":
+        return True
+    if any(isinstance(p, DTensor) for p in parameters):
+        return False  # torch 2.13 has no fused SGD over sharded parameters
+    return all(p.device.type == "cuda" or p.dtype == torch.float32 for p in parameters)
+
+
+def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Let fused SGD start from zero momentum, which gives the same updates.
+
+    torch 2.13 starts it from uninitialised memory instead: that stays if the first step overflows and is skipped, and
+    a parameter that gets its first gradient later than its group is refused.
+    """
+    for group in optimizer.param_groups:
+        if group["fused"] and group["momentum"]:
+            for parameter in group["params"]:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def _imported(config: training.Optimizer) -> type[torch.optim.Optimizer]:
+    name, path = config.name, config.path
+    package = path.replace(":", ".").partition(".")[0]
+    if name != path and find_spec(package) is None:
+        why = f"{name} is {package}'s, which is not installed"
+        raise problem("optimizer.name", why, remedy(package))
+    low_rank.check_does_as_it_says(path)
+    cls = import_object(path, "optimizer.name")
+    if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
+        raise problem("optimizer.name", f"{name} is no torch.optim.Optimizer", "name an optimizer class")
+    first = next(iter(inspect.signature(cls).parameters), "")
+    if first in {"model", "module", "named_parameters"}:
+        why = f"{cls.__name__} is made from a model's names ({first}), and here optimizers from parameter groups"
+        raise problem("optimizer.name", why, "give one whose first argument is params; adafactor's state is small too")
+    return low_rank.fitted(cast(Any, cls))
+
+
+def _check_state(optimizer: torch.optim.Optimizer) -> None:
+    """Have the first step raise UserError if it leaves a state that has no form in a checkpoint."""
+    own: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
+    name = type(own).__name__
+
+    def check(stepped: torch.optim.Optimizer, *_: Any) -> None:
+        hook.remove()
+        for key, value in ((k, v) for state in stepped.state_dict()["state"].values() for k, v in state.items()):
+            if not isinstance(value, torch.Tensor | dict | list | tuple | str | bool | int | float | None):
+                why = f"{name} keeps {key} as a {type(value).__name__}, which has no form in a checkpoint"
+                raise problem("optimizer.name", why, "take one that keeps tensors and numbers")
+
+    hook = own.register_step_post_hook(check)
+
+
+def _arguments(config: training.Optimizer, cls: type[torch.optim.Optimizer]) -> dict[str, Any]:
+    accepted = inspect.signature(cls).parameters
+    arguments: dict[str, Any] = {"lr": config.lr}
+    if cls is torch.optim.SGD:
+        arguments["momentum"] = config.momentum
+    elif config.name in FUSED or config.path != config.name:
+        arguments |= {"betas": config.betas, "eps": config.eps}
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
+    if config.weight_decay and "weight_decay" not in accepted and not takes_any:
+        raise problem("optimizer.weight_decay", f"{cls.__name__} has no weight decay", "leave it out")
+    for key in config.options:
+        if key in arguments or key == "weight_decay":
+            raise problem(
+                f"optimizer.options.{key}", "the run file has a field of its own for it", f"give optimizer.{key}"
+            )
+        if key not in accepted and not takes_any:
+            known = ", ".join(name for name in accepted if name not in {"params", "self"})
+            raise problem(f"optimizer.options.{key}", f"{cls.__name__} has no such argument", f"it takes: {known}")
+    return arguments | config.options
+
+
+def _groups(
+    named: Iterable[tuple[str, nn.Parameter]], config: training.Optimizer, rate_factor: Callable[[str], float]
+) -> list[dict[str, Any]]:
+    """Matrices and filters decay; biases, gains and other vectors do not (as in BERT's and GPT's training)."""
+    found: dict[tuple[bool, float], list[nn.Parameter]] = {}
+    for name, parameter in named:
+        found.setdefault((parameter.ndim < 2, rate_factor(name)), []).append(parameter)
+    groups = []
+    for (is_vector, factor), parameters in sorted(found.items(), key=lambda item: item[0]):
+        rate = {} if factor == 1.0 else {"lr": config.lr * factor}
+        groups.append({"params": parameters, "weight_decay": 0.0 if is_vector else config.weight_decay, **rate})
+    return groups

@@ -1,0 +1,63 @@
+"""One start of a run among those that a launch makes of it: a rank that dies has the whole group started again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from drivetrain.runtime.atomic_file import write_whole
+
+_FILE = "attempt.json"
+_PREPARED = "prepared"
+_ELAPSED = "elapsed.json"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """restarts: why each earlier attempt of this launch died. folder: the launch's own on this machine, which outlives
+    the attempts; without one (nobody restarts this process) nothing is remembered."""
+
+    since: float = field(default_factory=time.monotonic)  # when the launch began: the clock of the machine's processes
+    most: int = 0
+    restarts: Sequence[str] = ()
+    folder: Path | None = None
+    reduction: dict[str, Any] | None = None  # of the micro-batches, since memory ran out
+
+    @classmethod
+    def read(cls, folder: Path) -> Attempt:
+        return cls(**json.loads((folder / _FILE).read_text(encoding="utf-8")), folder=folder)
+
+    def write(self) -> None:
+        assert self.folder is not None
+        told = {name: value for name, value in asdict(self).items() if name != "folder"}
+        write_whole(self.folder / _FILE, json.dumps(told))
+
+    @property
+    def notices(self) -> list[str]:
+        """Of this attempt; those of the earlier ones are in the record already."""
+        return [f"restart {len(self.restarts)} of at most {self.most}: {self.restarts[-1]}"] if self.restarts else []
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether an earlier attempt made the run's folder ready, so that this one must not begin anew there."""
+        return self.folder is not None and (self.folder / _PREPARED).exists()
+
+    def prepared(self) -> None:
+        if self.folder is not None:
+            (self.folder / _PREPARED).touch()
+
+    def unprepared(self) -> None:
+        if self.folder is not None:
+            (self.folder / _PREPARED).unlink(missing_ok=True)
+
+    def elapsed_before(self, elapsed_seconds: float) -> float:
+        """The run's time when the launch began: this attempt's, if it is the first."""
+        if self.folder is None:
+            return elapsed_seconds
+        if not (self.folder / _ELAPSED).exists():
+            write_whole(self.folder / _ELAPSED, json.dumps(elapsed_seconds))
+        return float(json.loads((self.folder / _ELAPSED).read_text(encoding="utf-8")))

@@ -1,0 +1,240 @@
+"""The folder of a run: what lies where, and who may write there."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from drivetrain.config.run import RunConfig
+from drivetrain.errors import RunError, last_line, problem
+from drivetrain.runtime.atomic_file import followed, replacing, writing
+from drivetrain.runtime.lock import refuse_if_held
+from drivetrain.trust.named_code import refuse_named_code
+
+LINKS = ("best", "last")  # to checkpoints of the run
+_MARKS = ("events.jsonl", "environment.json")  # each run begins with the first
+
+NEXT_LINE = "\x85"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """run.yaml (resolved), environment.json, events.jsonl, samples.jsonl, report.json, checkpoints/, best and last
+    (links to two of them), tensorboard/, trouble/, hangs/."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def trouble(self) -> Path:
+        return self.path / "trouble"
+
+    @property
+    def hangs(self) -> Path:
+        return self.path / "hangs"
+
+    @property
+    def run_file(self) -> Path:
+        return self.path / "run.yaml"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.json"
+
+    @property
+    def results(self) -> list[Path]:
+        """What a run leaves, and an overwriting run takes away; last what tells it from a project's own files."""
+        names = ("run.yaml", "samples.jsonl", "report.json", "checkpoints", "tensorboard", "trouble", "hangs", *_MARKS)
+        return [self.path / name for name in (*LINKS, *names)]
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether a run came to its first step here. One that died before that leaves nothing to lose."""
+        saved = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+        return saved or bool(present(self.report, self.path / "samples.jsonl", self.trouble)) or self._has_point
+
+    @property
+    def _has_point(self) -> bool:
+        """Whether the curve has a point."""
+        events = self.path / _MARKS[0]
+        with contextlib.suppress(OSError), events.open("rb") as file:
+            return any(b'"event": "step"' in line for line in file)
+        return False
+
+    def prepare(self, resume: bool, overwrite: bool, sources: Iterable[str] = ()) -> None:
+        """Make the folder ready. UserError if it cannot be written, or holds what is not to be touched.
+
+        What is overwritten is put aside until `begun`. sources: among them the paths of what the run is made from.
+        """
+        self._make_writable()
+        if resume:
+            self._refuse_foreign(present(self.run_file, self.report, self.path / "samples.jsonl"))
+            return
+        self.put_back()  # of a start that was killed before it had begun
+        self.refuse_if_taken(overwrite)
+        self._refuse_made_from(sources)
+        try:
+            _move(self._there, self._aside)
+        except OSError as error:
+            self.put_back()
+            why = f"{self.path} cannot be overwritten: {error.strerror}"
+            raise problem("output", why, "give another output or name") from None
+
+    def begun(self) -> None:
+        """What was overwritten goes, now that nothing refuses the run any more."""
+        shutil.rmtree(self._aside, ignore_errors=True)
+
+    def put_back(self) -> bool:
+        """What was to be overwritten, where the run has not begun. Whether there was any.
+
+        Nothing goes but for what stands aside in its place: a kill may have left some of it where it was.
+        """
+        earlier = present(*(self._aside / path.name for path in self.results))
+        for path in present(*(self.path / each.name for each in earlier)):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        _move(earlier, self.path)
+        if self._aside.is_dir():
+            self._aside.rmdir()
+        return bool(earlier)
+
+    @property
+    def _aside(self) -> Path:
+        return self.path / ".overwritten"
+
+    @property
+    def _there(self) -> list[Path]:
+        return [path for path in present(*self.results) if path.name not in LINKS or path.is_symlink()]
+
+    def refuse_if_busy(self) -> None:
+        """UserError if a run is working in it, or has been. For a process that does not hold the folder itself."""
+        refuse_if_held(self.path)
+        self.refuse_if_taken()
+
+    def refuse_if_taken(self, overwrite: bool = False) -> None:
+        """UserError if a run is in it that is not to be overwritten, or what no run left there."""
+        self._refuse_foreign(self._there)
+        if not self._there:
+            return
+        if not overwrite and self.has_trained:
+            raise problem(
+                "output",
+                f"{self.path} already holds a run ({_names(self._there)})",
+                "go on with --resume, replace it with --overwrite, or give another output or name",
+            )
+        linked = [path for path in self._there if path.is_symlink() and path.is_dir() and path.name not in LINKS]
+        if linked:
+            why = f"{_names(linked)} in {self.path} points to a folder elsewhere, which is not for a run to delete"
+            raise problem("output", why, "empty that folder yourself and take the link away, or give another output")
+
+    def _refuse_foreign(self, there: list[Path]) -> None:
+        if there and not present(*(self.path / mark for mark in _MARKS)):
+            why = f"{self.path} holds {_names(there)}, which no run left there"
+            raise problem("output", why, "give another output or name")
+
+    def _refuse_made_from(self, sources: Iterable[str]) -> None:
+        doomed = set(map(followed, self._there))
+        for source in sources:
+            path = followed(source)
+            if len(Path(source).parts) > 1 and doomed & {path, *path.parents}:
+                why = f"{source} is what the run is made from, and would be overwritten with what {self.path} holds"
+                raise problem("output", why, "give another output or name")
+
+    def _make_writable(self) -> None:
+        trial = self.path / f".writable-{os.getpid()}"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            trial.write_text("")
+            trial.unlink()
+        except OSError as error:
+            raise problem(
+                "output", f"{self.path} cannot be written: {error.strerror}", "give another folder as output"
+            ) from None
+
+    def describe(self, run: RunConfig, environment: dict[str, Any]) -> None:
+        """Write the environment and the resolved run file beside the results: both, or (RunError) none."""
+        resolved, file = run.model_dump(mode="json"), self.path / "environment.json"
+        text = _in_yaml(resolved)
+        if NEXT_LINE in text:  # which a reader takes for the end of the line
+            text = _in_yaml(resolved, escapes=True)
+        with writing(file), replacing(file) as beside:
+            beside.write_text(json.dumps(environment, indent=2) + "\n", encoding="utf-8")
+            with writing(self.run_file), replacing(self.run_file) as aside:
+                aside.write_text(text, encoding="utf-8")
+
+
+class SameFolder:
+    """Notices when a path leads no longer to the folder that it led to: it was deleted, moved, or replaced.
+
+    The folder is kept open, so that the file system gives its inode's number to no other one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """RunError if it cannot be opened."""
+        self._path = path
+        with writing(path):
+            self._descriptor = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    @property
+    def in_place(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), self._path.stat())
+        except OSError:
+            return False
+
+    def check(self) -> None:
+        """RunError unless the path leads there still."""
+        if not self.in_place:
+            raise RunError(
+                f"{self._path} is no longer the folder that this run began in{self._now}: nothing more is written "
+                "there. If it was moved, put it back and go on with --resume; if it was deleted, start anew"
+            )
+
+    @property
+    def _now(self) -> str:
+        try:
+            self._path.stat()
+        except OSError as error:
+            return f" ({last_line(error)})"
+        return " (another one lies there)"
+
+
+def refuse_code_of_folders(run: RunConfig, run_file: Path, trusted: bool) -> None:
+    """UserError for Python that the run.yaml of a run's folder names, unless it is trusted (trust/named_code.py)."""
+    folder = RunFolder(run_file.parent)
+    if run_file.name == folder.run_file.name and present(*(folder.path / mark for mark in _MARKS)):
+        refuse_named_code(run, folder.path, trusted)
+
+
+def present(*paths: Path) -> list[Path]:
+    return [path for path in paths if os.path.lexists(path)]
+
+
+def _in_yaml(value: Any, escapes: bool = False) -> str:
+    yaml, text = YAML(typ="safe", pure=True), io.StringIO()
+    yaml.allow_unicode = not escapes
+    yaml.dump(value, text)
+    return text.getvalue()
+
+
+def _names(paths: Iterable[Path]) -> str:
+    return ", ".join(path.name for path in paths)
+
+
+def _move(paths: Iterable[Path], folder: Path) -> None:
+    for path in paths:
+        folder.mkdir(exist_ok=True)
+        path.rename(folder / path.name)

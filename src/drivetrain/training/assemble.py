@@ -1,0 +1,83 @@
+"""Config → workload and engine: what training, evaluation and prediction start from."""
+
+from __future__ import annotations
+
+import torch
+
+from drivetrain.config.adapter import rate_factors
+from drivetrain.config.machine import Machine
+from drivetrain.config.run import RunConfig
+from drivetrain.distributed.communicator import Communicator
+from drivetrain.distributed.rng import seed_everything, seed_rank
+from drivetrain.engines import build_engine
+from drivetrain.engines.base import Engine, EngineOptions, Part, untimed
+from drivetrain.memory.allocator import keep_freed_blocks
+from drivetrain.models import fp8
+from drivetrain.optim.optimizers import OptimizerFactory, optimizer_factory
+from drivetrain.runtime.hardware import torch_device
+from drivetrain.training.auto_settings import Compiling, compiling, keeps_freed_memory, rows_of
+from drivetrain.training.workload_rules import check_workload
+from drivetrain.workloads.base import Workload
+from drivetrain.workloads.build import build_workload
+
+
+def assemble(
+    run: RunConfig, machine: Machine, ranks: Communicator, training: bool, part: Part = untimed
+) -> tuple[Workload, Engine]:
+    """Data read and checked, model built and wrapped, optimizer made if training. UserError before any work starts.
+
+    part: how the engine's parts of a step are timed.
+    """
+    # its problems come before reading data
+    build_optimizer = _optimizer(run) if training else None
+    if run.precision_spec.fp8:
+        fp8.check_installed()
+    seed_everything(run.seed)
+    workload = build_workload(run.workload, run.seed, run.adapter, run.quantised_base, run.quantisation_aware)
+    compiles = compiling(run, machine, workload, training)
+    if training:
+        check_workload(run, workload)
+        workload.rows = rows_of(run, machine, workload, compiles.what is not False)
+    return workload, _engine(workload, run, machine, ranks, build_optimizer, part, compiles)
+
+
+def assemble_around(workload: Workload, run: RunConfig, machine: Machine, ranks: Communicator) -> Engine:
+    """The engine of a training of this workload."""
+    check_workload(run, workload)
+    return _engine(workload, run, machine, ranks, _optimizer(run), untimed, Compiling(run.compile is True))
+
+
+def _optimizer(run: RunConfig) -> OptimizerFactory:
+    return optimizer_factory(run.optimizer, run.compile is True, rate_factors(run.adapter or ()))
+
+
+def _engine(
+    workload: Workload,
+    run: RunConfig,
+    machine: Machine,
+    ranks: Communicator,
+    build_optimizer: OptimizerFactory | None,
+    part: Part,
+    compiles: Compiling,
+) -> Engine:
+    if machine.device == "cpu" and keeps_freed_memory(run, machine):
+        keep_freed_blocks()
+    torch.use_deterministic_algorithms(run.deterministic)
+    options = EngineOptions(
+        precision=run.precision_spec,
+        scaler=run.scaler,
+        machine=machine,
+        device=torch_device(machine),
+        devices=run.data_parallel_size,
+        max_grad_norm=run.loop.max_grad_norm,
+        recompute=run.recompute if build_optimizer is not None else False,
+        compile=compiles.what,
+        part=part,
+        offload_activations=run.offload_activations and build_optimizer is not None,
+    )
+    engine = build_engine(run.engine, options, ranks)
+    seed_everything(run.seed)  # the model's start does not depend on what reading the data drew
+    engine.setup(workload, build_optimizer)
+    if engine.random_stream:
+        seed_rank(run.seed, engine.random_stream)
+    return engine

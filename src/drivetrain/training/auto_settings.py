@@ -1,0 +1,157 @@
+"""What a run file leaves to the device and the data: whether blocks are compiled, and one length for packed rows.
+
+Known once the data are read and before the model is built. `auto` never changes what a step computes, but for the
+rounding of compiled kernels; on a CPU it changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import numpy as np
+
+from drivetrain.config import rules
+from drivetrain.config.language import LanguageModel
+from drivetrain.config.machine import Machine
+from drivetrain.config.run import RunConfig
+from drivetrain.config.workload import UserModule
+from drivetrain.data.fixed_rows import cheapest_rows
+from drivetrain.data.loading_time import workers_for
+from drivetrain.data.micro_batches import rank_share
+from drivetrain.data.order import GlobalOrder
+from drivetrain.data.row_shape import Rows
+from drivetrain.memory.garbage import EVERY
+from drivetrain.workloads.base import Workload
+
+# What a micro-batch costs beside its tokens, in tokens. On a CPU measured: a 4 x 256 BERT takes 20 ms for one of 8
+# tokens and 0.24 ms for each further one; 40 to 320 differ little. A GPU takes as long for a few thousand as for none.
+MICRO_BATCH_TOKENS = {"cpu": 120, "cuda": 4096}
+# Forward passes from which compiling is taken to pay: it takes about a minute, and saves a pass some hundredths of a
+# second at least
+LEAST_PASSES = 1000
+
+
+def order_of(config: RunConfig, workload: Workload) -> GlobalOrder:
+    return GlobalOrder(len(workload.train), config.global_batch, config.seed, workload.mixture, workload.shuffle_buffer)
+
+
+def total_steps_of(config: RunConfig, order: GlobalOrder) -> int:
+    if config.loop.steps is not None:
+        return config.loop.steps
+    assert config.loop.epochs is not None, "rules.check lets no run without a length pass"
+    return order.steps_per_epoch * config.loop.epochs
+
+
+@dataclass(frozen=True)
+class Compiling:
+    """what: False, True (the whole model where no blocks repeat), or "blocks" (those alone). why_not: of auto."""
+
+    what: bool | Literal["blocks"]
+    why_not: str | None = None
+
+
+def compiling(run: RunConfig, machine: Machine, workload: Workload, training: bool) -> Compiling:
+    """As the run file says; auto compiles repeated blocks for a training on a GPU, unless something speaks against."""
+    if run.compile != "auto":
+        return Compiling(run.compile)
+    if machine.device == "cpu" or not training:
+        return Compiling(False)
+    why = next(_against(run, machine, workload), None)
+    return Compiling("blocks") if why is None else Compiling(False, why)
+
+
+def _against(run: RunConfig, machine: Machine, workload: Workload) -> Iterator[str]:
+    known = rules.check_anywhere(run)
+    compiled = run.model_copy(update={"compile": True})
+    yield from (problem.why for problem in rules.check_anywhere(compiled) if problem not in known)
+    if not run.engine.traits.gains_by_compiling:
+        yield f"engine={run.engine.label} is not known to gain by it"
+    if isinstance(run.workload, UserModule) or run.workload.model.trust_remote_code:
+        yield "whether a model's own code can be compiled is not known"
+    if run.quantised_base is not None or run.quantisation_aware is not None:
+        yield "layers with codes for weights are not known to gain by it"
+    others = {adapter.method for adapter in run.adapter or ()} - {"lora"}
+    if others:
+        yield f"adapters of kind {', '.join(sorted(others))} are not known to gain by it"
+    if run.deterministic:
+        yield "deterministic: true, and kernels are chosen anew at each start"
+    if workload.packs and not _has_sequence_kernel(run, machine):
+        yield f"packed rows in {run.precision} take a kernel here that breaks each block up"
+    passes = _passes(run, workload)
+    if passes < LEAST_PASSES:
+        yield f"{passes} forward passes are too few to win what it takes"
+    if find_spec("triton") is None:
+        yield "Triton is not installed"
+
+
+def _has_sequence_kernel(run: RunConfig, machine: Machine) -> bool:
+    """Whether PyTorch's attention over sequences end to end can be taken: in 16 bits, from compute capability 8.0."""
+    assert isinstance(run.workload, LanguageModel)
+    new = machine.compute_capability is not None and machine.compute_capability >= (8, 0)
+    return new and run.precision_spec.compute != "float32" and run.workload.model.attention in ("auto", "flash")
+
+
+def _passes(run: RunConfig, workload: Workload) -> int:
+    """Forward passes of one device, at the least."""
+    share = math.ceil(run.global_batch / run.data_parallel_size)
+    return total_steps_of(run, order_of(run, workload)) * math.ceil(share / run.micro_batch)
+
+
+def chosen(run: RunConfig, machine: Machine, workload: Workload, compiled: str | bool) -> dict[str, Any]:
+    """What was settled for a training and is not what the run file or a CPU alone would have said, for the report.
+
+    compiled: what the engine has compiled.
+    """
+    rows, wanted = workload.rows, compiling(run, machine, workload, training=True)
+    why = wanted.why_not if compiled or not wanted.what else "the model has no blocks that repeat"
+    workers = workers_for(workload.train) if run.loader.workers == "auto" else 0
+    given_back = run.allocator == "auto" and not keeps_freed_memory(run, machine)
+    told = {
+        "row_tokens": rows and rows.tokens,
+        "not_compiled": why,
+        "loader_workers": workers,
+        "allocator": "system" if given_back else None,
+    }
+    return {name: value for name, value in told.items() if value}
+
+
+def keeps_freed_memory(run: RunConfig, machine: Machine) -> bool:
+    """Whether freed memory is kept for reuse.
+
+    Not by engines that shard on a CPU: what they gather and free again, block by block, would leave gaps of other
+    sizes than what comes next. A rank of FSDP then holds more than one process does without it (docs/speed.md).
+    """
+    if run.allocator == "auto":
+        return machine.device != "cpu" or not run.engine.gives_pieces
+    return run.allocator == "keep"
+
+
+def collect_every(run: RunConfig) -> int:
+    """Steps between full collections of garbage, on all ranks at once; 0: when Python likes."""
+    every = run.loop.collect_every
+    return (EVERY if run.world_size > 1 else 0) if every == "auto" else every
+
+
+def rows_of(run: RunConfig, machine: Machine, workload: Workload, compiles: bool) -> Rows | None:
+    """What packed rows are filled up to, or None: left out, on a GPU and wherever blocks are compiled."""
+    data = run.workload.data if isinstance(run.workload, LanguageModel) else None
+    if data is None or not workload.packs or workload.lengths is None:
+        return None
+    if not (machine.device == "cuda" or compiles if data.fixed_rows == "auto" else data.fixed_rows):
+        return None
+    lengths = np.asarray(workload.lengths)
+    longest = max(int(lengths.max()), max(workload.evaluation_lengths or [0]))
+    overhead = MICRO_BATCH_TOKENS[machine.device]
+    return cheapest_rows(_shares(run, workload, lengths), longest, run.micro_batch, overhead, run.micro_batch_tokens)
+
+
+def _shares(run: RunConfig, workload: Workload, lengths: np.ndarray) -> Iterator[list[np.ndarray]]:
+    """Of each step the lengths of what each device takes."""
+    order, world = order_of(run, workload), run.data_parallel_size
+    for step in range(total_steps_of(run, order)):
+        ordered = np.sort(lengths[order.batch(step)[1]])
+        yield [rank_share(ordered, rank, world) for rank in range(world)]

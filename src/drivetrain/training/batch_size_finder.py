@@ -1,0 +1,105 @@
+"""`micro_batch_size: auto`: sizes tried on the longest samples, in processes that end with it and train nothing.
+
+What a training holds is there when a size is tried: gradients (but where one micro-batch is the whole share), and the
+optimizer's state, which comes to be in the first step. So a size that passes is one that the training can begin with.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from drivetrain.config.machine import Machine
+from drivetrain.config.run import RunConfig
+from drivetrain.data.loader import MicroBatch
+from drivetrain.distributed.communicator import Communicator
+from drivetrain.engines.base import Engine
+from drivetrain.memory.limit import limited, trial_limit
+from drivetrain.memory.shortage import LESS, give_back, room_for
+from drivetrain.numerics.torch_precision import arithmetic
+from drivetrain.training.assemble import assemble
+from drivetrain.training.batch_size_trials import Tried, sizes
+from drivetrain.workloads.base import Workload
+
+TOO_FEW = "Expected more than 1 value per channel"  # BatchNorm says so of one sample
+
+
+def find(config: RunConfig, machine: Machine, folder: Path, quiet: bool) -> Tried:
+    """Tries sizes until none is left; OutOfMemory at the first that does not fit. Called by every rank.
+
+    The folder is this machine's, and keeps what was tried for whoever starts the next processes.
+    """
+    ranks, replicas = Communicator(), config.devices // config.world_size
+    tried, possible = Tried.read(folder), sizes(config)
+    tried.fit, tried.fails = min(ranks.all_gather((tried.fit, tried.fails)), key=lambda each: max(each[0], default=0))
+    most = trial_limit(config.memory_limit_bytes, machine.device, config.processes or 1)
+    field = "micro_batch_size" if config.memory_limit is None else "memory_limit"
+    with arithmetic(config.precision_spec, machine), limited(most, machine.device, field):
+        with room_for("building the model"):
+            workload, engine = assemble(_plain(config), machine, ranks, training=True)
+            workload.rows = None  # whose length follows from what fits
+        trial = _Trial(config, workload, engine, possible[-1])
+        while (size := tried.next(possible)) is not None:
+            tried.trying = size
+            _keep(tried, folder)
+            with room_for(f"micro-batches of {size} sample(s)", size, f"try {LESS}"):
+                try:
+                    trial(size, replicas)
+                except ValueError as error:
+                    if TOO_FEW not in str(error) or size == possible[-1]:
+                        raise
+                    tried.least = size + 1
+                    continue
+            ranks.all_gather(None)  # it fits when it fits on all
+            tried.fit, tried.trying = [*tried.fit, size], None
+            _keep(tried, folder)
+            if ranks.is_first and not quiet:
+                sys.stderr.write(f"micro_batch_size: {size} fits\n")
+        engine.close()
+    return tried
+
+
+def _plain(config: RunConfig) -> RunConfig:
+    """Not compiled unless the run file asks for it: every size would be, and code as written takes no less memory."""
+    return config.model_copy(update={"compile": config.compile is True})
+
+
+def longest(workload: Workload, count: int) -> list[Any]:
+    """So many of the training's samples, the longest first where lengths are known."""
+    indices = np.arange(min(count, len(workload.train)))
+    if workload.lengths is not None:
+        indices = np.argsort(-np.asarray(workload.lengths), kind="stable")[:count]
+    return [workload.train.load(int(index), 0) for index in indices]
+
+
+class _Trial:
+    def __init__(self, config: RunConfig, workload: Workload, engine: Engine, largest: int) -> None:
+        self._config, self._workload, self._engine, self._largest = config, workload, engine, largest
+        self._samples: list[Any] = []
+        self._has_state = False
+
+    def __call__(self, size: int, replicas: int) -> None:
+        """A window of such micro-batches and its update; twice at first, with the optimizer's state from then on."""
+        wanted = size * replicas
+        if len(self._samples) < wanted:
+            self._samples = longest(self._workload, wanted)
+        for _ in range(1 if self._has_state else 2):
+            self._engine.forward_backward([self._piece(wanted) for _ in range(self._count(size))])
+            self._engine.optimizer_step(0.0)
+        self._has_state = True
+        give_back()
+
+    def _piece(self, wanted: int) -> MicroBatch:
+        return MicroBatch(self._workload.collate(self._samples[:wanted]))
+
+    def _count(self, size: int) -> int:
+        return max(self._config.engine.stages, 1 if size == self._largest else 2)
+
+
+def _keep(tried: Tried, folder: Path) -> None:
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        tried.write(folder)

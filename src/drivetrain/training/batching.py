@@ -1,0 +1,137 @@
+"""How a run's data are cut: into steps, into the ranks' shares, and those into micro-batches that fit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from drivetrain.config.machine import Machine
+from drivetrain.config.micro_batch_backoff import again, reduced, reduction
+from drivetrain.config.run import RunConfig
+from drivetrain.data.loader import MicroBatch, Window, training_windows
+from drivetrain.data.micro_batches import Lengths, Slice
+from drivetrain.data.order import GlobalOrder
+from drivetrain.distributed.communicator import Communicator
+from drivetrain.engines.base import Engine
+from drivetrain.errors import RunError
+from drivetrain.tracking.events import Event, Warned
+from drivetrain.training.auto_settings import MICRO_BATCH_TOKENS, rows_of
+from drivetrain.training.loop import Progress, uncut
+from drivetrain.workloads.base import Workload
+
+
+def window_slice(config: RunConfig, machine: Machine, workload: Workload, engine: Engine) -> Slice:
+    """How this rank cuts its part out of each global batch."""
+    lengths = None
+    if workload.lengths is not None and workload.splits_batches:
+        lengths = Lengths(
+            np.asarray(workload.lengths),
+            MICRO_BATCH_TOKENS[machine.device],
+            workload.packs,
+            config.micro_batch_tokens,
+            workload.rows if workload.packs else None,
+        )
+    return Slice(engine.data_rank, engine.data_world, config.micro_batch, lengths)
+
+
+def check_shares(order: GlobalOrder, mine: Slice, engine: Engine, ranks: Communicator) -> None:
+    """RunError unless the ranks' samples of the first step are disjoint and together the global batch."""
+    _, indices = order.batch(0)
+    own = [int(index) for piece in mine.pieces(indices) for index in piece] if engine.counts_samples else []
+    taken = Counter(index for share in ranks.all_gather(own) for index in share)
+    wanted = Counter(indices.tolist())
+    more, fewer = sorted((taken - wanted).elements()), sorted((wanted - taken).elements())
+    if more or fewer:
+        raise RunError(
+            f"the ranks' samples of the first step are not its global batch of {len(indices)}: taken once too often: "
+            f"{_some(more)}; missing: {_some(fewer)}. This is a mistake of drivetrain: please report the run file"
+        )
+
+
+def _some(indices: list[int]) -> str:
+    more = f" and {len(indices) - 8} more" if len(indices) > 8 else ""
+    return f"samples {', '.join(map(str, indices[:8]))}{more}" if indices else "none"
+
+
+class Batching:
+    """The windows of one training, which may be cut smaller on the way. `slice` is the cut that holds now."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        machine: Machine,
+        workload: Workload,
+        engine: Engine,
+        order: GlobalOrder,
+        total_steps: int,
+        send: Callable[[Event], None],
+        given: RunConfig,
+    ) -> None:
+        """given: the run as its run file has it; config: with smaller micro-batches, if a start before ran out of
+        memory."""
+        self._config, self._given, self._machine = config, given, machine
+        self._workload, self._engine, self._order, self._total_steps = workload, engine, order, total_steps
+        self._send = send
+        self.slice = window_slice(config, machine, workload, engine)
+
+    def windows(self, progress: Progress) -> Iterator[Window]:
+        """Of the steps that are left, cut as a former part of the run ended up with."""
+        before = again(self._given, progress.reduction)
+        if before is not self._given and before.micro_batch < self._config.micro_batch:
+            self._take(before, progress)
+            self._send(Warned(message=f"{self._now}, as this run did before: memory ran out"))
+        progress.reduction = reduction(self._given, self._config)
+        return self._windows(progress)
+
+    def cut_smaller(self, progress: Progress, samples: int) -> Iterator[Window]:
+        """The windows that follow in halves, since a micro-batch of so many samples does not fit. OutOfMemory at 1."""
+        smaller = reduced(self._bounded(), samples) if self._workload.splits_batches else None
+        if smaller is None:
+            return uncut(progress, samples)
+        self._take(smaller, progress)
+        why = f"step {progress.step + 1}: out of memory with {samples} samples at once"
+        told = f"{why}; it is made again, and the run goes on, with {self._now}"
+        if self._engine.statistics:
+            told += ". BatchNorm's statistics are those of a micro-batch: from here on the curve is another"
+        self._send(Warned(message=told))
+        return self._windows(progress)
+
+    def _bounded(self) -> RunConfig:
+        """The run, with the length of its packed rows as the bound in tokens that it is."""
+        rows = self._workload.rows
+        return self._config if rows is None else self._config.model_copy(update={"micro_batch_tokens": rows.tokens})
+
+    def _take(self, config: RunConfig, progress: Progress) -> None:
+        self._config = config
+        if self._workload.rows is not None:
+            self._workload.rows = rows_of(config, self._machine, self._workload, compiles=True)
+        self.slice = window_slice(config, self._machine, self._workload, self._engine)
+        progress.reduction = reduction(self._given, config)
+
+    @property
+    def _now(self) -> str:
+        return f"micro-batches of at most {self._config.micro_batch}"
+
+    def _windows(self, progress: Progress) -> Iterator[Window]:
+        windows = training_windows(
+            self._workload.train,
+            self._workload.collate,
+            self._order,
+            range(progress.step, self._total_steps),
+            self.slice,
+            self._config.loader,
+            pin_memory=self._machine.device == "cuda",
+        )
+        return one_ahead(windows, self._engine.expect) if self._machine.device == "cuda" else windows
+
+
+def one_ahead(windows: Iterator[Window], expect: Callable[[Sequence[MicroBatch]], None]) -> Iterator[Window]:
+    """The windows; of each the engine knows before the one before it is computed."""
+    following = next(windows, None)
+    while following is not None:
+        now, following = following, next(windows, None)
+        if following is not None:
+            expect(following.micro_batches)
+        yield now

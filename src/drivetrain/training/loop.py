@@ -1,0 +1,329 @@
+"""The training loop. It names no engine, no precision and no tracker.
+
+A step is one optimizer update tried: a window of micro-batches forward and backward, then the update. A run takes as
+many steps as its length says, each a global batch of its own, whether or not their updates are made; the schedule
+follows the updates, and ends with the last step (schedules.py). Losses and gradient norms stay on the device until the
+next point of the curve; only then are they read and told. An update whose gradients are not finite is not made all the
+same (numerics.py says how).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drivetrain.checkpoint.best_evaluation import gain
+from drivetrain.config.run import RunConfig
+from drivetrain.data.loader import Window
+from drivetrain.distributed.rng import restore_mark, rng_mark
+from drivetrain.engines.base import Engine, StepGuard, StepResult
+from drivetrain.errors import OutOfMemory, RunError
+from drivetrain.measure.meters import Meters
+from drivetrain.memory.shortage import LESS, room_for
+from drivetrain.memory.statistics import Statistics
+from drivetrain.optim.schedules import lr_factor
+from drivetrain.tracking.events import Evaluated, Event, Generated, StepDone
+from drivetrain.training.report import Status
+from drivetrain.training.step_guard import Anomaly, PendingNumbers, Recent, Watch, end_if_stopped
+from drivetrain.workloads.base import BestMetric
+
+LESS_READ = "give fewer or no loader.workers, a smaller loader.prefetch or shorter samples"
+SMALLEST_SCALE = 2.0**-24  # below it the loss scale says that gradients are not finite for another reason
+
+
+@dataclass
+class Progress:
+    """How far the run is: what a checkpoint keeps beside the engine's state."""
+
+    step: int = 0
+    updates: int = 0  # steps that were not skipped
+    samples: int = 0
+    elapsed_seconds: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    best: dict[str, Any] | None = None
+    evaluations_without_gain: int = 0
+    last_evaluation: int = 0
+    last_save: int = 0
+    recent: Recent = field(default_factory=Recent)
+    reduction: dict[str, Any] | None = None  # of the micro-batches, since memory ran out
+
+    def __post_init__(self) -> None:
+        if isinstance(self.recent, dict):  # as a checkpoint has it
+            self.recent = Recent(**self.recent)
+
+    @property
+    def skipped(self) -> int:
+        return self.step - self.updates
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Updates made and steps skipped so far, as the schedule takes them."""
+        return self.updates, self.skipped
+
+
+def uncut(progress: Progress, samples: int) -> Iterator[Window]:
+    raise OutOfMemory(f"step {progress.step + 1}: out of memory with {samples} sample(s) at once: try {LESS}")
+
+
+@dataclass(frozen=True)
+class LoopHooks:
+    """What the loop calls and does not know: evaluation data, disk, listeners, meters, signals."""
+
+    evaluate: Callable[[], dict[str, float]] | None
+    save: Callable[[Progress], None]
+    send: Callable[[Event], None]
+    stop: Callable[[], bool]  # asked once a step, the same answer on all ranks
+    best_metric: BestMetric
+    meters: Meters
+    generate: Callable[[], list[dict[str, Any]]] | None = None  # prompts answered, after each evaluation
+    troubled: Callable[[Anomaly], None] = end_if_stopped  # called by all ranks; raises if the run cannot go on
+    collect: Callable[[int], None] = lambda _: None  # garbage, after a step
+    # the windows that follow in smaller micro-batches, since one of so many samples does not fit; raises if none would
+    cut_smaller: Callable[[Progress, int], Iterator[Window]] = uncut
+
+
+def train(
+    engine: Engine,
+    windows: Iterator[Window],
+    run: RunConfig,
+    total_steps: int,
+    steps_per_epoch: int,
+    progress: Progress,
+    around: LoopHooks,
+) -> Status:
+    """Run from progress.step to total_steps. Progress is kept up to date in place.
+
+    stopped_early: patience is over, so that a run that is resumed after it ended early takes no further step.
+    """
+    factor = lr_factor(run.schedule, total_steps)
+    watch = Watch(run.numerics, run.precision_spec.scaled, progress.recent, engine.summed)
+    curve = Curve(run, engine, progress, steps_per_epoch, around, watch)
+    meters, before, start = around.meters, progress.elapsed_seconds, time.perf_counter()
+    while progress.step < total_steps:
+        if _patience_is_over(run, progress):
+            return "stopped_early"
+        mark = rng_mark()
+        meters.begin(progress.step + 1)
+        with meters.part("data"), room_for("reading the samples", fix=LESS_READ):
+            window = next(windows)
+        meters.batch(window.indices)
+        judge = functools.partial(watch.judge, progress.step + 1)
+        made = _made(engine, window, meters, lambda: factor(*curve.settled().counts), judge, mark)
+        if made is None:
+            curve.settled()
+            windows = around.cut_smaller(progress, window.largest)
+            continue
+        loss, result, lr_now = made
+        was = replace(progress)
+        progress.step += 1
+        progress.samples += len(window.indices)
+        curve.add(PendingNumbers(progress.step, window.indices, loss, result, mark, was), lr_now)
+        progress.elapsed_seconds = before + time.perf_counter() - start
+        due = _due(run, progress, total_steps, steps_per_epoch, around)
+        if due.any or progress.step % run.tracking.log_every == 0:
+            curve.flush()
+        elif watch.refused(progress.step):
+            curve.read()
+        if due.evaluation:
+            _evaluate_or_save(engine, run, progress, around)
+        if due.save or _patience_is_over(run, progress):
+            _save(progress, around)
+        progress.elapsed_seconds = before + time.perf_counter() - start
+        meters.step_done(len(window.indices))
+        around.collect(progress.step)
+        if due.stop and progress.step < total_steps:
+            return "interrupted"
+    return "completed"
+
+
+def _made(
+    engine: Engine,
+    window: Window,
+    meters: Meters,
+    rate: Callable[[], float],
+    judge: Callable[[Tensor], StepGuard],
+    mark: Any,
+) -> tuple[Tensor, StepResult, float] | None:
+    """The window's loss and update, and the factor of its learning rate; None if memory ran out before the update, and
+    all is as it was at `mark`.
+
+    rate: gives the factor. It may wait for the step before, and is asked once this step's window is queued behind that.
+    OutOfMemory where an engine cannot take it back.
+    """
+    undo = engine.savepoint()
+    engine.statistics.keep()
+    try:
+        with meters.step(window.micro_batches):
+            with room_for(f"micro-batches of {window.largest} sample(s)", window.largest):
+                loss = engine.forward_backward(window.micro_batches)
+            with meters.part("optimizer"), room_for("the optimizer's step"):
+                factor = rate()
+                return loss, engine.optimizer_step(factor, _putting_back(engine.statistics, judge(loss))), factor
+    except OutOfMemory as shortage:
+        if undo is None or not shortage.samples:
+            raise
+    undo()
+    restore_mark(mark)
+    return None
+
+
+def _putting_back(statistics: Statistics, judge: StepGuard) -> StepGuard:
+    """The judge, by whom BatchNorm's statistics too are as they were where the update is refused."""
+
+    def judged(norm: Tensor) -> bool | Tensor:
+        refused = judge(norm)
+        statistics.put_back(refused)
+        return refused
+
+    return judged
+
+
+@dataclass(frozen=True)
+class Due:
+    evaluation: bool
+    save: bool
+    stop: bool
+
+    @property
+    def any(self) -> bool:
+        return self.evaluation or self.save or self.stop
+
+
+def _due(run: RunConfig, progress: Progress, total_steps: int, steps_per_epoch: int, around: LoopHooks) -> Due:
+    step, at_end = progress.step, progress.step == total_steps
+    stop = around.stop()
+    every = run.evaluation.every_steps or run.evaluation.every_epochs * steps_per_epoch
+    evaluation = around.evaluate is not None and (at_end or step % every == 0) and not (stop and not at_end)
+    on_cadence = step % run.checkpoints.every_steps == 0 if run.checkpoints.every_steps else step % every == 0
+    return Due(evaluation, save=at_end or stop or on_cadence, stop=stop)
+
+
+class Curve:
+    """Steps waiting to be read; a flush checks all of them and tells the newest."""
+
+    def __init__(
+        self,
+        run: RunConfig,
+        engine: Engine,
+        progress: Progress,
+        steps_per_epoch: int,
+        around: LoopHooks,
+        watch: Watch,
+    ) -> None:
+        self._run, self._engine, self._progress, self._watch = run, engine, progress, watch
+        self._steps_per_epoch, self._around = steps_per_epoch, around
+        self._pending: list[PendingNumbers] = []
+        self._unsettled: PendingNumbers | None = None  # the newest step, until it is known whether it was skipped
+        self._newest: PendingNumbers
+        self._factor = 0.0
+
+    def add(self, pending: PendingNumbers, factor: float) -> None:
+        self._pending.append(pending)
+        self._unsettled, self._factor = pending, factor
+
+    def settled(self) -> Progress:
+        """The progress, in which the newest step counts as an update unless it was skipped. Asks the device for that,
+        where the loss is scaled."""
+        pending, self._unsettled = self._unsettled, None
+        if pending is None:
+            return self._progress
+        scale = pending.result.scale
+        if scale is not None and scale < SMALLEST_SCALE:
+            raise RunError(
+                f"step {pending.step}: the loss scale fell to {scale:.1e} and the gradients still overflow. They are "
+                "not finite for another reason than fp16's range: try precision=fp32, or a lower learning rate"
+            )
+        self._progress.updates += not pending.result.skipped
+        return self._progress
+
+    def read(self) -> tuple[float, float] | None:
+        """One exchange and one transfer for all pending numbers; loss and norm of the newest.
+
+        RunError names the first step whose loss or gradient is not finite, unless it was skipped.
+        """
+        self.settled()
+        if not self._pending:
+            return None
+        pending, self._pending = self._pending, []
+        losses = self._engine.summed(torch.stack([p.loss.float() for p in pending])).tolist()
+        norms = torch.stack([p.result.grad_norm.float() for p in pending]).tolist()
+        for each, loss, norm in zip(pending, losses, norms, strict=True):
+            trouble = self._watch.read(each, loss, norm)
+            if trouble is not None:
+                self._around.troubled(trouble)
+        self._newest = pending[-1]
+        return losses[-1], norms[-1]
+
+    def flush(self) -> None:
+        """Read what is pending and tell the newest step, unless it was left out of the training."""
+        numbers = self.read()
+        if numbers is None or self._watch.refused(self._newest.step):
+            return
+        newest, progress, around = self._newest, self._progress, self._around
+        around.send(
+            StepDone(
+                step=newest.step,
+                epoch=newest.step / self._steps_per_epoch,
+                loss=numbers[0],
+                grad_norm=numbers[1],
+                lr=self._run.optimizer.lr * self._factor,
+                scale=newest.result.scale,
+                skipped_steps=progress.skipped,
+                samples=progress.samples,
+                samples_per_second=around.meters.recent_rate(),
+                elapsed_seconds=progress.elapsed_seconds,
+            )
+        )
+
+
+def _evaluate_or_save(engine: Engine, run: RunConfig, progress: Progress, around: LoopHooks) -> None:
+    """What was trained outlives an evaluation that fails or does not fit, where no other rank may be elsewhere."""
+    try:
+        _evaluate(run, progress, around)
+    except Exception:
+        if engine.savepoint() is not None:
+            _save(progress, around)
+        raise
+
+
+def _evaluate(run: RunConfig, progress: Progress, around: LoopHooks) -> None:
+    assert around.evaluate is not None
+    start = time.perf_counter()
+    less = "give a smaller evaluation.batch_size"
+    with around.meters.part("evaluation"), room_for("the evaluation", fix=less):
+        progress.metrics = around.evaluate()
+    metric = around.best_metric
+    value = progress.metrics[metric.name]
+    if not math.isfinite(value):
+        raise RunError(f"step {progress.step}: the evaluation's {metric.name} is {value}")
+    progress.last_evaluation = progress.step
+    stopping = run.evaluation.early_stopping
+    gained = gain(value, None if progress.best is None else progress.best["value"], metric.higher_is_better)
+    if gained > 0:
+        progress.best = {"step": progress.step, "metric": metric.name, "value": value}
+    enough = gained > (stopping.min_delta if stopping else 0.0)
+    progress.evaluations_without_gain = 0 if enough else progress.evaluations_without_gain + 1
+    seconds = time.perf_counter() - start
+    around.send(Evaluated(step=progress.step, metrics=progress.metrics, seconds=seconds, best=gained > 0))
+    if around.generate is not None:
+        with around.meters.part("samples"):
+            samples = around.generate()
+        around.send(Generated(step=progress.step, samples=samples))
+
+
+def _patience_is_over(run: RunConfig, progress: Progress) -> bool:
+    stopping = run.evaluation.early_stopping
+    return stopping is not None and progress.evaluations_without_gain >= stopping.patience
+
+
+def _save(progress: Progress, around: LoopHooks) -> None:
+    with around.meters.part("save"), room_for("a save"):
+        around.save(progress)
+    progress.last_save = progress.step

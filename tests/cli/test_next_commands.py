@@ -1,0 +1,48 @@
+"""What a user may type next."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from drivetrain.cli.next_commands import next_commands
+from drivetrain.config.run import RunConfig
+
+WORKLOAD = {"type": "module", "path": "mine.py"}
+
+
+def run(**loop: int) -> RunConfig:
+    return RunConfig.model_validate(
+        {"name": "mine", "output": "runs/my run", "workload": WORKLOAD, "batch_size": 4, "loop": loop}
+    )
+
+
+def test_a_completed_run_is_predicted_with_looked_at_and_trained_longer() -> None:
+    found = dict(next_commands(Path("my run.yaml"), ["lr=3e-4"], run(epochs=5), "completed"))
+    assert list(found) == ["predict", "plots", "train longer"]
+    words = shlex.split(found["train longer"])
+    assert words == ["drivetrain", "train", "my run.yaml", "lr=3e-4", "loop.epochs=10", "--resume"]
+    assert shlex.split(found["plots"])[2:] == ["runs/my run", "--output", "runs/my run/page"]
+
+
+def test_a_run_that_was_made_longer_by_an_override_is_made_longer_by_one() -> None:
+    found = dict(next_commands(Path("run.yaml"), ["lr=1", "loop.steps=16", "steps=9"], run(steps=16), "completed"))
+    assert found["train longer"] == "drivetrain train run.yaml lr=1 loop.steps=32 --resume"
+
+
+def test_without_evaluation_data_nothing_is_predicted() -> None:
+    assert "predict" not in dict(next_commands(Path("run.yaml"), [], run(steps=5), "completed", evaluated=False))
+
+
+def test_an_interrupted_run_goes_on() -> None:
+    (found,) = next_commands(Path("run.yaml"), [], run(steps=5), "interrupted")
+    assert found == ("go on", "drivetrain train run.yaml --resume")
+
+
+@pytest.mark.parametrize("length", [{"epochs": 3}, {"steps": 7}])
+def test_a_longer_run_has_the_length_that_the_run_file_gives(length: dict[str, int]) -> None:
+    commands = dict(next_commands(Path("run.yaml"), [], run(**length), "completed"))
+    ((key, value),) = length.items()
+    assert f"loop.{key}={2 * value}" in commands["train longer"]

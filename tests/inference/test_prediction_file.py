@@ -1,0 +1,101 @@
+"""The file of predictions."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivetrain.config.load import validate
+from drivetrain.errors import UserError
+from drivetrain.inference.prediction_file import check_place, write_predictions
+
+
+def test_predictions_are_written_whole_as_json_lines_or_csv(tmp_path: Path) -> None:
+    rows = [{"sample": "a, b", "label": "ü"}, {"sample": 'say "x"', "label": "2"}]
+    assert write_predictions(iter(rows), tmp_path / "deep" / "out.csv") == 2
+    with (tmp_path / "deep" / "out.csv").open(newline="") as file:
+        assert list(csv.DictReader(file)) == rows
+    assert write_predictions(iter(rows), tmp_path / "out.jsonl") == 2
+    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == rows
+
+
+def test_predictions_that_cannot_be_written_are_told_and_leave_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        write_predictions(iter([{"sample": 1}]), tmp_path / "file" / "out.csv")
+
+
+def test_a_failure_on_the_way_leaves_no_half_file(tmp_path: Path) -> None:
+    def rows():  # type: ignore[no-untyped-def]
+        yield {"sample": 1}
+        raise RuntimeError("broken")
+
+    (tmp_path / "out.csv").write_text("earlier")
+    with pytest.raises(RuntimeError, match="broken"):
+        write_predictions(rows(), tmp_path / "out.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
+    assert (tmp_path / "out.csv").read_text() == "earlier"
+
+
+def test_predictions_never_replace_what_they_are_made_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = {"train": "train.csv", "evaluation": str(tmp_path / "evaluation.csv")}
+    run, _ = validate(
+        {
+            "workload": {"type": "text_classification", "model": {"path": "bert"}, "data": data},
+            "batch_size": 2,
+            "loop": {"steps": 1},
+        },
+        [],
+    )
+    assert run is not None
+    for name in ("train.csv", "evaluation.csv", "new.csv", "earlier.csv"):
+        Path(name).touch()
+    for path in (tmp_path / "train.csv", Path("evaluation.csv"), Path("new.csv")):
+        with pytest.raises(UserError, match=f"{path.name} is a file that the run is made from"):
+            check_place(path, run, "./new.csv")
+    check_place(Path("earlier.csv"), run, "./new.csv")
+    write_predictions(iter([{"sample": 1, "prediction": 2}]), Path("earlier.csv"))
+    write_predictions(iter([{"sample": 1, "prediction": 2}]), Path("earlier.jsonl"))
+    for name in ("earlier.csv", "earlier.jsonl", "none.csv"):
+        check_place(Path(name), run, None)
+    Path("events.jsonl").write_text('{"time": "now"}\n')
+    Path("mine.csv").write_text("text,label\n")
+    Path("binary.csv").write_bytes(b"\xff\xfe\x00")
+    for name in ("events.jsonl", "mine.csv", "binary.csv"):
+        with pytest.raises(UserError, match=f"{name} is there, and holds something else than predictions"):
+            check_place(Path(name), run, None)
+    with pytest.raises(UserError, match=r"run.yaml does not end in .jsonl or .csv"):
+        check_place(Path("run.yaml"), run, None)
+
+
+def test_values_stand_under_their_own_names_though_a_row_lacks_some(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"sample": "a", "reference": "x", "probabilities": {"x": 0.1, "y": 0.9}},
+        {"sample": "b", "probabilities": {"y": 0.8, "x": 0.2}},
+    ]
+    write_predictions(iter(rows), tmp_path / "p.csv")
+    assert (tmp_path / "p.csv").read_text().splitlines() == [
+        "sample,reference,probabilities.x,probabilities.y",
+        "a,x,0.1,0.9",
+        "b,,0.2,0.8",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([{"sample": "a", "x": 1}, {"sample": "b", "y": 2}], "the row of b has y, which the first row has not"),
+        ([{"sample": "a", "p": {"x": 1}, "p.x": 2}], "two values of the row of a have one name"),
+    ],
+)
+def test_rows_that_have_no_common_columns_are_refused_in_a_table(
+    rows: list[dict[str, Any]], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=words):
+        write_predictions(iter(rows), tmp_path / "p.csv")
+    assert not (tmp_path / "p.csv").exists()

@@ -1,0 +1,57 @@
+"""A file is replaced by another as a whole, or kept."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivetrain.runtime.atomic_file import followed, write_whole
+
+Patch = pytest.MonkeyPatch
+
+
+def test_the_text_is_written_as_it_is(tmp_path: Path) -> None:
+    write_whole(tmp_path / "file", "é\r\n\n")
+    assert (tmp_path / "file").read_bytes() == "é\r\n\n".encode()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("failing", ["write_text", "replace"])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_what_was_there_stays_where_the_new_cannot_be_written(
+    tmp_path: Path, monkeypatch: Patch, failing: str, error: BaseException
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("before")
+    (tmp_path / "other").write_text("")
+
+    def full(path: Path, *_: Any, **__: Any) -> None:
+        path.touch()
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, failing, full)
+        with pytest.raises(type(error)):
+            write_whole(file, "after")
+    assert file.read_text() == "before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "other"]
+
+
+def test_a_link_stays_and_what_it_points_at_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "elsewhere" / "file")
+    write_whole(link, "text")
+    assert link.is_symlink()
+    assert (tmp_path / "elsewhere" / "file").read_text() == "text"
+
+
+def test_a_path_leads_where_its_links_lead_and_one_that_leads_nowhere_is_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    (tmp_path / "round").symlink_to(tmp_path / "round")
+    assert followed(tmp_path / "link") == followed(str(tmp_path / "file")) == (tmp_path / "file").resolve()
+    for nowhere in (tmp_path / "round", Path("a\0b")):
+        assert followed(nowhere).name == nowhere.name

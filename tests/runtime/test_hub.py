@@ -1,0 +1,58 @@
+"""Models of the hub: one question, then the error, with what to do without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+
+from drivetrain.data.tokenised import load_tokenizer
+from drivetrain.errors import UserError
+from drivetrain.models.model_folders import config_of
+from drivetrain.runtime import hub
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What was asked of a hub that does not answer."""
+    questions: list[str] = []
+
+    def model_info(_: Any, name: str, **__: Any) -> None:
+        questions.append(name)
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    hub._unreachable.cache_clear()
+    yield questions
+    hub._unreachable.cache_clear()
+
+
+def test_a_hub_that_does_not_answer_is_asked_once_and_the_way_without_it_is_told(asked: list[str]) -> None:
+    for load in (
+        lambda: hub.ask_hub("nobody/none", "F"),
+        lambda: load_tokenizer("nobody/none", "F"),
+        lambda: config_of("nobody/none", None, "workload.model"),
+    ):
+        with pytest.raises(UserError) as refused:
+            load()
+        (problem,) = refused.value.problems
+        assert "nobody/none is no folder here, and the hub cannot be reached: no route to host" in problem.why
+        assert "HF_HUB_OFFLINE=1" in problem.fix
+    assert asked == ["nobody/none"]
+
+
+def test_offline_nothing_is_asked(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    hub.ask_hub("nobody/none", "F")
+    assert asked == []
+
+
+def test_a_folder_with_a_vocabulary_alone_is_refused_with_the_file_to_give(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+    with pytest.raises(UserError, match=r"holds vocab.txt, and no file that says which kind") as refused:
+        load_tokenizer(str(tmp_path), "F")
+    assert str(tmp_path / "vocab.txt") in refused.value.problems[0].fix

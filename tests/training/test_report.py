@@ -1,0 +1,42 @@
+"""The report: whole on disk, the same when read, and honest about shares."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from drivetrain.training.report import RunReport
+from tests.compare.made import report
+
+
+def test_a_report_read_back_is_the_same_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    made = report(flops_per_second=2e9, matmul_flops_per_second=8e9)
+    made.write(tmp_path / "report.json")
+    assert RunReport.read(tmp_path / "report.json") == made
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+    assert json.loads((tmp_path / "report.json").read_text())["flops_share"] == 0.25
+
+
+def test_a_metric_that_is_not_finite_is_strict_json_and_itself_when_read(tmp_path: Path) -> None:
+    report(metrics={"accuracy": 0.5, "perplexity": math.inf}).write(tmp_path / "report.json")
+    text = (tmp_path / "report.json").read_text()
+    assert json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))["metrics"] == {
+        "accuracy": 0.5,
+        "perplexity": None,
+    }
+    assert RunReport.read(tmp_path / "report.json").metrics["perplexity"] == math.inf
+
+
+@pytest.mark.parametrize(("achieved", "rate"), [(None, 8e9), (2e9, None), (2e9, 0.0)])
+def test_a_share_of_what_was_not_measured_is_none(achieved: float | None, rate: float | None) -> None:
+    assert report(flops_per_second=achieved, matmul_flops_per_second=rate).flops_share is None
+
+
+@pytest.mark.parametrize("text", ["null", "[1]", "17", '"x"'])
+def test_a_file_that_holds_no_report_is_called_that(text: str, tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(text)
+    with pytest.raises(ValueError, match=r"report\.json holds a .*, no report"):
+        RunReport.read(tmp_path / "report.json")
