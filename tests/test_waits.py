@@ -177,7 +177,7 @@ EXCEPTIONS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
         "text classes", {}, {"_local_scalar_dense in _ignore_bidirectional_mask_sdpa (masking_utils.py)": MICRO_BATCHES}
     ),
     "whether a step is skipped decides about its own update": (
-        "image classes", {"more": {"numerics": {"skip": True}}}, {"tolist in _skips (numerics.py)": STEPS}
+        "image classes", {"more": {"numerics": {"skip": True}}}, {"tolist in _skips (step_guard.py)": STEPS}
     ),
     "an optimizer without fused kernels cannot leave an overflowed step out by itself": (
         "image classes",

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Placement, Replicate, distribute_tensor
+from torch.distributed.tensor import Shard as ShardPlacement
 
 from drivetrain.checkpoint.manifest import ManifestPart, Outline, merged, plan_of
 from drivetrain.checkpoint.tensor_file import DTYPES, create, differing, fill, kind_of, lay_out
@@ -128,11 +129,11 @@ def test_the_states_of_ranks_are_joined_by_name() -> None:
 # --- PyTorch's own shards --------------------------------------------------------------------------------------------
 
 PLACEMENTS: list[tuple[Placement, ...]] = [
-    (Shard(0), Shard(1)),
-    (Shard(1), Shard(0)),
-    (Shard(0), Shard(0)),
-    (Replicate(), Shard(1)),
-    (Shard(2), Replicate()),
+    (ShardPlacement(0), ShardPlacement(1)),
+    (ShardPlacement(1), ShardPlacement(0)),
+    (ShardPlacement(0), ShardPlacement(0)),
+    (Replicate(), ShardPlacement(1)),
+    (ShardPlacement(2), Replicate()),
 ]
 
 

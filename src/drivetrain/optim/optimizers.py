@@ -75,7 +75,7 @@ def _fuses(config: training.Optimizer, parameters: list[nn.Parameter]) -> bool:
 
     SGD's on a CPU only in fp32: torch 2.13's leaves 16-bit parameters as they are (its vector path writes nothing
     back), which looks like a model that does not learn. Adam's and AdamW's compute 16-bit updates in fp32 and leave
-    out a step that is refused (`found_inf`), as on a GPU. tests/test_optim.py watches both.
+    out a step that is refused (`found_inf`), as on a GPU. tests/optim/test_optimizers.py watches both.
     """
     if config.name not in FUSED or config.options.keys() & {"foreach", "differentiable", "dampening"}:
         return False

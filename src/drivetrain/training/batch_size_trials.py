@@ -1,6 +1,7 @@
 """The sizes that `micro_batch_size: auto` may try, and what came of those that were tried.
 
-Apart from fitting.py, which tries them: the launcher asks for the next one, and starts without models and engines.
+Apart from batch_size_finder.py, which tries them: the launcher asks for the next one, and starts without models or
+engines.
 """
 
 from __future__ import annotations

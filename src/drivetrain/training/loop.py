@@ -4,7 +4,7 @@ A step is one optimizer update tried: a window of micro-batches forward and back
 many steps as its length says, each a global batch of its own, whether or not their updates are made; the schedule
 follows the updates, and ends with the last step (schedules.py). Losses and gradient norms stay on the device until the
 next point of the curve; only then are they read and told. An update whose gradients are not finite is not made all the
-same (numerics.py says how).
+same (step_guard.py says how).
 """
 
 from __future__ import annotations

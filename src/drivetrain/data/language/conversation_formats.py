@@ -161,7 +161,7 @@ def guess_formatting(
 ) -> RowSchema:
     """The form whose keys the rows have, with every column that the format knows and the rows have.
 
-    Rows with a chosen and a rejected answer are preference data (`RowSchema.ranking`). columns, tags: names that are known
+    Rows with a chosen and a rejected answer are preference data (`RowSchema.ranking`). columns, tags: names known
     already, as in `RowSchema`. where: the data set, for the error. UserError if no format fits, or more than one.
     """
     columns, tags = columns or {}, tags or {}

@@ -20,8 +20,8 @@ from drivetrain.runtime.heartbeat import WORKING
 # torch's own records of what each group was asked for last, where it was built with them: gloo's and NCCL's
 RECORDERS = {"gloo": "_dump_fr_trace", "nccl": "_dump_nccl_trace"}
 _THEIRS = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_RANKS = os.path.join(_OWN, "ranks.py")
+_OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_RANKS = os.path.join(_OWN, "distributed", "communicator.py")
 _CHECKPOINT = os.path.join(_OWN, "checkpoint", "")
 _DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
 _BACKWARD = f"{os.sep}torch{os.sep}autograd{os.sep}"
@@ -104,7 +104,7 @@ def _of_stack(stack: Sequence[traceback.FrameSummary], stacks: str) -> Standing:
 
 
 def _call(stack: Sequence[traceback.FrameSummary]) -> str:
-    """The innermost function of torch.distributed or ranks.py, or the backward pass, in which engines reduce."""
+    """The innermost function of torch.distributed or communicator.py, or the backward pass, in which engines reduce."""
     theirs = (each for each in stack if _DISTRIBUTED in each.filename or each.filename == _RANKS)
     names = [each.name for each in theirs if each.name != "wrapper"]
     if names:
