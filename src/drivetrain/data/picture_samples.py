@@ -93,7 +93,7 @@ class PictureSamples(Reviewed):
 
         A worker process that met one cannot tell: it is a process of its own.
         """
-        if "labels" not in batch or not bool((batch["labels"] == UNREADABLE).any()):
+        if not self._most_bad or not bool((batch["labels"] == UNREADABLE).any()):
             return
         for index in indices:
             if index not in self.bad and self._read(index) is None:
