@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drivetrain.data.cifar import read_cifar10
+from drivetrain.data import cifar
+from drivetrain.data.cifar import read_cifar10, stored_cifar10
 from drivetrain.errors import UserError
 
 NAMES = [b"airplane", b"automobile", b"bird"]
@@ -129,3 +130,22 @@ def test_missing_broken_and_foreign_files_are_told(tmp_path: Path) -> None:
     assert "labels outside 0 to 2" in told()
     (tmp_path / "test_batch").write_bytes(as_python_2_wrote_it(np.zeros((2, 3072), dtype=np.uint8), [0]))
     assert "2 images but 1 labels" in told()
+
+
+def test_large_batches_are_mapped_from_the_cache_and_a_changed_one_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    write(tmp_path / "data")
+    expected = read_cifar10(tmp_path / "data", "field", "train")
+    assert stored_cifar10(tmp_path / "data", "field", "train", tmp_path / "cache")[3] is None  # small: held in memory
+    monkeypatch.setattr(cifar, "LEAST_STORED", 1)
+    first = stored_cifar10(tmp_path / "data", "field", "train", tmp_path / "cache")
+    with monkeypatch.context() as without:
+        without.setattr(cifar, "read_cifar10", None)
+        second = stored_cifar10(tmp_path / "data", "field", "train", tmp_path / "cache")
+    for found in (first, second):
+        np.testing.assert_array_equal(found[0], expected[0])
+        assert (found[1].tolist(), found[2]) == (expected[1].tolist(), expected[2])
+    write(tmp_path / "data", per_batch=3)
+    assert len(stored_cifar10(tmp_path / "data", "field", "train", tmp_path / "cache")[0]) == 15

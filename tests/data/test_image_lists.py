@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from drivetrain.config.workload import ImageData
-from drivetrain.data.images import read_pictures
+from drivetrain.data.image_sources import read_pictures
 from drivetrain.errors import UserError
 
 

@@ -14,8 +14,9 @@ import pytest
 from PIL import Image
 
 from drivetrain.config.workload import ImageData
+from drivetrain.data import image_tables
+from drivetrain.data.image_sources import pictures_to_predict, read_pictures
 from drivetrain.data.image_tables import hub_images, parquet_images
-from drivetrain.data.images import pictures_to_predict, read_pictures
 from drivetrain.errors import UserError
 
 CONFIG = ImageData(source="parquet")
@@ -202,3 +203,33 @@ def test_an_unreachable_hub_names_the_way_without_a_network(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     with pytest.raises(UserError, match="source: parquet"):
         hub_images("someone/animals", "field", ImageData(source="hub"), "train")
+
+
+# --- large files ------------------------------------------------------------------------------------------------------
+
+
+def test_large_files_are_copied_once_and_their_pictures_are_those_of_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, start in (("a", 0), ("b", 300)):
+        write(tmp_path / f"{name}.parquet", pa.array([number % 3 for number in range(start, start + 300)]))
+    config = ImageData(source="parquet", cache=tmp_path / "cache")
+    held = read_pictures(config, str(tmp_path), "field", "train")
+    assert not (tmp_path / "cache").exists()
+    monkeypatch.setattr(image_tables, "LEAST_STORED", 1)
+    first = read_pictures(config, str(tmp_path / "{a,b}.parquet"), "field", "train")
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", None)  # nothing is copied again
+    second = read_pictures(config, str(tmp_path), "field", "train")
+    for found in (first, second):
+        assert found.labels.tolist() == held.labels.tolist()
+        assert list(found.pictures.names) == list(held.pictures.names)
+        for index in (0, 255, 256, 299, 300, 599):
+            np.testing.assert_array_equal(found.pictures.pixels(index, None), held.pictures.pixels(index, None))
+
+
+def test_a_large_file_with_a_row_that_has_no_image_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_tables, "LEAST_STORED", 1)
+    images = pa.array([b"x"] * 300 + [None], pa.binary())
+    pq.write_table(pa.table({"image": images, "label": pa.array([0] * 301)}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="no image bytes in rows 301"):
+        read_pictures(ImageData(source="parquet", cache=tmp_path / "cache"), str(tmp_path), "field", "train")

@@ -9,14 +9,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from drivetrain.config.workload import ImageData
-from drivetrain.data.images import (
-    class_folders,
-    file_pictures,
-    pictures_to_predict,
-    read_pictures,
-    resized,
-    with_channels,
-)
+from drivetrain.data.image_sources import class_folders, pictures_to_predict, read_pictures
+from drivetrain.data.images import file_pictures, resized, with_channels
 from drivetrain.errors import RunError, UserError
 
 

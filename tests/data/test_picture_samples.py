@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from drivetrain.config.training import Loader
+from drivetrain.data import picture_samples
 from drivetrain.data.augment import Augmentation
-from drivetrain.data.images import ArrayPictures, file_pictures
-from drivetrain.data.picture_samples import PictureSamples
+from drivetrain.data.images import ArrayPictures, EncodedPictures, file_pictures
+from drivetrain.data.loader import evaluation_batches
+from drivetrain.data.picture_samples import UNREADABLE, PictureSamples
 from drivetrain.errors import RunError, UserError
 
 
@@ -109,3 +115,118 @@ def test_only_samples_with_augmentation_change_with_the_epoch() -> None:
     moving = PictureSamples(pictures, one, one, None, Augmentation(0, crop_padding=3, flip=True))
     assert len({still.load(0, epoch)[0].tobytes() for epoch in range(10)}) == 1
     assert len({moving.load(0, epoch)[0].tobytes() for epoch in range(10)}) > 5
+
+
+# --- pictures that cannot be read ------------------------------------------------------------------------------------
+
+
+def lenient(folder: Path, sizes: list[tuple[int, int] | None], most_bad: float, kept: int) -> PictureSamples:
+    strict = files(folder, sizes)
+    samples = PictureSamples(strict._pictures, strict.labels, strict._indices, None, most_bad=most_bad)
+    samples.prepare("workload.data.train", most_kept_bytes=kept)
+    return samples
+
+
+@pytest.mark.parametrize("kept", [2**20, 0])
+def test_a_bad_picture_stays_in_its_place_and_counts_for_nothing(tmp_path: Path, kept: int) -> None:
+    samples = lenient(tmp_path, [(4, 4), None, (4, 4), (4, 4)], 0.25, kept)
+    assert [samples.load(index, 0)[1] for index in range(4)] == [0, UNREADABLE, 2, 3]
+    assert not samples.load(1, 0)[0].any()
+    assert list(samples.bad) == [1]
+    assert "1.png cannot be read" in samples.bad[1]
+
+
+def test_more_bad_pictures_than_may_be_are_refused_with_what_would_allow_them(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as error:
+        lenient(tmp_path, [(4, 4), None, None, (4, 4)], 0.25, 0)
+    assert "bad_rows=0.5" in error.value.problems[0].fix
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_picture_that_breaks_during_the_run_is_named_once_and_too_many_end_it(
+    tmp_path: Path, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    samples = lenient(tmp_path, [(4, 4)] * 8, 0.25, 0)
+
+    def collate(loaded: Sequence[Any]) -> dict[str, torch.Tensor]:
+        return {"labels": torch.tensor([label for _, label in loaded])}
+
+    def labels() -> list[int]:
+        batches = evaluation_batches(samples, collate, 4, Loader(workers=workers))
+        return [int(label) for batch in batches for label in batch.tensors["labels"]]
+
+    (tmp_path / "5.png").write_bytes(b"broken")
+    assert labels() == labels() == [0, 1, 2, 3, 4, UNREADABLE, 6, 7]
+    assert [record.message for record in caplog.records if "5.png cannot be read" in record.message] == [
+        "5.png cannot be read as an image: cannot identify image file it; it counts for nothing"
+    ]
+    for number in (1, 2):
+        (tmp_path / f"{number}.png").write_bytes(b"broken")
+    with pytest.raises(RunError, match=r"3 of 8 pictures cannot be read, more than .*bad_rows"):
+        labels()
+
+
+def test_a_picture_that_is_gone_is_not_one_that_cannot_be_read(tmp_path: Path) -> None:
+    samples = lenient(tmp_path, [(4, 4)] * 4, 0.5, 0)
+    (tmp_path / "2.png").unlink()
+    with pytest.raises(RunError, match=r"2\.png cannot be read as an image: No such file"):
+        samples.load(2, 0)
+
+
+# --- decoded once a machine ------------------------------------------------------------------------------------------
+
+
+def on_disk(folder: Path, cache: Path, most_bad: float = 0.0) -> PictureSamples:
+    paths = sorted(str(path) for path in folder.glob("*.png"))
+    names, everything = [Path(path).name for path in paths], np.arange(len(paths))
+    samples = PictureSamples(file_pictures(paths, names), everything, everything, None, None, most_bad, cache)
+    samples.prepare("workload.data.train")
+    return samples
+
+
+def test_many_decoded_pictures_are_mapped_from_the_cache_and_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = files(tmp_path, [(5, 3)] * 70)
+    held.prepare("field")
+    monkeypatch.setattr(picture_samples, "LEAST_SHARED", 1)
+    on_disk(tmp_path, tmp_path / "cache")
+    monkeypatch.setattr(EncodedPictures, "pixels", lambda *_: np.zeros((3, 5, 3), np.uint8))  # decodes nothing now
+    again = on_disk(tmp_path, tmp_path / "cache")
+    order = sorted(range(70), key=str)
+    assert [again.load(i, 0)[0].tolist() for i in range(70)] == [held.load(i, 0)[0].tolist() for i in order]
+    assert again._kept is not None
+    assert not again._kept.flags.writeable
+    assert again.kept_bytes == held.kept_bytes
+
+
+def test_a_picture_that_was_written_anew_is_decoded_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picture_samples, "LEAST_SHARED", 1)
+    files(tmp_path, [(5, 3)] * 3)
+    on_disk(tmp_path, tmp_path / "cache")
+    Image.new("RGB", (5, 3), (99, 0, 0)).save(tmp_path / "1.png")
+    assert int(on_disk(tmp_path, tmp_path / "cache").load(1, 0)[0][0, 0, 0]) == 99
+
+
+def test_bad_pictures_are_known_from_the_cache_and_refused_as_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(picture_samples, "LEAST_SHARED", 1)
+    files(tmp_path, [(5, 3), None, (5, 3), (5, 3)])
+    with pytest.raises(UserError, match=r"1\.png cannot be read"):
+        on_disk(tmp_path, tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("*/pixels"))  # of what was refused nothing is left
+    for _ in range(2):
+        samples = on_disk(tmp_path, tmp_path / "cache", most_bad=0.25)
+        assert samples.load(1, 0)[1] == UNREADABLE
+    with pytest.raises(UserError, match=r"1\.png cannot be read"):
+        on_disk(tmp_path, tmp_path / "cache")
+
+
+def test_of_many_pictures_a_sample_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picture_samples, "MOST_LOOKED_AT", 4)
+    samples, looked = files(tmp_path, [(4, 4)] * 16), []
+    look = EncodedPictures.dimensions
+    monkeypatch.setattr(EncodedPictures, "dimensions", lambda self, i: looked.append(i) or look(self, i))
+    samples.prepare("field", most_kept_bytes=0)
+    assert looked == [0, 4, 8, 12]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from drivetrain.config.load import load
 from drivetrain.config.run import RunConfig
+from drivetrain.config.training import Loader
 from drivetrain.errors import UserError
+from drivetrain.inference.prediction_file import write_predictions
 from drivetrain.inference.verbs import evaluate, predict
 from drivetrain.runtime.hardware import detect
 from drivetrain.training.run import run
@@ -90,3 +96,53 @@ def test_before_training_there_is_nothing_to_evaluate(trained: RunConfig) -> Non
     other = trained.model_copy(update={"output": Path("elsewhere")})
     with pytest.raises(UserError, match="holds no good checkpoint"):
         evaluate(other, detect("cpu"), "best")
+
+
+MANY = """
+import torch
+from torch import nn
+
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 12_000
+
+    def __getitem__(self, index):
+        return torch.full((64,), float(index)), index % 2
+
+
+model = nn.Linear(64, 2)
+loss = nn.CrossEntropyLoss()
+train_data = evaluation_data = Data()
+"""
+
+
+def test_memory_does_not_grow_with_the_samples_that_are_predicted_or_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(MANY)
+    Path("run.yaml").write_text(RUN.replace("steps: 30", "steps: 1"))
+    config, _ = load(Path("run.yaml"))
+    assert config is not None
+    config = config.model_copy(update={"loader": Loader(workers=0)})
+    run(config, detect("cpu"), quiet=True)
+    held: dict[int, int] = {}
+
+    def counted() -> Iterator[dict[str, Any]]:
+        for number, row in enumerate(predict(config, detect("cpu"), "last", None)):
+            if number in {2_000, 11_000}:
+                gc.collect()
+                held[number] = tracemalloc.get_traced_memory()[0]
+            yield row
+
+    tracemalloc.start()
+    try:
+        assert write_predictions(counted(), tmp_path / "rows.jsonl") == 12_000
+        assert held[11_000] - held[2_000] < 50_000  # the rows alone are a megabyte
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        evaluate(config, detect("cpu"), "last")
+        assert tracemalloc.get_traced_memory()[1] - before < 2_000_000
+    finally:
+        tracemalloc.stop()

@@ -17,7 +17,7 @@ from typing import Any
 
 from drivetrain.data import loader
 from drivetrain.data.loader import Window
-from drivetrain.training import batching
+from drivetrain.training import windows as training
 
 VARIABLE = "RECORDED_SAMPLES"  # names the folder for record_if_asked
 
@@ -63,7 +63,7 @@ def record(folder: Path) -> None:
                 yield window
 
     loader._Keyed.__getitem__ = loaded  # type: ignore[method-assign]
-    batching.training_windows = windows
+    training.training_windows = windows  # type: ignore[attr-defined]
 
 
 def surviving(folder: Path, copies: int = 1) -> dict[int, tuple[int, list[int]]]:

@@ -366,7 +366,7 @@ def test_pytorchs_kernel_is_asked_for_the_same(
 
     monkeypatch.setattr(varlen, "varlen_attn", kernel)
     tensors, bounds, _ = attended(key_heads, fixed)
-    found = packed_attention._varlen(*tensors, bounds, window, scaling=0.3)
+    found = packed_attention._varlen(*tensors, bounds, window, True, scaling=0.3)
     torch.testing.assert_close(found, one_by_one(key_heads, window))
 
 
@@ -385,7 +385,7 @@ def test_flash_attention_is_asked_for_the_same(
     package.flash_attn_varlen_func = kernel  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flash_attn", package)
     tensors, bounds, _ = attended(key_heads, fixed)
-    found = packed_attention._flash(*tensors, bounds, window, scaling=0.3, dropout=0.25)
+    found = packed_attention._flash(*tensors, bounds, window, True, scaling=0.3, dropout=0.25)
     torch.testing.assert_close(found, one_by_one(key_heads, window))
 
 

@@ -162,13 +162,13 @@ def copies_not_told_apart() -> Iterator[None]:
 
 @contextmanager
 def losses_told_by_all() -> Iterator[None]:
-    with mock.patch.object(topology.Place, "tells_loss", True):
+    with mock.patch.object(topology.MeshPosition, "tells_loss", True):
         yield
 
 
 @contextmanager
 def samples_counted_by_all() -> Iterator[None]:
-    with mock.patch.object(topology.Place, "leads_samples", True):
+    with mock.patch.object(topology.MeshPosition, "leads_samples", True):
         yield
 
 

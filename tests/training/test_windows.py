@@ -21,7 +21,8 @@ from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError
 from drivetrain.training.windows import windows_of
-from drivetrain.workloads.base import Batch, MakesSamples, Making
+from drivetrain.workloads.base import Batch
+from drivetrain.workloads.generating import MakesSamples, Making
 from drivetrain.workloads.loss_contract import LossContext
 from tests.parity.mesh_cases import columns
 from tests.ranks import RankPool

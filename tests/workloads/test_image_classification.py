@@ -12,9 +12,10 @@ from sklearn.metrics import accuracy_score, f1_score
 from torch import nn
 
 from drivetrain.config.training import Loader
-from drivetrain.config.workload import ImageClassification, ImageData, ImageModel
+from drivetrain.config.workload import ClassLoss, ImageClassification, ImageData, ImageModel
 from drivetrain.data.loader import evaluation_batches
 from drivetrain.errors import UserError
+from drivetrain.workloads.class_loss import ClassificationLoss
 from drivetrain.workloads.image_classification import ImageClassificationWorkload
 
 RESNET = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"}
@@ -117,6 +118,39 @@ def test_a_broken_image_is_named_before_training(tmp_path: Path) -> None:
     evaluation = class_folder(tmp_path / "other", {"ant": 1})
     found = problems(source="folder", train=train, evaluation=evaluation)
     assert "bee/1.png cannot be read" in found["workload.data.train"]
+
+
+def test_bad_pictures_within_the_rule_count_for_nothing_and_are_named(tmp_path: Path) -> None:
+    train = class_folder(tmp_path, {"ant": 10, "bee": 10})
+    plain = workload(source="folder", train=train, evaluation_fraction=0.2)
+    name = plain.train.names[3]
+    (tmp_path / name).write_bytes(b"broken")
+    work = workload(source="folder", train=train, evaluation_fraction=0.2, bad_rows="drop")
+    assert list(work.train.names) == list(plain.train.names)
+    assert f"1 of 16 pictures cannot be read and count for nothing: {name} cannot be read" in work.warnings[0]
+    assert work.facts["unreadable"] == 1
+    rows = range(6)
+    batch = work.collate([work.train.load(index, 0) for index in rows])
+    model = work.build_model().eval()
+    without = plain.collate([plain.train.load(index, 0) for index in rows if index != 3])
+    assert (work.count(batch), plain.count(without)) == (5, 5)
+    torch.testing.assert_close(work.loss_sum(model, batch), plain.loss_sum(model, without))
+    outputs = work.outputs(model, batch)
+    assert outputs.count == 5
+    for (_, metric), right in zip(work.metrics().items(), plain.metrics().values(), strict=True):
+        metric.update(outputs.predictions, outputs.targets)
+        expected = plain.outputs(model, without)
+        right.update(expected.predictions, expected.targets)
+        assert float(metric.compute()) == float(right.compute())
+    rows_of = work.predict(model, batch)
+    assert rows_of[3] == {"label": None, "probability": None, "probabilities": {"ant": None, "bee": None}}
+    assert rows_of[2]["label"] in {"ant", "bee"}
+
+
+def test_focal_loss_by_class_leaves_bad_pictures_out_too() -> None:
+    loss = ClassificationLoss(ClassLoss(focal_gamma=2.0, class_weights=[1.0, 3.0]), ["a", "b"], np.array([0, 1]))
+    logits, labels = torch.randn(3, 2, generator=torch.Generator().manual_seed(0)), torch.tensor([0, -100, 1])
+    torch.testing.assert_close(loss(logits, labels), loss(logits[[0, 2]], labels[[0, 2]]))
 
 
 # --- batches ---------------------------------------------------------------------------------------------------------

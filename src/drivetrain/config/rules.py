@@ -22,7 +22,7 @@ from drivetrain.config.quantised import quantised_base_problems
 from drivetrain.config.resolve import resolved, why_padded
 from drivetrain.config.restarts import restart_problems
 from drivetrain.config.run import RunConfig
-from drivetrain.config.workload import ImageClassification, OwnCode, TextClassification, UserModule
+from drivetrain.config.workload import ImageClassification, ImageData, OwnCode, TextClassification, TextData, UserModule
 from drivetrain.errors import Problem
 
 
@@ -210,20 +210,31 @@ def _paths(run: RunConfig) -> Iterator[Problem]:
     if isinstance(run.workload, LanguageModel):
         yield from _language_paths(run.workload.data)
         return
-    data = run.workload.data
-    is_hub = isinstance(run.workload, ImageClassification) and run.workload.data.source == "hub"
     if isinstance(run.workload, ImageClassification):
-        source = run.workload.data.source
-        if source == "digits" and (data.train is not None or data.evaluation is not None):
-            yield Problem(
-                "workload.data.train", "digits are bundled and take no path", "leave train and evaluation out"
-            )
-            return
-        if source != "digits" and data.train is None:
-            yield Problem("workload.data.train", f"is required for source {source}", "give a folder, file or hub id")
+        yield from _picture_paths(run.workload.data)
+        return
+    yield from _train_and_evaluation(run.workload.data)
+
+
+def _picture_paths(data: ImageData) -> Iterator[Problem]:
+    if data.source == "digits":
+        if data.train is not None or data.evaluation is not None:
+            fix = "leave train and evaluation out"
+            yield Problem("workload.data.train", "digits are bundled and take no path", fix)
+        return
+    if data.train is None:
+        yield Problem("workload.data.train", f"is required for source {data.source}", "give a folder, file or hub id")
+    # reading shards names those that a pattern of theirs lacks
+    yield from _train_and_evaluation(data, marks="{*?[" if data.source in {"webdataset", "parquet"} else "")
+
+
+def _train_and_evaluation(data: ImageData | TextData, marks: str = "") -> Iterator[Problem]:
+    """marks: paths with one of these are not looked at."""
+    is_hub = isinstance(data, ImageData) and data.source == "hub"
     for field, path in (("train", data.train), ("evaluation", data.evaluation)):
-        if path is not None and not is_hub and not looks_like_hub_id(path):
-            yield from _missing(f"workload.data.{field}", Path(path))
+        if path is None or is_hub or looks_like_hub_id(path) or any(mark in path for mark in marks):
+            continue
+        yield from _missing(f"workload.data.{field}", Path(path))
 
 
 def _language_paths(data: LanguageData) -> Iterator[Problem]:

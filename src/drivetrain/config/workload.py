@@ -24,15 +24,19 @@ class ImageModel(Frozen):
 
 
 class ImageData(Frozen):
-    source: Literal["digits", "folder", "table", "cifar10", "parquet", "hub"] = doc(
+    source: Literal["digits", "folder", "table", "cifar10", "webdataset", "parquet", "hub"] = doc(
         "digits (bundled), folder of class folders, table of file names and labels (CSV, TSV, JSON Lines), CIFAR-10 "
-        "python pickles, parquet files, or a hub data set"
+        "python pickles, tar archives as WebDataset lays them out, parquet files, or a hub data set"
     )
-    train: PathOrId | None = doc("Training data: a folder, a file or a hub id (not for digits)", None)
+    train: PathOrId | None = doc(
+        "Training data: a folder, a file, shards such as train-{000..099}.tar, or a hub id (not for digits)", None
+    )
     evaluation: PathOrId | None = doc("Evaluation data, same form; split off from train if left out", None)
     evaluation_fraction: float = doc("Stratified share split off when evaluation is not given", 0.1, gt=0, lt=1)
     image_column: str = doc("Column that holds the images (parquet, hub) or their file names (table)", "image")
-    label_column: str = doc("Column that holds the labels (table, parquet, hub)", "label")
+    label_column: str = doc(
+        "Column (table, parquet, hub) or key of a .json (webdataset) that holds the labels", "label"
+    )
     image_folder: PathOrId | None = doc("Folder of the files that a table names; left out, the table's own", None)
     limit_train: int | None = doc("Use this many training samples, drawn in the classes' proportions", None, gt=0)
     limit_evaluation: int | None = doc("Use this many evaluation samples, in the classes' proportions", None, gt=0)
@@ -41,6 +45,12 @@ class ImageData(Frozen):
     flip: bool = doc("Training: mirror half of the images", False)
     mean: list[float] | None = doc("Mean a channel, 0 to 1; the model's own if it has one, else 0.5", None)
     std: list[float] | None = doc("Standard deviation a channel; the model's own if it has one, else 0.5", None)
+    bad_rows: BadRows = doc(
+        "Pictures that cannot be read: error stops at the first; drop lets up to 5 % count for nothing; a number, up "
+        "to that share",
+        "error",
+    )
+    cache: Path | None = doc("Folder for lists of files and decoded images; left out, the user's cache", None)
 
 
 Weight = Annotated[float, Field(ge=0)]

@@ -7,21 +7,56 @@ are the red, green and blue planes of 32 x 32, and b"labels"; batches.meta has b
 from __future__ import annotations
 
 import pickle
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from drivetrain.data.array_store import Writer, stored
+from drivetrain.data.source_files import SourceFile
 from drivetrain.errors import problem
 
+FORMAT = 1
+LEAST_STORED = 1 << 24  # bytes
 FOLDER = "cifar-10-batches-py"
 BATCHES = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
 
 
+def stored_cifar10(
+    root: Path, field: str, split: str, cache: Path
+) -> tuple[np.ndarray, np.ndarray, list[str], str | None, str | None]:
+    """As `read_cifar10`; of files of 16 MB and more the images are mapped from the cache, which all ranks share.
+
+    Returns a key that stands for the images, and a warning if the cache cannot be used.
+    """
+    files = [(_folder(root) / name) for name in [*BATCHES[split], "batches.meta"]]
+    if not all(file.is_file() for file in files) or sum(file.stat().st_size for file in files) < LEAST_STORED:
+        return *read_cifar10(root, field, split), None, None
+    sources = [SourceFile(file, field) for file in files]
+    key = blake2b(repr([FORMAT, *(source.digest(cache) for source in sources)]).encode(), digest_size=20).hexdigest()
+
+    def build(folder: Path) -> None:
+        images, labels, names = read_cifar10(root, field, split)
+        with Writer(folder) as writer:
+            writer.append("pixels", images)
+            writer.append("labels", labels)
+            for source in sources:
+                source.check_unchanged()
+            writer.finish({"classes": names})
+
+    store, warning = stored(cache, f"pictures-{key}", build)
+    images = store.array("pixels").view(np.ndarray).reshape(-1, 32, 32, 3)
+    return images, store.array("labels").view(np.ndarray), store.facts["classes"], key, warning
+
+
+def _folder(root: Path) -> Path:
+    return root / FOLDER if (root / FOLDER).is_dir() else root
+
+
 def read_cifar10(root: Path, field: str, split: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """split: "train" or "test" → images (N, 32, 32, 3) uint8, labels (N,) int64, class names. UserError if broken."""
-    if (root / FOLDER).is_dir():
-        root = root / FOLDER
+    root = _folder(root)
     wanted = [*BATCHES[split], "batches.meta"]
     missing = [name for name in wanted if not (root / name).is_file()]
     if missing:

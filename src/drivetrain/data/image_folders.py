@@ -3,40 +3,42 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 
-@dataclass
-class FolderFiles:
-    """What lies below one folder. images, others: paths in order. repeated: links left out → where they lead."""
+@dataclass(frozen=True)
+class FolderRead:
+    """One folder: names of its files, sorted. top: the number of the top folder it lies below, in which order classes
+    come. repeated: where the folder leads, if it is a link that is left out."""
 
-    images: list[str] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)
-    repeated: dict[str, str] = field(default_factory=dict)
+    top: int
+    folder: str
+    images: Sequence[str] = ()
+    others: Sequence[str] = ()
+    repeated: str | None = None
 
 
-def read_folders(root: Path, tops: Sequence[Path], suffixes: Container[str]) -> dict[Path, FolderFiles]:
-    """The files below each of the folders `tops` of `root`, in their order; hidden ones are passed over.
+def read_folders(root: Path, tops: Sequence[Path], suffixes: Container[str]) -> Iterator[FolderRead]:
+    """Yields the folders below `tops`, which lie in `root` or are it; hidden ones are passed over.
 
     Links to folders are followed, but for those to a folder that is read already, or to one that holds `root`: each
-    image would come twice, under two classes. So folders that are none are read first, whatever links are called.
+    image would come twice, under two classes. So folders that are none are read first, whatever links are called; a
+    stable sort by `top` gives the order of the classes.
     """
     reading, above = _Reading(suffixes), {str(each) for each in (root.resolve(), *root.resolve().parents)}
-    found = {top: FolderFiles() for top in tops}
-    links = [(str(top), found[top]) for top in tops if top.is_symlink() and top != root]
-    for top in tops:
+    links = [(str(top), number) for number, top in enumerate(tops) if top.is_symlink() and top != root]
+    for number, top in enumerate(tops):
         if not top.is_symlink() or top == root:
-            reading.read(str(top), found[top])
+            yield from reading.read(str(top), number)
     reading.links[:0] = links
     while reading.links:
-        link, files = reading.links.pop(0)
+        link, number = reading.links.pop(0)
         if os.path.realpath(link) in above:
-            files.repeated[link] = os.path.realpath(link)
+            yield FolderRead(number, link, repeated=os.path.realpath(link))
         else:
-            reading.read(link, files)
-    return found
+            yield from reading.read(link, number)
 
 
 def is_hidden(name: str) -> bool:
@@ -44,24 +46,27 @@ def is_hidden(name: str) -> bool:
 
 
 class _Reading:
-    """links: to folders, met on the way and not followed yet, with where their files belong."""
+    """links: to folders, met on the way and not followed yet, with the top folder that their files belong to."""
 
     def __init__(self, suffixes: Container[str]) -> None:
         self._suffixes, self._known = suffixes, set[str]()  # the resolved paths of folders that were read
-        self.links: list[tuple[str, FolderFiles]] = []
+        self.links: list[tuple[str, int]] = []
 
-    def read(self, top: str, into: FolderFiles) -> None:
-        for folder, folders, files in os.walk(top):
+    def read(self, start: str, top: int) -> Iterator[FolderRead]:
+        for folder, folders, files in os.walk(start):
             real = os.path.realpath(folder)
             if real in self._known:
-                into.repeated[folder] = real
                 folders.clear()
+                yield FolderRead(top, folder, repeated=real)
                 continue
             self._known.add(real)
             seen = sorted(name for name in folders if not is_hidden(name))
             linked = {name for name in seen if os.path.islink(os.path.join(folder, name))}
             folders[:] = [name for name in seen if name not in linked]
-            self.links += [(os.path.join(folder, name), into) for name in seen if name in linked]
+            self.links += [(os.path.join(folder, name), top) for name in seen if name in linked]
+            images: list[str] = []
+            others: list[str] = []
             for name in sorted(name for name in files if not is_hidden(name)):
                 is_image = os.path.splitext(name)[1].lower() in self._suffixes
-                (into.images if is_image else into.others).append(os.path.join(folder, name))
+                (images if is_image else others).append(name)
+            yield FolderRead(top, folder, images, others)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,28 +16,36 @@ import pyarrow.compute
 import pyarrow.parquet
 
 from drivetrain.config.workload import ImageData
+from drivetrain.data.array_store import default_root
+from drivetrain.data.image_rows import stored_images
+from drivetrain.data.row_names import RowNames
+from drivetrain.data.shard_paths import is_pattern, shard_files
 from drivetrain.data.tables import import_datasets, without_code
 from drivetrain.errors import Problem, UserError, problem
 
+LEAST_STORED = 1 << 24  # bytes
 SPLITS = {"train": ("train",), "test": ("test", "validation", "valid", "val", "dev", "eval", "evaluation")}
 
 
 @dataclass(frozen=True)
 class ImageTable:
-    """N encoded images. labels: (N,) names of classes, None if they were not asked for."""
+    """N encoded images. open: gives an image's bytes; labels: (N,) names of classes, None if they were not asked for;
+    key: stands for the images where something does."""
 
-    images: pyarrow.ChunkedArray  # of binary
+    open: Callable[[int], io.BytesIO]
     names: Sequence[str]
     labels: np.ndarray | None
     classes: tuple[str, ...] | None
+    key: str | None = None
+    notes: tuple[str, ...] = ()
 
-    def open(self, index: int) -> io.BytesIO:
-        return io.BytesIO(self.images[index].as_py())
 
+def parquet_images(path: Path | str, field: str, config: ImageData, split: str, labelled: bool = True) -> ImageTable:
+    """A parquet file, a pattern of names, or a folder: of one with names such as train-00000.parquet, the split's.
 
-def parquet_images(path: Path, field: str, config: ImageData, split: str, labelled: bool = True) -> ImageTable:
-    """A parquet file, or a folder of them; of a folder with names such as train-00000.parquet, the split's files."""
-    files = _files(path, field, split)
+    The images of files of 16 MB and more in all are mapped from the cache, smaller ones held in memory.
+    """
+    files = shard_files(str(path), field, (".parquet",)) if is_pattern(str(path)) else _files(Path(path), field, split)
     columns = {"image_column": config.image_column} | ({"label_column": config.label_column} if labelled else {})
     try:
         schemas = [pyarrow.parquet.read_schema(file) for file in files]
@@ -45,12 +53,42 @@ def parquet_images(path: Path, field: str, config: ImageData, split: str, labell
         for file, schema in zip(files, schemas, strict=True):
             if not set(columns.values()) <= set(schema.names):
                 raise problem(field, f"{file} lacks columns that {files[0]} has", "give files of one layout")
-        tables = [pyarrow.parquet.read_table(file, columns=list(columns.values())) for file in files]
-        table = pyarrow.concat_tables(tables, promote_options="permissive")
+        classes = _declared_classes(schemas[0], config.label_column)
+        if sum(file.stat().st_size for file in files) >= LEAST_STORED:
+            return _stored(files, classes, str(path), field, config, labelled)
+        table = _read(files, list(columns.values()))
     except (OSError, pyarrow.ArrowException) as error:
         reason = str(error).strip().splitlines()[0]
         raise problem(field, f"{path} cannot be read: {reason}", "give whole parquet files of one layout") from None
-    return _image_table(table, _declared_classes(schemas[0], config.label_column), str(path), field, config, labelled)
+    return _image_table(table, classes, str(path), field, config, labelled)
+
+
+def _read(files: Sequence[Path], columns: list[str]) -> pyarrow.Table:
+    tables = [pyarrow.parquet.read_table(file, columns=columns) for file in files]
+    return pyarrow.concat_tables(tables, promote_options="permissive")
+
+
+def _stored(
+    files: Sequence[Path],
+    classes: tuple[str, ...] | None,
+    path: str,
+    field: str,
+    config: ImageData,
+    has_labels: bool,
+) -> ImageTable:
+    labels = None
+    if has_labels:
+        table = _read(files, [config.label_column])
+        labels = _labels(table[config.label_column], classes, path, field)
+
+    def encoded(column: pyarrow.ChunkedArray, before: int) -> pyarrow.ChunkedArray:
+        return _encoded(column, path, config.image_column, before)
+
+    images, key, warning = stored_images(files, config.image_column, encoded, config.cache or default_root(), field)
+    if not len(images):
+        raise problem(field, f"{path} has no rows", "give data with rows")
+    names = RowNames(range(1, len(images) + 1))
+    return ImageTable(images.open, names, labels, classes, key, () if warning is None else (warning,))
 
 
 def hub_images(name: str, field: str, config: ImageData, split: str) -> ImageTable:
@@ -130,11 +168,13 @@ def _image_table(
         raise problem(field, f"{path} has no rows", "give data with rows")
     images = _encoded(table[config.image_column], path, config.image_column)
     labels = _labels(table[config.label_column], classes, path, field) if labelled else None
-    return ImageTable(images, [f"row {i + 1}" for i in range(len(table))], labels, classes)
+    return ImageTable(
+        lambda index: io.BytesIO(images[index].as_py()), RowNames(range(1, len(table) + 1)), labels, classes
+    )
 
 
-def _encoded(column: pyarrow.ChunkedArray, path: str, name: str) -> pyarrow.ChunkedArray:
-    """Bytes of image files: the column itself, or its field `bytes` as in the hub's layout."""
+def _encoded(column: pyarrow.ChunkedArray, path: str, name: str, before: int = 0) -> pyarrow.ChunkedArray:
+    """Bytes of image files: the column itself, or its field `bytes` as in the hub's layout. before: rows before it."""
     types = pyarrow.types
     if types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
         column = pyarrow.compute.struct_field(column, "bytes")
@@ -143,7 +183,7 @@ def _encoded(column: pyarrow.ChunkedArray, path: str, name: str) -> pyarrow.Chun
             "workload.data.image_column", f"{path}: {name} holds {column.type}, no image bytes", "name the images"
         )
     if column.null_count:
-        rows = _shown(np.flatnonzero(column.is_null().to_numpy()) + 1)
+        rows = _shown(np.flatnonzero(column.is_null().to_numpy()) + 1 + before)
         raise problem("workload.data.image_column", f"{path}: no image bytes in rows {rows}", "embed or remove them")
     return column
 

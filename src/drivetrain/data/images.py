@@ -1,4 +1,4 @@
-"""Images and labels: bundled digits, class folders, tables of files, CIFAR-10 pickles, parquet files, hub data sets."""
+"""Pictures and their pixels: read, turned upright, resized, as grey or RGB."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
-from drivetrain.config.workload import ImageData
-from drivetrain.data.cifar import read_cifar10
-from drivetrain.data.image_folders import FolderFiles, is_hidden, read_folders
-from drivetrain.errors import RunError, problem
+from drivetrain.errors import RunError
 
-EVALUATION_FOLDERS = ("test", "validation", "val", "valid", "dev", "eval", "evaluation")
 ORIENTATION = 0x0112  # EXIF: how a camera was held
+
+
+class Unreadable(RunError):
+    """A picture that cannot be decoded, whoever tries; what is lost on the way to it is another RunError."""
 
 
 class Pictures(ABC):
@@ -40,22 +40,42 @@ class Pictures(ABC):
     def dimensions(self, index: int) -> tuple[int, int]:
         """(height, width) before any resizing, without decoding. RunError if it cannot be read."""
 
+    def identity(self, indices: np.ndarray) -> str | None:
+        """What stands for these pictures' pixels, so that they need not be decoded again; None if nothing does."""
+        del indices
+        return None
+
 
 @dataclass(frozen=True)
 class LabelledPictures:
-    """N pictures. labels: (N,) names of classes; classes: their order, where the source knows one."""
+    """N pictures. numbers: (N,) of their labels among `label_names`; classes: the order of classes, where the source
+    knows one; notes: what the user should hear of, such as files left out."""
 
     pictures: Pictures
-    labels: np.ndarray
+    numbers: np.ndarray
+    label_names: Sequence[str]
     classes: tuple[str, ...] | None = None
-    notes: tuple[str, ...] = ()  # what the user should hear of, such as files left out
+    notes: tuple[str, ...] = ()
+
+    @property
+    def labels(self) -> np.ndarray:
+        """(N,) names."""
+        return np.array(self.label_names)[self.numbers]
+
+
+def labelled(
+    pictures: Pictures, labels: np.ndarray, classes: tuple[str, ...] | None = None, notes: tuple[str, ...] = ()
+) -> LabelledPictures:
+    """labels: (N,) names of classes."""
+    names, numbers = np.unique(labels, return_inverse=True)
+    return LabelledPictures(pictures, numbers.astype(np.int32), [str(name) for name in names], classes, notes)
 
 
 class ArrayPictures(Pictures):
-    """Decoded already. images: (N, H, W, C) uint8."""
+    """Decoded already. images: (N, H, W, C) uint8. key: stands for all of them, where something does."""
 
-    def __init__(self, images: np.ndarray, names: Sequence[str]) -> None:
-        self._images, self.names = images, names
+    def __init__(self, images: np.ndarray, names: Sequence[str], key: str | None = None) -> None:
+        self._images, self.names, self._key = images, names, key
 
     def pixels(self, index: int, size: int | None) -> np.ndarray:
         image = self._images[index]
@@ -70,12 +90,20 @@ class ArrayPictures(Pictures):
         del index
         return self._images.shape[1], self._images.shape[2]
 
+    def identity(self, indices: np.ndarray) -> str | None:
+        return self._key and digest_of(self._key, indices)
+
 
 class EncodedPictures(Pictures):
-    """Image files of any kind PIL reads, on disk or as bytes. `open_file(index)` gives what PIL opens."""
+    """Image files of any kind PIL reads, on disk or as bytes. `open_file(index)` gives what PIL opens.
 
-    def __init__(self, open_file: Callable[[int], str | io.BytesIO], names: Sequence[str]) -> None:
-        self._open_file, self.names = open_file, names
+    key: stands for the content of all of them, where something does.
+    """
+
+    def __init__(
+        self, open_file: Callable[[int], str | io.BytesIO], names: Sequence[str], key: str | None = None
+    ) -> None:
+        self._open_file, self.names, self._key = open_file, names, key
 
     def pixels(self, index: int, size: int | None) -> np.ndarray:
         return self._read(index, lambda image: _array(resized(_as_rgb(_upright(image)), size)))
@@ -88,123 +116,52 @@ class EncodedPictures(Pictures):
         width, height = self._read(index, _upright_size)
         return height, width
 
+    def identity(self, indices: np.ndarray) -> str | None:
+        return self._key and digest_of(self._key, indices)
+
     def _read(self, index: int, read: Callable[[Image.Image], Any]) -> Any:
         try:
             with Image.open(self._open_file(index), formats=readable_formats()) as image:
                 return read(image)
+        except RunError:
+            raise
         except Exception as error:  # PIL raises OSError, SyntaxError, ValueError, struct.error and more
-            name = self.names[index]
-            reason = str(error).replace(repr(self._open_file(index)), "it") or type(error).__name__
-            raise RunError(f"{name} cannot be read as an image: {reason}") from None
+            unknown = isinstance(error, UnidentifiedImageError)  # its text repeats the path
+            lost = isinstance(error, OSError) and error.strerror  # the system's: no file, no permission, no disk
+            reason = "cannot identify image file it" if unknown else lost or str(error) or type(error).__name__
+            raise (RunError if lost else Unreadable)(
+                f"{self.names[index]} cannot be read as an image: {reason}"
+            ) from None
 
 
-def file_pictures(files: Sequence[str], names: Sequence[str]) -> EncodedPictures:
-    return EncodedPictures(files.__getitem__, names)
+class FilePictures(EncodedPictures):
+    """Image files, each by its path."""
+
+    def __init__(self, files: Sequence[str], names: Sequence[str]) -> None:
+        super().__init__(files.__getitem__, names)
+        self._files = files
+
+    def identity(self, indices: np.ndarray) -> str | None:
+        """By each file's path, size and time of change."""
+        digest = blake2b(digest_size=20)
+        try:
+            for index in indices.tolist():
+                file = self._files[index]
+                found = os.stat(file)
+                digest.update(
+                    f"{os.path.abspath(file)}\0{found.st_size} {found.st_mtime_ns}\n".encode("utf-8", "replace")
+                )
+        except OSError:  # reading it says why
+            return None
+        return digest.hexdigest()
 
 
-def read_pictures(config: ImageData, path: str | None, field: str, split: str) -> LabelledPictures:
-    """Pictures of the run file's source. split: "train" or "test", where the source holds both."""
-    match config.source:
-        case "digits":
-            return _digits()
-        case "folder":
-            return class_folders(Path(path or "").expanduser(), field, split)
-        case "table":
-            from drivetrain.data.image_lists import listed_images
-
-            given = listed_images(config, path or "", field, image_suffixes())
-            return LabelledPictures(file_pictures(given.files, given.names), given.labels)
-        case "cifar10":
-            images, numbers, names = read_cifar10(Path(path or "").expanduser(), field, split)
-            calls = [f"{split} {i}" for i in range(len(images))]
-            return LabelledPictures(ArrayPictures(images, calls), np.array(names)[numbers], tuple(names))
-        case "parquet":
-            from drivetrain.data.image_tables import parquet_images  # these few import pandas, which takes a while
-
-            table = parquet_images(Path(path or "").expanduser(), field, config, split)
-        case "hub":
-            from drivetrain.data.image_tables import hub_images
-
-            table = hub_images(path or "", field, config, split)
-    assert table.labels is not None
-    return LabelledPictures(EncodedPictures(table.open, table.names), table.labels, table.classes)
+def file_pictures(files: Sequence[str], names: Sequence[str]) -> FilePictures:
+    return FilePictures(files, names)
 
 
-def pictures_to_predict(config: ImageData, path: str, field: str) -> Pictures:
-    """An image, a folder of images at any depth, a parquet file or a folder of them; labels are not needed."""
-    given = Path(path).expanduser()
-    if not given.exists():
-        raise problem(field, f"{path} does not exist", f"paths are taken from the current folder, {Path.cwd()}")
-    if given.suffix == ".parquet" or (given.is_dir() and any(given.glob("*.parquet"))):
-        from drivetrain.data.image_tables import parquet_images
-
-        table = parquet_images(given, field, config, "test", labelled=False)
-        return EncodedPictures(table.open, table.names)
-    if given.is_file():
-        return file_pictures([str(given)], [path])
-    files = read_folders(given, [given], image_suffixes())[given].images
-    if not files:
-        raise problem(field, f"{path} holds no images", f"images end in {', '.join(sorted(image_suffixes()))}")
-    return file_pictures(files, [os.path.relpath(file, given) for file in files])
-
-
-# --- sources ---------------------------------------------------------------------------------------------------------
-
-
-def _digits() -> LabelledPictures:
-    """scikit-learn's 1,797 handwritten digits of 8 x 8, grey values 0 to 16."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    images = np.round(digits.images * (255 / 16)).astype(np.uint8)[..., None]
-    names = [f"digit {i}" for i in range(len(images))]
-    return LabelledPictures(ArrayPictures(images, names), digits.target.astype(str), tuple("0123456789"))
-
-
-def class_folders(root: Path, field: str, split: str) -> LabelledPictures:
-    """root/<class>/.../*.png, or root/<split>/<class>/.../*.png, in any format that PIL reads."""
-    if not root.is_dir():
-        raise problem(field, f"{root} is no folder", f"paths are taken from the current folder, {Path.cwd()}")
-    root = _split_folder(root, split)
-    tops = sorted(path for path in root.iterdir() if path.is_dir() and not is_hidden(path.name))
-    found = read_folders(root, tops, image_suffixes())
-    files = [file for each in found.values() for file in each.images]
-    labels = [top.name for top, each in found.items() for _ in each.images]
-    if not files:
-        loose = sum(path.is_file() and path.suffix.lower() in image_suffixes() for path in root.iterdir())
-        why = f"{root} holds {loose} images but no class folders with images" if loose else f"{root} holds no images"
-        tables = sorted(path.name for path in root.iterdir() if path.suffix.lower() in {".csv", ".tsv", ".jsonl"})
-        listed = f", or give source: table and train: {root / tables[0]}" if tables else ""
-        raise problem(field, why, f"lay it out as <class>/<image>.png{listed}")
-    notes = _notes(root, [*found.values()])
-    pictures = file_pictures(files, [os.path.relpath(file, root) for file in files])
-    return LabelledPictures(pictures, np.array(labels), notes=notes)
-
-
-def _split_folder(root: Path, split: str) -> Path:
-    """root/train or root/test where root holds splits; root itself where it holds classes."""
-    if not (root / "train").is_dir():
-        return root
-    if split == "train":
-        return root / "train"
-    return next((root / name for name in EVALUATION_FOLDERS if (root / name).is_dir()), root)
-
-
-def _notes(root: Path, found: Sequence[FolderFiles]) -> tuple[str, ...]:
-    """What was left out, and where the first of each kind lies."""
-    others: dict[str, list[str]] = {}
-    for file in (file for each in found for file in each.others):
-        others.setdefault(os.path.splitext(file)[1].lower() or "without ending", []).append(file)
-    notes = []
-    if others:
-        kinds = ", ".join(f"{len(files)} {ending} ({files[0]} first)" for ending, files in others.items())
-        notes.append(f"{sum(map(len, others.values()))} files in {root} are no images and left out: {kinds}")
-    repeated = [f"{os.path.relpath(link, root)} → {real}" for each in found for link, real in each.repeated.items()]
-    if repeated:
-        more = f" and {len(repeated) - 5} more" if len(repeated) > 5 else ""
-        shown = ", ".join(repeated[:5]) + more
-        notes.append(f"links in {root} that lead to folders which are read anyway, or hold it, are left out: {shown}")
-    return tuple(notes)
+def digest_of(key: str, indices: np.ndarray) -> str:
+    return blake2b(key.encode() + np.asarray(indices, np.int64).tobytes(), digest_size=20).hexdigest()
 
 
 def image_suffixes() -> frozenset[str]:

@@ -21,6 +21,7 @@ from drivetrain.config.training import Loader
 from drivetrain.data.loading_time import workers_for
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import Order
+from drivetrain.data.reviewed import Reviewed
 from drivetrain.errors import RunError, UserError
 
 MOST_AHEAD = 2  # micro-batches of each worker, where their number is not the user's
@@ -136,9 +137,19 @@ def _collated(collate: Collate, samples: Sequence[Any]) -> dict[str, Tensor] | U
 def _batches(
     samples: Loadable, collate: Collate, keys: Iterable[list[tuple[int, int]]], loader: Loader, pin_memory: bool
 ) -> Iterator[dict[str, Tensor]]:
-    for batch in _data_loader(samples, collate, keys, loader, pin_memory):
+    planned: deque[list[tuple[int, int]]] = deque()  # prefetching workers run some batches ahead
+
+    def noted() -> Iterator[list[tuple[int, int]]]:
+        for each in keys:
+            planned.append(each)
+            yield each
+
+    for batch in _data_loader(samples, collate, noted(), loader, pin_memory):
         if isinstance(batch, UserError):
             raise RunError(str(batch))  # of rows that are read while training: work is under way
+        indices = [index for _, index in planned.popleft()]
+        if isinstance(samples, Reviewed):
+            samples.review(indices, batch)
         yield batch
 
 

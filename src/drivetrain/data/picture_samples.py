@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 import math
-import os
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from pathlib import Path
+from typing import overload
 
 import numpy as np
+import torch
 
 from drivetrain.data.augment import Augmentation
-from drivetrain.data.images import Pictures, with_channels
+from drivetrain.data.bad_rows import allowance, exceeds
+from drivetrain.data.images import Pictures, Unreadable, with_channels
+from drivetrain.data.kept_pictures import LEAST_SHARED, Found, Shape, fits, kept_in_memory, kept_on_disk, looked_at
+from drivetrain.data.reviewed import Reviewed
 from drivetrain.errors import Problem, RunError, UserError
 
-Shape = tuple[int, ...]
+LOG = logging.getLogger(__name__)
 MOST_KEPT_BYTES = 512 * 2**20
-MOST_LOOKED_AT = 50_000  # larger data sets are sampled: this many headers take some seconds
+MOST_LOOKED_AT = 5_000  # of more, a sample is looked at: so many headers take half a second
 MOST_REPORTED = 5
-PIECE = 64  # pictures a thread takes at a time
-# below so many pixels a picture takes longer to open, in the interpreter, than to decode, outside its lock: 10,000 of
-# 32 x 32 took 1.8 s on one thread and 2.7 s on two
-THREADED_PIXELS = 128 * 128
+UNREADABLE = -100  # the label of a picture that cannot be decoded: cross-entropy leaves it out, and so do metrics
 
 
-class PictureSamples:
-    """Samples of (pixels (H, W, C) uint8, label). `augment` is given for training samples only."""
+class PictureSamples(Reviewed):
+    """Samples of (pixels (H, W, C) uint8, label). `augment` is given for training samples only.
+
+    A picture that cannot be decoded stays in its place, so that the order of all others is the same whenever it is
+    found: it is black and its label UNREADABLE, which counts for nothing. bad: those found so far, and why.
+    """
 
     def __init__(
         self,
@@ -33,30 +39,73 @@ class PictureSamples:
         indices: np.ndarray,
         size: int | None,
         augment: Augmentation | None = None,
+        most_bad: float = 0.0,
+        cache: Path | None = None,
     ) -> None:
-        """indices: which of the pictures these are. labels: (len(indices),), -1 where unknown."""
+        """indices: which of the pictures these are. labels: (len(indices),), -1 where unknown. most_bad: the share
+        that may be unreadable. cache: where large sets are kept decoded; None: in memory only."""
         self._pictures, self._indices, self.labels = pictures, indices, labels
         self._size, self._augment = size, augment
+        self._most_bad, self._cache = most_bad, cache
         self._shape: Shape | None = None
         self._kept: np.ndarray | None = None
+        self._field = "workload.data.train"
+        self.bad: dict[int, str] = {}
+        self.warning: str | None = None  # where the cache could not be used
 
     def __len__(self) -> int:
         return len(self._indices)
 
     @property
     def names(self) -> Sequence[str]:
-        return [self._name(i) for i in range(len(self))]
+        return _Names(self._pictures.names, self._indices)
 
     @property
     def kept_bytes(self) -> int:
-        """Memory that decoded pictures take."""
+        """Memory that decoded pictures take, once a machine where they are mapped."""
         return 0 if self._kept is None else self._kept.nbytes
 
     def load(self, index: int, epoch: int) -> tuple[np.ndarray, int]:
-        image = self._decoded(index) if self._kept is None else self._kept[index]
+        image = self._read(index)
+        if image is None:
+            assert self._shape is not None
+            return np.zeros(self._shape, np.uint8), UNREADABLE
         if self._augment is not None:
             image = self._augment(image, epoch, index)
         return image, int(self.labels[index])
+
+    def _read(self, index: int) -> np.ndarray | None:
+        """None where it cannot be decoded and need not be."""
+        if index in self.bad:
+            return None
+        if self._kept is not None:
+            return self._kept[index]
+        try:
+            return self._decoded(index)
+        except Unreadable as error:
+            if not self._most_bad or self._shape is None:
+                fix = "remove or replace it, or give workload.data.bad_rows=drop and go on with --resume"
+                raise RunError(f"{error}; {fix}") from None
+            return None
+
+    def review(self, indices: Sequence[int], batch: dict[str, torch.Tensor]) -> None:
+        """Names the pictures of a batch that could not be decoded, once each. RunError where they have become too many.
+
+        A worker process that met one cannot tell: it is a process of its own.
+        """
+        if not self._most_bad or not bool((batch["labels"] == UNREADABLE).any()):
+            return
+        for index in indices:
+            if index not in self.bad and self._read(index) is None:
+                for _, error in looked_at(self._decoded, [index]):
+                    self.bad[index] = str(error)
+                    LOG.warning("%s; it counts for nothing", error)
+        if exceeds(len(self.bad), len(self), self._most_bad):
+            first = next(iter(self.bad.values()))
+            why = (
+                f"{len(self.bad):,} of {len(self):,} pictures cannot be read, more than workload.data.bad_rows lets go"
+            )
+            raise RunError(f"{why}: {first}; remove them, or {allowance(len(self.bad), len(self))}")
 
     def prepare(
         self,
@@ -65,26 +114,46 @@ class PictureSamples:
         shape: Shape | None = None,
         most_kept_bytes: int = MOST_KEPT_BYTES,
     ) -> Shape:
-        """Look at every picture now, and decode them all if they fit. Returns their common shape (H, W, C).
+        """Look at the pictures, and decode them all if they fit. Returns their common shape (H, W, C).
 
         channels: 1 or 3; left out, as they are. shape: which they must have; left out, the first one's.
         What cannot be read or differs in size is told at once (UserError), not one by one during training. What does
-        not fit is looked at by its header; of the largest data sets only MOST_LOOKED_AT, evenly spread.
+        not fit is looked at by its header: MOST_LOOKED_AT of them, evenly spread.
         """
+        self._field = field
         self._shape = shape or self._first_shape(field, channels)
-        everything = range(len(self))
         if self._pictures.in_memory(self._size):
-            found = _in_pieces(self._look, everything[:1], num_threads=1)
-        elif math.prod(self._shape) * len(self) <= most_kept_bytes:
-            kept = np.empty((len(self), *self._shape), dtype=np.uint8)
-            threads = (os.cpu_count() or 1) if math.prod(self._shape[:2]) >= THREADED_PIXELS else 1
-            found = _in_pieces(lambda index: self._keep(index, kept), everything, threads)
-            self._kept = kept
+            self._check_found(looked_at(self._look, range(min(1, len(self)))), 1)
+        elif fits(len(self), self._shape, most_kept_bytes):
+            self._keep()
         else:
-            found = _in_pieces(self._look, everything[:: math.ceil(len(self) / MOST_LOOKED_AT)], num_threads=1)
-        if found:
-            raise UserError(_problems(found, field))
+            some = range(0, len(self), math.ceil(len(self) / MOST_LOOKED_AT))
+            self._check_found(looked_at(self._look, some), len(some))
         return self._shape
+
+    def _keep(self) -> None:
+        assert self._shape is not None
+        count, shape = len(self), self._shape
+
+        def check(found: Found) -> None:
+            self._check_found(found, count)
+
+        large = math.prod(shape) * count >= LEAST_SHARED and self._cache is not None
+        identity = self._pictures.identity(self._indices) if large else None
+        if identity is None or self._cache is None:
+            self._kept, _ = kept_in_memory(self._decoded, count, shape, check)
+            return
+        described = f"{identity} {self._size}"
+        self._kept, found, self.warning = kept_on_disk(self._decoded, count, shape, check, described, self._cache)
+        check(found)  # another run may have let more go
+
+    def _check_found(self, found: Found, looked: int) -> None:
+        """Keeps in mind what cannot be decoded. UserError for too much of it, and for other sizes."""
+        unreadable = [error for _, error in found if isinstance(error, Unreadable)]
+        too_many = exceeds(len(unreadable), looked, self._most_bad)
+        if too_many or len(unreadable) < len(found):
+            raise UserError(_problems([error for _, error in found], self._field, looked, self._most_bad))
+        self.bad |= {index: str(error) for index, error in found}
 
     def _first_shape(self, field: str, channels: int | None) -> Shape:
         """Of the first picture that can be read."""
@@ -96,15 +165,12 @@ class PictureSamples:
                 unreadable.append(error)
                 continue
             return height, width, channels or own_channels
-        raise UserError(_problems(unreadable, field))
+        raise UserError(_problems(unreadable, field, len(self), 0.0))
 
     def _look(self, index: int) -> None:
         dimensions = self._pictures.dimensions(int(self._indices[index]))
         if self._size is None:
             self._check(index, dimensions)
-
-    def _keep(self, index: int, kept: np.ndarray) -> None:
-        kept[index] = self._decoded(index)
 
     def _decoded(self, index: int) -> np.ndarray:
         image = self._pictures.pixels(int(self._indices[index]), self._size)
@@ -116,39 +182,44 @@ class PictureSamples:
     def _check(self, index: int, found: Shape) -> None:
         assert self._shape is not None
         if found[:2] != self._shape[:2]:
-            raise OtherSize(f"{self._name(index)} is {_shown(found)} where others are {_shown(self._shape)}")
-
-    def _name(self, index: int) -> str:
-        return self._pictures.names[self._indices[index]]
+            raise OtherSize(f"{self.names[index]} is {_shown(found)} where others are {_shown(self._shape)}")
 
 
 class OtherSize(RunError):
     """A picture that does not have the others' size."""
 
 
-def _in_pieces(look: Callable[[int], None], indices: range, num_threads: int) -> list[RunError]:
-    """What `look` finds wrong, in order."""
+class _Names(Sequence[str]):
+    """Names of some pictures, made when they are asked for."""
 
-    def piece(part: Iterable[int]) -> list[RunError]:
-        found = []
-        for index in part:
-            try:
-                look(index)
-            except RunError as error:
-                found.append(error)
-        return found
+    def __init__(self, names: Sequence[str], indices: np.ndarray) -> None:
+        self._names, self._indices = names, indices
 
-    if num_threads == 1:
-        return piece(indices)
-    parts = [indices[start : start + PIECE] for start in range(0, len(indices), PIECE)]
-    with ThreadPoolExecutor(num_threads) as threads:
-        return [error for found in threads.map(piece, parts) for error in found]
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self._names[int(number)] for number in self._indices[index]]
+        return self._names[int(self._indices[index])]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(str.__eq__, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
 
 
-def _problems(found: Sequence[RunError], field: str) -> list[Problem]:
+def _problems(found: Sequence[RunError], field: str, looked: int, most_bad: float) -> list[Problem]:
     other_size = [error for error in found if isinstance(error, OtherSize)]
     unreadable = [error for error in found if not isinstance(error, OtherSize)]
-    problems = [Problem(field, str(error), "remove or replace it") for error in unreadable[:MOST_REPORTED]]
+    fix = f"remove or replace it, or {allowance(len(unreadable), looked)}" if most_bad else "remove or replace it"
+    problems = [Problem(field, str(error), fix) for error in unreadable[:MOST_REPORTED]]
     if len(unreadable) > MOST_REPORTED:
         more = len(unreadable) - MOST_REPORTED
         problems.append(Problem(field, f"{more} more cannot be read", "remove or replace them"))

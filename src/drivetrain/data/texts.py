@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -73,27 +73,6 @@ def num_shared(texts: Texts, others: Texts) -> int:
 
 def _joined(texts: Texts) -> Iterable[Any]:
     return texts.first if texts.second is None else zip(texts.first, texts.second, strict=True)
-
-
-class RowNames(Sequence[str]):
-    """What rows are called, made when asked for."""
-
-    def __init__(self, rows: np.ndarray, kind: str = "row") -> None:
-        self._rows, self._kind = rows, kind
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [f"{self._kind} {row}" for row in self._rows[index]]
-        return f"{self._kind} {self._rows[index]}"
 
 
 def read_texts(config: TextData, path: str, field: str, labelled: bool = True, split: str = "train") -> Texts:

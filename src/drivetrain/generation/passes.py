@@ -15,7 +15,8 @@ from drivetrain.data.loader import MicroBatch
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.generation.prompts import uncompiled
-from drivetrain.workloads.base import Batch, Generates, Prompt, Workload
+from drivetrain.workloads.base import Batch, Workload
+from drivetrain.workloads.generating import Generates, Prompt
 from drivetrain.workloads.loss_contract import LossContext
 
 T = TypeVar("T")

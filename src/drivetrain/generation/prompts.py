@@ -18,7 +18,7 @@ from drivetrain.data.loader import MicroBatch
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.distributed.rng import restore_rng_state, rng_state
 from drivetrain.engines.base import Engine
-from drivetrain.workloads.base import Generates, Prompt
+from drivetrain.workloads.generating import Generates, Prompt
 
 
 def generate(engine: Engine, workload: Generates, ranks: Communicator) -> list[dict[str, Any]]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
-from drivetrain.data.loader import evaluation_batches
+from drivetrain.data.loader import MicroBatch, evaluation_batches
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.errors import problem
@@ -17,7 +17,8 @@ from drivetrain.inference.weights import find_checkpoint, load_into
 from drivetrain.numerics.torch_precision import arithmetic
 from drivetrain.training.assemble import assemble
 from drivetrain.training.run import evaluate as evaluate_workload
-from drivetrain.workloads.base import Generates, Samples, Workload
+from drivetrain.workloads.base import Samples
+from drivetrain.workloads.generating import Generates
 
 
 def evaluate(run: RunConfig, machine: Machine, checkpoint: str) -> dict[str, Any]:
@@ -56,23 +57,34 @@ def predict(
         batches = evaluation_batches(
             samples, workload.collate, run.evaluation_batch, run.loader, engine.data_rank, engine.data_world
         )
-        answered = _answers(run, workload, engine, ranks, samples)
-        without = dict.fromkeys(("prompt", "answer", "reference")) if answered else {}  # as many columns in each row
-        rows = zip(samples.names if ranks.is_first else [], engine.predict(batches), strict=True)
-        for number, (name, row) in enumerate(rows):
-            yield {"sample": name, **workload.described(samples, number), **row, **answered.get(number, without)}
+        if isinstance(workload, Generates) and workload.answers_samples:
+            rows = _answered(run, workload, engine, ranks, samples, batches)
+        else:
+            rows = engine.predict(batches)
+        for number, (name, row) in enumerate(zip(samples.names if ranks.is_first else [], rows, strict=True)):
+            yield {"sample": name, **workload.described(samples, number), **row}
 
 
-def _answers(
-    run: RunConfig, workload: Workload, engine: Engine, ranks: Communicator, samples: Samples
-) -> dict[int, dict[str, Any]]:
-    """Sample's number → its prompt's answer, so many prompts at once as samples are evaluated."""
-    if not isinstance(workload, Generates):
-        return {}
-    prompts = workload.prompts_for(samples)
-    numbers, size = list(prompts), run.evaluation_batch
-    parts = [numbers[start : start + size] for start in range(0, len(numbers), size)]
-    found: dict[int, dict[str, Any]] = {}
-    for part in parts:
-        found |= answers(engine, workload, ranks, {number: prompts[number] for number in part})
-    return found
+def _answered(
+    run: RunConfig,
+    workload: Generates,
+    engine: Engine,
+    ranks: Communicator,
+    samples: Samples,
+    batches: Iterable[MicroBatch],
+) -> Iterator[dict[str, Any]]:
+    """Rows with their prompts' answers, a batch of each rank at a time: as many prompts at once as samples. Samples
+    without a prompt have the same columns."""
+    without = dict.fromkeys(("prompt", "answer", "reference"))
+    size, start = run.evaluation_batch, 0
+    for batch in batches:
+        predicted = list(engine.predict([batch]))
+        stop = min(start + size * engine.data_world, len(samples))
+        prompts = workload.prompts_for(samples, range(start, stop))
+        numbers, found = list(prompts), dict[int, dict[str, Any]]()
+        for first in range(0, len(numbers), size):
+            part = {number: prompts[number] for number in numbers[first : first + size]}
+            found |= answers(engine, workload, ranks, part)
+        for number, row in enumerate(predicted, start):
+            yield {**row, **found.get(number, without)}
+        start = stop

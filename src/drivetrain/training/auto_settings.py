@@ -25,7 +25,8 @@ from drivetrain.data.micro_batches import rank_share
 from drivetrain.data.order import Order, RepeatedOrder
 from drivetrain.data.row_shape import Rows
 from drivetrain.memory.garbage import EVERY
-from drivetrain.workloads.base import MakesSamples, Workload
+from drivetrain.workloads.base import Workload
+from drivetrain.workloads.generating import MakesSamples
 
 # What a micro-batch costs beside its tokens, in tokens. On a CPU measured: a 4 x 256 BERT takes 20 ms for one of 8
 # tokens and 0.24 ms for each further one; 40 to 320 differ little. A GPU takes as long for a few thousand as for none.

@@ -20,7 +20,8 @@ from drivetrain.tracking.events import Event, Warned
 from drivetrain.training.auto_settings import MICRO_BATCH_TOKENS, rows_of
 from drivetrain.training.loop import Progress, uncut
 from drivetrain.training.windows import windows_of
-from drivetrain.workloads.base import MakesSamples, Workload
+from drivetrain.workloads.base import Workload
+from drivetrain.workloads.generating import MakesSamples
 
 
 def window_slice(config: RunConfig, machine: Machine, workload: Workload, engine: Engine) -> Slice:

@@ -45,7 +45,8 @@ from drivetrain.training.mixture_report import EvaluationBySet, cadence_notes, e
 from drivetrain.training.report import RunReport, Status
 from drivetrain.training.run_checkpoints import RunCheckpoints
 from drivetrain.training.workload_rules import best_metric
-from drivetrain.workloads.base import Generates, Workload
+from drivetrain.workloads.base import Workload
+from drivetrain.workloads.generating import Generates
 
 INTERRUPTED_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 

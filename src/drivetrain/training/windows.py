@@ -20,7 +20,8 @@ from drivetrain.distributed.rng import restore_rng_state, rng_state, seed_everyt
 from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError
 from drivetrain.generation.passes import Passes
-from drivetrain.workloads.base import MakesSamples, Workload
+from drivetrain.workloads.base import Workload
+from drivetrain.workloads.generating import MakesSamples
 
 
 def windows_of(

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from drivetrain.config.run import RunConfig
 from drivetrain.data.streams.endless import known_length
 from drivetrain.errors import Problem, UserError
-from drivetrain.workloads.base import BestMetric, MakesSamples, Workload
+from drivetrain.workloads.base import BestMetric, Workload
+from drivetrain.workloads.generating import MakesSamples
 
 
 def check_workload(run: RunConfig, workload: Workload) -> None:

@@ -32,7 +32,7 @@ class ClassificationLoss:
         self._on: dict[torch.device, Tensor] = {}
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Scalar, in fp32. logits: (B, classes); labels: (B,) class numbers."""
+        """Scalar, in fp32. logits: (B, classes); labels: (B,) class numbers, or -100 for what counts for nothing."""
         weights = self._weights_on(logits.device)
         if not self._gamma:
             return functional.cross_entropy(
@@ -41,7 +41,7 @@ class ClassificationLoss:
         # Lin et al., "Focal Loss for Dense Object Detection" (2017), equation 5
         losses = functional.cross_entropy(logits.float(), labels, reduction="none")
         losses = losses * (1 - (-losses).exp()).clamp(min=LEAST).pow(self._gamma)
-        return (losses if weights is None else losses * weights[labels]).sum()
+        return (losses if weights is None else losses * weights[labels.clamp(min=0)]).sum()
 
     def _weights_on(self, device: torch.device) -> Tensor | None:
         if self.weights is None:

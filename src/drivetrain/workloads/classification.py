@@ -37,7 +37,7 @@ class Classifier(Workload):
 
     def outputs(self, model: nn.Module, batch: Batch) -> Outputs:
         logits, labels = self._logits(model, batch), batch["labels"]
-        return Outputs(self._loss(logits, labels), labels.numel(), logits.argmax(-1), labels)
+        return Outputs(self._loss(logits, labels), self.count(batch), logits.argmax(-1), labels)
 
     def predict(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
         return classification_rows(self._logits(model, batch), self._classes)

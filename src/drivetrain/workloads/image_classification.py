@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from drivetrain.config.language import most_dropped
 from drivetrain.config.workload import ImageClassification
+from drivetrain.data.array_store import default_root
 from drivetrain.data.augment import Augmentation
-from drivetrain.data.images import LabelledPictures, pictures_to_predict, read_pictures
-from drivetrain.data.picture_samples import MOST_KEPT_BYTES, PictureSamples
+from drivetrain.data.image_sources import pictures_to_predict, read_pictures
+from drivetrain.data.images import LabelledPictures
+from drivetrain.data.picture_samples import MOST_KEPT_BYTES, UNREADABLE, PictureSamples
 from drivetrain.data.split import limit_note, limited, stratified_split
 from drivetrain.data.texts import class_names, encode
 from drivetrain.errors import Problem, UserError, problem
@@ -25,8 +29,10 @@ from drivetrain.models.transformers_classifiers import build_classifier, config_
 from drivetrain.workloads.base import Batch, NamedSamples
 from drivetrain.workloads.class_loss import ClassificationLoss
 from drivetrain.workloads.classification import Classifier
+from drivetrain.workloads.metrics import Accuracy, MacroF1, Metric
 
 HEAD = "AutoModelForImageClassification"
+MOST_NAMED_BAD = 5  # pictures
 BATCH_NORM = (
     "the model has BatchNorm: its statistics are those of what one device runs at once, so results depend on "
     "micro_batch_size and the number of devices; workload.model.norm=group does not"
@@ -42,6 +48,7 @@ class ImageClassificationWorkload(Classifier):
         self._warnings: list[str] = []
         train, held_out, self._expected = self._read()
         self._classes = _classes(train)
+        self._most_bad = most_dropped(config.data.bad_rows)
         self._size = config.data.image_size or self._expected.size
         self.train, self.evaluation = self._parts(train, held_out)
         self._loss = ClassificationLoss(config.loss, self._classes, self.train.labels)
@@ -79,12 +86,12 @@ class ImageClassificationWorkload(Classifier):
         self, train: LabelledPictures, held_out: LabelledPictures | None
     ) -> tuple[PictureSamples, PictureSamples]:
         data = self._config.data
-        numbers = encode(train.labels, self._classes, str(data.train), "workload.data.train")
+        numbers = _encoded(train, self._classes, str(data.train), "workload.data.train")
         if held_out is None:
             ours, theirs = stratified_split(numbers, data.evaluation_fraction, self._seed, "workload.data.train")
             held_out, held_numbers = train, numbers
         else:
-            held_numbers = encode(held_out.labels, self._classes, str(data.evaluation), "workload.data.evaluation")
+            held_numbers = _encoded(held_out, self._classes, str(data.evaluation), "workload.data.evaluation")
             ours, theirs = np.arange(len(numbers)), np.arange(len(held_numbers))
         augment = Augmentation(self._seed, data.crop_padding, data.flip)
         return (
@@ -105,7 +112,8 @@ class ImageClassificationWorkload(Classifier):
     def _samples(
         self, held: LabelledPictures, numbers: np.ndarray, part: np.ndarray, augment: Augmentation | None
     ) -> PictureSamples:
-        return PictureSamples(held.pictures, numbers[part], part, self._size, augment)
+        cache = self._config.data.cache or default_root()
+        return PictureSamples(held.pictures, numbers[part], part, self._size, augment, self._most_bad, cache)
 
     def _prepare(self) -> tuple[int, ...]:
         """Both parts looked at, all pictures of one shape and of as many channels as the model takes."""
@@ -122,6 +130,11 @@ class ImageClassificationWorkload(Classifier):
         if problems:
             raise UserError(problems)
         assert shape is not None
+        for samples in (self.train, self.evaluation):
+            self._warnings += [] if samples.warning is None else [samples.warning]
+            if samples.bad:
+                why = f"{len(samples.bad):,} of {len(samples):,} pictures cannot be read and count for nothing"
+                self._warn(f"{why}: {'; '.join(islice(samples.bad.values(), MOST_NAMED_BAD))}")
         return shape
 
     def _statistics(self) -> tuple[list[float], list[float]]:
@@ -226,6 +239,23 @@ class ImageClassificationWorkload(Classifier):
         logits: Tensor = model(pixel_values=batch["pixel_values"]).logits
         return logits
 
+    def count(self, batch: Batch) -> int:
+        """Pictures that could be read."""
+        labels = batch["labels"]
+        return int((labels != UNREADABLE).sum()) if self._most_bad else labels.numel()
+
+    def metrics(self) -> Mapping[str, Metric]:
+        if not self._most_bad:
+            return super().metrics()
+        return {"accuracy": Accuracy(UNREADABLE), "macro_f1": MacroF1(len(self._classes), UNREADABLE)}
+
+    def predict(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
+        """Rows of pictures that could not be read have no values."""
+        rows = super().predict(model, batch)
+        for number in (batch["labels"] == UNREADABLE).nonzero().flatten().tolist() if self._most_bad else ():
+            rows[number] = {key: dict.fromkeys(v) if isinstance(v, dict) else None for key, v in rows[number].items()}
+        return rows
+
     @property
     def lengths(self) -> Sequence[int] | None:
         return None
@@ -243,6 +273,7 @@ class ImageClassificationWorkload(Classifier):
             "mean": self._mean,
             "std": self._std,
             "decoded_images_bytes": self.train.kept_bytes + self.evaluation.kept_bytes,
+            **({"unreadable": len(self.train.bad) + len(self.evaluation.bad)} if self._most_bad else {}),
             "model_config_from_data": self._derived,
             **self._weighted(),
         }
@@ -258,7 +289,8 @@ class ImageClassificationWorkload(Classifier):
         height, width, _ = self._shape
         everything = np.arange(len(pictures.names))
         unknown = np.full(len(everything), -1)
-        samples = PictureSamples(pictures, unknown, everything, height if height == width else self._size)
+        size = height if height == width else self._size
+        samples = PictureSamples(pictures, unknown, everything, size, most_bad=self._most_bad)
         samples.prepare("--data", shape=self._shape, most_kept_bytes=0)  # each is used once: nothing to keep
         return samples
 
@@ -270,8 +302,15 @@ class ImageClassificationWorkload(Classifier):
 
 def _classes(train: LabelledPictures) -> list[str]:
     """In the source's own order, where it has one."""
-    found = class_names(train.labels.tolist(), "workload.data.train")
+    present = [str(train.label_names[number]) for number in np.unique(train.numbers)]
+    found = class_names(present, "workload.data.train", len(train.numbers))
     return found if train.classes is None else list(train.classes)
+
+
+def _encoded(held: LabelledPictures, classes: Sequence[str], path: str, field: str) -> np.ndarray:
+    """(N,) int64: numbers of classes. UserError for labels that training does not know."""
+    present, places = np.unique(held.numbers, return_inverse=True)
+    return encode(np.array([held.label_names[number] for number in present]), classes, path, field)[places]
 
 
 def _pixel_scale(shape: tuple[int, ...], mean: Sequence[float], std: Sequence[float]) -> tuple[Tensor, Tensor]:

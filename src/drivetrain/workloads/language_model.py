@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from drivetrain.errors import problem
 from drivetrain.memory.transfers import on_host
 from drivetrain.models.language_options import context_length, generation_config
 from drivetrain.models.model_folders import save_description
-from drivetrain.workloads.base import Batch, BestMetric, Generates, NamedSamples, Outputs, Prompt, Samples, Workload
+from drivetrain.workloads.base import Batch, BestMetric, NamedSamples, Outputs, Samples, Workload
+from drivetrain.workloads.generating import Generates, Prompt
 from drivetrain.workloads.language_build import build_language_model
 from drivetrain.workloads.language_data import LanguageReader
 from drivetrain.workloads.language_mix import distinct
@@ -151,11 +152,13 @@ class LanguageModelWorkload(Workload, Generates):
     def prompts(self) -> Sequence[Prompt]:
         return self._prompts
 
-    def prompts_for(self, samples: Samples) -> Mapping[int, Prompt]:
-        """Of conversations; texts are their own continuation."""
-        if self._config.generate is None or not self._config.has_conversations:
-            return {}
-        return prompts_of_samples(samples, self._reader.tokenizer)
+    @property
+    def answers_samples(self) -> bool:
+        """Conversations; texts are their own continuation."""
+        return self._config.generate is not None and self._config.has_conversations
+
+    def prompts_for(self, samples: Samples, numbers: Iterable[int]) -> Mapping[int, Prompt]:
+        return prompts_of_samples(samples, numbers, self._reader.tokenizer)
 
     def next_batch(self, sequences: Mapping[int, Sequence[int]]) -> Batch:
         rows, self.rows = self.rows, None  # they grow with each token

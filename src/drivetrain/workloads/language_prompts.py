@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,7 +16,8 @@ from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.data.language.conversations import Conversation, Message
 from drivetrain.data.language.samples import JoinedSamples, Sample
 from drivetrain.errors import UserError, problem
-from drivetrain.workloads.base import Prompt, Samples
+from drivetrain.workloads.base import Samples
+from drivetrain.workloads.generating import Prompt
 from drivetrain.workloads.language_data import LanguageReader
 
 FIELD = "workload.generate"
@@ -41,10 +42,10 @@ def prompts_of(config: LanguageModel, reader: LanguageReader, evaluation: Joined
     return found
 
 
-def prompts_of_samples(samples: Samples, tokenizer: Any) -> dict[int, Prompt]:
+def prompts_of_samples(samples: Samples, numbers: Iterable[int], tokenizer: Any) -> dict[int, Prompt]:
     """Sample's number → what stands before its last reply, with that reply; samples that begin with it have none."""
     found = {}
-    for number in range(len(samples)):
+    for number in numbers:
         ids, targets = samples.load(number, 0)
         end = int(np.flatnonzero(targets)[-1]) + 1 if targets.any() else 0
         before = np.flatnonzero(~targets[:end])

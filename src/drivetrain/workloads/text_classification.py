@@ -11,10 +11,11 @@ import numpy as np
 from torch import Tensor, nn
 
 from drivetrain.config.workload import TextClassification, TextData
+from drivetrain.data.row_names import RowNames
 from drivetrain.data.split import limit_note, limited, stratified_split
 from drivetrain.data.streams.endless import known_length
 from drivetrain.data.streams.mixture import StreamedMixture
-from drivetrain.data.texts import RowNames, Texts, class_names, encode, num_shared, read_texts
+from drivetrain.data.texts import Texts, class_names, encode, num_shared, read_texts
 from drivetrain.data.token_blocks import stored_tokens
 from drivetrain.data.tokenised import Tokens, load_tokenizer, tokenise
 from drivetrain.errors import Problem, UserError, problem, together

@@ -2,13 +2,15 @@
 
 A function is called once an evaluation, with the outputs and targets of all samples of all ranks, so that what it gives
 does not depend on how batches were cut, as a mean of the batches' values would. All outputs are kept in CPU memory for
-that. A function that decides which checkpoint is best says which way is better: `my_metric.higher_is_better = True`.
+that, and a warning says so once they take much of it. A function that decides which checkpoint is best says which way
+is better: `my_metric.higher_is_better = True`.
 """
 
 from __future__ import annotations
 
 import inspect
 import itertools
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, SupportsFloat
 
@@ -19,7 +21,9 @@ from torch import Tensor
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.workloads.metrics import Metric
 
+LOG = logging.getLogger(__name__)
 FIELD = "workload.path"
+MUCH = 256 << 20  # bytes of outputs and targets on one rank
 FIX = (
     "give functions of (output, target) that give one number, or objects with update, compute, reset and to, as "
     "torchmetrics has them"
@@ -38,13 +42,20 @@ class OfAllSamples:
 
     def reset(self) -> None:
         self._kept: list[tuple[Tensor, Tensor]] = []
+        self._bytes = 0
 
     def to(self, device: torch.device) -> OfAllSamples:
         del device  # what is kept waits in CPU memory
         return self
 
     def update(self, predictions: Tensor, targets: Tensor) -> None:
-        self._kept.append((predictions.detach().cpu(), targets.detach().cpu()))
+        pair = (predictions.detach().cpu(), targets.detach().cpu())
+        self._kept.append(pair)
+        before, self._bytes = self._bytes, self._bytes + sum(part.nbytes for part in pair)
+        if before < MUCH <= self._bytes:
+            why = "is a function of all samples' outputs, which are kept until the end of the evaluation"
+            cure = "an object with update and compute keeps none"
+            LOG.warning("the metric %r %s: %d MB so far; %s", self._name, why, self._bytes >> 20, cure)
 
     def compute(self) -> float:
         """UserError if the function fails or gives no number."""

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from drivetrain.data.augment import counter_bits
+from drivetrain.data.row_names import RowNames
 from drivetrain.errors import problem
 from drivetrain.workloads.seeded import seeded
 from drivetrain.workloads.user_file import FIELD, UserFile
@@ -33,7 +34,7 @@ class UserSamples:
 
     @property
     def names(self) -> Sequence[str]:
-        return [f"{self._called} {i}" for i in range(len(self))]
+        return RowNames(range(len(self)), self._called)
 
     def load(self, index: int, epoch: int) -> Any:
         if not self._may_draw:

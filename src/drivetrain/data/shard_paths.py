@@ -1,0 +1,67 @@
+"""Names of shards: `train-{000..099}.tar`, `{a,b}.tar`, `*.tar`, a folder of them, or a single file."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+from drivetrain.errors import problem
+
+BRACES = re.compile(r"\{([^{}]*)\}")
+RANGE = re.compile(r"(\d+)\.\.(\d+)")
+MOST_SHOWN = 5
+
+
+def is_pattern(path: str) -> bool:
+    """Whether it stands for several files, rather than being the path of one."""
+    return not Path(path).expanduser().exists() and any(mark in path for mark in "{*?[")
+
+
+def shard_files(path: str, field: str, endings: tuple[str, ...]) -> list[Path]:
+    """The files that `path` stands for, in order. Braces give them in the braces' order; a folder's, and those of a
+    pattern with *, ? or [...], are sorted.
+
+    UserError with all files of braces that are not there, and for a folder or pattern without a file.
+    """
+    given = Path(path).expanduser()
+    if given.is_dir():
+        found = sorted(file for file in given.iterdir() if file.name.endswith(endings) and file.is_file())
+        if not found:
+            raise problem(field, f"the folder {path} holds no file that ends in {' or '.join(endings)}", "give another")
+        return found
+    if not is_pattern(path):
+        if not given.is_file():
+            raise problem(field, f"{path} does not exist", f"paths are taken from the current folder, {Path.cwd()}")
+        return [given]
+    names = _expanded(str(given))
+    files = [
+        file for name in names for file in (_matching(name) if any(mark in name for mark in "*?[") else [Path(name)])
+    ]
+    missing = [str(file) for file in files if not file.is_file()]
+    if missing:
+        shown = ", ".join(missing[:MOST_SHOWN]) + (" ..." if len(missing) > MOST_SHOWN else "")
+        why = f"{len(missing)} of the {len(files)} files of {path} are not there: {shown}"
+        raise problem(field, why, f"correct the pattern; paths are taken from the current folder, {Path.cwd()}")
+    if not files:
+        raise problem(field, f"no file fits {path}", f"paths are taken from the current folder, {Path.cwd()}")
+    return files
+
+
+def _expanded(path: str) -> list[str]:
+    """As a shell expands braces that are not nested: {000..099} keeps the zeros, {a,b} is a list."""
+    choices = []
+    for number, part in enumerate(BRACES.split(path)):
+        found = RANGE.fullmatch(part) if number % 2 else None
+        if found is not None:
+            start, stop, width = int(found[1]), int(found[2]), len(found[1])
+            step = 1 if stop >= start else -1
+            choices.append([f"{value:0{width}d}" for value in range(start, stop + step, step)])
+        else:
+            choices.append(part.split(",") if number % 2 else [part])
+    return ["".join(each) for each in itertools.product(*choices)]
+
+
+def _matching(pattern: str) -> list[Path]:
+    path = Path(pattern)
+    return sorted(file for file in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if file.is_file())
