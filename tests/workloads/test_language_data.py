@@ -437,6 +437,19 @@ def test_other_data_are_read_in_the_same_way_and_are_no_part_of_the_run_s(tmp_pa
     assert dropping.facts["rows_dropped"] == 0
 
 
+@pytest.mark.parametrize("stage", ["sft", "pretrain"])
+def test_data_to_predict_for_are_read_whole_beside_a_stream_and_told_what_is_broken(stage: str, tmp_path: Path) -> None:
+    rows = ROWS if stage == "sft" else [{"text": f"text {number}"} for number in range(20)]
+    work = workload(tmp_path, rows, stage=stage, stream=True, evaluation_rows=2)
+    more = work.prediction_samples(str(tmp_path / "train.jsonl"))
+    whole = workload(tmp_path, rows, stage=stage).prediction_samples(str(tmp_path / "train.jsonl"))
+    assert loaded(more) == loaded(whole)
+    assert more.names == whole.names
+    (tmp_path / "broken.jsonl").write_text("{broken\n" + (tmp_path / "train.jsonl").read_text())
+    with pytest.raises(UserError, match=r"broken\.jsonl cannot be read: line 1 is broken JSON"):
+        work.prediction_samples(str(tmp_path / "broken.jsonl"))
+
+
 def test_a_file_is_predicted_for_though_the_run_s_data_are_a_part_of_the_hub_s(tmp_path: Path) -> None:
     work = workload(tmp_path, ROWS)
     hub = work._reader._data.train[0].model_copy(update={"subset": "en", "split": "test", "folder": "x"})

@@ -132,3 +132,26 @@ def test_a_sample_that_is_wanted_again_is_the_same() -> None:
     stream.order(8, 0, by_epochs=False)
     numbers = [stream.load(draw, 0) for draw in range(600)]
     assert [stream.load(draw, 0) for draw in (599, 560, 3, 0)] == [numbers[draw] for draw in (599, 560, 3, 0)]
+
+
+class Epochs(Lines):
+    """As PyTorch's samplers: an epoch that is set, and a state that has the place in it alone."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def test_one_whose_state_lacks_its_epoch_has_it_set_where_reading_goes_on_or_back() -> None:
+    straight = taken(UserStream(Epochs(), "lines", 0), range(12))
+    first = UserStream(Epochs(), "lines", 0)
+    taken(first, range(7))
+    again = UserStream(Epochs(), "lines", 0)
+    again.order(8, 0, by_epochs=False)
+    again.restore(first.state_at(7))
+    assert taken(again, range(7, 12)) == straight[7:]
+    tried = UserStream(Epochs(), "lines", 0)
+    tried.load(1000, 0)  # into later passes
+    assert taken(tried, range(12)) == straight

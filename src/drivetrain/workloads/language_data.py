@@ -97,12 +97,13 @@ class LanguageReader:
         return LanguageSamples(train, JoinedSamples(evaluation) if evaluation else None, mix)
 
     def read_more(self, path: str, field: str) -> JoinedSamples:
-        """Other data of the same kind, such as those to predict for."""
+        """Other data of the same kind, such as those to predict for. They are read whole, also beside a stream: each row
+        has its place, and rows that cannot be read are reported."""
         elsewhere = {"path": path, "samples": None, "subset": None, "split": "train", "folder": None}
-        source = self._data.train[0].model_copy(update=elsewhere)
+        source, data = self._data.train[0].model_copy(update=elsewhere), self._data.model_copy(update={"stream": False})
         broken: list[Problem] = []
-        opened = told_behind(broken, lambda: open_sets([source], self._data, self._chats, field, broken))
-        (sets,) = read_sets({field: opened}, broken, self._data, self.seed, lambda _: self.template)
+        opened = told_behind(broken, lambda: open_sets([source], data, self._chats, field, broken))
+        (sets,) = read_sets({field: opened}, broken, data, self.seed, lambda _: self.template)
         ((samples, _),) = self._made_of(sets, 0.0, [], field)
         return JoinedSamples([samples])
 

@@ -82,6 +82,8 @@ class UserStream(Endless):
         return {"draws": draws, "pass": turn, "state": state}
 
     def restore(self, state: Any) -> None:
+        if state["pass"] != self._pass:  # before the state, which may know the pass better
+            self._set_epoch(state["pass"])
         self._place, self._pass, self._coming = state["draws"], state["pass"], None
         self._held.clear()
         self._states.clear()
@@ -107,9 +109,12 @@ class UserStream(Endless):
                 return next(self._coming)
             except StopIteration:
                 self._coming, self._pass = None, self._pass + 1
-                if callable(set_epoch := getattr(self._data, "set_epoch", None)):
-                    set_epoch(self._pass)
+                self._set_epoch(self._pass)
         raise RunError(f"{self._name} has no samples in its pass {self._pass + 1}")
+
+    def _set_epoch(self, number: int) -> None:
+        if callable(set_epoch := getattr(self._data, "set_epoch", None)):
+            set_epoch(number)
 
 
 def user_stream(data: Any, name: str, seed: int) -> UserStream:
