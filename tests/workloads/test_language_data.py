@@ -106,7 +106,7 @@ def test_texts_without_a_mark_between_them_are_told(tmp_path: Path) -> None:
 
 def test_texts_are_tokenised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = loaded(read(tmp_path, DOCUMENTS, stage="pretrain").train)
-    monkeypatch.setattr("drivetrain.data.language.document_tokens.encoded", lambda *_: pytest.fail("tokenised again"))
+    monkeypatch.setattr("drivetrain.data.language.document_tokens.encode", lambda *_: pytest.fail("tokenised again"))
     assert loaded(read(tmp_path, DOCUMENTS, stage="pretrain").train) == first
     with pytest.raises(pytest.fail.Exception):
         read(tmp_path, DOCUMENTS[:-1], stage="pretrain")
@@ -455,6 +455,17 @@ def test_a_file_is_predicted_for_though_the_run_s_data_are_a_part_of_the_hub_s(t
     hub = work._reader._data.train[0].model_copy(update={"subset": "en", "split": "test", "folder": "x"})
     work._reader._data = work._reader._data.model_copy(update={"train": [hub]})
     assert len(work.prediction_samples(str(tmp_path / "train.jsonl"))) == 20
+
+
+@pytest.mark.parametrize("way", ["streamed", "large"])
+def test_a_part_of_the_hub_s_is_refused_of_files_however_they_are_read(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "large":
+        monkeypatch.setattr("drivetrain.data.rows.LONG", 1)
+    source = {"path": write_lines(tmp_path / "a.jsonl", ROWS), "subset": "en", "split": "test"}
+    with pytest.raises(UserError, match="is here as a file, without any subset en or split test"):
+        workload(tmp_path, train=source, stream=way == "streamed")
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict, Unpack
 
 import numpy as np
 
@@ -63,7 +63,7 @@ def open_rows(
         from drivetrain.data.hub_rows import open_hub
 
         return open_hub(path, field, subset, split, folder, stream)
-    _refuse_hub_choices(path, field, subset=subset, split=None if split == "train" else split, folder=folder)
+    refuse_hub_choices(path, field, subset=subset, split=split, folder=folder)
     files = data_files(path, field, ENDINGS)
     parts: list[Rows] = []
     problems: list[Problem] = []
@@ -108,8 +108,18 @@ def large_files(path: str, field: str, documents: Documents = "file") -> list[Ro
     return [RowFile(file, name, field, documents) for name, file in files.items()]
 
 
-def _refuse_hub_choices(path: str, field: str, **chosen: str | None) -> None:
-    given = [f"{name} {value}" for name, value in chosen.items() if value is not None]
+class HubPart(TypedDict):
+    """Which part of a hub data set is read."""
+
+    subset: str | None
+    split: str
+    folder: str | None
+
+
+def refuse_hub_choices(path: str, field: str, **chosen: Unpack[HubPart]) -> None:
+    """UserError where files of this machine are to be a part of a hub data set."""
+    usual = {"subset": None, "split": "train", "folder": None}
+    given = [f"{name} {value}" for name, value in chosen.items() if value != usual[name]]
     if given:
         why = f"{path} is here as {'a folder' if Path(path).expanduser().is_dir() else 'a file'}, without any"
         raise problem(field, f"{why} {' or '.join(given)}: those are of hub data sets", "give the path of that part")

@@ -97,7 +97,7 @@ class LanguageReader:
         return LanguageSamples(train, JoinedSamples(evaluation) if evaluation else None, mix)
 
     def read_more(self, path: str, field: str) -> JoinedSamples:
-        """Other data of the same kind, such as those to predict for. They are read whole, also beside a stream: each row
+        """Other data of the same kind, such as those to predict for. They are read whole, beside a stream too: each row
         has its place, and rows that cannot be read are reported."""
         elsewhere = {"path": path, "samples": None, "subset": None, "split": "train", "folder": None}
         source, data = self._data.train[0].model_copy(update=elsewhere), self._data.model_copy(update={"stream": False})

@@ -30,7 +30,7 @@ from drivetrain.data.language.stored_conversations import stored_conversations
 from drivetrain.data.language.stored_rows import taken
 from drivetrain.data.long_text import LongText
 from drivetrain.data.row_blocks import BlockRows, RowFile
-from drivetrain.data.rows import Rows, large_files, open_rows
+from drivetrain.data.rows import HubPart, Rows, large_files, open_rows, refuse_hub_choices
 from drivetrain.data.streams.shard_rows import ShardRows, open_shards
 from drivetrain.data.streams.shards import RowsShard
 from drivetrain.data.tables import may_be_hub_id
@@ -205,6 +205,8 @@ def _opened(
     entry = _entry(source, registry, field)
     path = source.path if entry is None else entry.path
     files = [] if data.stream else large_files(path, field, data.documents)
+    if files or (data.stream and is_there(path)):  # opening others sees to it
+        refuse_hub_choices(path, field, **_part_of_hub(source, entry))
     try:
         if data.stream:
             rows: Rows = _streamed(source, entry, field, data)
@@ -233,12 +235,18 @@ def _rows(source: DataSource, entry: Entry | None, field: str, data: LanguageDat
     return open_rows(
         source.path if entry is None else entry.path,
         field,
-        subset=source.subset or (entry.subset if entry else None),
-        split=source.split if entry is None or source.split != "train" else entry.split,
-        folder=source.folder or (entry.folder if entry else None),
+        **_part_of_hub(source, entry),
         stream=data.stream,
         documents=data.documents,
     )
+
+
+def _part_of_hub(source: DataSource, entry: Entry | None) -> HubPart:
+    return {
+        "subset": source.subset or (entry.subset if entry else None),
+        "split": source.split if entry is None or source.split != "train" else entry.split,
+        "folder": source.folder or (entry.folder if entry else None),
+    }
 
 
 def _streamed(source: DataSource, entry: Entry | None, field: str, data: LanguageData) -> ShardRows:
