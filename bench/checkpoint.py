@@ -56,7 +56,7 @@ if way.startswith("drivetrain"):
     from drivetrain.training.run_checkpoints import RunCheckpoints
     from drivetrain.config.load import validate
     from drivetrain.training.loop import Progress
-    from drivetrain.distributed.communicator import Ranks
+    from drivetrain.distributed.communicator import Communicator
     from drivetrain.workloads.base import BestMetric
 
     class Engine:
@@ -69,7 +69,8 @@ if way.startswith("drivetrain"):
     raw = {"workload": {"type": "module", "path": "x.py"}, "batch_size": 1, "loop": {"steps": 9}}
     run, _ = validate({**raw, "checkpoints": {"asynchronous": "asynchronous" in way}}, [])
     said = []
-    checkpoints = RunCheckpoints(folder, run, Engine(), Ranks(), BestMetric("loss", False), 1, said.append)
+    metric = BestMetric("loss", False)
+    checkpoints = RunCheckpoints(folder, run, Engine(), Communicator(), metric, range(1), said.append)
     save, done, finish = lambda: checkpoints.save(Progress(step=7)), lambda: bool(said), checkpoints.finish
 elif way == "torch.save":
     def save():

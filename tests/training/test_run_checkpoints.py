@@ -15,6 +15,9 @@ from drivetrain.checkpoint.saving import save
 from drivetrain.checkpoint.state import same
 from drivetrain.config.load import validate
 from drivetrain.config.training import Optimizer
+from drivetrain.data.language.samples import JoinedSamples
+from drivetrain.data.mixture import Phase
+from drivetrain.data.streams.mixture import Mix
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.errors import RunError, UserError
 from drivetrain.tracking.events import CheckpointSaved, Event, Warned
@@ -33,7 +36,7 @@ ADAMW = Optimizer(lr=0.01)
 class Training:
     """An engine with the checkpoints of one folder, and what they said."""
 
-    def __init__(self, root: Path, precision: str = "fp32", **changes: Any) -> None:
+    def __init__(self, root: Path, precision: str = "fp32", samples: Any = range(40), **changes: Any) -> None:
         raw = {"workload": {"type": "module", "path": "x.py"}, "batch_size": 8, "loop": {"steps": 9}}
         run, _ = validate(raw | {"precision": precision} | changes, [])
         assert run is not None
@@ -42,7 +45,7 @@ class Training:
         self.events: list[Event] = []
         self.progress = Progress()
         metric = BestMetric("accuracy", higher_is_better=True)
-        self.checkpoints = RunCheckpoints(root, run, self.engine, Communicator(), metric, range(40), self.events.append)
+        self.checkpoints = RunCheckpoints(root, run, self.engine, Communicator(), metric, samples, self.events.append)
 
     def train(self, progress: Progress, steps: int) -> Progress:
         for _ in range(steps):
@@ -68,6 +71,18 @@ def test_a_restored_run_goes_on_with_the_same_bits(precision: str, tmp_path: Pat
     assert again.best == progress.best
     second.train(again, 4)
     assert same(first.engine.state_dict(), second.engine.state_dict())
+
+
+def test_a_mixture_whose_weights_changed_is_not_resumed_under_way(tmp_path: Path) -> None:
+    even, once = Mix([Phase(0, (1.0, 1.0))]), Mix()
+    uneven = Mix([Phase(0, (1.0, 1.0)), Phase(5, (3.0, 1.0))])
+    first = Training(tmp_path, samples=JoinedSamples([], even.in_words))
+    first.checkpoints.save(first.train(Progress(), 3))
+    first.checkpoints.finish()
+    assert Training(tmp_path, samples=JoinedSamples([], even.in_words)).checkpoints.restore().step == 3
+    for changed in (uneven, once, Mix(even.phases, most_passes=[2.0, None])):
+        with pytest.raises(UserError, match=r"order of the data changed .* mixture was concat 1:1 from step 0, now"):
+            Training(tmp_path, samples=JoinedSamples([], changed.in_words)).checkpoints.restore()
 
 
 def test_a_resumed_run_takes_its_own_learning_rate_and_the_saved_moments(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ class Order(_Strict):
     batch_size: int
     num_samples: int
     stream: str | None = None  # files and settings of a stream
+    mixture: str | None = None  # how data sets are drawn
 
 
 class Scaler(BaseModel):

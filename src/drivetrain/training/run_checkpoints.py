@@ -231,9 +231,9 @@ class RunCheckpoints:
 
     def _same_order(self, saved: dict[str, Any]) -> None:
         changed = [
-            f"{name} was {saved.get(name)}, now {value}"
+            f"{name} was {saved[name]}, now {value}"
             for name, value in self._order.items()
-            if saved.get(name) != value
+            if name in saved and saved[name] != value  # older checkpoints lack the mixture
         ]
         if changed:
             raise problem(

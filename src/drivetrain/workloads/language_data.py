@@ -91,7 +91,7 @@ class LanguageReader:
             train, evaluation = self._streams(opened, others, mix)
         else:
             read, evaluation = self._read_whole(opened, others, broken)
-            train = JoinedSamples(read)
+            train = JoinedSamples(read, mix.in_words)
         if not evaluation:
             self.warn(f"there are no evaluation data: {_why_none(data)}; workload.data.evaluation gives some")
         return LanguageSamples(train, JoinedSamples(evaluation) if evaluation else None, mix)

@@ -68,8 +68,9 @@ class TokenSamples:
 class JoinedSamples:
     """The samples of several data sets, one set after the other."""
 
-    def __init__(self, parts: Sequence[Tokenised]) -> None:
-        self.parts = parts
+    def __init__(self, parts: Sequence[Tokenised], drawn: str = "each sample once an epoch") -> None:
+        """drawn: how an order takes samples of the parts, in words."""
+        self.parts, self.drawn = parts, drawn
         self.starts = [0, *accumulate(len(part) for part in parts)]
 
     def __len__(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+from drivetrain.data.language.samples import JoinedSamples
 from drivetrain.data.order import Order
 
 
@@ -49,6 +50,8 @@ def known_length(samples: Any) -> int | None:
 
 def order_key(samples: Any, by_epochs: bool = False) -> dict[str, Any]:
     """Return of what the order of these samples is a function, beside the seed and the batch."""
+    if isinstance(samples, JoinedSamples):
+        return {"num_samples": len(samples), "mixture": samples.drawn}
     if not isinstance(samples, Endless):
         return {"num_samples": len(samples)}
     return {"num_samples": 0, "stream": f"{samples.identity} by {'epochs' if by_epochs else 'steps'}"}

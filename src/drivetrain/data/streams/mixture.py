@@ -34,6 +34,15 @@ class Mix:
     kind: str = "concat"
     most_passes: Sequence[float | None] | None = None
 
+    @property
+    def in_words(self) -> str:
+        """All that decides the order beside the samples, the seed and the batch."""
+        if self.phases is None:
+            return "each sample once an epoch"
+        weights = [f"{':'.join(f'{each:g}' for each in own.weights)} from step {own.start}" for own in self.phases]
+        passes = [most for most in self.most_passes or [] if most is not None]
+        return f"{self.kind} {', '.join(weights)}" + (f", max_passes {list(self.most_passes or [])}" if passes else "")
+
 
 class StreamedMixture(Endless):
     def __init__(self, sets: Sequence[StreamedSet], mix: Mix) -> None:
