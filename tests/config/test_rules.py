@@ -301,6 +301,17 @@ def test_texts_are_padded_where_rows_are_dealt_out_or_compiled_and_true_is_refus
     assert "workload.data.unpadded" in found
 
 
+def test_settings_without_effect_on_a_stream_or_without_one_are_refused() -> None:
+    named = {**TEXTS, "data": {**TEXTS["data"], "classes": ["a", "b"]}}
+    model = {"config": {"model_type": "llama"}}
+    data = {"train": "x.txt", "stream": True, "documents": "blank_line"}
+    parts = {"type": "language_model", "stage": "pretrain", "model": model, "data": data}
+    for workload, field in ((named, "classes"), (parts, "documents")):
+        assert f"workload.data.{field}" in [each.field for each in rules.check_anywhere(config(workload=workload))]
+        other = {**workload, "data": {**workload["data"], "stream": not workload["data"].get("stream", False)}}
+        assert f"workload.data.{field}" not in [each.field for each in rules.check_anywhere(config(workload=other))]
+
+
 def test_texts_end_to_end_are_left_to_the_model_on_a_cpu_and_off_on_a_gpu() -> None:
     run = config(workload=TEXTS)
     assert resolved(run, CPU).workload.data.unpadded == "auto"  # type: ignore[union-attr]

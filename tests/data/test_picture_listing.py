@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,8 +117,25 @@ def test_times_of_the_last_two_seconds_are_not_trusted(root: Path, tmp_path: Pat
     names(root, tmp_path / "cache")
     (root / "dog" / "4.jpg").write_bytes(b"")
     os.utime(root / "dog", ns=(now, now))
-    (tmp_path / "cache").rename(tmp_path / "moved")  # nothing was noted that the next start would believe
-    assert not list((tmp_path / "moved").glob("folders-*.json"))
+    assert not list((tmp_path / "cache").glob("folders-*.json"))  # nothing that the next start would believe
+    assert "dog/4.jpg" in names(root, tmp_path / "cache")
+
+
+def test_times_are_not_trusted_that_were_new_when_a_long_reading_began(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time_ns()
+    os.utime(root / "dog", ns=(now, now))
+    clock, read = [now], picture_listing.read_folders
+
+    def slow(*given: Any) -> Any:
+        clock[0] += 10**12
+        return read(*given)
+
+    monkeypatch.setattr(picture_listing, "read_folders", slow)
+    monkeypatch.setattr(picture_listing.time, "time_ns", lambda: clock[0])
+    names(root, tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("folders-*.json"))
 
 
 def test_a_folder_that_changes_while_it_is_listed_is_refused_and_nothing_is_kept(

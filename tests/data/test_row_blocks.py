@@ -188,6 +188,12 @@ def test_a_text_file_is_divided_into_documents(
     assert whole(file, documents) == (rows, found)
 
 
+def test_a_file_that_is_one_document_keeps_its_line_ends_in_blocks_too(tmp_path: Path) -> None:
+    file = tmp_path / "t.txt"
+    file.write_bytes(b"one\r\ntwo\r\n")
+    assert in_blocks(file)[0] == whole(file)[0] == [{"text": "one\r\ntwo\r\n"}]
+
+
 def test_separators_are_found_wherever_reading_cuts_the_text(tmp_path: Path) -> None:
     parts = [f"part {number}" * 7000 for number in range(100)]
     file = tmp_path / "t.txt"

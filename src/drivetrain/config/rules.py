@@ -36,7 +36,7 @@ def check_anywhere(run: RunConfig) -> list[Problem]:
     """Those of them that hold on every machine."""
     of_the_run = (
         *(_batch, engine_problems, restart_problems, _length),
-        *(_model, _loss, _unpadded, _adapter, _quantisation, _paths),
+        *(_model, _loss, _unpadded, _stream, _adapter, _quantisation, _paths),
     )
     return [problem for rule in of_the_run for problem in rule(run)]
 
@@ -159,6 +159,17 @@ def _unpadded(run: RunConfig) -> Iterator[Problem]:
         why = why_padded(run)
         if why is not None:
             yield Problem("workload.data.unpadded", f"true was given, but {why}", "leave it out")
+
+
+def _stream(run: RunConfig) -> Iterator[Problem]:
+    """Settings that have no effect with, or without, a stream."""
+    workload = run.workload
+    if isinstance(workload, TextClassification) and workload.data.classes is not None and not workload.data.stream:
+        why = "the classes are the labels of the training data, unless these are a stream"
+        yield Problem("workload.data.classes", why, "leave it out, or give stream: true")
+    if isinstance(workload, LanguageModel) and workload.data.stream and workload.data.documents not in ("file", "line"):
+        why = "of text files that are streamed each line is a text"
+        yield Problem("workload.data.documents", why, "leave it out, or give stream: false")
 
 
 def _adapter(run: RunConfig) -> Iterator[Problem]:

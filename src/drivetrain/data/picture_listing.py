@@ -2,8 +2,8 @@
 
 From 10,000 files on the list is arrays in the cache, which ranks, workers and later runs map: a million paths as Python
 strings would take 150 MB in each of them. A file that is added, removed or renamed moves its folder's time of change,
-so a start looks at the folders alone, not at the files. Times are trusted once they are older than two seconds: a
-change within the same tick of a file system's clock moves nothing.
+so a start looks at the folders alone, not at the files. Times are trusted if they were older than two seconds when the
+files were read: a change within the same tick of a file system's clock moves nothing.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from drivetrain.data.image_folders import FolderRead, read_folders
 from drivetrain.data.text_rows import MappedTexts
 from drivetrain.errors import problem
 
-FORMAT = 1
+FORMAT = 2
 LEAST = 10_000  # files, from which on the list is kept
 SETTLED = 2 * 10**9  # nanoseconds
 Times = list[tuple[str, int]]  # folders, as their paths from the root, and when they changed
+Found = tuple[str, Times]  # a digest of all files' names, and the folders' times
 
 
 class Arrays(Protocol):
@@ -108,30 +109,31 @@ def listed(
 ) -> tuple[Listing, str | None]:
     """The image files below `tops()`: folders in `root`, or `root` itself. Returns a warning too if the cache cannot be
     used. UserError if a folder changes while it is listed."""
+    begun = time.time_ns()  # what changes from here on may be missed by what is read
     described = f"{FORMAT} {root.resolve()} {sorted(suffixes)} {tops.__qualname__}"
     known = cache / f"folders-{_digest(described)}.json"
-    times = _still_true(known, root)
-    if times is None:
+    seen = _still_true(known, root)
+    if seen is None:
         below = tops()
-        few, times = _looked(root, below, suffixes)
+        few, seen = _looked(root, below, suffixes)
         if few is not None:
             held = _Held()
             held.facts = _write(held, root, below, few)
             return Listing(root, held, None), None
 
     def build(folder: Path) -> None:
-        seen: Times = _times_of(root, [str(root)])
+        again = _Seen(root)
         with Writer(folder) as writer:
-            facts = _write(writer, root, tops(), _timed(read_folders(root, tops(), suffixes), root, seen))
-            if sorted(seen) != sorted(times):  # before the store is finished, which no later start would doubt
+            facts = _write(writer, root, tops(), again.noted(read_folders(root, tops(), suffixes)))
+            if again.found != seen:  # before the store is finished, which no later start would doubt
                 raise problem(field, f"{root} changed while its files were listed", "start again when all are there")
             writer.finish(facts)
 
-    key = _digest(f"{described} {times}")
+    key = _digest(f"{described} {seen}")
     store, warning = stored(cache, f"listing-{key}", build)
-    if max(changed for _, changed in times) < time.time_ns() - SETTLED and warning is None:
+    if max(changed for _, changed in seen[1]) < begun - SETTLED and warning is None:
         with suppress(OSError), replaced_when_whole(known) as aside:
-            aside.write_text(json.dumps(times), encoding="utf-8")
+            aside.write_text(json.dumps(seen), encoding="utf-8")
     return Listing(root, store, key), warning
 
 
@@ -146,36 +148,50 @@ def _times_of(root: Path, folders: Iterable[str]) -> Times:
     return [(os.path.relpath(folder, root), os.stat(folder).st_mtime_ns) for folder in folders]
 
 
-def _still_true(known: Path, root: Path) -> Times | None:
-    """The times of an earlier start, if no folder has another now."""
+def _still_true(known: Path, root: Path) -> Found | None:
+    """What an earlier start found, if no folder has another time now."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        times = [(str(folder), int(changed)) for folder, changed in json.loads(known.read_text(encoding="utf-8"))]
+        names, held = json.loads(known.read_text(encoding="utf-8"))
+        times = [(str(folder), int(changed)) for folder, changed in held]
         if times and all(os.stat(os.path.join(root, folder)).st_mtime_ns == changed for folder, changed in times):
-            return times
+            return str(names), times
     return None
 
 
-def _timed(reads: Iterable[FolderRead], root: Path, times: Times) -> Iterable[FolderRead]:
-    """The same, with each folder's time taken when it was read: a later change has a later one."""
-    for read in reads:
-        if read.repeated is None:
-            times += _times_of(root, [read.folder] if read.folder != str(root) else [])
-        yield read
+class _Seen:
+    """What a reading of folders finds. Each folder's time is taken when it was read: a later change has a later one."""
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._times, self._names = root, _times_of(root, [str(root)]), blake2b(digest_size=20)
+
+    @property
+    def found(self) -> Found:
+        return self._names.hexdigest(), sorted(self._times)
+
+    def noted(self, reads: Iterable[FolderRead]) -> Iterable[FolderRead]:
+        """The same, noted one by one."""
+        for read in reads:
+            if read.repeated is None:
+                self._times += _times_of(self._root, [read.folder] if read.folder != str(self._root) else [])
+            below = os.path.relpath(read.folder, self._root)
+            names = "\0".join([str(read.top), below, *read.images, "", *read.others, ""])
+            self._names.update(names.encode("utf-8", "surrogatepass"))
+            yield read
 
 
-def _looked(root: Path, tops: Sequence[Path], suffixes: frozenset[str]) -> tuple[list[FolderRead] | None, Times]:
-    """All folders' times and, where they hold fewer than LEAST files, what was read of them."""
-    times: Times = _times_of(root, [str(root)])
+def _looked(root: Path, tops: Sequence[Path], suffixes: frozenset[str]) -> tuple[list[FolderRead] | None, Found]:
+    """What all folders hold and, where they hold fewer than LEAST files, what was read of them."""
+    seen = _Seen(root)
     held: list[FolderRead] | None = []
     count = 0
-    for read in _timed(read_folders(root, tops, suffixes), root, times):
+    for read in seen.noted(read_folders(root, tops, suffixes)):
         count += len(read.images)
         if held is not None:
             held.append(read)
         if held is not None and count >= LEAST:
             held = None
             print(f"listing the pictures in {root}, which the next start need not", file=sys.stderr, flush=True)
-    return held, times
+    return held, seen.found
 
 
 # --- arrays ----------------------------------------------------------------------------------------------------------

@@ -173,8 +173,9 @@ def _texts(file: RowFile) -> Iterator[RowBlock]:
 
 def _documents(file: RowFile) -> Iterator[tuple[int, str]]:
     """Number and text of each; of lines the line's own, blank ones not among them."""
+    newline = "" if file.documents == "file" else None  # a whole file keeps its line ends
     try:
-        with open_text(file.path, None) as opened:
+        with open_text(file.path, newline) as opened:
             if file.documents == "file":
                 yield 1, opened.read()
             elif file.documents == "line":
