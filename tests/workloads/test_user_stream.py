@@ -14,6 +14,7 @@ from drivetrain.config.training import Loader
 from drivetrain.config.workload import UserModule
 from drivetrain.data.loader import training_windows
 from drivetrain.data.micro_batches import Slice
+from drivetrain.engines.window_loss import few_samples
 from drivetrain.errors import UserError
 from drivetrain.workloads.user_module import UserModuleWorkload
 from drivetrain.workloads.user_stream import UserStream
@@ -100,6 +101,15 @@ def test_one_with_a_state_is_trained_on_and_one_without_is_refused_with_what_to_
         build(tmp_path, FILE.replace("    {state}", STATE.replace("{'at': self.at}", "{'at': {1}}")))
     with pytest.raises(UserError, match="evaluation_data is an IterableDataset"):
         build(tmp_path, FILE.replace("    {state}", STATE) + "evaluation_data = Counted()\n")
+
+
+def test_one_is_trained_on_by_sums_of_the_file_s_own_too(tmp_path: Path) -> None:
+    sums = "def loss_sum(model, batch): return (model(batch['input']) - batch['target']).square().sum()\n"
+    sums += "def count(batch): return batch['target'].numel()\n"
+    text = FILE.replace("    {state}", STATE).replace("loss = nn.MSELoss()\n", sums)
+    workload = build(tmp_path, text)
+    assert workload.train.load(0, 0)[1].tolist() == [1.0]
+    assert few_samples(workload).tensors["target"].tolist() == [[1.0], [2.0]]
 
 
 def test_ranks_and_workers_share_each_batch_of_one_sequence() -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.data.loader import MicroBatch
+from drivetrain.data.streams.endless import draws
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.errors import RunError
 from drivetrain.memory.transfers import sent
@@ -125,7 +126,7 @@ def _own(batch: MicroBatch, device: torch.device) -> Tensor | None:
 def few_samples(workload: Workload, count: int = 2) -> MicroBatch:
     """The first samples as a micro-batch of which each is the global batch's."""
     tensors = few(workload, count)
-    return MicroBatch(tensors, positions=np.arange(min(count, len(workload.train))))
+    return MicroBatch(tensors, positions=np.arange(len(draws(workload.train, count))))
 
 
 class EvaluatedLoss:

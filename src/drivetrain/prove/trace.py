@@ -103,7 +103,7 @@ class _Tracer:
         self._run, self._machine, self._steps, self._pace = run, machine, steps, pace
         self._ranks = Communicator()
         inner = build_workload(run.workload, run.seed, run.adapter, run.quantised_base, run.quantisation_aware)
-        self._samples = _Recorded(inner.train)
+        self._train, self._samples = inner.train, _Recorded(inner.train)
         evaluation = None
         if inner.evaluation is not None:
             # as many on any number of ranks
@@ -157,7 +157,7 @@ class _Tracer:
 
     def _checkpoints(self, root: Path, engine: Engine) -> RunCheckpoints:
         metric = best_metric(self._run, self._workload)
-        return RunCheckpoints(root, self._run, engine, self._ranks, metric, self._samples, _hush)
+        return RunCheckpoints(root, self._run, engine, self._ranks, metric, self._train, _hush)
 
     def _resumed(self, root: Path) -> dict[str, Tensor]:
         engine = self._engine()

@@ -242,7 +242,7 @@ class UserModuleWorkload(Workload):
     def _tried(self, model: nn.Module, batch: Batch) -> Task:
         if self._loss is None:
             assert self._terms is not None
-            self._terms.tried(model, batch, min(2, len(self.train)))
+            self._terms.tried(model, batch, len(draws(self.train, 2)))
             return self._task_without_loss(model, batch)
         if "target" not in batch:
             has = ", ".join(map(repr, batch))
