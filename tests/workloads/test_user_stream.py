@@ -137,6 +137,16 @@ def test_a_resumed_one_goes_on_through_its_state_without_going_through_what_came
     assert data.restored == [26], "row 56 - 30, to which the state leads at once"
 
 
+def test_the_state_of_a_step_long_past_is_found_by_reading_again() -> None:
+    stream = UserStream(Lines(), "lines", 0)
+    straight = taken(stream, range(20))
+    again = UserStream(Lines(), "lines", 0)
+    again.order(8, 0, by_epochs=False)
+    again.restore(stream.state_at(5))
+    assert taken(again, range(5, 20)) == straight[5:]
+    assert taken(stream, range(20)) == straight
+
+
 def test_a_sample_that_is_wanted_again_is_the_same() -> None:
     stream = UserStream(Lines(), "lines", 0)
     stream.order(8, 0, by_epochs=False)

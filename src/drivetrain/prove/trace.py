@@ -16,6 +16,8 @@ from torch import Tensor
 from drivetrain.checkpoint.state import same
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
+from drivetrain.data.order import Order
+from drivetrain.data.streams.endless import Endless
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.numerics.torch_precision import arithmetic
@@ -85,6 +87,19 @@ class _Recorded:
         return self._samples.load(index, epoch)
 
 
+class _RecordedStream(_Recorded, Endless):
+    """The same of a stream, which is asked for draws and never for its length."""
+
+    _samples: Endless
+
+    @property
+    def identity(self) -> str:
+        return self._samples.identity
+
+    def order(self, batch_size: int, seed: int, by_epochs: bool) -> Order:
+        return self._samples.order(batch_size, seed, by_epochs)
+
+
 class _First:
     """The first samples of some."""
 
@@ -103,7 +118,8 @@ class _Tracer:
         self._run, self._machine, self._steps, self._pace = run, machine, steps, pace
         self._ranks = Communicator()
         inner = build_workload(run.workload, run.seed, run.adapter, run.quantised_base, run.quantisation_aware)
-        self._train, self._samples = inner.train, _Recorded(inner.train)
+        self._train = inner.train
+        self._samples = _RecordedStream(inner.train) if isinstance(inner.train, Endless) else _Recorded(inner.train)
         evaluation = None
         if inner.evaluation is not None:
             # as many on any number of ranks

@@ -72,12 +72,12 @@ class UserStream(Endless):
             self._held.popitem(last=False)
 
     def state_at(self, step: int) -> Any:
-        """RunError where the step was read too long ago."""
+        """A step that was read too long ago is read again, from the nearest state that is known."""
         draws = step * self._batch
+        if draws < self._place and draws not in self._states:
+            self._go_back(draws)
         while self._place < draws:  # the last samples of the batch are of other ranks or of loader workers
             self._advance()
-        if draws not in self._states:
-            raise RunError(f"the state of {self._name} after {draws} samples is not known any more")
         turn, state = self._states[draws]
         return {"draws": draws, "pass": turn, "state": state}
 
