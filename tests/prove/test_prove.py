@@ -137,6 +137,34 @@ def test_a_resume_that_differs_and_a_silent_single_process_fail(tmp_path: Path) 
     assert held["same curve"] is True
 
 
+STREAM = """
+class Lines(torch.utils.data.IterableDataset):
+    def __init__(self):
+        self.at = 0
+    def __iter__(self):
+        while self.at < 45:
+            self.at += 1
+            yield inputs[self.at - 1], targets[self.at - 1]
+        self.at = 0
+    def state_dict(self):
+        return {"at": self.at}
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+train_data = Lines()
+"""
+
+
+def test_a_run_of_an_iterable_dataset_is_proved(tmp_path: Path) -> None:
+    run = config(tmp_path)
+    with (tmp_path / "workload.py").open("a") as opened:
+        opened.write(STREAM)
+    steps = 12  # so that the state of the middle is no longer among those at hand
+    rounding = trace(run.model_copy(update={"micro_batch_size": 5}), CPU, steps, resume=False)
+    reference, asked = trace(run, CPU, steps, resume=False), trace(run, CPU, steps, resume=True)
+    assert by_promise(verdicts(run, asked, reference, rounding)) == ALL
+
+
 def test_the_command_prints_a_verdict_a_promise(
     tmp_path: Path, drivetrain: Callable[..., tuple[int, str, str]]
 ) -> None:
