@@ -17,6 +17,7 @@ from drivetrain.checkpoint.directory import newest_good, read_manifest, steps
 from drivetrain.checkpoint.run_state import verify
 from drivetrain.config.run import RunConfig
 from drivetrain.config.workload import OwnCode, UserModule
+from drivetrain.engines.auxiliary import without_attached
 from drivetrain.engines.state import kept
 from drivetrain.errors import UserError, problem
 from drivetrain.models.adapters import AdapterSet
@@ -63,7 +64,7 @@ def load(
         path = checkpoint_of(run, checkpoint)
         if model is None:
             refuse_named_code(_without_training(run), run.folder, trust)
-        weights = load_checkpoint(path, verify)["model"]
+        weights = without_attached(load_checkpoint(path, verify)["model"])
         return _filled(run, path, model, weights, adapter).eval()
 
 

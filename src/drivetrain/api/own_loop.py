@@ -30,6 +30,7 @@ from drivetrain.launch.variables import of_the_run, variables
 from drivetrain.numerics.torch_precision import arithmetic
 from drivetrain.objects import held
 from drivetrain.runtime.hardware import detect
+from drivetrain.runtime.run_folder import refuse_code_of_folders
 from drivetrain.training.assemble import assemble_around
 from drivetrain.workloads.example_batch import ExampleWorkload, batch_of
 from drivetrain.workloads.user_metrics import metrics_of
@@ -47,6 +48,7 @@ def engine(
     optimizer: Any = None,
     metrics: Any = None,
     tensor_parallel: Mapping[str, str] | None = None,
+    trust: bool = False,
     set: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> LoopEngine:
@@ -62,6 +64,8 @@ def engine(
 
     optimizer: a function of parameters, a name, a class or a mapping; left out, the engine only evaluates. One that is
     made already is refused: sharding replaces the parameters that it holds.
+
+    trust: run Python that the run.yaml of a run's folder names (docs/security.md).
 
     The model is wrapped at the first batch, whose shapes some engines need. UserError for what cannot work.
     """
@@ -79,6 +83,8 @@ def engine(
         keys, objects = sorted_out(arguments)
         del objects["train_data"]
         run = _run(config, {**keys, **settings}, set)
+        if run[0] is not None and not _is_name(config) and not isinstance(config, Mapping):
+            refuse_code_of_folders(run[0], Path(config), trust)
         with held.holding(objects):
             ready = judged_here(*run)
         return LoopEngine(ready.run, objects, trains=optimizer is not None)
@@ -88,8 +94,7 @@ def _run(
     config: RunFile, given: Mapping[str, Any], dotted: Mapping[str, Any] | None
 ) -> tuple[RunConfig | None, list[Any]]:
     """What an engine reads of a run file; the rest says that data and length are the caller's."""
-    is_name = isinstance(config, str) and not config.endswith((".yaml", ".yml"))
-    raw: dict[str, Any] = {"engine": config} if is_name else raw_of(config)[0]
+    raw: dict[str, Any] = {"engine": config} if _is_name(config) else raw_of(config)[0]
     problems = with_arguments(raw, {**given, **(dotted or {})})
     outer = OuterLauncher.here()
     if outer is None and (raw.get("processes") or 1) > 1:
@@ -103,6 +108,11 @@ def _run(
     limits = {"max_grad_norm": loop.get("max_grad_norm")} if isinstance(loop, dict) else {}
     raw["loop"] = {**limits, "steps": 1}
     return validate(raw, problems)
+
+
+def _is_name(config: RunFile) -> bool:
+    """Whether an engine's name was passed, not the path of a run file."""
+    return isinstance(config, str) and not config.endswith((".yaml", ".yml"))
 
 
 def _alone(raw: Mapping[str, Any]) -> bool:
