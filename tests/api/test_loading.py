@@ -196,3 +196,20 @@ def test_a_model_that_learned_beside_a_trained_auxiliary_one_is_loaded_without_i
     predicted = [row["prediction"] for row in drivetrain.predict("run")]
     for net in (own, passed):
         assert net(X).flatten().tolist() == pytest.approx(predicted, abs=1e-5)
+
+
+def test_a_permission_for_the_code_of_a_model_here_is_none_for_the_code_beside_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = {"path": ".", "trust_remote_code": True}
+    workload = {"type": "language_model", "stage": "pretrain", "model": model, "data": {"train": "t.txt"}}
+    step = tmp_path / "theirs" / "checkpoints" / "step-00000001"
+    step.mkdir(parents=True)
+    (step.parent.parent / "run.yaml").write_text(
+        json.dumps({"workload": workload, "batch_size": 1, "loop": {"steps": 1}})
+    )
+    (step / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "net.Config"}}))
+    (step / "net.py").write_text("raise SystemExit('it ran')")
+    with pytest.raises(UserError, match=r"came with Python code \(net.py\)(.|\n)*trust=True"):
+        drivetrain.load("theirs", str(step))
