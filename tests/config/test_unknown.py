@@ -26,7 +26,7 @@ def told(tmp_path: Path, *overrides: str) -> str:
 
 
 def test_a_key_of_another_workload_is_called_that(tmp_path: Path) -> None:
-    found = told(tmp_path, "workload.data.bad_rows=drop")
+    found = told(tmp_path, "workload.data.stream_buffer=5")
     assert "image_classification has no such key: it is of text_classification and language_model" in found
     assert "did you mean" not in found
 

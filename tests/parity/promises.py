@@ -224,7 +224,7 @@ def mean_of_means() -> Iterator[None]:
         count = self.data_world * sum(self._workload.count(b.tensors) for b in batches if b.counts)
         return lambda: [count]
 
-    with mock.patch.object(AutogradEngine, "_global_count", local):
+    with mock.patch.object(AutogradEngine, "_global_counts", local):
         yield
 
 

@@ -106,7 +106,7 @@ def test_texts_without_a_mark_between_them_are_told(tmp_path: Path) -> None:
 
 def test_texts_are_tokenised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = loaded(read(tmp_path, DOCUMENTS, stage="pretrain").train)
-    monkeypatch.setattr("drivetrain.data.language.document_tokens.encoded", lambda *_: pytest.fail("tokenised again"))
+    monkeypatch.setattr("drivetrain.data.language.document_tokens.encode", lambda *_: pytest.fail("tokenised again"))
     assert loaded(read(tmp_path, DOCUMENTS, stage="pretrain").train) == first
     with pytest.raises(pytest.fail.Exception):
         read(tmp_path, DOCUMENTS[:-1], stage="pretrain")

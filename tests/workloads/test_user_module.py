@@ -272,7 +272,7 @@ def test_a_plain_function_is_a_metric(build: Build) -> None:
 def test_a_metric_that_cannot_work_is_told_with_the_file(build: Build) -> None:
     text = LINEAR + "loss = nn.MSELoss()\nmetrics = {'rate': lambda output, target: output.no_such_thing()}\n"
     assert "the metric 'rate' failed" in refusal(build, text)
-    assert "metrics['rate'] is a float, no metric" in refusal(
+    assert "metrics['rate'] is of type float, no metric" in refusal(
         build, LINEAR + "loss = nn.MSELoss()\nmetrics = {'rate': 0.5}\n"
     )
 

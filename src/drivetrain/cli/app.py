@@ -277,7 +277,7 @@ app.command("import", epilog=example("drivetrain import qwen_lora_sft.yaml --out
 app.command(epilog=example("drivetrain replay runs/digits --step 40"))(replay)
 app.command(epilog=example("drivetrain fields", "drivetrain fields optimizer schedule"))(fields)
 app.command(epilog=example("drivetrain init", "drivetrain init --data hotels.csv", "drivetrain init linear"))(init)
-app.command()(recipes)
+app.command(epilog=example("drivetrain recipes"))(recipes)
 app.command(epilog=example("drivetrain doctor", "drivetrain doctor runs/digits --bundle"))(doctor)
 app.command(epilog=example("drivetrain cache", "drivetrain cache --unused-days 30 --most-gb 50"))(cache)
 app.add_typer(checkpoint, name="checkpoint")

@@ -35,7 +35,7 @@ def global_counts(
     does not wait for it. counts: whether this rank's samples are its alone to count."""
     if data_world == 1:
         return lambda: [max(1, count) for count in own]
-    mine = torch.tensor(own if counts else [0] * len(own), device=device)
+    mine = sent(torch.tensor(own if counts else [0] * len(own)), device)
     summed = ranks.sum_soon(mine)
     return lambda: summed().clamp(min=1)
 

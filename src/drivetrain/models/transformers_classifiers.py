@@ -207,8 +207,8 @@ def _load(
                 raise problem(
                     field, f"{path} is a {trained_config.model_type}, which has no {head} head", "give another"
                 )
-            given = {"trust_remote_code": trusted, **_label_maps(labels), **overrides}
-            model, info = _quantised(auto, path, given, streaming) or _loaded(auto, path, given)
+            given = {**_label_maps(labels), **overrides}
+            model, info = _quantised(auto, path, trusted, given, streaming) or _loaded(auto, path, trusted, given)
         except UserError:
             raise
         except Exception as error:  # OSError for what is missing, others for what is broken
@@ -220,11 +220,12 @@ def _load(
     return model
 
 
-def _loaded(auto: Any, path: str, given: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+def _loaded(auto: Any, path: str, trusted: bool, given: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
     """The model, and what of it the folder did not have."""
     found: tuple[Any, Mapping[str, Any]] = auto.from_pretrained(
         path,
         dtype=torch.float32,
+        trust_remote_code=trusted,
         ignore_mismatched_sizes=True,  # a head over other classes is replaced, and said
         output_loading_info=True,
         **given,
@@ -233,14 +234,14 @@ def _loaded(auto: Any, path: str, given: Mapping[str, Any]) -> tuple[Any, Mappin
 
 
 def _quantised(
-    auto: Any, path: str, given: Mapping[str, Any], streaming: Streaming | None
+    auto: Any, path: str, trusted: bool, given: Mapping[str, Any], streaming: Streaming | None
 ) -> tuple[Any, Mapping[str, Any]] | None:
     """The same, its linear weights quantised as they came; None where that is not asked for, or where only the whole
     model tells why it cannot be."""
     if streaming is None or torch.get_default_device().type == "meta":
         return None
     try:
-        model, info = _loaded(auto, path, {**given, "quantization_config": streaming})
+        model, info = _loaded(auto, path, trusted, {**given, "quantization_config": streaming})
     except UserError:
         raise
     except Exception as error:

@@ -50,7 +50,7 @@ def optimizer_factory(
     """
     function = own_function(config)
     if function is not None:
-        return factory_of(functools.partial(function, **_arguments_of_function(function, config)))
+        return factory_of(functools.partial(function, **_arguments_of_function(function, config)), "optimizer.name")
     cls = OPTIMIZERS.get(config.name) or _imported(config)
     arguments = _arguments(config, cls)
 
@@ -78,6 +78,7 @@ def own_function(config: training.Optimizer) -> Callable[..., Any] | None:
     """Returns the function that the run file names in place of a class, or None."""
     if config.name in OPTIMIZERS or config.path != config.name or not set(config.name) & set(".:"):
         return None
+    low_rank.check_does_as_it_says(config.path)
     found = import_object(config.name, "optimizer.name")
     return found if callable(found) and not isinstance(found, type) else None
 
@@ -88,16 +89,16 @@ def _arguments_of_function(function: Callable[..., Any], config: training.Optimi
     return {**({"lr": config.lr} if takes_lr else {}), **config.options}
 
 
-def factory_of(function: Callable[..., Any]) -> OptimizerFactory:
+def factory_of(function: Callable[..., Any], field: str = "optimizer") -> OptimizerFactory:
     """Returns the factory that calls a function of the user's: parameters → torch.optim.Optimizer.
 
     It is called once the engine has wrapped the model, whose parameters are others by then. Weight decay and groups are
-    the function's own.
+    the function's own. field: where the function was named, for errors.
     """
 
     def build(model: nn.Module, make: Maker = plainly) -> torch.optim.Optimizer:
         parameters = [p for p in model.parameters() if p.requires_grad]
-        optimizer = made_by(function, parameters)
+        optimizer = made_by(function, parameters, field)
         if make is not plainly:  # an engine that makes it itself: DeepSpeed, or ddp with shard_optimizer
             takes = inspect.signature(type(optimizer)).parameters
             options = {key: value for key, value in optimizer.defaults.items() if key in takes}
@@ -108,22 +109,24 @@ def factory_of(function: Callable[..., Any]) -> OptimizerFactory:
     return build
 
 
-def made_by(function: Callable[..., Any], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def made_by(
+    function: Callable[..., Any], parameters: list[nn.Parameter], field: str = "optimizer"
+) -> torch.optim.Optimizer:
     """Calls a user's function. UserError unless it makes an optimizer of these parameters."""
-    name = getattr(function, "__name__", "the function")
+    name = getattr(getattr(function, "func", function), "__name__", "the function")
     line = "give a function of parameters: optimizer=lambda parameters: AdamW(parameters, lr=3e-4)"
     try:
         optimizer = function(parameters)
     except Exception as error:
-        raise problem("optimizer", f"{name} fails: {type(error).__name__}: {error}", line) from error
+        raise problem(field, f"{name} fails: {type(error).__name__}: {error}", line) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise problem("optimizer", f"{name} gives a {type(optimizer).__name__}, no torch.optim.Optimizer", line)
+        raise problem(field, f"{name} gives a {type(optimizer).__name__}, no torch.optim.Optimizer", line)
     if low_bit.is_low_bit(type(optimizer)):
-        raise problem("optimizer", f"{type(optimizer).__name__} of a function is not known here", "give its name")
+        raise problem(field, f"{type(optimizer).__name__} of a function is not known here", "give its name")
     passed, held = {id(p) for p in parameters}, {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not held <= passed:
         why = f"{name} makes it of other parameters than those it is called with, which the engine replaces"
-        raise problem("optimizer", why, line)
+        raise problem(field, why, line)
     return optimizer
 
 

@@ -230,7 +230,7 @@ def test_a_rank_that_waits_in_a_collective_says_which_one(ranks: Callable[[int],
     waiting, late = ranks(2).run(seen_waiting, 1)
     assert waiting["call"] == "all_reduce"
     assert waiting["waits_in"].startswith("all_reduce of 2x3 Float, number ")
-    assert waiting["own"].startswith("test_hang.py:")
+    assert waiting["own"].startswith("test_hang_report.py:")
     assert waiting["own"].endswith(" seen_waiting")
     assert late["call"] == "", "by then it is through"
 

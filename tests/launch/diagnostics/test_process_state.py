@@ -19,10 +19,10 @@ def test_the_main_threads_frames_are_read_from_faulthandlers_own_words(tmp_path:
         faulthandler.dump_traceback(file)
     found = read_stacks((tmp_path / "stacks").read_text())
     name = "test_the_main_threads_frames_are_read_from_faulthandlers_own_words"
-    assert found.inner.startswith("test_standing.py:")
+    assert found.inner.startswith("test_process_state.py:")
     assert found.inner.endswith(name)
     assert found.own == found.inner
-    assert (found.call, "test_standing.py" in found.stacks) == ("", True)
+    assert (found.call, "test_process_state.py" in found.stacks) == ("", True)
 
 
 @pytest.mark.parametrize(
