@@ -120,6 +120,14 @@ def test_code_that_a_folder_names_from_elsewhere_is_not_run(tmp_path: Path, monk
     for call in (drivetrain.load, drivetrain.predict, drivetrain.evaluate):
         with pytest.raises(UserError, match="trust=True"):
             call(tmp_path / "run")
+    run_yaml = tmp_path / "run" / "run.yaml"
+    for call in (
+        lambda: drivetrain.evaluate(run_yaml),
+        lambda: drivetrain.train(run_yaml, resume=True),
+    ):
+        with pytest.raises(UserError, match="trust=True"):
+            call()
+    assert drivetrain.evaluate(run_yaml, trust=True, output=tmp_path / "run")["samples"] == 200
     assert isinstance(drivetrain.load(tmp_path / "run", trust=True), nn.Linear)
     assert len(list(drivetrain.predict(tmp_path / "run", trust=True))) == 200
 
@@ -150,3 +158,58 @@ def test_an_adapter_is_merged_or_kept_and_the_tokenizer_comes_along(
     base = merged.from_pretrained("base")  # type: ignore[operator]
     assert merged.state_dict().keys() == base.state_dict().keys()
     assert not torch.allclose(merged(ids).logits, base(ids).logits)
+
+
+WITH_A_HEAD = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+y = x.sum(1, keepdim=True)
+model = nn.Linear(4, 1)
+train_data = evaluation_data = TensorDataset(x, y)
+auxiliary = {"value": {"model": nn.Linear(4, 1), "role": "trained"}}
+
+
+def loss_terms(model, batch, auxiliary):
+    target = batch["target"]
+    terms = {"fit": model(batch["input"]), "value": auxiliary["value"](batch["input"])}
+    return {name: (output - target).square().sum() for name, output in terms.items()}
+
+
+def counts(batch):
+    return dict.fromkeys(("fit", "value"), len(batch["input"]))
+"""
+
+
+def test_a_model_that_learned_beside_a_trained_auxiliary_one_is_loaded_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("headed.py").write_text(WITH_A_HEAD)
+    run = {"workload": {"type": "module", "path": "headed.py"}, "batch_size": 16, "loop": {"steps": 3}}
+    drivetrain.train(run, output="run", quiet=True)
+    own, passed = drivetrain.load("run"), nn.Linear(4, 1)
+    assert [name for name, _ in own.named_parameters()] == ["weight", "bias"]
+    drivetrain.load("run", model=passed)
+    predicted = [row["prediction"] for row in drivetrain.predict("run")]
+    for net in (own, passed):
+        assert net(X).flatten().tolist() == pytest.approx(predicted, abs=1e-5)
+
+
+def test_a_permission_for_the_code_of_a_model_here_is_none_for_the_code_beside_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = {"path": ".", "trust_remote_code": True}
+    workload = {"type": "language_model", "stage": "pretrain", "model": model, "data": {"train": "t.txt"}}
+    step = tmp_path / "theirs" / "checkpoints" / "step-00000001"
+    step.mkdir(parents=True)
+    (step.parent.parent / "run.yaml").write_text(
+        json.dumps({"workload": workload, "batch_size": 1, "loop": {"steps": 1}})
+    )
+    (step / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "net.Config"}}))
+    (step / "net.py").write_text("raise SystemExit('it ran')")
+    with pytest.raises(UserError, match=r"came with Python code \(net.py\)(.|\n)*trust=True"):
+        drivetrain.load("theirs", str(step))

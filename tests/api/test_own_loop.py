@@ -138,3 +138,19 @@ def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(UserError, match="only evaluates"):
         engine.forward_backward([(X, Y)])
     engine.close()
+
+
+def test_a_closed_engine_and_a_step_without_a_batch_are_refused() -> None:
+    def sgd(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+    with drivetrain.engine("single", nn.Linear(4, 2), loss=LOSS, optimizer=sgd) as engine:
+        for _ in range(2):
+            engine.forward_backward([(X, Y)])
+            engine.optimizer_step()
+            for call in (engine.forward_backward, engine.evaluate):
+                with pytest.raises(UserError, match="no process gave a batch"):
+                    call([])
+    for call in (engine.forward_backward, engine.evaluate):  # not of a new copy of the untrained model
+        with pytest.raises(RunError, match="closed"):
+            call([(X, Y)])

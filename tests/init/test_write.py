@@ -218,3 +218,9 @@ def test_the_verb_says_what_it_decided_and_what_comes_next(capsys: pytest.Captur
     out = capsys.readouterr().out
     assert "digits" in out
     assert "drivetrain train run.yaml" in out
+
+
+def test_texts_that_are_numbers_are_texts(tmp_path: Path) -> None:
+    file = tmp_path / "numbers.jsonl"
+    file.write_text("".join(json.dumps({"text": 1_000 + number}) + "\n" for number in range(1000)))
+    assert kind_of(file).characters == 4000  # type: ignore[union-attr]

@@ -111,10 +111,10 @@ def evaluate(
     data = evaluation_data if train_data is None else train_data
     arguments = {"model": model, "train_data": data, "evaluation_data": evaluation_data, "loss": loss}
     with as_a_caller_reads_them(has_objects=model is not None):
-        if isinstance(place, str | os.PathLike) and Path(place).is_dir():
-            refuse_code_of_folders(run_of(place), file, trust)
+        if isinstance(place, str | os.PathLike) and file is not place:
+            run_of(place)  # which says what is wrong with the folder
         arguments |= {"metrics": metrics, "collate": collate}
-        ready, objects = prepared(file, arguments, settings, checkpoint=checkpoint)
+        ready, objects = prepared(file, arguments, settings, trust=trust, checkpoint=checkpoint)
         found: dict[str, Any] = started(ready, objects, verb="evaluate", checkpoint=checkpoint).value
     return found
 

@@ -17,6 +17,7 @@ from drivetrain.checkpoint.directory import newest_good, read_manifest, steps
 from drivetrain.checkpoint.run_state import verify
 from drivetrain.config.run import RunConfig
 from drivetrain.config.workload import OwnCode, UserModule
+from drivetrain.engines.auxiliary import without_attached
 from drivetrain.engines.state import kept
 from drivetrain.errors import UserError, problem
 from drivetrain.models.adapters import AdapterSet
@@ -27,6 +28,7 @@ from drivetrain.objects.held import missing
 from drivetrain.runtime.run_folder import RunFolder
 from drivetrain.training.report import RunReport
 from drivetrain.trust.named_code import refuse_named_code
+from drivetrain.trust.remote_code import PERMISSIONS
 from drivetrain.workloads.user_file import UserFile
 
 LOG = logging.getLogger(__name__)
@@ -63,7 +65,9 @@ def load(
         path = checkpoint_of(run, checkpoint)
         if model is None:
             refuse_named_code(_without_training(run), run.folder, trust)
-        weights = load_checkpoint(path, verify)["model"]
+            if not trust:
+                _refuse_code_beside(run, path)
+        weights = without_attached(load_checkpoint(path, verify)["model"])
         return _filled(run, path, model, weights, adapter).eval()
 
 
@@ -97,6 +101,20 @@ def checkpoint_of(run: RunConfig, given: str) -> Path:
     if found is None:
         LOG.warning("the best evaluation (step %s) has no good checkpoint: taking %s", wanted, newest)
     return found or newest
+
+
+def _refuse_code_beside(run: RunConfig, path: Path) -> None:
+    """UserError for Python beside a checkpoint's weights that a permission of the run would let run: the permission is
+    for the files at workload.model.path, which this copy of them need not be."""
+    own = [] if isinstance(run.workload, OwnCode) else [key for key in PERMISSIONS.values() if _permits(run, key)]
+    code = sorted(path.glob("**/*.py"))
+    if own and code:
+        why = f"{path} came with Python code ({code[0].name}), which {' and '.join(own)} would let run"
+        raise problem(f"workload.model.{own[0]}", why, "read that code, and where you trust it give --trust")
+
+
+def _permits(run: RunConfig, key: str) -> bool:
+    return bool(getattr(getattr(run.workload, "model", None), key, False))
 
 
 def _without_training(run: RunConfig) -> RunConfig:

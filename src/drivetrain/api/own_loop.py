@@ -22,7 +22,7 @@ from drivetrain.data.loader import MicroBatch
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.distributed.rng import restore_rng_state, rng_state
 from drivetrain.engines.base import Engine, StepResult
-from drivetrain.errors import RunError, problem
+from drivetrain.errors import RunError, UserError, problem
 from drivetrain.launch.external_launcher import OuterLauncher
 from drivetrain.launch.group import group_of_one, join
 from drivetrain.launch.prepare import judged_here
@@ -30,6 +30,7 @@ from drivetrain.launch.variables import of_the_run, variables
 from drivetrain.numerics.torch_precision import arithmetic
 from drivetrain.objects import held
 from drivetrain.runtime.hardware import detect
+from drivetrain.runtime.run_folder import refuse_code_of_folders
 from drivetrain.training.assemble import assemble_around
 from drivetrain.workloads.example_batch import ExampleWorkload, batch_of
 from drivetrain.workloads.user_metrics import metrics_of
@@ -47,6 +48,7 @@ def engine(
     optimizer: Any = None,
     metrics: Any = None,
     tensor_parallel: Mapping[str, str] | None = None,
+    trust: bool = False,
     set: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> LoopEngine:
@@ -62,6 +64,8 @@ def engine(
 
     optimizer: a function of parameters, a name, a class or a mapping; left out, the engine only evaluates. One that is
     made already is refused: sharding replaces the parameters that it holds.
+
+    trust: run Python that the run.yaml of a run's folder names (docs/security.md).
 
     The model is wrapped at the first batch, whose shapes some engines need. UserError for what cannot work.
     """
@@ -79,6 +83,8 @@ def engine(
         keys, objects = sorted_out(arguments)
         del objects["train_data"]
         run = _run(config, {**keys, **settings}, set)
+        if run[0] is not None and not _is_name(config) and not isinstance(config, Mapping):
+            refuse_code_of_folders(run[0], Path(config), trust)
         with held.holding(objects):
             ready = judged_here(*run)
         return LoopEngine(ready.run, objects, trains=optimizer is not None)
@@ -88,8 +94,7 @@ def _run(
     config: RunFile, given: Mapping[str, Any], dotted: Mapping[str, Any] | None
 ) -> tuple[RunConfig | None, list[Any]]:
     """What an engine reads of a run file; the rest says that data and length are the caller's."""
-    is_name = isinstance(config, str) and not config.endswith((".yaml", ".yml"))
-    raw: dict[str, Any] = {"engine": config} if is_name else raw_of(config)[0]
+    raw: dict[str, Any] = {"engine": config} if _is_name(config) else raw_of(config)[0]
     problems = with_arguments(raw, {**given, **(dotted or {})})
     outer = OuterLauncher.here()
     if outer is None and (raw.get("processes") or 1) > 1:
@@ -103,6 +108,11 @@ def _run(
     limits = {"max_grad_norm": loop.get("max_grad_norm")} if isinstance(loop, dict) else {}
     raw["loop"] = {**limits, "steps": 1}
     return validate(raw, problems)
+
+
+def _is_name(config: RunFile) -> bool:
+    """Whether an engine's name was passed, not the path of a run file."""
+    return isinstance(config, str) and not config.endswith((".yaml", ".yml"))
 
 
 def _alone(raw: Mapping[str, Any]) -> bool:
@@ -126,6 +136,7 @@ class LoopEngine:
         self._within.enter_context(arithmetic(run.precision_spec, self._machine))
         self._ranks = Communicator()
         self._engine: Engine | None = None
+        self._closed = False
         self._workload: ExampleWorkload
         self._to_load: Path | None = None
 
@@ -159,9 +170,7 @@ class LoopEngine:
             mine = [MicroBatch(batch_of(each)) for each in _listed(batches)]
             engine = self._ready(mine)
             self._check_trains()
-            most = max(self._ranks.all_gather(len(mine)))
-            spare = mine[-1].tensors if mine else self._workload.collate([0])
-            mine += [MicroBatch(spare, counts=False)] * (most - len(mine))
+            mine = self._evened(mine)
             return engine.summed(engine.forward_backward(mine))
 
     def optimizer_step(self, lr_factor: float = 1.0) -> StepResult:
@@ -182,9 +191,7 @@ class LoopEngine:
         with as_a_caller_reads_them(has_objects=True):
             mine = [MicroBatch(batch_of(each)) for each in batches]
             engine = self._ready(mine)
-            most = max(self._ranks.all_gather(len(mine)))
-            spare = mine[-1].tensors if mine else self._workload.collate([0])
-            mine += [MicroBatch(spare, counts=False)] * (most - len(mine))
+            mine = self._evened(mine)
             return engine.evaluate(mine, self._workload.metrics() if metrics is None else metrics_of(metrics))
 
     # --- state -------------------------------------------------------------------------------------------------------
@@ -245,6 +252,7 @@ class LoopEngine:
 
     def close(self) -> None:
         """Frees the engine, and leaves the group of processes if the engine joined it."""
+        self._closed = True
         if self._engine is not None:
             self._engine.close()
             self._engine = None
@@ -256,13 +264,24 @@ class LoopEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _evened(self, mine: list[MicroBatch]) -> list[MicroBatch]:
+        """As many micro-batches as the process with the most has; those added do not count."""
+        most = max(self._ranks.all_gather(len(mine)))
+        if not most:
+            raise _no_batch()
+        spare = mine[-1].tensors if mine else self._workload.collate([0])
+        return mine + [MicroBatch(spare, counts=False)] * (most - len(mine))
+
     def _ready(self, mine: Sequence[MicroBatch]) -> Engine:
-        """The engine, set up at the first batch; a process without one takes the first process's."""
+        """The engine, set up at the first batch; a process without one takes the first process's. RunError once it is
+        closed: another one would start from the model's first weights."""
+        if self._closed:
+            raise RunError("this engine is closed: call it within its `with` block, or make another and load a save")
         if self._engine is None:
             example = mine[0].tensors if mine else None
             found = [each for each in self._ranks.all_gather(example) if each is not None]
             if not found:
-                raise problem("batches", "no process gave a batch", "give at least one")
+                raise _no_batch()
             with held.holding(self._objects):
                 self._workload = ExampleWorkload(self._objects, found[0], self.run.global_batch, self.run.seed)
                 engine = assemble_around(self._workload, self.run, self._machine, self._ranks, self._trains)
@@ -274,6 +293,10 @@ class LoopEngine:
         if not self._trains:
             fix = "give optimizer=lambda parameters: AdamW(parameters, lr=3e-4)"
             raise problem("optimizer", "this engine was made without one, and only evaluates", fix)
+
+
+def _no_batch() -> UserError:
+    return problem("batches", "no process gave a batch", "give at least one")
 
 
 def _listed(batches: Batches) -> Sequence[Any]:

@@ -26,7 +26,7 @@ from drivetrain.launch.start import start_at_terminal
 from drivetrain.objects import held
 from drivetrain.runtime import scratch
 from drivetrain.runtime.atomic_file import writing
-from drivetrain.runtime.run_folder import RunFolder
+from drivetrain.runtime.run_folder import RunFolder, refuse_code_of_folders
 from drivetrain.training.report import RunReport
 
 CODES = {130: signal.SIGINT, 143: signal.SIGTERM}
@@ -51,6 +51,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     quiet: bool = False,
+    trust: bool = False,
     set: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> RunReport:
@@ -66,7 +67,7 @@ def train(
     mapping, or a function of (updates, total_updates) that gives the factor of the peak learning rate.
 
     resume: go on from the newest good checkpoint. overwrite: replace the run that is in the folder. quiet: print
-    warnings only.
+    warnings only. trust: run Python that the run.yaml of a run's folder names (docs/security.md).
 
     settings: keys of the run file, as on the command line: the end of a key where it is unique (lr=3e-4, epochs=2), or
     a block as a mapping, which changes the keys that it names (loop={"max_grad_norm": 1.0}). set: keys with dots
@@ -93,7 +94,7 @@ def train(
     with as_a_caller_reads_them(has_objects=model is not None and not isinstance(model, Mapping)):
         if resume and overwrite:
             raise _both()
-        ready, objects = prepared(run_file, arguments, settings, set)
+        ready, objects = prepared(run_file, arguments, settings, set, trust)
         if ready.is_first and ready.run.nodes == 1 and not (resume or overwrite):
             RunFolder(ready.run.folder).refuse_if_busy()
         result = started(ready, objects, verb="train", resume=resume, overwrite=overwrite, quiet=quiet)
@@ -109,18 +110,22 @@ def prepared(
     arguments: Mapping[str, Any],
     settings: Mapping[str, Any],
     dotted: Mapping[str, Any] | None = None,
+    trust: bool = False,
     **asked: Any,
 ) -> tuple[Checked, dict[str, Any]]:
     """Returns a run that can start here, and the objects it is made from. UserError with all problems.
 
-    asked: checkpoint, data, output, as `judged_here` takes them.
+    trust: whether Python runs that a run's own run.yaml names. asked: checkpoint, data, output, as `judged_here` takes
+    them.
     """
     keys, objects = sorted_out(arguments)
     given = {**keys, **settings}
     if "trackers" in given:
         given["trackers"], classes = trackers(given["trackers"])
         objects |= classes
-    run, problems, _ = read_run(_with_length(run_file, given, dotted, "model" in objects), given, dotted)
+    run, problems, file = read_run(_with_length(run_file, given, dotted, "model" in objects), given, dotted)
+    if run is not None and file is not None:
+        refuse_code_of_folders(run, file, trust)
     with held.holding(objects):
         return judged_here(run, problems, **asked), objects
 

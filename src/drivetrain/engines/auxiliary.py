@@ -50,6 +50,11 @@ def attached(model: nn.Module) -> dict[str, nn.Module]:
     return dict(found.named_children()) if isinstance(found, nn.ModuleDict) else {}
 
 
+def without_attached(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of a checkpoint but those of trained auxiliary models: what the model has where it stands alone."""
+    return {name: weight for name, weight in weights.items() if not name.startswith(f"{ATTACHED}.")}
+
+
 @dataclass
 class Companion:
     """A frozen or moved model. forward: the wrapped module that runs it."""

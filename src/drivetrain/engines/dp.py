@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import nn
 
 from drivetrain.config import engines as config
+from drivetrain.data.loader import MicroBatch
 from drivetrain.engines.base import Engaged
 from drivetrain.engines.replicas import GpuReplicas, ThreadReplicas
 from drivetrain.engines.single import AloneEngine
 from drivetrain.errors import RunError
+from drivetrain.workloads.base import Batch
+
+T = TypeVar("T")
 
 
 def wrap_dp(model: nn.Module, device: torch.device, replicas: int) -> ThreadReplicas | GpuReplicas:
@@ -35,6 +40,16 @@ class DpEngine(AloneEngine):
 
     def _ready_for_inference(self) -> None:
         super()._ready_for_inference()
+        self._forget_replicas()
+
+    def without_gradient(self, micro_batches: Sequence[MicroBatch], work: Callable[[nn.Module, Batch], T]) -> list[T]:
+        self._forget_replicas()
+        found = super().without_gradient(micro_batches, work)
+        self._forget_replicas()  # the window that follows makes its own
+        return found
+
+    def _forget_replicas(self) -> None:
+        """Those that forwards without gradient share have the weights as they were when they were made."""
         cast(ThreadReplicas | GpuReplicas, self._forward).forget()
 
     def engaged(self) -> Engaged:

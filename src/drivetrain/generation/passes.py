@@ -45,11 +45,16 @@ class Passes:
         return [result for results in found[: len(chunks)] for result in results]
 
     def answers(self, prompts: Sequence[Prompt], draws: Sequence[int]) -> list[list[int]]:
-        """The new tokens of an answer to each of this rank's prompts. draws: a number for each, which decides together
-        with the run's seed what is drawn for it, whatever other prompts are beside it."""
+        """The new tokens of an answer to each of this rank's prompts.
+
+        draws: a number for each, which decides together with the run's seed what is drawn for it, whatever other
+        prompts are beside it. ValueError if one comes twice.
+        """
         workload = self._workload
         assert isinstance(workload, Generates), "the workload's model writes no tokens"
         asked = dict(zip(draws, prompts, strict=True))
+        if len(asked) < len(prompts):  # prompts of one number would get one answer
+            raise ValueError(f"{len(prompts)} prompts have {len(asked)} different draws: give each its own")
         written: dict[int, list[int]] = {number: [] for number in asked}
         while True:
             going = [n for n, prompt in asked.items() if not workload.is_over(prompt, written[n])]

@@ -142,7 +142,9 @@ def _labelled(path: Path, table: Any, columns: list[str], text: str | None, labe
     own_label = label if label is not None else _label(table, names, text)
     own_text = text if text is not None else _text(table, [name for name in names if name != own_label])
     if own_text is not None and own_label is None and str(own_text).lower() == "text":
-        return Documents(str(path), " ".join(map(str, table[own_text].head(200))), int(table[own_text].str.len().sum()))
+        return Documents(
+            str(path), " ".join(map(str, table[own_text].head(200))), int(table[own_text].astype(str).str.len().sum())
+        )
     if own_text is None or own_label is None:
         what = "no column that could be labels" if own_label is None else "no column of texts"
         fix = "name them: --text-column NAME --label-column NAME"

@@ -8,16 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
 
 from drivetrain.config.workload import LanguageModel
+from drivetrain.data.loader import MicroBatch
+from drivetrain.engines.auxiliary import Companion
 from drivetrain.engines.gradient_sum import GradientSum
-from drivetrain.engines.mesh.dry_run import Trial, aside, placed
+from drivetrain.engines.mesh.dry_run import Trial, aside
 from drivetrain.errors import UserError
 from drivetrain.workloads.base import Layout, Workload
+from drivetrain.workloads.loss_contract import Auxiliary, LossContext, Statistics
 from tests.parity.mesh_cases import LENGTH, LLAMA, Columns, Declared, MeshCase, Pair, Seeded, engine_of, text
 from tests.ranks import RankPool
 from tests.tiny_workload import FEATURES, Rows, TinyWorkload
@@ -345,11 +349,16 @@ def test_the_whole_model_runs_on_the_first_rank_alone(ranks: Callable[[int], Ran
     assert ranks(2).run(calls_of_the_whole_model, {"tp": 2}) == [1, 0]
 
 
-@pytest.mark.parametrize(("free", "where"), [(10_000, "cuda"), (100, "cpu")])
-def test_it_runs_on_the_device_where_it_fits(free: int, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, moves = nn.Linear(10, 10), []
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 2**30))
-    monkeypatch.setattr(nn.Module, "to", lambda _, device: moves.append(torch.device(device).type))
-    with placed(model, torch.device("cuda", 0)) as device:
-        assert device.type == where
-    assert moves == [where, "cpu"]
+def test_frozen_models_are_placed_with_the_whole_model_and_statistics_follow_them() -> None:
+    trial, frozen = Trial.__new__(Trial), nn.Linear(2, 2)
+    trial._device, trial._found = torch.device("cuda", 0), Statistics({"sure": torch.ones(())}, {"row": torch.ones(3)})
+    trial._beside = LossContext({"teacher": Companion(Auxiliary(), frozen, frozen, None), "value": nn.Linear(2, 2)})
+    with (
+        mock.patch("drivetrain.engines.mesh.dry_run.placed") as placing,
+        mock.patch.object(Trial, "_whole"),
+    ):
+        trial._watched(nn.Linear(1, 1), trains=True)  # a trained one is a part of the model
+    assert placing.call_args.args[2] == [frozen]
+    found = trial.statistics(MicroBatch({}, positions=np.arange(2)), torch.device("cpu"))  # where there was no room
+    assert found.own is not None
+    assert {t.device.type for t in (found.sums["sure"], found.rows["row"], found.own)} == {"cpu"}

@@ -29,9 +29,11 @@ from drivetrain.data.loader import MicroBatch
 from drivetrain.data.streams.endless import draws
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.distributed.rng import restore_rng_state, rng_state
+from drivetrain.engines.auxiliary import Companion
 from drivetrain.engines.base import EngineOptions
 from drivetrain.engines.mesh.block_discovery import Anatomy, dissect
 from drivetrain.engines.mesh.topology import MeshPosition
+from drivetrain.engines.mesh.whole_model import placed
 from drivetrain.engines.state import gathered, local_part
 from drivetrain.engines.window_loss import combined, joined_partials
 from drivetrain.errors import UserError, problem
@@ -107,15 +109,16 @@ class Trial:
         """These samples' part of the weighted mean over all samples of the trial."""
         return torch.stack([sums[name] / self._counts[name] * w for name, w in self._workload.terms.items()]).sum()
 
-    def statistics(self, batch: MicroBatch) -> Statistics:
-        """Those of all samples, as the whole model gave them."""
-        own = None if batch.positions is None else torch.from_numpy(batch.positions).to(self._device)
-        sums, rows = ({k: t.to(self._device) for k, t in some.items()} for some in (self._found.sums, self._found.rows))
+    def statistics(self, batch: MicroBatch, device: torch.device) -> Statistics:
+        """Those of all samples, as the whole model gave them. device: of the model whose loss gets them."""
+        own = None if batch.positions is None else torch.from_numpy(batch.positions).to(device)
+        sums, rows = ({k: t.to(device) for k, t in some.items()} for some in (self._found.sums, self._found.rows))
         return Statistics(sums, rows, own)
 
     def _watched(self, model: nn.Module, trains: bool) -> Watched:
         """Its loss, sketches of its gradients, and the statistics of the samples."""
-        with placed(model, self._device) as device:  # around hooks and buffers, which know the device
+        beside = [each.model for each in self._beside.auxiliary.values() if isinstance(each, Companion)]
+        with placed(model, self._device, beside) as device:  # around hooks and buffers, which know the device
             return self._whole(model, trains, device)
 
     def _whole(self, model: nn.Module, trains: bool, device: torch.device) -> Watched:
@@ -134,7 +137,7 @@ class Trial:
                 self._ask_statistics(model, device)
                 for piece in self._pieces:
                     uses.append(set())
-                    context = replace(self._beside, statistics=self.statistics(piece))
+                    context = replace(self._beside, statistics=self.statistics(piece, device))
                     loss = self.mean(self._workload.loss_sums(model, self._cast(piece.tensors, device), context))
                     self._loss += float(loss.detach())
                     if trains:
@@ -310,25 +313,6 @@ def _short(batch: Batch, workload: Workload) -> Batch:
         for start in range(0, length, POSITIONS)
     ]
     return max(pieces, key=lambda piece: sum(workload.counts(piece).values()))
-
-
-ROOM = 1.5  # times a model's weights that a device has to have free to try it there whole: gradients go one by one
-
-
-@contextmanager
-def placed(model: nn.Module, device: torch.device) -> Iterator[torch.device]:
-    """The model, which lies in CPU memory, on the device while there is room for it; yields where it is."""
-    there = device if _has_room(model, device) else torch.device("cpu")
-    model.to(there)
-    try:
-        yield there
-    finally:
-        model.to("cpu")
-
-
-def _has_room(model: nn.Module, device: torch.device) -> bool:
-    size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-    return device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > ROOM * size
 
 
 @contextmanager

@@ -140,7 +140,7 @@ class MeshEngine(AutogradEngine):
         """This rank's part of the mean loss of all samples."""
 
         def work(model: nn.Module, tensors: Batch) -> Tensor:
-            context = LossContext(self._auxiliary.callables, self._trial.statistics(batch))
+            context = LossContext(self._auxiliary.callables, self._trial.statistics(batch, self._device))
             return self._trial.mean(self._loss_sums(model, tensors, context))
 
         attention, blocks = self._attention, len(self._part.blocks)
