@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -237,7 +238,7 @@ def test_no_change_of_manifest_or_state_ends_a_resume_in_a_traceback(
             if data.draw(st.booleans()):
                 del node[last]
             else:
-                node[last] = data.draw(OTHERS)
+                node[last] = copy.deepcopy(data.draw(OTHERS))  # a later change may reach into it
         return tree
 
     change(newer, name, mutate)
