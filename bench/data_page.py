@@ -62,7 +62,7 @@ def row(line: dict[str, Any]) -> list[str]:
 
 
 def seconds(line: dict[str, Any], which: str, kind: str = "seconds") -> float:
-    """Of the first or second start, beyond the training on few rows."""
+    """Returns figures of the first or second start beyond those of the training on few rows."""
     return max(0.0, float(line[which][kind] - line["baseline"][kind]))
 
 

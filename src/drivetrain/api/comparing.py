@@ -23,7 +23,7 @@ from drivetrain.errors import problem
 
 @dataclass(frozen=True, repr=False)
 class ComparisonTable:
-    """What `compare` found, a row a combination. folder: page, plots and the runs themselves."""
+    """The result of `compare`: a row for each combination. folder: has the page, the plots and the runs."""
 
     comparison: Comparison
     folder: Path
@@ -36,7 +36,7 @@ class ComparisonTable:
 
     @property
     def advice(self) -> str:
-        """What to choose, and why; or that nothing can be recommended."""
+        """Returns what to choose and why, or that nothing can be recommended."""
         return advice(self.comparison)
 
     @property

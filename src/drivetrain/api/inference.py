@@ -176,7 +176,7 @@ def _placed(given: Any, device: torch.device) -> Any:
 
 
 def _task(output: Tensor, target: Tensor | None, loss: SummedLoss) -> Task:
-    """What the outputs mean by the loss: of inputs alone, classes where there are as many scores."""
+    """Returns how outputs are read, by the loss. Of inputs alone: scores of classes where the loss takes such."""
     if target is None:
         classes = output.dim() == 2 and loss.ignored is not None
         target = torch.zeros(len(output), dtype=torch.int64) if classes else torch.zeros_like(output)

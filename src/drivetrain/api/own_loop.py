@@ -93,7 +93,7 @@ def engine(
 def _run(
     config: RunFile, given: Mapping[str, Any], dotted: Mapping[str, Any] | None
 ) -> tuple[RunConfig | None, list[Any]]:
-    """What an engine reads of a run file; the rest says that data and length are the caller's."""
+    """Returns the run file that an engine reads. Data and length in it are placeholders: the caller has them."""
     raw: dict[str, Any] = {"engine": config} if _is_name(config) else raw_of(config)[0]
     problems = with_arguments(raw, {**given, **(dotted or {})})
     outer = OuterLauncher.here()
@@ -229,7 +229,7 @@ class LoopEngine:
             return self.steps
 
     def _restore(self, engine: Engine) -> None:
-        """What `load` named; before the first batch it waits for the model to be wrapped."""
+        """Loads the checkpoint that `load` named. Before the first batch this waits until the model is wrapped."""
         path, self._to_load = self._to_load, None
         if path is None:
             return

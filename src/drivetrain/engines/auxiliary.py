@@ -109,7 +109,7 @@ class AuxiliaryModels:
         ]
 
     def summary(self) -> dict[str, Any]:
-        """What a checkpoint says beside the weights of moved models; empty where there are no companions."""
+        """Returns what a checkpoint keeps beside the weights of moved models; empty where there are none."""
         if not self.companions:
             return {}
         frozen = {

@@ -1,1 +1,1 @@
-"""What a model makes under any engine: answers to prompts, log-probabilities, samples to train on."""
+"""Has a model make something under any engine: answers to prompts, log-probabilities, samples to train on."""

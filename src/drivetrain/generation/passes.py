@@ -30,7 +30,7 @@ class Passes:
         self._engine, self._workload, self._ranks, self._batch_size = engine, workload, ranks, batch_size
 
     def each(self, samples: Sequence[Any], work: Callable[[nn.Module, Batch, LossContext], Sequence[T]]) -> list[T]:
-        """What `work` makes of each sample, in their order: one result a sample of the batch that it gets.
+        """Returns what `work` makes of each sample, in their order: one result a sample of the batch that it gets.
 
         samples: this rank's, as `collate` takes them; ranks may have different numbers.
         """

@@ -1,4 +1,4 @@
-"""What a user's data are, seen from names and first rows: texts with labels, pictures, conversations, plain texts."""
+"""Recognises a user's data by names and first rows: texts with labels, pictures, conversations, plain texts."""
 
 from __future__ import annotations
 
@@ -89,7 +89,10 @@ def is_chinese(texts: Iterable[str]) -> bool:
 
 
 def kind_of(path: Path, text: str | None = None, label: str | None = None) -> Kind:
-    """What lies at a path. text, label: columns that the user names. UserError where it is nothing of these kinds."""
+    """Returns the kind of data at a path. UserError where it is none that is known.
+
+    text, label: columns that the user names.
+    """
     if path.is_dir():
         from drivetrain.init.picture_folders import in_folder
 

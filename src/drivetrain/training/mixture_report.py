@@ -1,4 +1,4 @@
-"""What each data set of a mixture had of a training, and how well it goes on each: for the report and the events."""
+"""Counts how much of a training each data set of a mixture had, and how well it goes on each."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class LineShard:
             raise not_utf8(error, str(self.path), self._field, number) from None
 
     def _from(self, start: int) -> tuple[Iterator[tuple[int, bytes]], BinaryIO]:
-        """What is open, if it stands at or before that row in this process; else the file from its beginning."""
+        """Returns the open file if it stands at or before that row here, else the file from its beginning."""
         held = self._open
         if held is not None and held[0] == os.getpid() and held[1] <= start:
             place, lines, opened = held[1:]
