@@ -100,7 +100,7 @@ def joined_partials(partials: Sequence[Partial], micro_batches: Sequence[MicroBa
 def combined(everyone: Sequence[Joined], micro_batches: Sequence[MicroBatch], device: torch.device) -> list[Statistics]:
     """Joins the statistics of all ranks. RunError where a workload gives no row for a sample.
 
-    Sums are added in the order of the ranks, so that all have the same bits; rows come in the order of the global batch.
+    Sums are added in the order of the ranks, so that all have the same bits; rows come in that of the global batch.
     """
     sums: dict[str, Tensor] = {}
     for summed, _, _ in everyone:
