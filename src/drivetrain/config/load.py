@@ -196,7 +196,7 @@ def _once(problems: Sequence[Problem]) -> list[Problem]:
 
 
 def _expected(why: str) -> str:
-    """What a field takes, by a problem's reason."""
+    """Returns what a field takes, read from a problem's reason."""
     return why.partition(" given; ")[2].removeprefix("input should be ")
 
 

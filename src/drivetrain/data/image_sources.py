@@ -152,7 +152,7 @@ def _split_folder(root: Path, split: str) -> Path:
 
 
 def _notes(root: Path, found: Listing) -> tuple[str, ...]:
-    """What was left out, and where the first of each kind lies."""
+    """Returns what was left out, and where the first of each kind lies."""
     notes = []
     if others := found.others:
         kinds = ", ".join(f"{count} {ending} ({first} first)" for ending, count, first in others)

@@ -116,7 +116,7 @@ def tar_pictures(
 
 @dataclass
 class _Found:
-    """What the headers of all archives gave so far, beside the arrays."""
+    """The facts that archives' headers gave so far, beside the arrays."""
 
     labels: dict[str, int] = field(default_factory=dict)
     bad: list[tuple[str, str]] = field(default_factory=list)

@@ -20,7 +20,7 @@ ORIENTATION = 0x0112  # EXIF: how a camera was held
 
 
 class Unreadable(RunError):
-    """A picture that cannot be decoded, whoever tries; what is lost on the way to it is another RunError."""
+    """A picture that cannot be decoded by any process; what is lost on the way to it is another RunError."""
 
 
 class Pictures(ABC):
