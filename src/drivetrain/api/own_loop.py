@@ -60,12 +60,12 @@ def engine(
     of the run file, as in drivetrain.train; max_grad_norm clips.
 
     model: a copy of it is trained (`weights` gives the result). loss: of (output, target), giving a mean, or loss_sum
-    and count; with the meanings of docs/own-code.md.
+    and count; with the meanings of docs/how-to/own-code.md.
 
     optimizer: a function of parameters, a name, a class or a mapping; left out, the engine only evaluates. One that is
     made already is refused: sharding replaces the parameters that it holds.
 
-    trust: run Python that the run.yaml of a run's folder names (docs/security.md).
+    trust: run Python that the run.yaml of a run's folder names (docs/reference/security.md).
 
     The model is wrapped at the first batch, whose shapes some engines need. UserError for what cannot work.
     """

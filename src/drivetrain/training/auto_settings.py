@@ -128,7 +128,8 @@ def keeps_freed_memory(run: RunConfig, machine: Machine) -> bool:
     """Whether freed memory is kept for reuse.
 
     Not by engines that shard on a CPU: what they gather and free again, block by block, would leave gaps of other
-    sizes than what comes next. A rank of FSDP then holds more than one process does without it (docs/speed.md).
+    sizes than what comes next. A rank of FSDP then holds more than one process does without it
+    (docs/background/speed.md).
     """
     if run.allocator == "auto":
         return machine.device != "cpu" or not run.engine.gives_pieces
