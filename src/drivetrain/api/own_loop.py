@@ -24,7 +24,7 @@ from drivetrain.distributed.rng import restore_rng_state, rng_state
 from drivetrain.engines.base import Engine, StepResult
 from drivetrain.errors import RunError, UserError, problem
 from drivetrain.launch.external_launcher import OuterLauncher
-from drivetrain.launch.group import group_of_one, join
+from drivetrain.launch.group import group_of_one, join, leave
 from drivetrain.launch.prepare import judged_here
 from drivetrain.launch.variables import of_the_run, variables
 from drivetrain.numerics.torch_precision import arithmetic
@@ -131,7 +131,7 @@ class LoopEngine:
         self._within.enter_context(variables(of_the_run(run, self._machine.device)))
         if OuterLauncher.here() is not None and not dist.is_initialized():
             join(self._machine.device)
-            self._within.callback(dist.destroy_process_group)
+            self._within.callback(leave)
         self._within.enter_context(group_of_one(run.engine.traits.spreads))
         self._within.enter_context(arithmetic(run.precision_spec, self._machine))
         self._ranks = Communicator()
