@@ -56,7 +56,7 @@ def load(
     The model of a text workload has its tokenizer as `model.tokenizer`.
 
     Raises UserError for a folder without such a checkpoint, weights of another model, and Python that the folder names
-    from outside the current one, unless trust is set (docs/security.md).
+    from outside the current one, unless trust is set (docs/reference/security.md).
     """
     with as_a_caller_reads_them():
         if adapter not in ("merge", "keep"):

@@ -24,7 +24,7 @@ from drivetrain.distributed.rng import restore_rng_state, rng_state
 from drivetrain.engines.base import Engine, StepResult
 from drivetrain.errors import RunError, UserError, problem
 from drivetrain.launch.external_launcher import OuterLauncher
-from drivetrain.launch.group import group_of_one, join
+from drivetrain.launch.group import group_of_one, join, leave
 from drivetrain.launch.prepare import judged_here
 from drivetrain.launch.variables import of_the_run, variables
 from drivetrain.numerics.torch_precision import arithmetic
@@ -60,12 +60,12 @@ def engine(
     of the run file, as in drivetrain.train; max_grad_norm clips.
 
     model: a copy of it is trained (`weights` gives the result). loss: a function of (output, target) that returns a
-    mean; or loss_sum and count, as in docs/own-code.md.
+    mean; or loss_sum and count, as in docs/how-to/own-code.md.
 
     optimizer: a function of parameters, a name, a class or a mapping; left out, the engine only evaluates. One that is
     made already is refused: sharding replaces the parameters that it holds.
 
-    trust: run Python that the run.yaml of a run's folder names (docs/security.md).
+    trust: run Python that the run.yaml of a run's folder names (docs/reference/security.md).
 
     The model is wrapped at the first batch, whose shapes some engines need. Raises UserError for a combination that
     cannot work.
@@ -132,7 +132,7 @@ class LoopEngine:
         self._within.enter_context(variables(of_the_run(run, self._machine.device)))
         if OuterLauncher.here() is not None and not dist.is_initialized():
             join(self._machine.device)
-            self._within.callback(dist.destroy_process_group)
+            self._within.callback(leave)
         self._within.enter_context(group_of_one(run.engine.traits.spreads))
         self._within.enter_context(arithmetic(run.precision_spec, self._machine))
         self._ranks = Communicator()

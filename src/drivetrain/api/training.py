@@ -60,14 +60,14 @@ def train(
     run_file: the path of a run file, or a mapping of its keys. With objects it may be left out.
 
     model, train_data, loss, evaluation_data, metrics, collate, predict, loss_sum, count, splits_batches,
-    tensor_parallel: objects, with the meaning they have in a file of your own (docs/own-code.md). A model has the
-    trained weights afterwards, those of the last step, whatever engine and number of processes trained it.
+    tensor_parallel: objects, with the meaning they have in a file of your own (docs/how-to/own-code.md). A model has
+    the trained weights afterwards, those of the last step, whatever engine and number of processes trained it.
 
     optimizer: a name, a mapping (its block of the run file), a class, or a function of parameters. schedule: a name, a
     mapping, or a function of (updates, total_updates) that gives the factor of the peak learning rate.
 
     resume: go on from the newest good checkpoint. overwrite: replace the run that is in the folder. quiet: print
-    warnings only. trust: run Python that the run.yaml of a run's folder names (docs/security.md).
+    warnings only. trust: run Python that the run.yaml of a run's folder names (docs/reference/security.md).
 
     settings: keys of the run file, as on the command line: the end of a key where it is unique (lr=3e-4, epochs=2), or
     a block as a mapping, which changes the keys that it names (loop={"max_grad_norm": 1.0}). set: keys with dots

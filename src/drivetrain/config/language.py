@@ -23,7 +23,9 @@ def most_dropped(bad_rows: BadRows) -> float:
 
 class LanguageModelModel(Frozen):
     path: PathOrId | None = doc("Transformers causal language model to start from: a local folder or a hub id", None)
-    trust_remote_code: bool = doc("Run Python code that lies beside the model at path (docs/security.md)", False)
+    trust_remote_code: bool = doc(
+        "Run Python code that lies beside the model at path (docs/reference/security.md)", False
+    )
     config: dict[str, Any] | None = doc(
         "Transformers config of a model made from scratch: model_type and its fields", None
     )
@@ -32,7 +34,9 @@ class LanguageModelModel(Frozen):
         "Left out, model.path's, or bytes from scratch",
         None,
     )
-    trust_tokenizer_code: bool = doc("Run Python code that lies beside the tokenizer (docs/security.md)", False)
+    trust_tokenizer_code: bool = doc(
+        "Run Python code that lies beside the tokenizer (docs/reference/security.md)", False
+    )
     vocabulary_size: int | None = doc("Tokens of a bpe tokenizer", None, gt=256)
     resize_vocabulary: bool = doc("Add rows to the embedding for tokens that the tokenizer has beyond them", False)
     attention: Literal["auto", "eager", "sdpa", "flash", "flex"] = doc(

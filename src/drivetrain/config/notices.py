@@ -101,7 +101,7 @@ def _casts(run: RunConfig, machine: Machine) -> Iterator[str]:
     if run.precision == "bf16-mixed" and machine.device == "cuda" and "bf16-master" not in run.engine.traits.lacks:
         yield (
             "bf16-mixed casts fp32 weights in every forward pass; precision=bf16-master casts them once a step, and "
-            "computes in bf16 also what autocast keeps in fp32 (docs/precision.md)"
+            "computes in bf16 also what autocast keeps in fp32 (docs/reference/precision.md)"
         )
 
 

@@ -39,8 +39,9 @@ def _known_or_path(name: str, known: Sequence[str], kind: str) -> str:
 
 class Optimizer(Frozen):
     name: Annotated[str, AfterValidator(_optimizer)] = doc(
-        "sgd, adam, adamw; with a smaller state (docs/optimizers.md) adafactor, galore, adamw8bit, adamw4bit, "
-        "adamw-fp8, bnb-adamw8bit, bnb-paged-adamw8bit; or an optimizer class's import path (package.module:Class)",
+        "sgd, adam, adamw; with a smaller state (docs/reference/optimizers.md) adafactor, galore, adamw8bit, "
+        "adamw4bit, adamw-fp8, bnb-adamw8bit, bnb-paged-adamw8bit; or an optimizer class's import path "
+        "(package.module:Class)",
         "adamw",
     )
     lr: float = doc("Peak learning rate", 1e-3, gt=0)

@@ -2,7 +2,7 @@
 
 Any cut gives the same step, because losses are sums divided by the count of the whole batch. So a cut may follow the
 samples' lengths: micro-batches of like length need little padding, while the batch stays a random one. (Batches made of
-like lengths need as little, but are no random ones: docs/speed.md has the cost in accuracy.)
+like lengths need as little, but are no random ones: docs/background/speed.md has the cost in accuracy.)
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def _joining(task: Job) -> Result:
     from drivetrain.launch.diagnostics.process_state import waits_on_gpu
     from drivetrain.launch.diagnostics.stack_request import Alone
     from drivetrain.launch.execute import perform
-    from drivetrain.launch.group import join
+    from drivetrain.launch.group import join, leave
     from drivetrain.runtime.hardware import detect
 
     warnings = join(detect(task.run.device).device)
@@ -77,5 +77,5 @@ def _joining(task: Job) -> Result:
     with Heart(None, dist.get_rank(), Alone(task.run.hang_seconds), waits_on_gpu) as heart:
         result = perform(task, heart=heart)
     of_first = dist.get_rank() == 0
-    dist.destroy_process_group()
+    leave()
     return result.model_copy(update={"of_first": of_first})

@@ -16,7 +16,8 @@ RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000"}
 
 # How many kernels oneDNN keeps, and PyTorch in front of it: 1,024 each by default, one for every shape that was met.
 # Batches of texts have ever other lengths, so that most are never used again, yet they come to more than half of what
-# a small model holds (docs/speed.md). A Transformer takes some twenty kernels at one length, all its blocks together.
+# a small model holds (docs/background/speed.md). A Transformer takes some twenty kernels at one length, all its blocks
+# together.
 KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 
 

@@ -1,7 +1,7 @@
 """Keeps memory between steps: by the C library's malloc on a CPU run, by CUDA's allocator on a GPU.
 
 By default glibc gives every block above 32 MB back to the kernel when it is freed; the next step gets fresh pages, each
-zeroed on first touch. docs/speed.md has its gain and its cost.
+zeroed on first touch. docs/background/speed.md has its gain and its cost.
 """
 
 from __future__ import annotations

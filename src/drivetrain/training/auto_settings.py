@@ -133,7 +133,7 @@ def keeps_freed_memory(run: RunConfig, machine: Machine) -> bool:
 
     Not with engines that shard on a CPU: the parameters that they gather and free, block by block, would leave gaps of
     other sizes than the next ones need. A rank of FSDP then holds more than one process does without it
-    (docs/speed.md).
+    (docs/background/speed.md).
     """
     if run.allocator == "auto":
         return machine.device != "cpu" or not run.engine.gives_pieces

@@ -20,7 +20,7 @@ Status = Literal["completed", "stopped_early", "interrupted"]
 
 
 class RunReport(BaseModel):
-    """Measured values only. Memory in bytes, named as in docs/measure.md: allocated, reserved, tensor, resident."""
+    """Measured values only. Memory is in bytes: allocated, reserved, tensor, resident (docs/reference/measure.md)."""
 
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 

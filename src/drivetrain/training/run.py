@@ -237,8 +237,7 @@ def _reported(folder: RunFolder, status: Status, progress: Progress) -> RunRepor
 
 
 def _begun(parts: TrainingContext, step: int) -> list[str]:
-    """Writes run.yaml and environment.json, since no check can refuse the run now. Returns trouble folders set
-    aside."""
+    """Writes run.yaml and environment.json: no check refuses the run now. Returns trouble folders set aside."""
     parts.folder.describe(parts.config, environment.describe(parts.machine))
     parts.folder.begun()
     return set_aside(parts.folder.trouble, step)

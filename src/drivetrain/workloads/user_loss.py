@@ -46,7 +46,7 @@ class SummedLoss:
                 FIELD,
                 "class weights make the loss a weighted mean, which depends on how a batch is cut",
                 "define loss_sum(model, batch) with reduction='sum' and count(batch) in place of loss "
-                "(docs/own-code.md shows it)",
+                "(docs/how-to/own-code.md shows it)",
             )
         self._loss = loss
         self._over_samples = reduction == "batchmean" or not isinstance(loss, BUILT_IN)

@@ -15,7 +15,8 @@ and, if wanted:
     loss_terms(model, batch), counts(batch)     in place of those: dicts of a sum and a count for each of several terms
     term_weights                    weights of the terms, 1 each
     statistics(model, batch)        what the loss must know of the whole global batch first: {"sum": ..., "gather": ...}
-    auxiliary                       models beside the trained one, by name: frozen, moved or trained (docs/own-code.md)
+    auxiliary                       models beside the trained one, by name: frozen, moved or trained
+                                    (docs/how-to/own-code.md)
     splits_batches = False          if the loss does not decompose over samples (contrastive losses)
     tensor_parallel                 how engine=mesh splits layers: {"layers.*.first": "colwise", "layers.*.second":
                                     "rowwise"}; * stands for one part of a name

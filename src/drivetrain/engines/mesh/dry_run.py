@@ -292,7 +292,7 @@ class Trial:
         if self._config.sequence_parallel:
             fix = f"leave sequence_parallel out, or {fix}"
         elif "tp" in axes and self._workload.layout.tensor_parallel:
-            fix = f"correct tensor_parallel in the workload's file (docs/workloads.md), or {fix}"
+            fix = f"correct tensor_parallel in the workload's file (docs/reference/workloads.md), or {fix}"
         return problem(f"engine.{axes[0]}" if len(axes) == 1 else "engine", why, fix)
 
 

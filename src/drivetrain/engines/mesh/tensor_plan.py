@@ -73,7 +73,8 @@ def _derived(model: nn.Module) -> dict[str, str]:
         raise problem(
             "engine.tp",
             f"{type(model).__name__} has no plan for tensor parallelism, and its layers' names say none",
-            "declare one in a workload file of your own (tensor_parallel, docs/workloads.md), or leave tp out",
+            "declare one in a workload file of your own (tensor_parallel, docs/reference/workloads.md), "
+            "or leave tp out",
         )
     return found
 
