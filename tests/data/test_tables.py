@@ -98,11 +98,11 @@ def test_a_long_field_is_no_limit(tmp_path: Path) -> None:
 
 REFUSED = {
     "an unquoted comma in a text": ("a.csv", "label,text\n1,good, but small\n0,bad\n", ["line 2 has 3", "quote"]),
-    "a row cut short": ("a.csv", "label,text\n1,good\n0\n", ["line 3 has 1 columns where the first has 2"]),
+    "a row cut short": ("a.csv", "label,text\n1,good\n0\n", ["line 3 has 1 column ('0') where the first has 2"]),
     "rows of many lengths": (
         "a.csv",
         "label,text\n" + "1,good\n0\n" * 7,
-        ["line 3 has 1 columns, line 5 has", "line 11 has 1 columns where the first has 2, and 2 more lines are wrong"],
+        ["line 3 has 1 column ('0'), line 5 has", "where the first has 2, and 2 more lines are wrong"],
     ),
     "a quote that is never closed": ("a.csv", 'label,text\n1,"good\n0,bad\n', ["line 3", "quote"]),
     "two stray quotes that would join rows": ("a.csv", 'label,text\n1,"good\n0,bad\n1,"nice\n', ["line 4", "quote"]),

@@ -224,3 +224,12 @@ def test_texts_that_are_numbers_are_texts(tmp_path: Path) -> None:
     file = tmp_path / "numbers.jsonl"
     file.write_text("".join(json.dumps({"text": 1_000 + number}) + "\n" for number in range(1000)))
     assert kind_of(file).characters == 4000  # type: ignore[union-attr]
+
+
+def test_rows_that_cannot_be_used_are_counted_and_the_run_file_trains(here: Path) -> None:
+    lines = [f"{word} hotel,{label}" for word, label in [("good", 1), ("bad", 0)] * 40]
+    (here / "a.csv").write_text("\n".join(["text,label", *lines, ",1", "cut", "nice,", ""]))
+    made = written(None, Path("a.csv"), Path("run.yaml"))
+    said = "83 rows, of which 1 without text, 1 without label, 1 with too few columns"
+    assert said in " ".join(made.decisions)
+    trains("run.yaml", *SMALL)

@@ -8,6 +8,12 @@ from typing import overload
 import numpy as np
 
 
+def row_name(row: int, line: int = 0) -> str:
+    """Names a row of a table. row: counted from 1, without the header. line: of the file, which an editor shows; 0 if
+    it has none."""
+    return f"line {line} (row {row})" if line else f"row {row}"
+
+
 class RowNames(Sequence[str]):
     """The names of the rows of these numbers."""
 

@@ -124,7 +124,8 @@ def _labelled_texts(run: Any, kind: LabelledTexts, made: Fitted, stem: str) -> N
     run["precision"] = "fp32"
     balanced = _few_of_a_class(kind)
     made.decisions += [
-        f"Text: column {kind.text}; label: column {kind.label}, with {_listed(kind.classes)}; {kind.rows:,} rows.",
+        f"Text: column {kind.text}; label: column {kind.label}, with {_listed(kind.classes)}; {kind.rows:,} rows"
+        + (f", of which {kind.unusable}: these are left out, up to 5 % of them (bad_rows)." if kind.unusable else "."),
         f"{'Chinese: a token is a character' if chinese else 'A token is a word or a piece of one'}, from "
         f"{stem}-vocab.txt, which was made of these texts ({len(words):,} tokens).",
         f"Texts are cut after {length} tokens (max_length): about {whole:.0%} of them have no more.",

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from drivetrain.config.workload import TextClassification, TextData
+from drivetrain.data.bad_rows import by_reason
 from drivetrain.data.row_names import RowNames
 from drivetrain.data.split import limit_note, limited, stratified_split
 from drivetrain.data.streams.endless import known_length
@@ -18,7 +19,7 @@ from drivetrain.data.streams.mixture import StreamedMixture
 from drivetrain.data.texts import Texts, class_names, encode, num_shared, read_texts
 from drivetrain.data.token_blocks import stored_tokens
 from drivetrain.data.tokenised import Tokens, load_tokenizer, tokenise
-from drivetrain.errors import Problem, UserError, problem, together
+from drivetrain.errors import Problem, UserError, counted, problem, together
 from drivetrain.models.model_folders import save_description
 from drivetrain.models.transformers_classifiers import build_classifier, config_accepts
 from drivetrain.models.unpadded import Places, position_table, row_inputs, use_unpadded
@@ -98,7 +99,7 @@ class TextClassificationWorkload(Classifier):
                 self._warn(texts.warning)
         self._dropped = len(dropped)
         if dropped:
-            self._warn(f"{self._dropped} row{'s' * (self._dropped > 1)} without text dropped, {dropped[0].where} first")
+            self._warn(f"{counted(self._dropped, 'row')} left out: {'; '.join(by_reason(dropped))}")
         present = [train.label_names[number] for number in np.unique(train.numbers)]
         self._classes = class_names(present, "workload.data.label_column", len(train.numbers), str(data.label_column))
         return self._limited(train, "limit_train"), self._limited(evaluation, "limit_evaluation")
@@ -253,7 +254,7 @@ class TextClassificationWorkload(Classifier):
             "train_samples": known_length(self.train),
             "evaluation_samples": len(self.evaluation),
             "classes": len(self._classes),
-            "rows_without_text": self._dropped,
+            "unusable_rows": self._dropped,
             "vocabulary": len(self._tokenizer),
             **self._lengths_known(),
             "unpadded": self.packs,
@@ -281,7 +282,9 @@ class TextClassificationWorkload(Classifier):
             return self.evaluation
         texts = read_texts(self._config.data, path, "--data", labelled=False)
         if texts.bad:
-            self._warn(f"{len(texts.bad)} rows of {path} have no text and no prediction, {texts.bad[0].where} first")
+            without = "has" if len(texts.bad) == 1 else "have"
+            lost = f"{counted(len(texts.bad), 'row')} of {path} {without} no prediction"
+            self._warn(f"{lost}: {'; '.join(by_reason(texts.bad))}")
         if texts.warning:
             self._warn(texts.warning)
         return TextSamples(*self._tokens(texts), None, RowNames(texts.rows), texts)

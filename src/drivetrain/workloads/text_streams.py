@@ -88,10 +88,12 @@ class TextStream:
 
     def _label(self, row: Mapping[str, Any], where: str) -> int:
         """Returns a row's class. Raises UserError for an unknown class; RowError for a row without a text, whose label
-        is not needed."""
+        is not needed, or without a label."""
         if not _text(row.get(str(self.data.text_column))).strip():
             raise RowError("it has no text")
         label = _text(row.get(str(self.data.label_column)))
+        if not label.strip():
+            raise RowError("it has no label")
         if label not in self.classes:
             known = ", ".join(self.classes[:20])
             why = f"{where} has the label {label!r}, which is none of {known}"
