@@ -87,7 +87,7 @@ def test_files_that_are_no_images_are_counted_by_their_endings(tmp_path: Path) -
         (tmp_path / name).write_text("x")
     (note,) = class_folders(tmp_path, "field", "train").notes
     assert note.startswith(
-        f"4 files in {tmp_path} are no images and left out: 2 .txt ({tmp_path / 'cat/1.txt'} first), "
+        f"4 files in {tmp_path} left out, which are no images: 2 .txt ({tmp_path / 'cat/1.txt'} first), "
     )
     assert f"1 .heic ({tmp_path / 'dog/3.heic'} first), 1 without ending" in note
 

@@ -20,7 +20,7 @@ from drivetrain.data.bad_rows import allowance, exceeds
 from drivetrain.errors import UserError, problem
 from drivetrain.runtime.strict_json import dumps
 from drivetrain.tracking.quantities import size_text
-from drivetrain.workloads.classification import CLASS_COUNTS
+from drivetrain.workloads.classification import CLASS_COUNTS, LARGEST_CLASS
 
 BAR = 40  # characters of the longest one
 MOST_CLASSES = 50
@@ -152,7 +152,7 @@ def show(report: Report, console: Console, as_json: bool = False) -> None:
             part(report, console)
     else:
         _classes(report, console)
-        left = {name: value for name, value in report.items() if name not in (REFUSED, CLASS_COUNTS)}
+        left = {name: value for name, value in report.items() if name not in (REFUSED, CLASS_COUNTS, LARGEST_CLASS)}
         console.print(_facts(_in_units(left)))
     if report.get(REFUSED):
         console.print()

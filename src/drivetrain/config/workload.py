@@ -119,7 +119,8 @@ class TextData(Frozen):
     limit_train: int | None = doc("Use this many training samples, drawn in the classes' proportions", None, gt=0)
     limit_evaluation: int | None = doc("Use this many evaluation samples, in the classes' proportions", None, gt=0)
     bad_rows: BadRows = doc(
-        "Rows without text or label: error refuses them; drop leaves out up to 5 % of a file; a number, up to that share",
+        "Rows without text or label: error refuses them; drop leaves out up to 5 % of a file; a number, up to that "
+        "share",
         "drop",
     )
     cache: Path | None = doc("Folder for tokenised data; left out, drivetrain's folder in the user's cache", None)

@@ -161,8 +161,8 @@ def _table(found: Iterator[Record], separator: str, header: bool, shorter: list[
 
 
 def json_lines(text: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the number and the object of each line. text: opened with newline=None. Raises ValueError with the line that holds
-    none."""
+    """Yields the number and the object of each line. text: opened with newline=None. Raises ValueError with the line
+    that holds none."""
     for number, line in enumerate(text, start=1):
         if line.strip():
             try:

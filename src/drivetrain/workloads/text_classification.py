@@ -258,6 +258,7 @@ class TextClassificationWorkload(Classifier):
             "vocabulary": len(self._tokenizer),
             **self._lengths_known(),
             "unpadded": self.packs,
+            **self._largest_class(),
             **self._weighted(),
         }
 
