@@ -76,7 +76,7 @@ def test_other_files_are_left_out_and_said_but_hidden_ones_are_not_worth_a_word(
     found = class_folders(tmp_path, "field", "train")
     assert list(found.pictures.names) == ["cat/1.png", "dog/2.png"]
     assert len(found.notes) == 1
-    assert found.notes[0].startswith("1 files")
+    assert found.notes[0].startswith("1 file ")
     assert "notes.txt" in found.notes[0]
 
 

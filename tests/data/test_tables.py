@@ -193,3 +193,9 @@ def test_json_lines_are_read_back(rows: list[tuple[str, str]]) -> None:
     lines = "\n".join(json.dumps({"label": label, "text": text}, ensure_ascii=False) for label, text in rows)
     with tempfile.TemporaryDirectory() as folder:
         assert table(Path(folder), "a.jsonl", lines)[1:] == [list(row) for row in rows]
+
+
+def test_a_gbk_table_has_a_cure_for_excel_and_a_name_that_its_owner_knows(tmp_path: Path) -> None:
+    message = refusal(tmp_path, "a.csv", "label,text\n1,房间很好，服务不错\n".encode("gbk"))
+    assert "it looks like GBK (GB18030)" in message
+    assert "or in Excel: Save As, CSV UTF-8" in message

@@ -14,6 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from drivetrain.config.language import BadRows, LanguageModel, most_dropped
+from drivetrain.config.model_files import model_file_problems
 from drivetrain.config.run import RunConfig
 from drivetrain.config.workload import TextClassification
 from drivetrain.data.bad_rows import allowance, exceeds
@@ -51,6 +52,7 @@ def examine(run: RunConfig) -> tuple[dict[str, Any], list[str]]:
         return _of_failure(run, error), []
     report = dict(workload.data_report)
     refused = list(_refused_rows(run.workload, report))
+    refused += [f"{found.field}: {found.why}; {found.fix}" for found in model_file_problems(run)]
     try:
         check_workload(run, workload)
     except UserError as error:

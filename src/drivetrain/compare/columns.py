@@ -28,7 +28,7 @@ class Column:
     spread: Callable[[Row], float | None]
     show: Callable[[float], str]
     better: Better | None
-    mark: Callable[[Row], str] = lambda row: ""  # behind a row's value
+    mark: Callable[[Row], str] = lambda _: ""  # behind a row's value
 
     def text(self, row: Row) -> str:
         value, spread = self.value(row), self.spread(row)

@@ -157,9 +157,8 @@ def _notes(root: Path, found: Listing) -> tuple[str, ...]:
     if others := found.others:
         kinds = ", ".join(f"{count} {ending} ({first} first)" for ending, count, first in others)
         count = sum(count for _, count, _ in others)
-        notes.append(
-            f"{counted(count, 'file')} in {root} left out, which {'is no image' if count == 1 else 'are no images'}: {kinds}"
-        )
+        what = "is no image" if count == 1 else "are no images"
+        notes.append(f"{counted(count, 'file')} in {root} left out, which {what}: {kinds}")
     if links := found.repeated:
         more = f" and {len(links) - 5} more" if len(links) > 5 else ""
         shown = ", ".join(f"{link} → {real}" for link, real in links[:5]) + more

@@ -26,6 +26,8 @@ NEAR = "did you mean"
 MOST_OF_A_NAME = 40  # characters: a first row of data in the place of names is a text of any length
 
 READERS = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
+KNOWN_AS = {"GB18030": "GBK (GB18030)", "WINDOWS-1252": "ANSI (WINDOWS-1252)"}  # names that users know
+IN_EXCEL = "or in Excel: Save As, CSV UTF-8"
 LINES = ".txt"  # a text a line, to predict for
 
 
@@ -179,10 +181,11 @@ def not_utf8(error: UnicodeDecodeError, path: str, field: str, first_line: int =
     line = error.object.count(b"\n", 0, error.start) + first_line
     guess = guess_encoding(error.object)
     name = Path(path).name
+    is_table = ending(Path(path)) in (".csv", ".tsv")
     return problem(
         field,
-        f"{path} is not UTF-8: line {line} cannot be read; it looks like {guess}",
-        f"convert it: iconv -f {guess} -t UTF-8 {name} > utf8-{name}",
+        f"{path} is not UTF-8: line {line} cannot be read; it looks like {KNOWN_AS.get(guess, guess)}",
+        f"convert it: iconv -f {guess} -t UTF-8 {name} > utf8-{name}" + (f"; {IN_EXCEL}" if is_table else ""),
     )
 
 

@@ -11,12 +11,13 @@ from drivetrain.distributed.communicator import Communicator
 from drivetrain.distributed.rng import seed_everything, seed_rank
 from drivetrain.engines import build_engine
 from drivetrain.engines.base import Engine, EngineOptions, Part, untimed
+from drivetrain.errors import UserError
 from drivetrain.memory.allocator import keep_freed_blocks
 from drivetrain.models import fp8
 from drivetrain.optim.optimizers import OptimizerFactory, optimizer_factory
 from drivetrain.runtime.hardware import torch_device
 from drivetrain.training.auto_settings import Compiling, compiling, keeps_freed_memory, rows_of
-from drivetrain.training.workload_rules import check_workload
+from drivetrain.training.workload_rules import check_workload, metric_direction_of_file
 from drivetrain.workloads.base import Workload
 from drivetrain.workloads.build import build_workload
 
@@ -34,7 +35,10 @@ def assemble(
     if run.precision_spec.fp8:
         fp8.check_installed()
     seed_everything(run.seed)
-    workload = build_workload(run.workload, run.seed, run.adapter, run.quantised_base, run.quantisation_aware)
+    try:
+        workload = build_workload(run.workload, run.seed, run.adapter, run.quantised_base, run.quantisation_aware)
+    except UserError as error:
+        raise UserError([*error.problems, *(metric_direction_of_file(run) if training else ())]) from error
     compiles = compiling(run, machine, workload, training)
     if training:
         check_workload(run, workload)

@@ -186,8 +186,7 @@ def _train(parts: TrainingContext, resume: bool) -> RunReport:
             update={"network": network, **_effective(parts, progress.elapsed_seconds, before)}
         )
         ranks.on_first(lambda: report.write(parts.folder.report))
-    message = "\n".join(filter(None, (closing, report.chance)))
-    events.send(RunFinished(status=status, step=progress.step, message=message))
+    events.send(RunFinished(status, progress.step, "\n".join(filter(None, (closing, report.chance)))))
     return report
 
 

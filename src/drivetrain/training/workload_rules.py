@@ -6,10 +6,13 @@ import difflib
 from collections.abc import Iterator
 
 from drivetrain.config.run import RunConfig
+from drivetrain.config.workload import UserModule
 from drivetrain.data.streams.endless import known_length
 from drivetrain.errors import Problem, UserError
 from drivetrain.workloads.base import BestMetric, Workload
 from drivetrain.workloads.generating import MakesSamples
+from drivetrain.workloads.user_file import UserFile
+from drivetrain.workloads.user_metrics import metrics_of
 
 
 def check_workload(run: RunConfig, workload: Workload) -> None:
@@ -17,6 +20,27 @@ def check_workload(run: RunConfig, workload: Workload) -> None:
     problems = [*_batch(run, workload), *_loss(run, workload), *_evaluation(run, workload)]
     if problems:
         raise UserError(problems)
+
+
+def metric_direction_of_file(run: RunConfig) -> list[Problem]:
+    """Returns a problem if the metric that decides, a function of the user's file, does not say which way is better.
+
+    For a file whose workload cannot be built, so that what is wrong beside its loss is reported with it.
+    """
+    name, config = run.evaluation.metric, run.workload
+    if name is None or not isinstance(config, UserModule):
+        return []
+    try:
+        given = UserFile(config.path, config.options).get("metrics")
+        metric = metrics_of(given)[name]
+    except (UserError, KeyError, TypeError):  # which the building of the workload reports
+        return []
+    return [_no_direction(name)] if metric.higher_is_better is None else []
+
+
+def _no_direction(name: str) -> Problem:
+    why = f"{name} does not say which way is better"
+    return Problem("evaluation.metric", why, f"set it: {name}.higher_is_better = True, or False")
 
 
 def best_metric(run: RunConfig, workload: Workload) -> BestMetric:
@@ -82,8 +106,6 @@ def _evaluation(run: RunConfig, workload: Workload) -> Iterator[Problem]:
         fix = f"did you mean {near[0]}?" if near else f"this workload has: {', '.join(known)}"
         yield Problem("evaluation.metric", f"there is no metric {evaluation.metric}", fix)
     elif evaluation.metric not in (None, "loss") and metrics[evaluation.metric].higher_is_better is None:
-        why = f"{evaluation.metric} does not say which way is better"
-        fix = f"set it: {evaluation.metric}.higher_is_better = True, or False"
-        yield Problem("evaluation.metric", why, fix)
+        yield _no_direction(evaluation.metric)
     if workload.evaluation is None and evaluation.early_stopping is not None:
         yield Problem("evaluation.early_stopping", "there are no evaluation data to watch", "give evaluation data")

@@ -272,7 +272,11 @@ class TextClassificationWorkload(Classifier):
 
     @property
     def data_report(self) -> Mapping[str, Any]:
-        return super().data_report if isinstance(self.train, TextSamples) else self.facts
+        report = super().data_report if isinstance(self.train, TextSamples) else self.facts
+        wish = self._config.data.unpadded
+        if self._places is None and wish is not False and self._config.data.padding != "fixed":
+            return {**report, "unpadded": "where the model allows it, which train tries out"}
+        return report
 
     @property
     def warnings(self) -> Sequence[str]:
