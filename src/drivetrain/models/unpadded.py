@@ -146,7 +146,8 @@ def _tried(twin: nn.Module, places: Places | None) -> list[Tensor]:
     """Logits and gradients for TRIED texts: padded, or in one row, whose positions are counted so."""
     generator, config = torch.Generator().manual_seed(0), twin.config
     padding: Any = getattr(config, "pad_token_id", None) or 0
-    texts = [torch.randint(padding + 1, config.vocab_size, (n,), generator=generator) for n in TRIED]  # type: ignore
+    drawn = [torch.randint(0, config.vocab_size - 1, (n,), generator=generator) for n in TRIED]
+    texts = [each + (each >= padding) for each in drawn]  # any token but padding, which may be the last
     if places is None:
         inputs = {
             "input_ids": nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=padding),
