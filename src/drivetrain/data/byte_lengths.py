@@ -1,8 +1,8 @@
 """Token ids of byte-level vocabularies, and where their tokens stand, without asking the tokenizer where.
 
-In a byte-level vocabulary (Radford et al. 2019, section 2.2; GPT-2, Qwen, most later ones) every token stands for bytes,
-whose number its own text tells. The places of all tokens are then sums over ids, and the tokenizer is spared a tuple of
-Python's for each token. Vocabularies of other kinds, and tokenizers that change a text before they split it, are left
+In a byte-level vocabulary (Radford et al. 2019, section 2.2; GPT-2, Qwen, most later) every token stands for bytes,
+and its own text has a character for each. The places of all tokens are then sums over ids, and the tokenizer makes no
+Python tuple for each token. Vocabularies of other kinds, and tokenizers that change a text before they split it, keep
 to their own offsets; `table_of` says which.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 KINDS = ("ByteLevel", "Split", "Digits", "Punctuation")  # of pre-tokenizers that change nothing else of a text
-ALPHABET = 256
+BYTES = 256
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _table(backend: Any) -> ByteTable | None:
     if not _sums_up(content):
         return None
     vocabulary: dict[str, int] = content["model"]["vocab"]
-    lengths = np.zeros(backend.get_vocab_size(with_added_tokens=True) + ALPHABET, np.int64)
+    lengths = np.zeros(backend.get_vocab_size(with_added_tokens=True) + BYTES, np.int64)
     highest = max([*vocabulary.values(), *(each["id"] for each in content["added_tokens"])], default=-1)
     if highest >= len(lengths):  # ids with large gaps
         return None
@@ -97,8 +97,6 @@ def _table(backend: Any) -> ByteTable | None:
 
 def _sums_up(content: Mapping[str, Any]) -> bool:
     """Whether every token stands for bytes of the text as it is. content: of tokenizer.json."""
-    from tokenizers import pre_tokenizers
-
     model, before, after = content["model"], content["pre_tokenizer"] or {}, content["post_processor"] or {}
     steps = before.get("pretokenizers", [before])
     byte_level = [step for step in steps if step.get("type") == "ByteLevel"]
@@ -110,7 +108,7 @@ def _sums_up(content: Mapping[str, Any]) -> bool:
         and all(step.get("type") in KINDS and step.get("behavior") != "Removed" for step in steps)
         and len(byte_level) == 1
         and not byte_level[0]["add_prefix_space"]
-        and set(pre_tokenizers.ByteLevel.alphabet()) <= model["vocab"].keys()  # else bytes are left out, or unknown
+        and set(characters_of_bytes()) <= model["vocab"].keys()  # else bytes are left out, or unknown
         and not any(step.get("trim_offsets") for step in after.get("processors", [after]))
         and not any(each["lstrip"] or each["rstrip"] for each in content["added_tokens"])
     )
@@ -118,3 +116,11 @@ def _sums_up(content: Mapping[str, Any]) -> bool:
 
 def _is_composed(text: str) -> bool:
     return text.isascii() or unicodedata.is_normalized("NFC", text)
+
+
+def characters_of_bytes() -> list[str]:
+    """Returns the characters that stand for the bytes in byte-level vocabularies: Latin-1's visible ones for their own
+    bytes, and for the others, in turn, those from 256 on."""
+    visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = iter(range(BYTES, 2 * BYTES))
+    return [chr(byte if byte in visible else next(others)) for byte in range(BYTES)]

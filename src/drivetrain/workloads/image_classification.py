@@ -18,7 +18,7 @@ from drivetrain.data.array_store import default_root
 from drivetrain.data.augment import Augmentation
 from drivetrain.data.image_sources import pictures_to_predict, read_pictures
 from drivetrain.data.images import LabelledPictures
-from drivetrain.data.picture_samples import MOST_KEPT_BYTES, UNREADABLE, PictureSamples
+from drivetrain.data.picture_samples import MOST_KEPT_BYTES, UNREADABLE, GatheredPictures, PictureSamples
 from drivetrain.data.split import limit_note, limited, stratified_split
 from drivetrain.data.texts import class_names, encode
 from drivetrain.errors import Problem, UserError, problem
@@ -225,14 +225,16 @@ class ImageClassificationWorkload(Classifier):
     def collate(self, samples: Sequence[Any]) -> Batch:
         """pixel_values: (B, C, H, W) fp32, normalised; labels: (B,) int64."""
         height, width, channels = self._shape
-        pixels = torch.from_numpy(np.stack([image for image, _ in samples]))
+        gathered = isinstance(samples, GatheredPictures)
+        pixels = torch.from_numpy(samples.pixels if gathered else np.stack([image for image, _ in samples]))
+        labels = torch.as_tensor(samples.labels if gathered else [label for _, label in samples], dtype=torch.int64)
         factor, shift = self._scale
         # whole rows of pixels at a time: broadcasting over the channels alone is three times slower
         values = torch.addcmul(shift, pixels.view(len(samples), height, width * channels).float(), factor)
         values = values.view(len(samples), height, width, channels).permute(0, 3, 1, 2)  # channels-last in memory
         return {
             "pixel_values": values.contiguous(memory_format=self._memory_format),
-            "labels": torch.tensor([label for _, label in samples]),
+            "labels": labels,
         }
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:

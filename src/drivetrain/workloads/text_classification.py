@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from drivetrain.config.workload import TextClassification, TextData
-from drivetrain.data.row_names import RowNames
+from drivetrain.data.lazy_texts import RowNames
 from drivetrain.data.split import limit_note, limited, stratified_split
 from drivetrain.data.streams.endless import known_length
 from drivetrain.data.streams.mixture import StreamedMixture
