@@ -91,6 +91,8 @@ def train(
         from drivetrain.runtime.run_folder import RunFolder
 
         RunFolder(ready.run.folder).refuse_if_busy()
+    if ready.is_first and errors.is_terminal and not quiet:  # importing PyTorch takes seconds, in which nothing is seen
+        errors.print(f"[dim]starting {escape(ready.run.name)}: loading PyTorch, then the data[/]", soft_wrap=True)
     result = _start(ready, node, verb="train", resume=resume, overwrite=overwrite, quiet=quiet)
     if result.of_first:
         from drivetrain.cli.next_commands import next_commands
