@@ -333,6 +333,11 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a label that training lacks": ({"evaluation": ["1,good", "7,bad"]}, ["data.evaluation", "'7'", "known: 0, 1"]),
     "no text at all": ({"train": ["1,", "0, "]}, ["no row of", "text"]),
     "two wrong columns": ({"text_column": "txt", "label_column": "lable"}, ["data.text_column", "data.label_column"]),
+    "a subset of a file": ({"subset": "en"}, ["data.subset", "train.csv is of this machine"]),
+    "a stream of a hub data set": (
+        {"train": "owner/reviews", "evaluation": ["1,good", "0,bad"], "stream": True},
+        ["data.train", "owner/reviews is no file or folder here", "rows of texts are not streamed"],
+    ),
     "data and tokenizer": (
         {"train": "no.csv", "evaluation": "none.csv", "model": {"tokenizer": "voc.txt", "config": BERT}},
         ["workload.model.tokenizer", "workload.data.train", "workload.data.evaluation"],
