@@ -36,6 +36,8 @@ class QuantisedLinear(nn.Linear, ABC):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) → (..., out), in autocast's dtype where there is one, else in that of x."""
+        if x.is_meta:  # a pass that asks for shapes alone: autocast knows no such device, and no codes are unpacked
+            return x.new_empty(*x.shape[:-1], self.out_features)
         kind = x.device.type
         computes_in = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         bias = None if self.bias is None or not self.adds_bias else _own(self.bias).to(computes_in)
