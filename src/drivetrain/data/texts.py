@@ -7,10 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from drivetrain.config.language import most_dropped
 from drivetrain.config.workload import TextData
@@ -21,6 +20,9 @@ from drivetrain.data.table_blocks import IN_BLOCKS
 from drivetrain.data.tables import LINES, check_file, column, may_be_hub_id, not_utf8, read_table, with_header_hint
 from drivetrain.data.text_rows import MappedTexts, TextRows, open_text_rows, place_of_row
 from drivetrain.errors import Problem, UserError, problem, together
+
+if TYPE_CHECKING:
+    import pandas as pd  # as in tables.py
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,8 @@ def _without_header(
 
 def _lines(path: str, field: str) -> Texts:
     """A text a line; lines without one are bad rows."""
+    import pandas as pd
+
     file = Path(path)
     if not file.is_file():
         raise problem(field, f"{path} does not exist", f"paths are taken from the current folder, {Path.cwd()}")
@@ -180,6 +184,8 @@ def _texts(columns: dict[str, pd.Series], path: str, field: str, kind: str = "ro
 
 def _strings(values: pd.Series) -> list[str]:
     """Missing values are empty; whole floats that pandas made of integers are integers again."""
+    import pandas as pd
+
     if pd.api.types.is_float_dtype(values) and (values.dropna() % 1 == 0).all():
         values = values.astype("Int64")
     return ["" if pd.isna(value) else str(value) for value in values.astype(object)]
