@@ -1,4 +1,4 @@
-"""What is trained: the model, its data and the task that joins them."""
+"""The workloads: a model, its data and the task that joins them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from drivetrain.config.workload_block import WorkloadBlock
 
 class ImageModel(Frozen):
     path: PathOrId | None = doc("Transformers image classifier to start from: a local folder or a hub id", None)
-    trust_remote_code: bool = doc("Run Python code that lies beside the model at path (docs/security.md)", False)
+    trust_remote_code: bool = doc(
+        "Run Python code that lies beside the model at path (docs/reference/security.md)", False
+    )
     config: dict[str, Any] | None = doc(
         "Transformers config of a model made from scratch: model_type and its fields", None
     )
@@ -76,14 +78,18 @@ class ImageClassification(WorkloadBlock):
 
 class TextModel(Frozen):
     path: PathOrId | None = doc("Transformers model to start from: a local folder or a hub id", None)
-    trust_remote_code: bool = doc("Run Python code that lies beside the model at path (docs/security.md)", False)
+    trust_remote_code: bool = doc(
+        "Run Python code that lies beside the model at path (docs/reference/security.md)", False
+    )
     config: dict[str, Any] | None = doc(
         "Transformers config of a model made from scratch: model_type and its fields", None
     )
     tokenizer: PathOrId | None = doc(
         "Tokenizer: a folder, a WordPiece vocab.txt or a hub id; left out, model.path's", None
     )
-    trust_tokenizer_code: bool = doc("Run Python code that lies beside the tokenizer (docs/security.md)", False)
+    trust_tokenizer_code: bool = doc(
+        "Run Python code that lies beside the tokenizer (docs/reference/security.md)", False
+    )
 
 
 class TextData(Frozen):
