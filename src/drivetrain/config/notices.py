@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drivetrain.config.engine_rules import foreign, is_default, is_read
-from drivetrain.config.language import LanguageModel
 from drivetrain.config.machine import Machine
 from drivetrain.config.precision import Precision
 from drivetrain.config.run import RunConfig
 from drivetrain.config.training import Schedule
-from drivetrain.config.workload import OwnCode
 
 
 def notices(run: RunConfig, machine: Machine) -> list[str]:
@@ -42,9 +40,8 @@ def _without_effect(run: RunConfig) -> Iterator[str]:
         *_of_the_schedule(run.schedule),
         ("evaluation.every_epochs", run.evaluation.every_steps is not None, "every_steps was given and decides"),
         ("loader.prefetch", not run.loader.workers, "there are no workers"),
-        ("workload.data.fixed_rows", _not_packed(run), "no rows of known lengths are packed"),
         ("micro_batch_size", _whole_batch(run), "it is not smaller than the batch"),
-        ("workload.data.evaluation_fraction", _has_evaluation_data(run), "evaluation data were given"),
+        *((field, True, why) for field, why in run.workload.without_effect()),
     )
     for field, unread, why in checks:
         if unread and not is_default(run, field):
@@ -64,18 +61,6 @@ def _of_the_schedule(schedule: Schedule) -> Iterator[tuple[str, bool, str]]:
     yield "schedule.options", not own, "only a function of your own takes them"
 
 
-def _has_evaluation_data(run: RunConfig) -> bool:
-    return not isinstance(run.workload, OwnCode) and run.workload.data.evaluation is not None
-
-
-def _not_packed(run: RunConfig) -> bool:
-    """Of a language model: batches are padded, or read from a stream."""
-    if not isinstance(run.workload, LanguageModel):
-        return False
-    data = run.workload.data
-    return not run.workload.is_packed or data.stream
-
-
 def _whole_batch(run: RunConfig) -> bool:
     batch = run.batch_size or run.batch_size_per_device
     return run.micro_batch_limit is not None and batch is not None and run.micro_batch_limit >= batch
@@ -89,8 +74,7 @@ def _spread(run: RunConfig, machine: Machine) -> Iterator[str]:
         yield f"{run.processes} processes share {machine.cpu_cores} cores: they wait for one another"
     if machine.device == "cpu" and (run.offload_activations or engine.offloads):
         yield "offloading saves nothing here: on a CPU run everything is in CPU memory already"
-    if isinstance(run.workload, LanguageModel) and run.workload.has_conversations and engine.needs_rows(run.devices):
-        yield f"batches are padded, not packed: engine={name} needs each sample in a row of its own; same result"
+    yield from run.workload.notices(run)
     if engine.splits_the_head and run.workload.may_fuse_loss:
         yield "workload.model.fused_loss has no effect: tp splits the head, and each rank has logits of its part alone"
     yield from engine.notices(run, machine)
