@@ -11,6 +11,8 @@ import pytest
 import drivetrain
 from drivetrain.config.engines import KINDS
 from drivetrain.config.language_stages import STAGES
+from drivetrain.config.optimizers import KINDS as OPTIMIZERS
+from drivetrain.config.precision import PRECISIONS
 from drivetrain.config.workload import KINDS as WORKLOADS
 
 SOURCE = Path(drivetrain.__file__).parent
@@ -156,12 +158,13 @@ def named_classes(tree: ast.AST, classes: set[str]) -> list[str]:
 
 
 def comparisons(tree: ast.AST, asked: str, answers: set[str]) -> list[str]:
-    """Where a file compares something that matches `asked` with a constant, or anything with one of `answers`."""
+    """Where a file decides by something that matches `asked`: it compares it with a constant, or looks it up in a
+    constant table. Comparing anything with one of `answers` counts too."""
     found = []
     for node in ast.walk(tree):
         sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
         sides += [node.subject] if isinstance(node, ast.Match) else []
-        sides += [node.slice] if isinstance(node, ast.Subscript) else []
+        sides += [node.slice] if isinstance(node, ast.Subscript) and ast.unparse(node.value).isupper() else []
         constants = {each.value for side in sides for each in ast.walk(side) if isinstance(each, ast.Constant)}
         is_asked = any(re.search(asked, ast.unparse(side)) for side in sides)
         decides = constants or not isinstance(node, ast.Compare)
@@ -185,7 +188,21 @@ def asks_for_a_workload(file: Path) -> list[str]:
     return named_classes(tree, classes) + comparisons(tree, r"\b(workload|config)\.(type|stage)$", types | {*STAGES})
 
 
+def asks_for_a_precision(file: Path) -> list[str]:
+    """Where a file decides by a precision's name."""
+    return comparisons(ast.parse(file.read_text()), r"\b(run|config|_run)\.precision$", {*PRECISIONS} - {*FOREIGN})
+
+
+def asks_for_an_optimizer(file: Path) -> list[str]:
+    """Where a file decides by an optimizer's name."""
+    return comparisons(ast.parse(file.read_text()), r"\boptimizer\.name$", {*OPTIMIZERS})
+
+
+FOREIGN = ("fp32", "tf32", "fp16", "bf16")  # words of other software's files too
+TRANSLATIONS = ("importing/", "config/accelerate.py", "config/deepspeed.py", "checkpoint/convert/onto_run.py")
 ASKED = {
+    "precision": (asks_for_a_precision, ("config/precision.py", *TRANSLATIONS)),
+    "optimizer": (asks_for_an_optimizer, ("config/optimizers.py", "optim/", *TRANSLATIONS)),
     "engine": (asks_for_an_engine, ("config/engines/", "engines/")),
     "workload": (asks_for_a_workload, ("config/workload", "config/language", "config/run.py", "workloads/")),
 }
@@ -203,6 +220,10 @@ def test_only_a_kinds_own_rooms_ask_which_one_it_is(kind: str) -> None:
     [
         ("engine", "run.engine.name == 'single'"),
         ("engine", "FsdpEngine"),
+        ("precision", "run.precision == 'bf16-mixed'"),
+        ("precision", "name in ('fp8-mixed',)"),
+        ("optimizer", "run.optimizer.name == 'mine'"),
+        ("optimizer", "optimizer in {'sgd', 'adafactor'}"),
         ("workload", "LanguageModel"),
         ("workload", "run.workload.stage == 'dpo'"),
         ("workload", "run.workload.type in ('module', 'objects')"),

@@ -26,7 +26,7 @@ def notices(run: RunConfig, machine: Machine) -> list[str]:
 
 def _without_effect(run: RunConfig) -> Iterator[str]:
     """Settings that are not their defaults and that nothing reads. (A resolved run file spells out all defaults.)"""
-    optimizer = run.optimizer.name
+    optimizer = run.optimizer.kind
     checks = (
         (
             "processes",
@@ -34,9 +34,9 @@ def _without_effect(run: RunConfig) -> Iterator[str]:
             "engine=single runs in one; engine=ddp or fsdp spreads it",
         ),
         ("scaler", not run.precision_spec.scaled, "only fp16-mixed and fp16-master scale the loss"),
-        ("optimizer.momentum", optimizer != "sgd", "only sgd reads it"),
-        ("optimizer.betas", optimizer in {"sgd", "adafactor"}, f"{optimizer} has none"),
-        ("optimizer.eps", optimizer in {"sgd", "adafactor"}, "sgd has none, adafactor's are optimizer.options.eps"),
+        ("optimizer.momentum", "momentum" not in optimizer.reads, "only sgd reads it"),
+        ("optimizer.betas", "betas" not in optimizer.reads, f"{optimizer.name} has none"),
+        ("optimizer.eps", "eps" not in optimizer.reads, "sgd has none, adafactor's are optimizer.options.eps"),
         *_of_the_schedule(run.schedule),
         ("evaluation.every_epochs", run.evaluation.every_steps is not None, "every_steps was given and decides"),
         ("loader.prefetch", not run.loader.workers, "there are no workers"),
@@ -81,10 +81,11 @@ def _spread(run: RunConfig, machine: Machine) -> Iterator[str]:
 
 
 def _casts(run: RunConfig, machine: Machine) -> Iterator[str]:
-    if run.precision == "bf16-mixed" and machine.device == "cuda" and "bf16-master" not in run.engine.traits.lacks:
+    quicker = run.precision_spec.casting_once
+    if quicker is not None and machine.device == "cuda" and quicker not in run.engine.traits.lacks:
         yield (
-            "bf16-mixed casts fp32 weights in every forward pass; precision=bf16-master casts them once a step, and "
-            "computes in bf16 also what autocast keeps in fp32 (docs/precision.md)"
+            f"{run.precision} casts fp32 weights in every forward pass; precision={quicker} casts them once a step, "
+            "and computes in bf16 also what autocast keeps in fp32 (docs/precision.md)"
         )
 
 
@@ -106,8 +107,8 @@ SMALLEST_FP16 = 2.0**-24  # the smallest positive fp16 number
 
 
 def _underflow(run: RunConfig) -> Iterator[str]:
-    in_fp16 = run.precision_spec.parameters == "float16" and run.optimizer.name in {"adam", "adamw"}
-    if in_fp16 and run.optimizer.eps < SMALLEST_FP16:
+    kind, in_fp16 = run.optimizer.kind, run.precision_spec.parameters == "float16"
+    if in_fp16 and kind.is_torchs and "eps" in kind.reads and run.optimizer.eps < SMALLEST_FP16:
         yield (
             f"optimizer.eps={run.optimizer.eps:g} is 0 in fp16: a parameter whose gradient is 0 becomes NaN. Give "
             "at least 1e-7, or take fp16-mixed"

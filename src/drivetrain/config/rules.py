@@ -134,7 +134,7 @@ def _adapter(run: RunConfig) -> Iterator[Problem]:
 
 
 def _quantisation(run: RunConfig) -> Iterator[Problem]:
-    if run.quantised_base is not None and run.precision_spec.fp8:
+    if run.quantised_base is not None and run.precision_spec.layers is not None:
         why = "quantised_base keeps codes, of which weights are made in 16 bits: no product would take 8-bit floats"
         yield Problem("precision", why, "give bf16-mixed, or leave quantised_base out")
     if run.quantisation_aware is not None:

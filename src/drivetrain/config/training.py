@@ -10,23 +10,14 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from drivetrain.config.base import Frozen, doc
+from drivetrain.config.optimizers import KINDS, OptimizerKind, kind_of
 
-# short names of optional packages' classes
-LOW_BIT = {
-    "adamw8bit": "torchao.optim:AdamW8bit",
-    "adamw4bit": "torchao.optim:AdamW4bit",
-    "adamw-fp8": "torchao.optim:AdamWFp8",
-    "bnb-adamw8bit": "bitsandbytes.optim:AdamW8bit",
-    "bnb-paged-adamw8bit": "bitsandbytes.optim:PagedAdamW8bit",
-}
-LOW_RANK = {"galore": "pytorch_optimizer:GaLore"}
-OPTIMIZERS = ("sgd", "adam", "adamw", "adafactor", *LOW_BIT, *LOW_RANK)
 IMPORT_PATH = r"[^\W\d]\w*(\.[^\W\d]\w*)*[.:][^\W\d]\w*"
 
 
 def _optimizer(name: str) -> str:
-    """One of OPTIMIZERS, or an import path. ValueError for what neither could be."""
-    return _known_or_path(name, OPTIMIZERS, "Class")
+    """One of KINDS, or an import path. ValueError for what neither could be."""
+    return _known_or_path(name, list(KINDS), "Class")
 
 
 def _known_or_path(name: str, known: Sequence[str], kind: str) -> str:
@@ -39,8 +30,9 @@ def _known_or_path(name: str, known: Sequence[str], kind: str) -> str:
 
 class Optimizer(Frozen):
     name: Annotated[str, AfterValidator(_optimizer)] = doc(
-        "sgd, adam, adamw; with a smaller state (docs/optimizers.md) adafactor, galore, adamw8bit, adamw4bit, "
-        "adamw-fp8, bnb-adamw8bit, bnb-paged-adamw8bit; or an optimizer class's import path (package.module:Class)",
+        f"{', '.join(name for name, kind in KINDS.items() if kind.fuses)}; with a smaller state (docs/optimizers.md) "
+        f"{', '.join(name for name, kind in KINDS.items() if not kind.fuses)}; or an optimizer class's import path "
+        "(package.module:Class)",
         "adamw",
     )
     lr: float = doc("Peak learning rate", 1e-3, gt=0)
@@ -51,14 +43,9 @@ class Optimizer(Frozen):
     options: dict[str, Any] = doc("Further keyword arguments of the optimizer class", {})
 
     @property
-    def path(self) -> str:
-        """The import path of an optional package's class; other names as they are."""
-        return {**LOW_BIT, **LOW_RANK}.get(self.name, self.name)
-
-    @property
-    def low_bit(self) -> bool:
-        """Whether its state is codes and a scale for each block of them."""
-        return "8bit" in self.path or self.path.startswith(("torchao", "bitsandbytes"))
+    def kind(self) -> OptimizerKind:
+        """The properties of the optimizer, whatever its settings."""
+        return kind_of(self.name)
 
 
 SCHEDULES = ("constant", "linear", "cosine", "polynomial", "inverse_sqrt", "wsd", "onecycle")
