@@ -24,7 +24,7 @@ help:
 	@echo "make test      install and run the tests"
 	@echo "make test-all  the slow tests too"
 	@echo "make test-versions  the tests on Python 3.11 to 3.13 with the lowest and the newest packages; needs uv, 30 GB, hours"
-	@echo "make parity    every engine against plain PyTorch, all cases; writes docs/parity.md"
+	@echo "make parity    every engine against plain PyTorch, all cases; writes docs/background/parity.md"
 	@echo "make chaos     runs of nine kinds killed a hundred times and disturbed otherwise; MINUTES=60: for an hour"
 	@echo "make fuzz      1,400 almost right command lines of every verb; writes bench/results/fuzz.md"
 	@echo "make mutants   N=20 more small changes to src that tests should notice (seconds to minutes each); AGAIN=survived repeats"
@@ -49,7 +49,7 @@ test-versions:
 	$(PYTHON) -m bench.versions $(if $(ONLY),--only $(ONLY)) $(if $(SELECT),--select $(SELECT))
 
 parity: $(VENV)/.installed-dev
-	PARITY_TABLE=docs/parity.md CROSSING_TABLE=docs/checkpoints.md $(BIN)/python -m pytest tests/parity
+	PARITY_TABLE=docs/background/parity.md CROSSING_TABLE=docs/reference/checkpoints.md $(BIN)/python -m pytest tests/parity
 
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python -m bench.chaos $(if $(MINUTES),--minutes $(MINUTES))

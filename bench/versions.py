@@ -7,7 +7,7 @@
 
 A version of Python that this machine lacks is named and left out. Packages go into environments in .cache/versions.
 Results go into bench/results/versions.json as they come, one for each combination and selection of tests, and
-docs/versions.md gets their table. UV_TORCH_BACKEND=cpu installs CPU builds of torch.
+docs/reference/versions.md gets their table. UV_TORCH_BACKEND=cpu installs CPU builds of torch.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def keep(outcome: Outcome, project: Path) -> None:
         [*kept, outcome], key=lambda each: (names.index(each.combination), each.selection != ALL, each.selection)
     )
     path.write_text(json.dumps([asdict(each) for each in ordered], indent=1) + "\n", encoding="utf-8")
-    page = project / "docs" / "versions.md"
+    page = project / "docs" / "reference" / "versions.md"
     page.write_text(with_table(page.read_text(encoding="utf-8"), ordered), encoding="utf-8")
 
 

@@ -158,7 +158,7 @@ def run_case(
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes)
     moved = Moved(workload, precision, torch.device(NAME, 0), mode)
     BATCHES.extend(MicroBatch(few(workload, count)) for count in (3, 2))
-    if kind == "text classes":  # else Transformers asks whether a mask hides anything (docs/speed.md)
+    if kind == "text classes":  # else Transformers asks whether a mask hides anything (docs/background/speed.md)
         moved.engine._model.set_attn_implementation("eager")
     plant(moved)
     with mode:

@@ -28,7 +28,7 @@ from tests.parity.mesh_cases import MeshCase, engine_of
 from tests.ranks import RankPool
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 README = (ROOT / "README.md").read_text()
 
 
@@ -56,7 +56,7 @@ def test_a_file_shown_in_the_readme_is_the_file_that_ships(file: str) -> None:
     assert code((ROOT / file).read_text()) in shown
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_run_files_shown_are_run_files(page: Path, tmp_path: Path) -> None:
     for block in blocks(page.read_text(), "yaml"):
         if "workload" in YAML(typ="safe", pure=True).load(block):
@@ -65,19 +65,28 @@ def test_run_files_shown_are_run_files(page: Path, tmp_path: Path) -> None:
             assert not problems, problems
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        assert (page.parent / target).exists(), target
+    for target, heading in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text()):
+        if not target.startswith("https://"):
+            assert (page.parent / target).exists(), target
+            if heading:
+                assert heading in anchors(page.parent / target if target else page), f"{target}#{heading}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def anchors(page: Path) -> list[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_named_are_there(page: Path) -> None:
     for name in re.findall(r"`((?:recipes|examples|bench|tests|docs)/[\w./-]+)`", page.read_text()):
         assert (ROOT / name).exists(), name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_name_verbs_options_and_keys_that_exist(page: Path) -> None:
     verbs = get_command(app).commands  # type: ignore[attr-defined]
     for verb, *arguments in commands(page):
@@ -93,6 +102,12 @@ def test_commands_name_verbs_options_and_keys_that_exist(page: Path) -> None:
                 assert argument.split("=")[0] in options, f"drivetrain {verb} {argument}"
             elif "=" in argument:
                 resolve_key(argument.split("=")[0])
+
+
+def test_every_page_is_in_the_index_of_docs() -> None:
+    folder = ROOT / "docs"
+    listed = re.findall(r"\]\(([\w-]+/[\w-]+\.md)\)", (folder / "README.md").read_text())
+    assert sorted(listed) == sorted(str(page.relative_to(folder)) for page in folder.glob("*/*.md"))
 
 
 def test_every_verb_is_in_the_readme() -> None:
@@ -129,7 +144,7 @@ def test_fields_named_with_their_block_exist() -> None:
 
 
 def test_the_styles_of_a_plan_are_all_told() -> None:
-    section = (ROOT / "docs/workloads.md").read_text().split("### tensor_parallel\n")[1]
+    section = (ROOT / "docs/reference/workloads.md").read_text().split("### tensor_parallel\n")[1]
     told = set(
         re.findall(r"`(\w+)`", " ".join(line.partition("|")[2].partition("|")[0] for line in section.splitlines()))
     )
@@ -151,7 +166,8 @@ def trained(engine: Engine, batch: MicroBatch) -> float:
 
 
 def test_the_plan_shown_splits_the_model_shown(ranks: Callable[[int], RankPool], tmp_path: Path) -> None:
-    [shown] = [b for b in blocks((ROOT / "docs/workloads.md").read_text(), "python") if "tensor_parallel = " in b]
+    page = (ROOT / "docs/reference/workloads.md").read_text()
+    [shown] = [block for block in blocks(page, "python") if "tensor_parallel = " in block]
     (tmp_path / "shown.py").write_text(shown)
     whole = losses_of_the_plan_shown(tmp_path / "shown.py", {"name": "single"})
     for split in ranks(2).run(losses_of_the_plan_shown, tmp_path / "shown.py", {"tp": 2}):

@@ -1,4 +1,4 @@
-"""docs/own-code.md, followed from an empty folder."""
+"""docs/how-to/own-code.md, followed from an empty folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 
 from drivetrain.cli import main
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "own-code.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "how-to" / "own-code.md"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""docs/python.md, run as it stands: as a script without a guard, from an empty folder."""
+"""docs/reference/python.md, run as it stands: as a script without a guard, from an empty folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from drivetrain.init.write import written
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "python.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "python.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 LOOP = next(block for block in BLOCKS if block.startswith("# loop.py"))
 

@@ -64,7 +64,7 @@ def shown(number: int, folders: dict[str, Path], **names: Any) -> dict[str, Any]
     from peft import PeftModel
     from torchao.quantization import IntxWeightOnlyConfig, PerGroup, quantize_
 
-    code = blocks((ROOT / "docs" / "quantisation.md").read_text(), "python")[number]
+    code = blocks((ROOT / "docs" / "how-to" / "quantisation.md").read_text(), "python")[number]
     for before, path in folders.items():
         assert before in code
         code = code.replace(before, str(path))

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SLOW = {"cifar10-resnet50-fsdp.yaml", "hotel-bert-fsdp.yaml"}  # their ddp kin run always
 RECIPES = sorted(path.name for path in (ROOT / "recipes").glob("*.yaml"))
 SMALL_BERT = ["config.num_hidden_layers=2", "config.hidden_size=32", "config.intermediate_size=32", "loop.epochs=1"]
-# 16 channels: oneDNN writes beyond its memory for 8 in bf16 (docs/precision.md)
+# 16 channels: oneDNN writes beyond its memory for 8 in bf16 (docs/reference/precision.md)
 SMALL_RESNET = [
     "image_size=64", "crop_padding=4", "config.depths=[1,1,1,1]", "config.hidden_sizes=[16,16,32,64]",
     "config.embedding_size=16", "loop.epochs=1", "batch_size=16", "loader.workers=1",

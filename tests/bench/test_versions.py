@@ -63,9 +63,9 @@ def outcome(name: str, selection: str = versions.ALL, passed: int = 3, **changes
 
 
 def test_a_result_replaces_the_one_before_it_of_the_same_tests(tmp_path: Path) -> None:
-    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "reference").mkdir(parents=True)
     (tmp_path / "bench" / "results").mkdir(parents=True)
-    page, path = tmp_path / "docs" / "versions.md", tmp_path / "bench" / "results" / "versions.json"
+    page, path = tmp_path / "docs" / "reference" / "versions.md", tmp_path / "bench" / "results" / "versions.json"
     page.write_text(f"before\n{BEGIN}\n{END}\nafter\n")
     for each in (
         outcome("3.13-newest"), outcome("gpu-image", "tests/data"), outcome("gpu-image"),
@@ -84,7 +84,7 @@ def test_a_result_replaces_the_one_before_it_of_the_same_tests(tmp_path: Path) -
 
 
 def test_the_page_shows_what_was_kept() -> None:
-    page = (PROJECT / "docs" / "versions.md").read_text()
+    page = (PROJECT / "docs" / "reference" / "versions.md").read_text()
     outcomes = read(PROJECT / "bench" / "results" / "versions.json")
     assert with_table(page, outcomes) == page
     assert all(each.combination in table(outcomes) for each in outcomes)
@@ -131,9 +131,9 @@ def test_a_missing_uv_is_named_with_how_to_get_it(tmp_path: Path, monkeypatch: p
 def test_a_missing_python_is_named_and_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "reference").mkdir(parents=True)
     (tmp_path / "bench" / "results").mkdir(parents=True)
-    (tmp_path / "docs" / "versions.md").write_text(f"{BEGIN}\n{END}\n")
+    (tmp_path / "docs" / "reference" / "versions.md").write_text(f"{BEGIN}\n{END}\n")
     monkeypatch.setattr(versions, "found_uv", lambda: "uv")
     monkeypatch.setattr(versions, "found_python", lambda _, version: None if version == "3.12" else Path("python"))
     monkeypatch.setattr(versions, "installed", lambda _, combination, *__: combination.name != "3.13-lowest")

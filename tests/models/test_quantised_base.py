@@ -507,16 +507,34 @@ def packed(bases: list[QuantisedLinear]) -> Iterator[Any]:
 @pytest.mark.skipif(TORCH < (2, 13), reason="torch before 2.13 casts codes, and the engine refuses it")
 def test_copies_of_parameters_in_16_bits_leave_the_codes(ranks: Pools) -> None:
     for found in ranks(2).run(in_16_bits):
-        for losses, alone_here in found.values():
-            assert losses == pytest.approx(alone_here, abs=3e-3)
+        for name, (losses, expected) in found.items():
+            assert losses == pytest.approx(expected, rel=3e-4), name  # one weight may round to the other neighbour
 
 
 def in_16_bits() -> dict[str, tuple[list[float], list[float]]]:
-    """Losses of two ranks, and of one process alone, whose settings (they decide about rounding) are the same here."""
+    """Losses of two ranks, and of plain PyTorch in the same process, as kernels and so rounding depend on it."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    ids = IDS.chunk(dist.get_world_size())[dist.get_rank()]
+    rank, world = dist.get_rank(), dist.get_world_size()
     found = {}
     for name, config in FORMATS.items():
         model = sharded(adapted(config), policy)
-        found[name] = trained(model, model, ids, dist.get_world_size())[0], alone(adapted(config).bfloat16())[0]
+        found[name] = trained(model, model, IDS.chunk(world)[rank], world)[0], InHalves(adapted(config)).losses()
     return found
+
+
+class InHalves(nn.Module):
+    """Plain PyTorch for FSDP's 16 bits: each rank's samples by themselves, by bf16 copies of fp32 parameters."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def losses(self) -> list[float]:
+        return trained(self, self, IDS)[0]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return torch.cat([self._with_copies(half) for half in ids.chunk(2)])
+
+    def _with_copies(self, ids: Tensor) -> Tensor:
+        copies = {name: p.bfloat16() if p.is_floating_point() else p for name, p in self.model.named_parameters()}
+        return torch.func.functional_call(self.model, copies, ids).float()

@@ -43,7 +43,7 @@ pytest.importorskip("torchao")
 pytest.importorskip("bitsandbytes")
 pytest.importorskip("pytorch_optimizer")
 Pools = Callable[[int], RankPool]
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "optimizers.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "optimizers.md").read_text()
 WHOLE = [Case("ddp", 2, model="wide", optimizer=name) for name in ("adafactor", "galore")]
 SHARDED_UPDATE = [replace(case, options={"shard_optimizer": True}) for case in WHOLE]
 IN_BITS = [

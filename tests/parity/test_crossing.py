@@ -2,7 +2,7 @@
 the last bit, and goes on from it on plain PyTorch's curve.
 
 AdamW under a warm-up and a cosine, fp32, clipping active. `make parity` runs all and writes the table of
-docs/checkpoints.md.
+docs/reference/checkpoints.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every loader, with a payload planted in what it reads: the payload never runs, and docs/security.md says the same."""
+"""Every loader, with a payload planted in what it reads: it never runs. docs/reference/security.md says the same."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from drivetrain.errors import UserError
 from tests.trust.cases import CASES, Case
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "security.md"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.loader}: {case.payload}")

@@ -1,1 +1,1 @@
-"""The functions that Python users call: train, load, predict, evaluate, compare, engine (docs/python.md)."""
+"""The functions that Python users call: train, load, predict, evaluate, compare, engine (docs/reference/python.md)."""

@@ -1,4 +1,4 @@
-"""Language models: what is trained, on which texts or conversations."""
+"""Language models: the training stage, and the texts or conversations to train on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BadRows = Literal["error", "drop"] | Annotated[float, Field(gt=0, le=1, strict=T
 
 
 def most_dropped(bad_rows: BadRows) -> float:
-    """The largest share of a data set's rows that may be left out."""
+    """Returns a field for the largest share of a data set's rows that may be left out."""
     if isinstance(bad_rows, float):
         return bad_rows
     return MOST_DROPPED if bad_rows == "drop" else 0.0
@@ -36,7 +36,9 @@ class LanguageModelModel(ModelBlock):
         "Left out, model.path's, or bytes from scratch",
         None,
     )
-    trust_tokenizer_code: bool = doc("Run Python code that lies beside the tokenizer (docs/security.md)", False)
+    trust_tokenizer_code: bool = doc(
+        "Run Python code that lies beside the tokenizer (docs/reference/security.md)", False
+    )
     vocabulary_size: int | None = doc("Tokens of a bpe tokenizer", None, gt=256)
     resize_vocabulary: bool = doc("Add rows to the embedding for tokens that the tokenizer has beyond them", False)
     attention: Literal["auto", "eager", "sdpa", "flash", "flex"] = doc(
@@ -58,7 +60,7 @@ Step = Annotated[int, Field(ge=0)]
 
 
 class Separated(Frozen):
-    """Documents between a text that separates them."""
+    """Documents that a text separates."""
 
     separator: Annotated[str, Field(min_length=1)] = doc("The text between two documents, such as <|endoftext|>")
 
@@ -91,7 +93,7 @@ class DataSource(Frozen):
 
 
 def _sources(given: Any) -> Any:
-    """A path, a block, or a list of either."""
+    """Returns a list for a path, a block, or a list of either."""
     listed = given if isinstance(given, list) else [given]
     return [{"path": each} if isinstance(each, str) else each for each in listed]
 

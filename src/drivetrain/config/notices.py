@@ -1,4 +1,4 @@
-"""What works but should be known before starting: settings without effect, precisions that are only emulated."""
+"""Remarks before the start on a run that works: settings without effect, precisions that are only emulated."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _without_effect(run: RunConfig) -> Iterator[str]:
 
 
 def _of_the_schedule(schedule: Schedule) -> Iterator[tuple[str, bool, str]]:
-    """Each field, whether nothing reads it, and why."""
+    """Returns each field of the schedule, whether nothing reads it, and why."""
     name, own = schedule.name, schedule.own
     rules_all = "a function of your own rules the whole run"
     yield "schedule.final_lr_ratio", name == "constant" or own, "constant stays" if not own else rules_all
@@ -90,7 +90,7 @@ def _casts(run: RunConfig, machine: Machine) -> Iterator[str]:
 
 
 def _foreign(run: RunConfig) -> Iterator[str]:
-    """Keys of a foreign configuration that nothing reads, or that come to something a little different."""
+    """Remarks on keys of a foreign configuration that nothing reads, or whose translation differs a little."""
     for where, found in foreign(run):
         of_the_run = {name: value for name, value in found.settings.items() if not name.startswith("engine.")}
         given = [f"{name}={value}" for name, value in of_the_run.items() if is_read(name, run)]
@@ -116,7 +116,7 @@ def _underflow(run: RunConfig) -> Iterator[str]:
 
 
 def emulation_notice(precision: Precision, machine: Machine) -> str | None:
-    """Said wherever 16-bit products are computed by the fp32 kernels."""
+    """Returns the remark made wherever 16-bit products are computed by the fp32 kernels."""
     if machine.device != "cpu" or precision.compute in machine.native_dtypes:
         return None
     return (

@@ -1,4 +1,4 @@
-"""What an optimizer cannot do: with pieces of parameters that an engine gives it, and on a device."""
+"""Problems of an optimizer: with an engine that shards parameters, and with a device."""
 
 from __future__ import annotations
 

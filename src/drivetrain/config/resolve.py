@@ -1,4 +1,4 @@
-"""What a run file leaves out: as a foreign configuration says, as the mesh asks for, as the machine has."""
+"""Fills in fields that a run file leaves out: from a foreign configuration, from the mesh, from the machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Block = TypeVar("Block", bound=BaseModel)
 
 
 def resolved(run: RunConfig, machine: Machine) -> RunConfig:
-    """What the run file leaves out: as a foreign configuration says; processes else one a GPU."""
+    """Returns the run with the fields of its foreign configuration filled in, and one process a GPU where it states no
+    number."""
     run = _with_processes(adopted(run), machine)
     return run.model_copy(update={"workload": run.workload.resolved(run, machine)})
 
@@ -30,7 +31,7 @@ def _with_processes(run: RunConfig, machine: Machine) -> RunConfig:
 
 
 def adopted(run: RunConfig) -> RunConfig:
-    """Fields that the run file leaves out and a foreign configuration gives."""
+    """Returns the fields that the run file leaves out and a foreign configuration sets."""
     for _, found in foreign(run):
         batch_given = run.batch_size is not None or run.batch_size_per_device is not None
         for field in sorted(found.settings, key=lambda name: name != "precision"):  # which decides on the scaler
@@ -42,7 +43,7 @@ def adopted(run: RunConfig) -> RunConfig:
 
 
 def _with_field(block: Block, path: Sequence[str], value: Any) -> Block:
-    """The block with a field set, if it was not given."""
+    """Returns the block with the field set, unless the run file sets it."""
     name, *below = path
     if below:
         inner = getattr(block, name)

@@ -1,7 +1,7 @@
 """The one place that answers "does this combination work on this machine?", free of torch.
 
-It looks at the run and a `Machine` value, so that it answers as well for a machine that is only asked about.
-(`notices` says what works but should be known before starting.)
+It reads the run and a `Machine` value, so that it also answers for a machine other than this one. (`notices` has
+remarks on runs that work.)
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from drivetrain.errors import Problem
 
 
 def check(run: RunConfig, machine: Machine) -> list[Problem]:
-    """Every reason why this run cannot work on this machine."""
+    """Returns every reason why this run cannot work on this machine."""
     of_the_machine = (_device, _precision, _processes, engine_problems_here, package_problems)
     return check_anywhere(run) + [problem for rule in of_the_machine for problem in rule(run, machine)]
 
 
 def check_anywhere(run: RunConfig) -> list[Problem]:
-    """Those of them that hold on every machine."""
+    """Returns the reasons that hold on every machine."""
     of_the_run = (
         *(_batch, engine_problems, restart_problems, _length),
         *(_workload, _adapter, _quantisation, _paths),
@@ -38,7 +38,7 @@ def check_anywhere(run: RunConfig) -> list[Problem]:
 
 
 def judged(run: RunConfig, found: Sequence[Problem], machine: Machine) -> tuple[RunConfig, list[Problem]]:
-    """The run with what it left to the machine filled in, and the problems found before and here, a field once."""
+    """Returns the run with its open fields filled in for this machine, and all problems, at most one a field."""
     told = {problem.field for problem in found}  # a field that was taken out is not reported missing too
     run = resolved(run, machine)
     return run, [*found, *(problem for problem in check(run, machine) if problem.field not in told)]
@@ -62,7 +62,7 @@ def _precision(run: RunConfig, machine: Machine) -> Iterator[Problem]:
 
 
 def precision_gap(name: str, machine: Machine) -> Iterator[str]:
-    """What the machine lacks for a precision."""
+    """Returns what the machine lacks for a precision."""
     need = PRECISIONS[name].needs
     if machine.device not in need.devices:
         yield f"it exists on {' and '.join(need.devices)} only and this is {machine.device_name}"

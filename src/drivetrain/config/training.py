@@ -1,4 +1,4 @@
-"""How it is trained: optimizer, schedule, length, evaluation, saving, tracking."""
+"""How a run is trained: optimizer, schedule, length, evaluation, saving, tracking."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SCHEDULES = ("constant", "linear", "cosine", "polynomial", "inverse_sqrt", "wsd"
 
 
 def _schedule(name: str) -> str:
-    """One of SCHEDULES, or an import path. ValueError for what neither could be."""
+    """Returns one of SCHEDULES, or an import path. Raises ValueError for a text that is neither."""
     return _known_or_path(name, SCHEDULES, "function")
 
 

@@ -1,4 +1,4 @@
-"""What is trained: the model, its data and the task that joins them."""
+"""The workloads: a model, its data and the task that joins them."""
 
 from __future__ import annotations
 
@@ -124,7 +124,9 @@ class TextModel(ModelBlock):
     tokenizer: PathOrId | None = doc(
         "Tokenizer: a folder, a WordPiece vocab.txt or a hub id; left out, model.path's", None
     )
-    trust_tokenizer_code: bool = doc("Run Python code that lies beside the tokenizer (docs/security.md)", False)
+    trust_tokenizer_code: bool = doc(
+        "Run Python code that lies beside the tokenizer (docs/reference/security.md)", False
+    )
 
 
 class TextData(Frozen):

@@ -80,7 +80,7 @@ class WorkloadBlock(Frozen):
 
     @property
     def known_config(self) -> dict[str, Any]:
-        """The model's Transformers config as far as it is seen without the hub; empty where there is none.
+        """The model's Transformers config as far as it is known without the hub; otherwise empty.
 
         A folder that cannot be read is reported when the model is built.
         """
@@ -168,7 +168,7 @@ class WorkloadBlock(Frozen):
 
     @property
     def lengths_vary(self) -> bool:
-        """Whether batches come in ever other lengths, as those of texts do."""
+        """Whether the lengths of batches vary, as those of texts do."""
         return False
 
     @property
@@ -183,7 +183,7 @@ class WorkloadBlock(Frozen):
 
     @property
     def may_fuse_loss(self) -> bool:
-        """Whether head and loss may be computed in one."""
+        """Whether head and loss may be computed in one operation."""
         return False
 
     # --- what it cannot do, and what a run file leaves to it ----------------------------------------------------------

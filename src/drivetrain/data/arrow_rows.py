@@ -1,4 +1,4 @@
-"""Rows of parquet and Arrow files, a piece (row group or record batch) at a time where they are streamed."""
+"""Reads rows of parquet and Arrow files; when streamed, a piece (row group or record batch) at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILE_MAGIC = b"ARROW1"  # of an IPC file; an IPC stream has none
 
 
 class ArrowRows:
-    """Rows of consecutive pieces of the given sizes. The last piece that was needed stays in memory.
+    """Rows of consecutive pieces of the passed sizes. The last piece that was needed stays in memory.
 
     read_piece: number → table or record batch. It opens the file anew, so that forked processes share no position.
     """
@@ -40,7 +40,7 @@ class ArrowRows:
         return [row for part in parts for row in part]
 
     def slices(self, start: int, stop: int) -> list[Any]:
-        """Return the rows as Arrow's own tables or record batches."""
+        """Yields the rows as Arrow's own tables or record batches."""
         return self._parts(start, stop, lambda part: part)
 
     def _parts(self, start: int, stop: int, read: Callable[[Any], T]) -> list[T]:
@@ -67,8 +67,9 @@ class ArrowRows:
 
 
 def without_inner_nulls(row: dict[str, Any]) -> dict[str, Any]:
-    """A struct has each field that any row's has. Where a row's is null inside of a column it had none, as in JSON.
-    A map, which pyarrow gives as pairs, becomes an object, unless it is empty: so is a list."""
+    """Removes nulls inside of a column: a struct has every field that any row has, null where the row had none, as JSON
+    cannot tell. A map, which pyarrow returns as pairs, becomes an object, unless it is empty: an empty one looks like a
+    list."""
     return {column: _without_nulls(value) for column, value in row.items()}
 
 
@@ -83,7 +84,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def read_parquet(path: Path, name: str, field: str, stream: bool) -> ArrowRows:
-    """Streamed by row groups. UserError if it is no parquet file, or cut short."""
+    """Reads row groups one by one. Raises UserError if it is no parquet file, or truncated."""
     try:
         with pq.ParquetFile(path) as opened:
             names = opened.schema_arrow.names
@@ -95,7 +96,7 @@ def read_parquet(path: Path, name: str, field: str, stream: bool) -> ArrowRows:
 
 
 def read_arrow(path: Path, name: str, field: str, stream: bool) -> ArrowRows:
-    """An IPC file (Feather 2 too) or IPC stream, streamed by record batches.
+    """Reads an IPC file (Feather 2 too) or IPC stream, by record batches.
 
     A stream with dictionaries is read whole: its batches cannot be read without those before them.
     """
@@ -114,7 +115,7 @@ def read_arrow(path: Path, name: str, field: str, stream: bool) -> ArrowRows:
 
 
 def parquet_blocks(path: Path, field: str, rows: int) -> Iterator[list[dict[str, Any]]]:
-    """Rows, so many at a time, however large its row groups are."""
+    """Yields so many rows at a time, however large the file's row groups are."""
     number = 0
     try:
         with pq.ParquetFile(path) as opened:
@@ -129,7 +130,7 @@ def parquet_blocks(path: Path, field: str, rows: int) -> Iterator[list[dict[str,
 
 
 def arrow_blocks(path: Path, field: str, rows: int) -> Iterator[list[dict[str, Any]]]:
-    """As `parquet_blocks`, of an Arrow file, which is mapped."""
+    """Yields so many rows at a time from an Arrow file, which is mapped."""
     held = read_arrow(path, path.name, field, stream=True)
     for start in range(0, len(held), rows):
         yield held.read(start, start + rows)
@@ -172,7 +173,7 @@ def _file_batch(path: Path, number: int) -> Any:
 
 
 def _stream_batches(path: Path, schema: Any) -> Pieces:
-    """A stream has no table of contents: one pass over its headers makes it."""
+    """Finds the batches of a stream in one pass over its headers, since it has no table of contents."""
     places: list[int] = []
     sizes: list[int] = []
     with pa.memory_map(str(path)) as source:

@@ -1,4 +1,4 @@
-"""A table of file names and labels beside the images, as data sets of competitions come: labels.csv and a folder."""
+"""Reads a table of file names and labels beside the images, the usual form in competitions: labels.csv and a folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class ImageList:
-    """N images. files: their paths; names: as the table has them; labels: (N,) names of classes."""
+    """N images. files: their paths; names: as in the table; labels: (N,) names of classes."""
 
     files: list[str]
     names: list[str]
@@ -28,10 +28,10 @@ class ImageList:
 
 
 def listed_images(config: ImageData, path: str, field: str, suffixes: Container[str]) -> ImageList:
-    """Read a table whose `image_column` names files of `image_folder` (the table's own, where that is left out), with
-    or without their endings, and whose `label_column` names classes.
+    """Reads a table whose `image_column` names files of `image_folder` (by default the table's own folder), with or
+    without their endings, and whose `label_column` names classes.
 
-    UserError with all problems of the columns at once, and for rows without a label and files that are not there.
+    Raises UserError with all problems of the columns at once, and for rows without a label and files that are missing.
     """
     table = read_table(path, field)
     given = {"image_column": config.image_column, "label_column": config.label_column}
@@ -59,7 +59,7 @@ def listed_images(config: ImageData, path: str, field: str, suffixes: Container[
 
 
 def _found(folder: Path, names: list[str], suffixes: Container[str]) -> list[str | None]:
-    """The file of each name, None where there is none or where several have that name but for their endings."""
+    """Returns the file of each name; None if there is none, or several that differ only in their endings."""
     by_stem: dict[str, list[str]] | None = None
     found: list[str | None] = []
     for name in names:
@@ -82,7 +82,7 @@ def _contradictions(files: list[str | None], labels: list[str], names: list[str]
 
 
 def _by_stem(folder: Path, suffixes: Container[str]) -> dict[str, list[str]]:
-    """Path below the folder, without its ending → the image files that have it."""
+    """Returns path below the folder, without its ending → the image files that have it."""
     found: dict[str, list[str]] = defaultdict(list)
     for top, _, files in os.walk(folder):
         for file in files:

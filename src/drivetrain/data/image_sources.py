@@ -31,7 +31,7 @@ EVALUATION_FOLDERS = ("test", "validation", "val", "valid", "dev", "eval", "eval
 
 
 def read_pictures(config: ImageData, path: str | None, field: str, split: str) -> LabelledPictures:
-    """Pictures of the run file's source. split: "train" or "test", where the source holds both."""
+    """Reads the pictures of the run file's source. split: "train" or "test", where the source holds both."""
     cache = config.cache or default_root()
     match config.source:
         case "digits":
@@ -61,7 +61,7 @@ def read_pictures(config: ImageData, path: str | None, field: str, split: str) -
 
 
 def pictures_to_predict(config: ImageData, path: str, field: str) -> Pictures:
-    """An image, a folder of images at any depth, parquet files or tar archives; labels are not needed."""
+    """Reads an image, a folder of images at any depth, parquet files or tar archives; labels are not needed."""
     given, cache = Path(path).expanduser(), config.cache or default_root()
     shards = is_pattern(path)
     if not given.exists() and not shards:
@@ -90,7 +90,7 @@ def pictures_to_predict(config: ImageData, path: str, field: str) -> Pictures:
 
 
 def _digits() -> LabelledPictures:
-    """scikit-learn's 1,797 handwritten digits of 8 x 8, grey values 0 to 16."""
+    """Reads scikit-learn's 1,797 handwritten digits of 8 x 8, grey values 0 to 16."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -114,7 +114,7 @@ def _in_tars(config: ImageData, path: str, field: str, cache: Path) -> LabelledP
 
 
 def _left_out(tars: TarPictures, config: ImageData, path: str, field: str) -> list[str]:
-    """A note of samples that cannot be used. UserError where they are more than `bad_rows` lets go."""
+    """Returns a note of samples that cannot be used. Raises UserError if they are more than `bad_rows` allows."""
     bad = tars.bad
     rows = len(tars.store.array("shards")) + len(bad)
     if problems := too_many(path, bad, rows, most_dropped(config.bad_rows), field):
@@ -123,7 +123,7 @@ def _left_out(tars: TarPictures, config: ImageData, path: str, field: str) -> li
 
 
 def class_folders(root: Path, field: str, split: str, cache: Path | None = None) -> LabelledPictures:
-    """root/<class>/.../*.png, or root/<split>/<class>/.../*.png, in any format that PIL reads."""
+    """Reads root/<class>/.../*.png, or root/<split>/<class>/.../*.png, in any format that PIL reads."""
     if not root.is_dir():
         raise problem(field, f"{root} is no folder", f"paths are taken from the current folder, {Path.cwd()}")
     root = _split_folder(root, split)
@@ -143,7 +143,7 @@ def class_folders(root: Path, field: str, split: str, cache: Path | None = None)
 
 
 def _split_folder(root: Path, split: str) -> Path:
-    """root/train or root/test where root holds splits; root itself where it holds classes."""
+    """Returns root/train or root/test where root holds splits; root itself where it holds classes."""
     if not (root / "train").is_dir():
         return root
     if split == "train":
@@ -152,7 +152,7 @@ def _split_folder(root: Path, split: str) -> Path:
 
 
 def _notes(root: Path, found: Listing) -> tuple[str, ...]:
-    """Returns what was left out, and where the first of each kind lies."""
+    """Returns notes of what was left out, with the place of the first of each kind."""
     notes = []
     if others := found.others:
         kinds = ", ".join(f"{count} {ending} ({first} first)" for ending, count, first in others)

@@ -1,4 +1,4 @@
-"""A table of texts → labelled texts, with what was dropped and why."""
+"""Reads a table of texts as labelled texts, and reports which rows were dropped and why."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from drivetrain.errors import Problem, UserError, problem, together
 class Texts:
     """N texts. numbers: (N,) of their labels among `label_names`, which are sorted; rows: (N,) row numbers, from 1.
 
-    store, indices: where they lie on disk, if they do, and which of its texts these are (None: all).
+    store, indices: the store on disk, if any, and the indices of these texts in it (None: all).
     """
 
     first: Sequence[str]
@@ -42,7 +42,7 @@ class Texts:
 
     @property
     def labels(self) -> np.ndarray:
-        """(N,) as they stand in the file, as strings."""
+        """The labels as they stand in the file, (N,), as strings."""
         return np.array(self.label_names, dtype=object)[self.numbers]
 
     def take(self, indices: np.ndarray) -> Texts:
@@ -62,7 +62,7 @@ def _taken(texts: Sequence[str], indices: np.ndarray) -> Sequence[str]:
 
 
 def num_shared(texts: Texts, others: Texts) -> int:
-    """How many of the others are among the texts, pairs as pairs."""
+    """Returns how many of the others are among the texts, pairs as pairs."""
     if texts.store is not None and others.store is not None:
         known, asked = (each.store.store.array("hashes") for each in (texts, others))  # type: ignore[union-attr]
         known = known if texts.indices is None else known[texts.indices]
@@ -76,8 +76,8 @@ def _joined(texts: Texts) -> Iterable[Any]:
 
 
 def read_texts(config: TextData, path: str, field: str, labelled: bool = True, split: str = "train") -> Texts:
-    """Read, leave out rows without text, and check. UserError with all problems of the columns at once, and for more
-    rows without text than `bad_rows` lets go. Of texts that are `labelled` none may lack its label."""
+    """Reads, leaves out rows without text, and checks. Raises UserError with all problems of the columns at once, and
+    for more rows without text than `bad_rows` allows. If texts are `labelled`, none may lack its label."""
     if not labelled and config.text_pair_column is None and Path(path).suffix.lower() == LINES:
         return _lines(path, field)
     wanted: dict[str, str | int] = {"text_column": config.text_column}
@@ -95,7 +95,7 @@ def read_texts(config: TextData, path: str, field: str, labelled: bool = True, s
 
 
 def _mapped(path: str, field: str, config: TextData, wanted: dict[str, str | int]) -> tuple[Texts, str | None]:
-    """Of a file, a folder of files or a pattern, whose texts are mapped from disk."""
+    """Reads a file, a folder of files or a pattern, whose texts are mapped from disk."""
     files = list(data_files(path, field, IN_BLOCKS).values())
     if len(files) == 1:
         check_file(files[0], path if Path(path) == files[0] else str(files[0]), field)
@@ -112,7 +112,7 @@ def _mapped(path: str, field: str, config: TextData, wanted: dict[str, str | int
 
 
 def _held(path: str, field: str, config: TextData, wanted: dict[str, str | int], split: str) -> Texts:
-    """Of a hub data set, whose rows are held in memory."""
+    """Reads a hub data set, whose rows are held in memory."""
     table = read_table(path, field, config.header, config.subset, split)
     columns: dict[str, pd.Series] = {}
     problems: list[Problem] = []
@@ -129,14 +129,14 @@ def _held(path: str, field: str, config: TextData, wanted: dict[str, str | int],
 def _without_header(
     problems: list[Problem], found: Sequence[str] | dict[str, Any], table: pd.DataFrame, config: TextData
 ) -> list[Problem]:
-    """The problems; where no column was found at all, with the fix for a file whose first row is data."""
+    """Returns the problems; if no column was found at all, with the fix for a file whose first row is data."""
     if found or not config.header:
         return problems
     return with_header_hint(problems, list(table.columns))
 
 
 def _lines(path: str, field: str) -> Texts:
-    """A text a line; lines without one are bad rows."""
+    """Reads a text a line; lines without one are bad rows."""
     file = Path(path)
     if not file.is_file():
         raise problem(field, f"{path} does not exist", f"paths are taken from the current folder, {Path.cwd()}")
@@ -177,14 +177,15 @@ def _texts(columns: dict[str, pd.Series], path: str, field: str) -> Texts:
 
 
 def _strings(values: pd.Series) -> list[str]:
-    """Missing values are empty; whole floats that pandas made of integers are integers again."""
+    """Returns strings. Missing values are empty; whole floats that pandas made of integers are integers again."""
     if pd.api.types.is_float_dtype(values) and (values.dropna() % 1 == 0).all():
         values = values.astype("Int64")
     return ["" if pd.isna(value) else str(value) for value in values.astype(object)]
 
 
 def class_names(labels: Collection[str], field: str, count: int | None = None, column: str = "") -> list[str]:
-    """Sorted, as numbers if all are. UserError if there is only one. count: samples, where `labels` has each once.
+    """Returns the classes, sorted, as numbers if all are. Raises UserError if there is only one. count: samples, if
+    `labels` has each once.
 
     column: of the table that the labels stand in.
     """
@@ -210,7 +211,7 @@ def class_names(labels: Collection[str], field: str, count: int | None = None, c
 
 
 def encode(labels: np.ndarray, names: Sequence[str], path: str, field: str) -> np.ndarray:
-    """Labels → their numbers. UserError for labels that training does not know."""
+    """Returns the numbers of labels. Raises UserError for labels that training does not know."""
     numbers = {name: number for number, name in enumerate(names)}
     unknown = sorted({str(label) for label in labels} - numbers.keys())
     if unknown:

@@ -1,4 +1,5 @@
-"""Whether data files hold what runs of this machine took them to hold: all bytes read, against the digest kept."""
+"""Verifies that data files hold what runs of this machine recorded: all bytes are read, and compared with the kept
+digest."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ READ = {"rows": ENDINGS, "tables": IN_BLOCKS}  # the endings of files, by how th
 
 @dataclass(frozen=True)
 class Verified:
-    """same: what the next start takes it for; changed: something else, which the next start now reads anew;
-    not known: no digest of it as it is now is kept, so that the next start reads it anyway."""
+    """The result. same: as the next start expects; changed: other bytes, which the next start now reads anew; not
+    known: no digest of the present file is kept, so that the next start reads it anyway."""
 
     path: str
     state: Literal["same", "changed", "not known"]
@@ -30,7 +31,7 @@ def verified(workload: WorkloadBlock) -> Iterator[Verified]:
     """Read all files of a workload's data, of which digests are kept. UserError for files that cannot be found or
     change meanwhile.
 
-    Where a file is changed its digest is removed, so that nothing is trained on what it held before.
+    The digest of a changed file is removed, so that nothing is trained on its earlier content.
     """
     assert workload.digested is not None, "no digests are kept of its data"
     root = workload.cache_folder or default_root()

@@ -1,4 +1,4 @@
-"""Linear layers that compute otherwise than nn.Linear: by the precision, or as they will once they are quantised."""
+"""Replaces linear layers by ones that compute otherwise: for the precision, or as they will after quantisation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model as a checkpoint's folder describes it, built without the data it was trained on and still without weights."""
+"""Builds a model from a checkpoint's folder, without the data it was trained on and still without weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def finished_model(workload: WorkloadBlock, folder: Path, of_a_base: bool) -> nn
     """The model in fp32 on the CPU, whose weights are still to come.
 
     folder: a checkpoint. of_a_base: whether it holds an adapter alone; the rest is then the base's own, from the path
-    that the run file names. UserError for a model that cannot be built.
+    that the run file names. Raises UserError for a model that cannot be built.
     """
     import transformers
 

@@ -1,4 +1,4 @@
-"""The run file's workload block → a workload."""
+"""Builds the workload of the run file's workload block."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""A trial step at set-up: spread over the ranks, a model has to give each parameter the gradient that it gives whole.
+"""Runs a trial step at set-up: the spread model has to give each parameter the gradient that it has in the whole model.
 
-The loss alone says little: at a random start it is near the logarithm of the number of classes, whatever the model
-computes, and a copy of a weight that gets a part of its gradient leaves it as it is. So every gradient is compared, of
-a few short samples, without dropout and autocast. No whole gradient is kept: of each its norm is, and FOLDS sums, of
-every FOLDS-th number each, which add up over samples and ranks as gradients do.
+The loss alone shows little: at a random start it is near the logarithm of the number of classes, whatever the model
+computes, and a copy of a weight that gets a part of its gradient does not change it. So every gradient is compared, for
+a few short samples, without dropout and autocast. No whole gradient is kept, only its norm and FOLDS sums, of every
+FOLDS-th number each, which add up over samples and ranks as gradients do.
 
-The whole model runs on the first rank alone, which tells the others what it found: ranks of one machine share its
+The whole model runs on the first rank alone, which sends the results to the others: ranks of one machine share its
 cores. It runs on that rank's device if it fits, else on the CPU.
 """
 
@@ -54,7 +54,7 @@ NOTHING = torch.zeros(FOLDS + 1, dtype=torch.float64)
 
 
 def exact(precision: Precision) -> Precision:
-    """The same without rounding that is not the parameters' own."""
+    """Returns the options without rounding other than that of the parameters."""
     return replace(precision, compute=precision.parameters, autocast=False, scaled=False, cast=False, tf32=False)
 
 
@@ -96,27 +96,26 @@ class Trial:
     # --- the whole model ---------------------------------------------------------------------------------------------
 
     def watch(self, model: nn.Module, trains: bool) -> None:
-        """What the whole model makes of the samples: its loss and, if it is to be trained, gradients.
+        """Records the whole model's results on the samples: its loss and, if it is to be trained, gradients.
 
-        Parameters that are all zero would hide the gradients behind them: until the trial is over they hold small
-        numbers.
+        Parameters that are all zero would hide the gradients behind them: during the trial they hold small numbers.
         """
         self._fill(model)
         model.eval()
         self._loss, self._expected, self._found = self._ranks.on_first(lambda: self._watched(model, trains))
 
     def mean(self, sums: Mapping[str, Tensor]) -> Tensor:
-        """These samples' part of the weighted mean over all samples of the trial."""
+        """Returns these samples' part of the weighted mean over all samples of the trial."""
         return torch.stack([sums[name] / self._counts[name] * w for name, w in self._workload.terms.items()]).sum()
 
     def statistics(self, batch: MicroBatch, device: torch.device) -> Statistics:
-        """Those of all samples, as the whole model gave them. device: of the model whose loss gets them."""
+        """Returns statistics of all samples, from the whole model. device: of the model whose loss gets them."""
         own = None if batch.positions is None else torch.from_numpy(batch.positions).to(device)
         sums, rows = ({k: t.to(device) for k, t in some.items()} for some in (self._found.sums, self._found.rows))
         return Statistics(sums, rows, own)
 
     def _watched(self, model: nn.Module, trains: bool) -> Watched:
-        """Its loss, sketches of its gradients, and the statistics of the samples."""
+        """Returns its loss, sketches of its gradients, and the statistics of the samples."""
         beside = [each.model for each in self._beside.auxiliary.values() if isinstance(each, Companion)]
         with placed(model, self._device, beside) as device:  # around hooks and buffers, which know the device
             return self._whole(model, trains, device)
@@ -158,14 +157,15 @@ class Trial:
         self._found = combined([own], self._pieces[:1], torch.device("cpu"))[0]
 
     def _check_same(self, uses: list[set[str]]) -> None:
-        """FSDP sums what has a gradient, in order: ranks that use other parameters sum gradients of different ones."""
+        """Checks that ranks use the same parameters: FSDP sums those that have a gradient, in order, and would mix
+        different ones."""
         some = [name for name in self._expected if any(name not in used for used in uses)]
         if some:
             why = f"{', '.join(some[:5])} get a gradient from some samples only, and ranks cannot tell whose it is"
             raise problem("engine.shard", why, "leave shard out")
 
     def anatomy(self, model: nn.Module) -> Anatomy:
-        """From passes of two samples and of three, as the run will compute them but for dropout."""
+        """Discovers blocks from passes of two samples and of three, computed like the run but without dropout."""
 
         model.eval()
         return self._ranks.on_first(lambda: self._dissected(model))
@@ -207,10 +207,11 @@ class Trial:
         loss_of: Callable[[MicroBatch], Tensor | None],
         step: Callable[[MicroBatch], None] | None,
     ) -> set[str]:
-        """UserError, the same on all ranks, unless the spread model does as the whole one.
+        """Raises UserError, the same on all ranks, unless the spread model computes the same as the whole one.
 
-        Returns the parameters that tensor ranks hold copies of and give parts of a gradient, which have to be summed: a
-        norm or an activation with weights between two layers that are split, and the plan does not say so.
+        Returns the parameters that tensor ranks hold copies of and of which each computes a part of the gradient, so
+        that these have to be summed: a norm or an activation with weights between two split layers that the plan does
+        not mention.
 
         loss_of: this rank's part of the mean loss, on the last stage. step: leaves gradients; None: nothing trains.
         """
@@ -266,7 +267,7 @@ class Trial:
         return summed
 
     def _off(self, names: list[str], found: Tensor) -> dict[str, float]:
-        """How far each gradient is off, of its own norm."""
+        """Returns how far each gradient is off, relative to its own norm."""
         finite = {name: sketch for name, sketch in self._expected.items() if sketch.isfinite().all()}
         least = LEAST * max((float(sketch[-1]) for sketch in finite.values()), default=0.0)
         errors: dict[str, float] = {}
@@ -277,7 +278,7 @@ class Trial:
         return errors
 
     def _failed(self, error: Exception) -> UserError:
-        """For an error of the trial step, which worked with the whole model."""
+        """Reports an error of the trial step, which worked with the whole model."""
         while error.__cause__ is not None and isinstance(error.__cause__, Exception):
             error = error.__cause__
         if isinstance(error, UserError):
@@ -291,19 +292,19 @@ class Trial:
         if self._config.sequence_parallel:
             fix = f"leave sequence_parallel out, or {fix}"
         elif "tp" in axes and self._workload.layout.tensor_parallel:
-            fix = f"correct tensor_parallel in the workload's file (docs/workloads.md), or {fix}"
+            fix = f"correct tensor_parallel in the workload's file (docs/reference/workloads.md), or {fix}"
         return problem(f"engine.{axes[0]}" if len(axes) == 1 else "engine", why, fix)
 
 
 def _sketch(gradient: Tensor) -> Tensor:
-    """(FOLDS + 1,), float64, on the CPU: sums over every FOLDS-th number, and the norm."""
+    """Returns (FOLDS + 1,), float64, on the CPU: sums over every FOLDS-th number, and the norm."""
     flat = (gradient.to_dense() if gradient.is_sparse else gradient).detach().flatten()
     folded = F.pad(flat, (0, -len(flat) % FOLDS)).view(-1, FOLDS).sum(0, dtype=torch.float64)
     return torch.cat([folded, torch.linalg.vector_norm(flat, dtype=torch.float64)[None]]).cpu()
 
 
 def _short(batch: Batch, workload: Workload) -> Batch:
-    """Where sequences may be cut, the piece of them that has the most targets."""
+    """Returns the piece of the samples with the most targets, if sequences may be cut."""
     pads = workload.by_position
     if not pads or any(t.ndim > 1 and name not in pads for name, t in batch.items()):
         return batch
@@ -317,7 +318,7 @@ def _short(batch: Batch, workload: Workload) -> Batch:
 
 @contextmanager
 def aside(model: nn.Module) -> Iterator[None]:
-    """Without dropout; generators and buffers end as they were."""
+    """Runs without dropout; restores generators and buffers afterwards."""
     state = rng_state()
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     model.eval()

@@ -1,4 +1,4 @@
-"""The whole model on one rank's device for a moment, before it is cut."""
+"""Puts the whole model on one rank's device for a moment, before it is cut."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ ROOM = 1.5  # times a model's weights that a device has to have free to try it t
 
 @contextmanager
 def placed(model: nn.Module, device: torch.device, beside: Sequence[nn.Module] = ()) -> Iterator[torch.device]:
-    """The model and those beside it, which lie in CPU memory, on the device while there is room for all; yields where
-    they are."""
+    """Moves the model and those beside it, which lie in CPU memory, to the device if all fit; yields the device they
+    are on."""
     together = [model, *beside]
     there = device if _has_room(together, device) else torch.device("cpu")
     for each in together:
