@@ -103,8 +103,8 @@ def checkpoint_of(run: RunConfig, given: str) -> Path:
 
 
 def _refuse_code_beside(run: RunConfig, path: Path) -> None:
-    """UserError for Python beside a checkpoint's weights that a permission of the run would let run: the permission is
-    for the files at workload.model.path, which this copy of them need not be."""
+    """Raises UserError for Python beside a checkpoint's weights that a permission of the run would let run. The
+    permission covers the files at workload.model.path, and this copy may differ from them."""
     own = [key for key in PERMISSIONS.values() if _permits(run, key)]
     code = sorted(path.glob("**/*.py"))
     if own and code:

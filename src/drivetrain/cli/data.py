@@ -85,7 +85,7 @@ def _is_of_lost_rows(warning: str) -> bool:
 
 
 def _of_failure(run: RunConfig, error: UserError) -> dict[str, Any]:
-    """What became of each row, where no sample is left. Raises what is wrong with the data if that is not it."""
+    """Returns what became of each row when no sample is left. Raises the error if the data are wrong in another way."""
     if run.workload.ACCOUNTS:
         from drivetrain.workloads.build import build_workload
 

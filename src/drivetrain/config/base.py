@@ -96,6 +96,12 @@ class JsonSchemaMadeLate:
         return self._make()
 
 
+def decides_memory(schema: dict[str, Any]) -> None:
+    """Marks a field of the run that decides how much memory a sample takes, or how many samples there are. It leaves
+    the JSON Schema as it is."""
+    del schema
+
+
 def doc(description: str, default: Any = ..., **constraints: Any) -> Any:
     """Returns a field with its one line of documentation; `constraints` are pydantic's (`gt`, `ge`, `le`, ...)."""
     return Field(default, description=description, **constraints)

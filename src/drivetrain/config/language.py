@@ -175,7 +175,7 @@ class LanguageModel(WorkloadBlock):
 
     @property
     def has_conversations(self) -> bool:
-        """Whether samples are conversations, of which replies are learned."""
+        """Whether samples are conversations, whose replies are trained."""
         return STAGES[self.stage].has_conversations
 
     # --- the model ----------------------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ class LanguageModel(WorkloadBlock):
             yield f"packed rows in {run.precision} take a kernel here that breaks each block up"
 
     def _has_sequence_kernel(self, run: RunConfig, machine: Machine) -> bool:
-        """Whether PyTorch's attention over sequences end to end can be taken: in 16 bits, from compute capability
-        8.0."""
+        """Returns whether PyTorch's attention over sequences end to end is available: in 16 bits, from compute
+        capability 8.0."""
         new = machine.compute_capability is not None and machine.compute_capability >= (8, 0)
         return new and run.precision_spec.compute != "float32" and self.model.attention in ("auto", "flash")

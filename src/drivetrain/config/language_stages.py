@@ -15,7 +15,7 @@ class Stage:
 
     name: str
     learns: str  # one line for the documentation of `stage`
-    has_conversations: bool  # whether samples are conversations, of which replies are learned, rather than texts
+    has_conversations: bool  # whether samples are conversations, whose replies are trained, rather than texts
     implementation: str = "drivetrain.workloads.language_model:LanguageModelWorkload"
     llama_factory: str | None = None  # its name in LLaMA-Factory's files
 

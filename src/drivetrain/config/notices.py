@@ -25,7 +25,8 @@ def notices(run: RunConfig, machine: Machine) -> list[str]:
 
 
 def _without_effect(run: RunConfig) -> Iterator[str]:
-    """Settings that are not their defaults and that nothing reads. (A resolved run file spells out all defaults.)"""
+    """Returns settings that differ from their defaults and are read by nothing. (A resolved run file spells out all
+    defaults.)"""
     optimizer = run.optimizer.kind
     checks = (
         (
@@ -85,7 +86,7 @@ def _casts(run: RunConfig, machine: Machine) -> Iterator[str]:
     if quicker is not None and machine.device == "cuda" and quicker not in run.engine.traits.lacks:
         yield (
             f"{run.precision} casts fp32 weights in every forward pass; precision={quicker} casts them once a step, "
-            "and computes in bf16 also what autocast keeps in fp32 (docs/precision.md)"
+            "and computes in bf16 also what autocast keeps in fp32 (docs/reference/precision.md)"
         )
 
 

@@ -16,7 +16,7 @@ IMPORT_PATH = r"[^\W\d]\w*(\.[^\W\d]\w*)*[.:][^\W\d]\w*"
 
 
 def _optimizer(name: str) -> str:
-    """One of KINDS, or an import path. ValueError for what neither could be."""
+    """Returns one of KINDS, or an import path. Raises ValueError for a text that is neither."""
     return _known_or_path(name, list(KINDS), "Class")
 
 
@@ -28,10 +28,14 @@ def _known_or_path(name: str, known: Sequence[str], kind: str) -> str:
     raise ValueError(f"known: {', '.join(known)}; others as package.module:{kind}{hint}")
 
 
+def _names(fuses: bool) -> str:
+    return ", ".join(name for name, kind in KINDS.items() if kind.fuses is fuses)
+
+
 class Optimizer(Frozen):
     name: Annotated[str, AfterValidator(_optimizer)] = doc(
-        f"{', '.join(name for name, kind in KINDS.items() if kind.fuses)}; with a smaller state (docs/optimizers.md) "
-        f"{', '.join(name for name, kind in KINDS.items() if not kind.fuses)}; or an optimizer class's import path "
+        f"{_names(fuses=True)}; with a smaller state (docs/reference/optimizers.md) {_names(fuses=False)}; or an "
+        "optimizer class's import path "
         "(package.module:Class)",
         "adamw",
     )

@@ -20,7 +20,9 @@ class ModelBlock(Frozen):
     """A Transformers model, from its weights or from scratch; the workloads' own blocks add to it."""
 
     path: PathOrId | None = doc("Transformers model to start from: a local folder or a hub id", None)
-    trust_remote_code: bool = doc("Run Python code that lies beside the model at path (docs/security.md)", False)
+    trust_remote_code: bool = doc(
+        "Run Python code that lies beside the model at path (docs/reference/security.md)", False
+    )
     config: dict[str, Any] | None = doc(
         "Transformers config of a model made from scratch: model_type and its fields", None
     )

@@ -28,8 +28,7 @@ class Verified:
 
 
 def verified(workload: WorkloadBlock) -> Iterator[Verified]:
-    """Read all files of a workload's data, of which digests are kept. UserError for files that cannot be found or
-    change meanwhile.
+    """Reads all files of a workload's data. Raises UserError for files that cannot be found or change meanwhile.
 
     The digest of a changed file is removed, so that nothing is trained on its earlier content.
     """
@@ -49,7 +48,7 @@ def verified(workload: WorkloadBlock) -> Iterator[Verified]:
 
 
 def _paths(workload: WorkloadBlock) -> Iterator[tuple[str, str]]:
-    """Each path and its field; of registered names the path that is registered."""
+    """Returns each path and its field; for registered names the registered path."""
     given = workload.registry
     registry = {} if given is None else read_registry(str(given), "workload.data.registry")
     for path, field in workload.sources:

@@ -12,13 +12,13 @@ from drivetrain.workloads.base import Workload
 
 
 def check_installed(precision: Precision) -> None:
-    """UserError where a package is missing that the precision's layers need."""
+    """Raises UserError where a package is missing that the precision's layers need."""
     if precision.layers is not None:
         import_module(precision.layers).check_installed()
 
 
 def computing_in(model: nn.Module, precision: Precision) -> nn.Module:
-    """Before recompute, compiling and sharding, which go by the layers that there are. Parameters stay."""
+    """Replaces the layers before recompute, compiling and sharding, which depend on them. Parameters stay."""
     if precision.layers is None:
         return model
     found: nn.Module = import_module(precision.layers).replace_layers(model)
@@ -26,7 +26,7 @@ def computing_in(model: nn.Module, precision: Precision) -> nn.Module:
 
 
 def replaced(model: nn.Module, precision: Precision, workload: Workload) -> str | Literal[False]:
-    """What a run says of them."""
+    """Returns a run's remarks about them."""
     if precision.layers is not None:
         return str(import_module(precision.layers).told(model))
     return False if workload.fake_quantiser is None else workload.fake_quantiser.told(model)

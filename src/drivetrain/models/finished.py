@@ -20,7 +20,7 @@ FIELD = "workload.model"
 
 
 def finished_model(workload: WorkloadBlock, folder: Path, of_a_base: bool) -> nn.Module:
-    """The model in fp32 on the CPU, whose weights are still to come.
+    """Returns the model in fp32 on the CPU, without its weights.
 
     folder: a checkpoint. of_a_base: whether it holds an adapter alone; the rest is then the base's own, from the path
     that the run file names. Raises UserError for a model that cannot be built.
@@ -56,7 +56,7 @@ def _base(auto: str, workload: WorkloadBlock, described: dict[str, Any]) -> nn.M
 
 
 def tokenizer_beside(folder: Path, workload: WorkloadBlock) -> Any:
-    """The tokenizer that a checkpoint's folder holds. The workload is one that has a tokenizer."""
+    """Returns the tokenizer in a checkpoint's folder. The workload has one."""
     from transformers import AutoTokenizer
 
     trusted = getattr(_model_of(workload), "trust_tokenizer_code", False)

@@ -131,7 +131,8 @@ def collect_every(run: RunConfig) -> int:
 
 
 def rows_of(run: RunConfig, machine: Machine, workload: Workload, compiles: bool) -> Rows | None:
-    """What packed rows are filled up to, or None: left out, on a GPU and wherever blocks are compiled."""
+    """Returns the length that packed rows are filled up to, or None: by default on a GPU and wherever blocks are
+    compiled."""
     wanted = run.workload.fixed_rows
     if not workload.packs or workload.lengths is None:
         return None

@@ -21,7 +21,7 @@ def build_workload(
     quantised_base: QuantisedBase | None = None,
     quantisation_aware: QuantisationAware | None = None,
 ) -> Workload:
-    """Read and check the data. UserError with all that is wrong with them."""
+    """Reads and checks the data. Raises UserError with all their problems."""
     chosen = AdapterSet(adapters, config.base, quantised_base) if adapters else None
     fake_quantiser = None if quantisation_aware is None else FakeQuantiser(quantisation_aware)
     module, _, cls = config.implementation.partition(":")

@@ -55,7 +55,7 @@ def refuse(run: RunConfig) -> None:
 def put(
     theirs: Theirs, run: RunConfig, machine: Machine, given_step: int | None, source: Path
 ) -> tuple[Path, list[Note]]:
-    """The new checkpoint, and what became of each part. UserError if the weights are of another model."""
+    """Returns the new checkpoint, and the fate of each part. Raises UserError if the weights are of another model."""
     spec = run.precision_spec
     precision = run.precision if spec.scaled and spec.autocast else "fp32"  # of all others no state is scaled
     alone = run.model_copy(

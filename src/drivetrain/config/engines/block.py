@@ -155,7 +155,7 @@ class EngineBlock(Frozen):
         return iter(())
 
     def low_bit_problems(self, kind: OptimizerKind, label: str) -> Iterator[Problem]:
-        """Problems of an optimizer whose state is codes and scales. label: the run's engine."""
+        """Returns the problems of an optimizer whose state is codes and scales. label: the run's engine."""
         del kind, label
         return iter(())
 
