@@ -21,10 +21,11 @@ from pydantic import (
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from drivetrain.config.files import no_path, no_text
+from drivetrain.config.location import why_not_here
 
 
 def _named(given: str) -> str:
-    why = no_path(given)
+    why = no_path(given) or why_not_here(given)
     if why is not None:
         raise ValueError(f"input should be a path or a hub id; {why}")
     return given
@@ -115,7 +116,7 @@ def _converted(given: Any, kinds: frozenset[type], in_python: bool) -> Any:
     """
     if isinstance(given, str):
         is_path = Path in kinds and str not in kinds
-        why = no_path(given) if is_path else no_text(given)
+        why = no_path(given) or why_not_here(given) if is_path else no_text(given)
         if why is not None:
             raise ValueError(f"input should be a {'path' if is_path else 'text'}; {why}")
         if is_path and in_python:

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field
 from drivetrain.config.base import Frozen, MaybeEmpty, PathOrId, doc
 from drivetrain.config.data_paths import looks_like_hub_id, missing
 from drivetrain.config.language_stages import STAGES, StageName
+from drivetrain.config.location import Location
 from drivetrain.config.machine import Machine
 from drivetrain.config.workload_block import ModelBlock, WorkloadBlock
 from drivetrain.errors import Problem
@@ -110,7 +111,7 @@ class LanguageData(Frozen):
         ge=0,
         lt=1,
     )
-    registry: Path | None = doc("LLaMA-Factory's dataset_info.json, or its folder: data sets by name", None)
+    registry: Location | None = doc("LLaMA-Factory's dataset_info.json, or its folder: data sets by name", None)
     documents: Documents = doc(
         "pretrain: what is one document of a text file: the file, each line, or what stands between blank lines or, "
         "with {separator: ...}, between a text",
@@ -147,7 +148,7 @@ class LanguageData(Frozen):
     evaluation_rows: int = doc(
         "stream: evaluate on the first so many rows of each data set, and train on the others", 0, ge=0
     )
-    cache: Path | None = doc("Folder for tokenised data; left out, drivetrain's folder in the user's cache", None)
+    cache: Location | None = doc("Folder for tokenised data; left out, drivetrain's folder in the user's cache", None)
 
 
 class Generation(Frozen):

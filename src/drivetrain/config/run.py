@@ -12,6 +12,7 @@ from drivetrain.config import training
 from drivetrain.config.adapter import Adapters
 from drivetrain.config.base import Frozen, decides_memory, doc
 from drivetrain.config.engines import SINGLE, EngineConfig
+from drivetrain.config.location import Location
 from drivetrain.config.numerics import Numerics
 from drivetrain.config.precision import PRECISIONS, Precision, PrecisionName
 from drivetrain.config.quantisation_aware import QuantisationAwareBlock
@@ -26,7 +27,7 @@ class RunConfig(Frozen):
     name: str = doc(
         "Name of the run; left out, the run file's", "run", min_length=1, pattern=r"^[^/\\]*[^/\\.][^/\\]*$"
     )
-    output: Path | None = doc("Folder for all results; left out, runs/<name>", None)
+    output: Location | None = doc("Folder for all results; left out, runs/<name>", None)
 
     workload: Annotated[Workload, Field(discriminator="type")] = doc(
         "What is trained: model, data and task", json_schema_extra=decides_memory

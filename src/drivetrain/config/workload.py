@@ -11,6 +11,7 @@ from pydantic import Field
 from drivetrain.config.base import Frozen, PathOrId, doc
 from drivetrain.config.data_paths import missing, missing_data
 from drivetrain.config.language import BadRows, LanguageModel
+from drivetrain.config.location import Location
 from drivetrain.config.machine import Machine
 from drivetrain.config.workload_block import CodeFile, ModelBlock, WorkloadBlock
 from drivetrain.errors import Problem
@@ -53,7 +54,7 @@ class ImageData(Frozen):
         "to that share",
         "error",
     )
-    cache: Path | None = doc("Folder for lists of files and decoded images; left out, the user's cache", None)
+    cache: Location | None = doc("Folder for lists of files and decoded images; left out, the user's cache", None)
 
 
 Weight = Annotated[float, Field(ge=0)]
@@ -158,7 +159,7 @@ class TextData(Frozen):
     bad_rows: BadRows = doc(
         "Rows without text: error refuses them; drop leaves out up to 5 % of a file; a number, up to that share", "drop"
     )
-    cache: Path | None = doc("Folder for tokenised data; left out, drivetrain's folder in the user's cache", None)
+    cache: Location | None = doc("Folder for tokenised data; left out, drivetrain's folder in the user's cache", None)
 
 
 class TextClassification(WorkloadBlock):
