@@ -38,7 +38,7 @@ def init(
     label_column: Annotated[str | None, typer.Option("--label-column", help="Column of the labels.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
 ) -> None:
-    """Write a run file to begin with: a recipe, made to fit the data where they are given."""
+    """Write a run file to begin with: a recipe, made to fit your data if you name them."""
     from drivetrain.init.write import written
 
     to = to or Path("run.yaml")

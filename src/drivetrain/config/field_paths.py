@@ -38,7 +38,7 @@ def blocks_of(annotation: Any) -> list[type[BaseModel]]:
 
 
 def tag_of(block: type[BaseModel]) -> str | None:
-    """Return the name by which a run file chooses the block."""
+    """Returns the name by which a run file chooses the block."""
     for key in TAGS:
         if found := choices(block, key):
             return str(found[0])

@@ -1,4 +1,4 @@
-"""Which losses and gradients count as anomalies, and what is done about them."""
+"""The rules of anomalies: which losses and gradients count as such, and the reaction to them."""
 
 from __future__ import annotations
 

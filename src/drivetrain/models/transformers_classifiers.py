@@ -51,7 +51,7 @@ def build_classifier(
     path: a local folder or a hub id to start from; or else
     config: `model_type` and the fields of its Transformers config, for a random start from torch's global generator.
     field: the run-file path of the model block (workload.model), which problems name.
-    warn: is told what of a loaded model starts at random, such as a head over other classes.
+    warn: receives a remark on the parts of a loaded model that start at random, such as a head over other classes.
     overrides: fields of a loaded model's config that are to be others.
     trusted: whether Python code that lies beside the model at `path` may run.
     adapters: those that will be put into it: where they want its linear layers quantised, that is done while a model

@@ -87,8 +87,8 @@ class TextStream:
         return tokens.ids, tokens.segments, self._label(row, where)
 
     def _label(self, row: Mapping[str, Any], where: str) -> int:
-        """Returns a row's class. Raises UserError for an unknown class; RowError for a row without a text, whose label
-        is not needed."""
+        """Returns a row's class. Raises UserError for an unknown class, and RowError for a row without a text, whose
+        label is not needed."""
         if not _text(row.get(str(self.data.text_column))).strip():
             raise RowError("it has no text")
         label = _text(row.get(str(self.data.label_column)))
