@@ -214,7 +214,7 @@ def test_classes_are_counted_with_their_shares_and_lengths_have_units(drivetrain
     assert rows == {"yes": ["6", "75.0%", "2", "100.0%"], "no": ["2", "25.0%", "0", "0.0%"]}
     assert "75.0% of the training texts" in out
     assert "3.8 a text" in out
-    assert "all 2 evaluation samples are of one class, 'yes': accuracy says nothing" in " ".join(err.split())
+    assert "all 2 evaluation samples are of one class, 'yes': accuracy means nothing" in " ".join(err.split())
 
 
 # --- how it looks ----------------------------------------------------------------------------------------------------

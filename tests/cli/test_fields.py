@@ -43,7 +43,7 @@ def test_a_word_with_which_no_key_begins_is_told_the_nearest() -> None:
 
 OTHERS = [
     ("learning_rate", "did you mean optimizer.lr?"),
-    ("gradient_accumulation_steps", "give batch_size, of a whole step"),
+    ("gradient_accumulation_steps", "give batch_size, the samples of a step"),
     ("zero2", "write engine=zero2"),
 ]
 

@@ -81,10 +81,10 @@ IN_ANOTHER_PLACE = [
     ("workload.lr", "did you mean optimizer.lr?"),
     ("workload.image_size", "did you mean workload.data.image_size?"),
     ("workload.packing", "workload.data.packing is of language_model"),
-    ("workload.gradient_accumulation_steps", "give batch_size, of a whole step"),
+    ("workload.gradient_accumulation_steps", "give batch_size, the samples of a step"),
     ("num_train_epochs", "did you mean loop.epochs?"),
     ("bf16", "write precision=bf16-mixed"),
-    ("gradient_accumulation_steps", "give batch_size, of a whole step"),
+    ("gradient_accumulation_steps", "give batch_size, the samples of a step"),
 ]
 
 

@@ -91,7 +91,7 @@ def test_inner_nulls_of_a_hub_data_set_are_absent(hub: SimpleNamespace) -> None:
 def test_a_streamed_data_set_must_say_how_long_it_is(hub: SimpleNamespace) -> None:
     for counts in (None, {"test": 3}, {"train": 0}):
         hub.answer = Streamed(counts, [])
-        with pytest.raises(UserError, match=r"does not say how many rows its split train has(.|\n)*download it"):
+        with pytest.raises(UserError, match=r"does not state how many rows its split train has(.|\n)*download it"):
             open_rows("name", "F", stream=True)
 
 

@@ -76,7 +76,7 @@ def test_sequence_parallel_of_deepspeed_under_accelerate_is_context_parallel(tmp
 
 
 def test_cp_and_sp_together_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="both say which ranks share a sequence"):
+    with pytest.raises(UserError, match="both set which ranks share a sequence"):
         run_of(tmp_path, accelerate(cp=2, sp=2))
 
 

@@ -167,7 +167,7 @@ def test_a_rank_that_dies_in_silence_is_a_death(task: Callable[..., Job], monkey
         return real(*given)
 
     monkeypatch.setattr(restarts, "one_attempt", attempts)
-    with pytest.raises(RankError, match=r"no rank said how it ended.*started 2 times, as max_restarts=1 allows"):
+    with pytest.raises(RankError, match=r"no rank reported how it ended.*started 2 times, as max_restarts=1 allows"):
         start(task("max_restarts=1"))
     assert [len(causes) for causes in counted] == [0, 1]
 

@@ -87,7 +87,7 @@ def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     ("variables", "settings", "words"),
     [
         ({"ACCELERATE_MIXED_PRECISION": "bf16"}, ["engine=ddp"], "precision: fp32 is the run's"),
-        ({"ACCELERATE_USE_FSDP": "true"}, ["engine=ddp"], "engine: ddp is the run's, but accelerate launch was told"),
+        ({"ACCELERATE_USE_FSDP": "true"}, ["engine=ddp"], "engine: ddp is the run's, but accelerate launch got"),
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, ["engine=accelerate-fsdp"], "engine: accelerate-fsdp is the run's"),
     ],
 )

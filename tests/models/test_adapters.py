@@ -287,7 +287,7 @@ def test_a_target_that_does_not_exist_is_answered_with_the_nearest(base: Path) -
         ({"pissa": True, "rank": 1000}, "1000 > the smaller side of model.layers.0.self_attn.q_proj"),
         ({"method": "ia3", "targets": ["q_proj"], "feedforward": ["up_proj"]}, "up_proj are no targets"),
         ({"name": "layers"}, "has modules called layers"),
-        ({"method": "ia3", "targets": "all-linear"}, "must be told which"),
+        ({"method": "ia3", "targets": "all-linear"}, "and needs their names"),
     ],
 )
 def test_modules_that_do_not_go_together_are_refused(block: dict[str, Any], told: str, base: Path) -> None:

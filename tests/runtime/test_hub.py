@@ -53,6 +53,6 @@ def test_offline_nothing_is_asked(asked: list[str], monkeypatch: pytest.MonkeyPa
 
 def test_a_folder_with_a_vocabulary_alone_is_refused_with_the_file_to_give(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
-    with pytest.raises(UserError, match=r"holds vocab.txt, and no file that says which kind") as refused:
+    with pytest.raises(UserError, match=r"holds vocab.txt, and no file that names the kind") as refused:
         load_tokenizer(str(tmp_path), "F")
     assert str(tmp_path / "vocab.txt") in refused.value.problems[0].fix

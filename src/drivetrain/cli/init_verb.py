@@ -31,7 +31,7 @@ def recipes() -> None:
 def init(
     name: Annotated[str | None, typer.Argument(metavar="RECIPE", help="Of drivetrain recipes.")] = None,
     data: Annotated[
-        Path | None, path_option("--data", help="What to train on: a table, a text, or a folder of pictures.")
+        Path | None, path_option("--data", help="Data to train on: a table, a text, or a folder of pictures.")
     ] = None,
     to: Annotated[Path | None, path_option("--output", "-o", help="Run file to write; left out, run.yaml.")] = None,
     text_column: Annotated[str | None, typer.Option("--text-column", help="Column of the texts.")] = None,

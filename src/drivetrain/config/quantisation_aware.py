@@ -18,7 +18,7 @@ FIELD = "quantisation_aware"
 
 class QuantisationAware(Frozen):
     format: Literal["int8-dynamic-int4-weight", "int4-weight", "int8-weight"] = doc(
-        "What the model will be quantised to: int8-dynamic-int4-weight (inputs in 8 bits too), int4-weight, int8-weight"
+        "Format of the quantised model: int8-dynamic-int4-weight (inputs in 8 bits too), int4-weight, int8-weight"
     )
     group_size: GroupSize = doc("4 bits: weights of a row that share a scale", 32)
 

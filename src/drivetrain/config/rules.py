@@ -182,7 +182,7 @@ def _adapter(run: RunConfig) -> Iterator[Problem]:
         yield Problem("adapter.pissa", why, "leave it or quantised_base out")
     yield from adapter_problems(run.adapter)
     if not isinstance(run.workload, OwnCode) and run.workload.model.config is not None:
-        why = "a model made from a config starts at random: nobody could load the adapter without it"
+        why = "a model made from a config starts at random: the adapter could not be loaded without it"
         yield Problem("adapter", why, "train the model first, and give its checkpoint's folder as workload.model.path")
     if run.recompute and any(adapter.method == "prefix" for adapter in run.adapter):
         yield Problem("recompute", "a block that is computed twice would see the prefix twice", "leave it out")
@@ -198,7 +198,7 @@ def _adapter(run: RunConfig) -> Iterator[Problem]:
 
 def _quantisation(run: RunConfig) -> Iterator[Problem]:
     if run.quantised_base is not None and run.precision_spec.fp8:
-        why = "quantised_base keeps codes, of which weights are made in 16 bits: no product would take 8-bit floats"
+        why = "quantised_base keeps codes and makes weights in 16 bits from them: no product would be in 8-bit floats"
         yield Problem("precision", why, "give bf16-mixed, or leave quantised_base out")
     if run.quantisation_aware is not None:
         has_codes = run.quantised_base is not None

@@ -67,7 +67,7 @@ def _lay_out(found: TranslatedFile) -> None:
     taken = {to for to, _ in degrees.values()}
     if len(taken) < len(degrees):
         given = " and ".join(degrees)
-        raise problem(f"{source.prefix}{given}", "both say which ranks share a sequence", "keep one of them")
+        raise problem(f"{source.prefix}{given}", "both set which ranks share a sequence", "keep one of them")
     shards = _shards(found)
     engine = settings.get("engine.name")
     _take_out(found)

@@ -139,7 +139,7 @@ def _result(folder: Path, failure: ChildFailedError | None) -> Result:
         lost = cause_of(bad)
         raise Died(str(raised(lost)), lost.traceback)
     if not ended:
-        raise Died(f"no rank said how it ended: {failure}")
+        raise Died(f"no rank reported how it ended: {failure}")
     first = ended[0]
     assert first.result is not None, "whoever is not bad is done"
     return first.result.model_copy(update={"of_first": first.rank == 0})

@@ -112,7 +112,7 @@ def _ia3_modules(block: Adapter, model: Any, whole: Sequence[str]) -> dict[str, 
     from peft.utils import constants
 
     if block.targets == "all-linear":
-        why = "ia3 scales what some layers give and others take, and must be told which"
+        why = "ia3 scales outputs of some layers and inputs of others, and needs their names"
         raise problem("adapter.targets", why, "name them, and those scaled at their inputs in adapter.feedforward")
     if block.targets is not None:
         _refuse_whole(ending_with(model, block.targets, "adapter.targets"), whole)

@@ -483,7 +483,7 @@ def test_words_beside_a_call_that_a_template_drops_are_found_out(tmp_path: Path)
     template = template_of(DEAF.replace("+ m.content +", "}}" + either + "{{"), tmp_path)
     talk = Conversation((user("Rain?"), reply("Let me see", True, ("weather", {}))))
     ((_, why),) = template.tokenised([talk], "responses").problems
-    assert "leaves out what is said beside a call" in why
+    assert "leaves out the text beside a call" in why
     assert not template.tokenised([Conversation((user("Rain?"), reply("", True, ("weather", {}))))], "all").problems
 
 

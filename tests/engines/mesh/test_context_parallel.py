@@ -85,7 +85,7 @@ def test_a_window_that_attention_does_not_hear_of_is_refused(
     if refused is None:
         called()
         return
-    with pytest.raises(UserError, match=rf"attention of layer {refused} is not told of its window \({WINDOW}\)"):
+    with pytest.raises(UserError, match=rf"attention of layer {refused} does not get its window \({WINDOW}\)"):
         called()
 
 

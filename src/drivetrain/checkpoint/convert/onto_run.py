@@ -132,7 +132,7 @@ def _progress(theirs: Theirs, run: RunConfig, given: int | None, notes: list[Not
     counted = [int(state["step"]) for state in moments.values() if "step" in state]
     step = given if given is not None else theirs.step if theirs.step is not None else max(counted, default=None)
     if step is None:
-        raise problem("--step", "the checkpoint does not say how many steps it is of", "give --step N")
+        raise problem("--step", "the checkpoint does not record its step", "give --step N")
     if counted and max(counted) not in (step - theirs.skipped, step):
         what = f"the optimizer has made {max(counted)} updates, and the checkpoint is of step {step}"
         notes.append(Note("updates", carried=True, what=what))

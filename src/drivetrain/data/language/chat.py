@@ -75,7 +75,7 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Any, source: str | None, field: str) -> None:
         if not tokenizer.is_fast:
-            why = f"{type(tokenizer).__name__} is no fast tokenizer: it cannot tell which characters a token is of"
+            why = f"{type(tokenizer).__name__} is no fast tokenizer: it cannot map tokens to characters"
             raise problem(field, why, "give a tokenizer that has a tokenizer.json")
         self._tokenizer, self._source, self._field = tokenizer, source, field
         self.name, self.text = template_text(tokenizer, source, field)

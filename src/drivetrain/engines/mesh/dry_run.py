@@ -161,7 +161,7 @@ class Trial:
         different ones."""
         some = [name for name in self._expected if any(name not in used for used in uses)]
         if some:
-            why = f"{', '.join(some[:5])} get a gradient from some samples only, and ranks cannot tell whose it is"
+            why = f"{', '.join(some[:5])} get a gradient from some samples only, and ranks cannot know from which"
             raise problem("engine.shard", why, "leave shard out")
 
     def anatomy(self, model: nn.Module) -> Anatomy:

@@ -155,7 +155,7 @@ def left_quietly(folder: Path, told: Mapping[int, Any]) -> str | None:
     """
     for pulse in pulses(folder).values():
         if pulse.rank not in told and pulse.time < min(told.values()) and state_of(pulse) == "gone":
-            return f"rank {pulse.rank} ended without a word, by an exit of its own{seen(pulse)}"
+            return f"rank {pulse.rank} ended without an error, by an exit of its own{seen(pulse)}"
     return None
 
 
