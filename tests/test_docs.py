@@ -1,4 +1,4 @@
-"""What the README and the pages say is what happens: files, blocks, links, commands, the tree."""
+"""Tests that the README and the pages are true: files, blocks, links, commands, the tree."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ README = (ROOT / "README.md").read_text()
 
 
 def blocks(text: str, language: str = "") -> list[str]:
-    """What stands between fences; every second fence closes."""
+    """Returns what stands between fences; every second fence closes."""
     parts = re.split(r"^```(.*)\n", text, flags=re.M)
     return [content for kind, content in zip(parts[1::4], parts[2::4], strict=True) if kind == language]
 

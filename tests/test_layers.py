@@ -148,7 +148,7 @@ def test_the_loop_names_no_engine_no_precision_and_no_tracker() -> None:
 
 
 def asks_for_a_kind(file: Path) -> list[str]:
-    """Where a file names the class of an engine's block, or compares an engine's name with a word."""
+    """Returns where a file names the class of an engine's block, or compares an engine's name with a word."""
     classes, found = {kind.__name__ for kind in KINDS.values()}, []
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node).rpartition(".")[2] in classes:

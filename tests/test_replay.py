@@ -77,7 +77,7 @@ def run(failed: Path, tmp_path: Path) -> Path:
 
 
 def hush(_: str) -> None:
-    """What is said on the way."""
+    """Returns what is said on the way."""
 
 
 def curve(run: Path) -> Iterator[tuple[int, float, float]]:

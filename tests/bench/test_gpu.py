@@ -84,7 +84,7 @@ def test_a_case_that_fails_is_tried_twice_after_the_others(place: Setting, tmp_p
 
 
 def is_alive(process: int) -> bool:
-    """Whether it is there after some seconds still: a killed one goes when the kernel comes to it."""
+    """Returns whether it is there after some seconds still: a killed one goes when the kernel comes to it."""
     until = time.monotonic() + 20
     while time.monotonic() < until:
         try:

@@ -161,7 +161,7 @@ def project(folder: Path) -> Path:
 
 
 def results(root: Path) -> dict[str, Record]:
-    """What is changed into what → its record."""
+    """Returns what is changed into what → its record."""
     found = records.read(root / "bench" / "results" / "mutants.jsonl")
     return {f"{record.before} → {record.after}": record for record in found.values()}
 

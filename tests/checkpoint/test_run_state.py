@@ -65,7 +65,7 @@ def change(path: Path, name: str, how: Callable[[Tree], Tree]) -> None:
 
 
 def goes_on_from(root: Path) -> tuple[int, list[str]]:
-    """The step that a run with --resume goes on from, and what it was told."""
+    """The step that a run with --resume goes on from, and the messages."""
     training = Training(root, "fp16-mixed", checkpoints={"keep_last": 2})
     return training.checkpoints.restore().step, training.warnings()
 

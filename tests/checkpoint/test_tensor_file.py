@@ -1,4 +1,4 @@
-"""One file of whole tensors, whoever wrote which piece of it."""
+"""Tests one file of whole tensors, of which each rank writes its pieces."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def printed(*overrides: str, width: int = 80, terminal: bool = True, encoding: str = "utf-8") -> str:
-    """What a terminal of that width, or a file, gets."""
+    """Returns what a terminal of that width, or a file, gets."""
     run, problems = load(Path("run.yaml"), overrides)
     assert run is not None
     assert not problems

@@ -1,4 +1,4 @@
-"""The adapter block: what a run leaves of it gives the same run again, and what contradicts itself is told."""
+"""The adapter block: what a run leaves of it gives the same run again, and contradictions are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which optimizer works under which engine and on which device, as the run file is told before any work."""
+"""Tests which optimizer works under which engine and on which device, as a run reports it before any work."""
 
 from __future__ import annotations
 

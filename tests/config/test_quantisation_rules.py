@@ -1,4 +1,5 @@
-"""What quantisation-aware training and products in 8 bits do not go with, as the run file is told before any work."""
+"""Tests what quantisation-aware training and products in 8 bits do not go with, as a run reports it before any
+work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user is told of a key that stands where it means nothing."""
+"""Tests the message for a key that has no meaning where it stands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many processes load samples, where the run file leaves it out. A stand-in clock is moved by the samples."""
+"""Tests how many processes load samples, where the run file leaves it out. A stand-in clock is moved by the samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of a run do together, and that one process does it alone."""
+"""Tests what the ranks of a run do together, and that one process does it alone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def failing(kind: str) -> str:
 
 
 def unforeseen(call: str) -> str:
-    """One rank meets an error that nobody foresaw."""
+    """One rank meets an error that was not foreseen."""
     ranks = Communicator()
 
     def fail() -> None:

@@ -1,4 +1,4 @@
-"""Configurations as people write them: each becomes a run file, and each of its keys is told."""
+"""Configurations as people write them: each becomes a run file, and each of its keys is reported."""
 
 from __future__ import annotations
 

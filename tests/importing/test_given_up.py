@@ -1,4 +1,4 @@
-"""What has no counterpart and changes what is trained: nothing is written, unless it is given up by its name."""
+"""Tests what has no counterpart and changes what is trained: nothing is written, unless it is given up by its name."""
 
 from __future__ import annotations
 

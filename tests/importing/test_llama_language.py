@@ -19,7 +19,7 @@ PT = SFT.replace("sft", "pt")
 
 
 def workload_of(folder: Path, text: str) -> dict[str, Any]:
-    """What the run file says of it; and that this is a workload."""
+    """Returns what the run file says of it; and that this is a workload."""
     found: dict[str, Any] = run_of(folder, text)["workload"]
     language.LanguageModel.model_validate(found)
     return found

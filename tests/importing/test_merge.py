@@ -16,7 +16,7 @@ ARGUMENTS = '{"output_dir": "out", "learning_rate": 1e-3, "per_device_train_batc
 
 
 def refused(tmp_path: Path, *texts: tuple[str, str]) -> str:
-    """What is told of files with these texts and endings."""
+    """Returns the report of files with these texts and endings."""
     with pytest.raises(UserError) as error:
         imported(tmp_path, *(of_text(tmp_path, text, ending) for text, ending in texts))
     return str(error.value)

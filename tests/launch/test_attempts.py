@@ -1,4 +1,4 @@
-"""How often a run is started, and what each start knows of those before it, without starting any."""
+"""Tests how often a run is started, and what each start knows of those before it, without starting any."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_nodes_count_an_attempt_once_and_wait_less_for_those_that_were_lost(
 
 
 def soon(holds: Callable[[], bool]) -> None:
-    """What one node writes another one reads a moment later."""
+    """Returns what one node writes another one reads a moment later."""
     until = time.monotonic() + 30
     while not holds():
         assert time.monotonic() < until

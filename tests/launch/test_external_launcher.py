@@ -66,7 +66,7 @@ def test_the_ranks_of_an_outer_launcher_are_joined(
 
 
 def test_the_one_process_that_accelerate_starts_for_several_is_no_run(place: Path) -> None:
-    """`--cpu` sets no ranks up: without a word every one of the processes asked for but one would be missing."""
+    """`--cpu` sets no ranks up: silently every one of the processes asked for but one would be missing."""
     cpu = ["accelerate", "launch", "--cpu", "--num_processes", "2"]
     done = launched(place, cpu, "-m", "drivetrain", "train", "run.yaml", "engine=ddp", "output=refused")
     assert done.returncode != 0

@@ -1,4 +1,4 @@
-"""What a rank leaves of its end, and how its failure reads to the user."""
+"""Tests what a rank leaves of its end, and how its failure reads to the user."""
 
 from __future__ import annotations
 

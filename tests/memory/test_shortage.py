@@ -1,4 +1,4 @@
-"""Memory that runs out is recognised whoever says so, and an unfinished window leaves nothing behind."""
+"""Memory that runs out is recognised whichever library reports it, and an unfinished window leaves nothing behind."""
 
 from __future__ import annotations
 

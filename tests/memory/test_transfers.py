@@ -76,7 +76,7 @@ def test_numbers_are_read_after_the_event_of_their_copy(monkeypatch: pytest.Monk
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is done with a GPU's streams, which are played, in order."""
+    """Returns what is done with a GPU's streams, which are played, in order."""
     done: list[str] = []
 
     class Stream:

@@ -139,7 +139,7 @@ IDS, POSITIONS = torch.arange(16).view(2, 8), torch.arange(8).expand(2, 8)
 
 
 def embeddings_of_rank(way: str) -> tuple[Tensor, Tensor]:
-    """What the embedding gives in the end, and its gradient."""
+    """Returns what the embedding gives in the end, and its gradient."""
     model = build().train()
     add_embedding_noise(model, 5.0)
     if way == "fsdp":

@@ -1,4 +1,4 @@
-"""Why a model's folder cannot be loaded, and what to do."""
+"""Tests why a model's folder cannot be loaded, and what to do."""
 
 from __future__ import annotations
 

@@ -278,7 +278,7 @@ def one_by_one(key_heads: int, window: int | None) -> Tensor:
 
 
 def end_to_end(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, scale: float, window: int) -> Tensor:
-    """What kernels for sequences of unlike length document: (total, heads, width), causal."""
+    """Returns what kernels for sequences of unlike length document: (total, heads, width), causal."""
     assert starts.dtype == torch.int32
     number = torch.bucketize(torch.arange(len(query)), starts[1:].long(), right=True)
     behind = torch.arange(len(query))[:, None] - torch.arange(len(query))

@@ -30,7 +30,7 @@ FREQUENT = ("single", "ddp", "fsdp", "zero2", "zero3", "mesh tp=2", "mesh pp=2",
 
 
 def in_the_subset(layout: Layout) -> bool:
-    """What make test runs: on two ranks, and in this process."""
+    """Returns what make test runs: on two ranks, and in this process."""
     return layout.shown in FREQUENT and (layout.processes == 2 or layout == SINGLE)
 
 
@@ -70,7 +70,7 @@ def reference() -> Plain:
 
 @pytest.fixture(scope="module")
 def written(ranks: Pools, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Layout], Path]:
-    """What an engine saved after three steps."""
+    """Returns what an engine saved after three steps."""
     root = tmp_path_factory.mktemp("written")
 
     @functools.cache

@@ -95,7 +95,7 @@ def every_case() -> list[Case]:
 
 
 def in_the_subset(case: Case) -> bool:
-    """What make test runs: every engine and option at two ranks, one case of some engines at one and four."""
+    """Returns what make test runs: every engine and option at two ranks, one case of some engines at one and four."""
     if case.compile:
         return False
     if case.world == 2:
@@ -106,7 +106,7 @@ def in_the_subset(case: Case) -> bool:
 
 
 def here(case: Case) -> bool:
-    """Whether a case tells something of the tests' device."""
+    """Returns whether a case tells something of the tests' device."""
     return chosen_device() == "cpu" or case.engine in ON_DEVICE
 
 

@@ -1,4 +1,4 @@
-"""What a result depends on beside the run file."""
+"""Tests what a result depends on beside the run file."""
 
 from __future__ import annotations
 

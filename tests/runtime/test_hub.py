@@ -17,7 +17,7 @@ from drivetrain.runtime import hub
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What was asked of a hub that does not answer."""
+    """Returns what was asked of a hub that does not answer."""
     questions: list[str] = []
 
     def model_info(_: Any, name: str, **__: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a run leaves to the device and its data. A machine is a value: the GPU is played."""
+"""Tests what a run leaves to the device and its data. A machine is a value: the GPU is played."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def config(**changes: Any) -> RunConfig:
 
 @dataclass
 class Ride:
-    """One training, with everything the loop said and did."""
+    """One training, with all events and calls of the loop."""
 
     run: RunConfig
     workload: TinyWorkload

@@ -1,4 +1,5 @@
-"""What is looked at before the first step: ranks that differ are named, the disk is measured, the network timed."""
+"""Tests the checks before the first step: ranks that differ are named, the disk is measured, the network
+timed."""
 
 from __future__ import annotations
 

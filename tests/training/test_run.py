@@ -1,4 +1,4 @@
-"""What a start does to the folder of an earlier one: nothing is lost before the new run has begun."""
+"""Tests what a start does to the folder of an earlier one: nothing is lost before the new run has begun."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def test_evaluate_takes_the_best_that_is_there_and_says_if_another_was_better(
 
 
 def ended_together(out: Path) -> list[str]:
-    """What each rank hears of a point of the curve, before and after the folder is gone, and of a save."""
+    """Returns what each rank hears of a point of the curve, before and after the folder is gone, and of a save."""
     ranks = Communicator()
     events = EventStream(build_trackers([], out), out) if ranks.is_first else EventStream([])
     saves: list[Progress] = []

@@ -34,7 +34,7 @@ ADAMW = Optimizer(lr=0.01)
 
 
 class Training:
-    """An engine with the checkpoints of one folder, and what they said."""
+    """An engine with the checkpoints of one folder, and their messages."""
 
     def __init__(self, root: Path, precision: str = "fp32", samples: Any = range(40), **changes: Any) -> None:
         raw = {"workload": {"type": "module", "path": "x.py"}, "batch_size": 8, "loop": {"steps": 9}}

@@ -1,4 +1,4 @@
-"""Steps that are not finite, or spike: refused, left out, told, and the same on every engine."""
+"""Steps that are not finite, or spike: refused, left out, reported, and the same on every engine."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def normalised() -> nn.Module:
 
 
 def statistics_of(name: str, devices: int) -> bool:
-    """Whether BatchNorm counts the micro-batches of the good steps alone, and has finite numbers."""
+    """Returns whether BatchNorm counts the micro-batches of the good steps alone, and has finite numbers."""
     run, work, progress = run_of("not finite"), TinyWorkload(normalised, Rough(math.nan)), Progress()
     engine = engine_for(name, run, work, devices)
     assert trained(engine, run, work, progress, 12)

@@ -1,4 +1,4 @@
-"""What a language model is trained on: samples of texts and conversations, held out, mixed, counted, kept."""
+"""Tests the samples of a language model: texts and conversations, held out, mixed, counted, kept."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def places(samples: Any) -> list[int]:
 
 @pytest.fixture
 def tokenised_anew(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many conversations were tokenised, each time."""
+    """Returns how many conversations were tokenised, each time."""
     calls: list[int] = []
     original = ChatTemplate.tokenised
 

@@ -1,4 +1,4 @@
-"""What is told of a language model's data, against conversations whose tokens are written down by hand."""
+"""Tests the report of a language model's data, against conversations whose tokens are written down by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VARIED = [talk(f"say {number}", "hello " * (number % 7) + str(number)) for numbe
 
 
 def reported(folder: Path, rows: Any = None, **given: Any) -> dict[str, Any]:
-    """With evaluation data of their own if nothing else is said, so that no row is held out."""
+    """With evaluation data of their own by default, so that no row is held out."""
     given.setdefault("evaluation", write_lines(folder / "other.jsonl", [talk("what?", "nothing")]))
     report = dict(workload(folder, rows, **given).data_report)
     assert json.loads(json.dumps(report)) == report

@@ -87,7 +87,7 @@ def train(
 
     node = Node(node_rank, rendezvous)
     ready = checked(run_file, overrides or [], nodes, node, trust=trust)
-    if ready.is_first and ready.run.nodes == 1 and not (resume or overwrite):  # told before any rank is started
+    if ready.is_first and ready.run.nodes == 1 and not (resume or overwrite):  # refused before any rank is started
         from drivetrain.runtime.run_folder import RunFolder
 
         RunFolder(ready.run.folder).refuse_if_busy()

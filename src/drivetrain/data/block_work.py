@@ -207,7 +207,7 @@ def _work_off() -> None:
             make_block(work, number)
         except UserError:
             sys.exit(REFUSED)
-        os.write(1, f"{number}\n".encode())  # ends this process once the builder is gone: nobody reads
+        os.write(1, f"{number}\n".encode())  # ends this process once the builder is gone: the pipe has no reader
 
 
 # --- what a user sees ------------------------------------------------------------------------------------------------

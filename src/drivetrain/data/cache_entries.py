@@ -18,7 +18,7 @@ from drivetrain.errors import problem
 
 CONTENTS = "contents.json"  # of a store: written last, so that a folder without it is unfinished
 BOUND = "DRIVETRAIN_CACHE_GB"
-JUST_USED = 600  # seconds: a run that was told of arrays maps them within
+JUST_USED = 600  # seconds: a run that got the names of arrays maps them within
 DAY = 86_400
 # names that this project gives: nothing else in the folder is listed or removed
 NAMES = {

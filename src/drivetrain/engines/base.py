@@ -34,7 +34,7 @@ from drivetrain.workloads.metrics import Metric
 T = TypeVar("T")
 State = dict[str, Any]
 Part = Callable[[str], AbstractContextManager[Any]]  # times what runs within, under a name
-# the gradient norm → whether the update is refused: known, or a scalar on the device that nobody should wait for
+# the gradient norm → whether the update is refused: known, or a scalar on the device, to be read without waiting
 StepGuard = Callable[[Tensor], bool | Tensor]
 
 

@@ -43,7 +43,7 @@ def is_shared(source: Source) -> bool:
     try:
         return any(degree > 1 for _, _, degree in _degrees(source))
     except OF_JUNK:
-        return False  # told when the file is translated
+        return False  # reported when the file is translated
 
 
 def _degrees(source: Source) -> Iterator[tuple[str, str, int]]:

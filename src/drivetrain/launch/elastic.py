@@ -47,7 +47,7 @@ def one_attempt(task: Job, folder: Path, meeting: Meeting, processes: int) -> Re
     forget(folder)
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):  # each has a level of its own
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # what happens is told once, by us
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # we report failures once, ourselves
     with variables(_for_ranks(task, processes)), Watch(folder, task.run, meeting) as watch:
         try:
             command = ("-m", "drivetrain.launch.rank", str(folder), str(os.getpid()))

@@ -64,7 +64,7 @@ class Meeting:
         with self._told():
             if self._store.check([OVER]):
                 raise RankError("another node ended the run: its output has the reason")
-            # whoever comes first counts it up; the others hear of it
+            # the first node counts it up; the others read it
             self._number = int(self._store.compare_set(NUMBER, str(self._number), str(self._number + 1)))
 
     def try_smaller(self) -> None:

@@ -227,7 +227,7 @@ def _loaded(auto: Any, path: str, trusted: bool, given: Mapping[str, Any]) -> tu
         path,
         dtype=torch.float32,
         trust_remote_code=trusted,
-        ignore_mismatched_sizes=True,  # a head over other classes is replaced, and said
+        ignore_mismatched_sizes=True,  # a head over other classes is replaced, with a warning
         output_loading_info=True,
         **given,
     )

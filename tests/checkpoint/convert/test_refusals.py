@@ -1,4 +1,4 @@
-"""What cannot be converted is refused before anything is written, with what was found and what to do."""
+"""Tests that what cannot be converted is refused before anything is written, with what was found and what to do."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def template_of(source: str, folder: Path | None = None, tokenizer: Any = BYTES)
 
 
 def library_text(template: ChatTemplate, messages: Sequence[Message], prompt: bool = False, **options: Any) -> str:
-    """What Transformers renders."""
+    """Returns what Transformers renders."""
     given = [message.as_template() for message in messages]
     return BYTES.apply_chat_template(
         given, chat_template=template.text, tokenize=False, add_generation_prompt=prompt, **options
@@ -164,7 +164,7 @@ def call_texts(message: Message) -> list[str]:
 
 
 def in_style(style: str, message: Message) -> str:
-    """What the assistant writes, built without Jinja."""
+    """Returns what the assistant writes, built without Jinja."""
     if style == "chatml":
         calls = [f"<tool_call>{text}</tool_call>" for text in call_texts(message)]
         return "\n".join([*filter(None, [message.content.strip()]), *calls]) + "<|im_end|>"

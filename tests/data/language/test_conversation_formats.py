@@ -1,4 +1,4 @@
-"""What all formats share, and LLaMA-Factory's demonstration data as a whole. Each format has its own file."""
+"""Tests what all formats share, and LLaMA-Factory's demonstration data as a whole. Each format has its own file."""
 
 from __future__ import annotations
 

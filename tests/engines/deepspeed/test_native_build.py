@@ -1,4 +1,4 @@
-"""Native extensions: compiled once on a machine, whoever is killed meanwhile."""
+"""Native extensions: compiled once on a machine, even if a process is killed meanwhile."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_swap_folder_takes_away_what_a_killed_run_left_on_the_disk(tmp_path: P
 
 
 def swapped(disk: Path) -> list[bool]:
-    """Whether the folder of two ranks is there after each of them closes it in turn."""
+    """Returns whether the folder of two ranks is there after each of them closes it in turn."""
     ranks, there = Communicator(), []
     swap = native_build.swap_folder(disk, ranks)
     (swap.path / str(ranks.rank)).write_text("x")

@@ -1,4 +1,4 @@
-"""A plan of the user's for tensor parallelism: what does not fit the model is told before anything is split."""
+"""A plan of the user's for tensor parallelism: what does not fit the model is reported before anything is split."""
 
 from __future__ import annotations
 

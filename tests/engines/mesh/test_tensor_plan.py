@@ -1,4 +1,4 @@
-"""Which layers tensor parallelism splits, and what it says where they cannot be."""
+"""Tests which layers tensor parallelism splits, and what it says where they cannot be."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             why = f"{self.name} does not compile: line {error.lineno}: {error.message}"
             raise problem(field, why, "correct the template") from None
-        except Exception:  # what the template thinks of a conversation is told of each
+        except Exception:  # the template's errors are reported for each conversation
             pass
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -30,7 +30,7 @@ from drivetrain.runtime.heartbeat import Pulse
 from drivetrain.runtime.run_folder import RunFolder
 
 POLL_SECONDS = 1.0
-NOTICE_SECONDS = 45  # what looks like a hang is told so early, and does not end the run yet
+NOTICE_SECONDS = 45  # a possible hang is reported so early, and does not end the run yet
 GONE_SECONDS = 10  # a rank that ended without a word leaves others an error of the network, most times
 NODES_SECONDS = 10  # in which the others say where their ranks stand
 
