@@ -127,7 +127,7 @@ def test_without_a_package_that_every_part_needs_nothing_runs(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
-def test_a_gpu_that_is_not_there_is_told() -> None:
+def test_a_gpu_that_is_not_there_is_reported() -> None:
     with pytest.raises(SystemExit, match="make gpu DEVICE=cpu"):
         setting.here("cuda")
 

@@ -166,7 +166,7 @@ def results(root: Path) -> dict[str, Record]:
     return {f"{record.before} → {record.after}": record for record in found.values()}
 
 
-def test_kills_and_survivors_are_told_apart_over_several_calls(tmp_path: Path) -> None:
+def test_kills_and_survivors_are_distinguished_over_several_calls(tmp_path: Path) -> None:
     root = project(tmp_path)
     mutants.main(["--number", "3"], root)
     first = results(root)

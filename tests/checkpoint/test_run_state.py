@@ -134,7 +134,7 @@ def test_of_depth_without_end_nothing_breaks(newer: Path) -> None:
     assert "RecursionError" in verify(newer)[0]
 
 
-def test_a_tensor_file_that_is_none_is_told(newer: Path) -> None:
+def test_a_tensor_file_that_is_none_is_reported(newer: Path) -> None:
     (newer / "model.safetensors").write_bytes(b"\xff" * 64)
     seal(newer, "model.safetensors")
     assert "its parts cannot be read" in verify(newer)[0]
@@ -159,7 +159,7 @@ MANIFESTS: dict[str, tuple[Callable[[Tree], Tree], str]] = {
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_a_manifest_that_no_save_wrote_is_told(newer: Path, name: str) -> None:
+def test_a_manifest_that_no_save_wrote_is_reported(newer: Path, name: str) -> None:
     how, why = MANIFESTS[name]
     change(newer, "manifest", how)
     [wrong] = verify(newer)

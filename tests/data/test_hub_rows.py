@@ -129,7 +129,7 @@ def test_what_the_hub_refuses_names_the_way_without_it(hub: SimpleNamespace) -> 
         open_rows("owner/name", "F")
 
 
-def test_without_the_package_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_its_name_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"need the package datasets\n.*drivetrain\[hub\]"):
         open_rows("owner/name", "F")

@@ -51,7 +51,7 @@ def test_an_adapter_is_that_of_llama_factory(lines: str, expected: Any, tmp_path
     RunConfig.model_validate(raw)
 
 
-def test_lora_is_what_is_trained_where_nothing_is_said(tmp_path: Path) -> None:
+def test_lora_is_trained_by_default(tmp_path: Path) -> None:
     found, raw = imported(tmp_path, of_text(tmp_path, LORA.replace("finetuning_type: lora\n", "")))
     assert raw["adapter"] == PLAIN
     told = {note.key: note.why for _, note in found.notes}
@@ -92,7 +92,7 @@ def test_a_quantised_base_is_that_of_llama_factory(lines: str, expected: Any, tm
         ("lora_rnk: 4\n", "lora_rnk", "refused", "did you mean lora_rank?"),
     ],
 )
-def test_where_the_meaning_differs_it_is_told(lines: str, key: str, fate: str, reason: str, tmp_path: Path) -> None:
+def test_where_the_meaning_differs_it_is_reported(lines: str, key: str, fate: str, reason: str, tmp_path: Path) -> None:
     note = notes_of(tmp_path, LORA + lines)[key]
     assert note.fate == fate
     assert reason in note.why

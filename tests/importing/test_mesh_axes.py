@@ -62,7 +62,7 @@ def test_without_axes_accelerates_fsdp_stays_as_it_is(tmp_path: Path) -> None:
     assert raw["precision"] == "bf16-master"
 
 
-def test_what_a_mesh_has_no_word_for_is_told(tmp_path: Path) -> None:
+def test_what_a_mesh_has_no_word_for_is_reported(tmp_path: Path) -> None:
     notes = notes_of(tmp_path, accelerate(offload="true", dp_replicate=2, dp_shard=4, tp=2))
     assert notes["fsdp_config.fsdp_offload_params"].fate == "refused"
     assert notes["fsdp_config.fsdp_reshard_after_forward"].fate == "unneeded"

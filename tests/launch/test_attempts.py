@@ -191,7 +191,7 @@ def test_what_dead_launches_left_in_the_temporary_folder_goes_with_the_next_laun
     assert list(place.iterdir()) == []
 
 
-def test_a_temporary_folder_that_cannot_be_written_is_told(
+def test_a_temporary_folder_that_cannot_be_written_is_reported(
     task: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "workload.py"))

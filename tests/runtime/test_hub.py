@@ -31,7 +31,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     hub._unreachable.cache_clear()
 
 
-def test_a_hub_that_does_not_answer_is_asked_once_and_the_way_without_it_is_told(asked: list[str]) -> None:
+def test_a_hub_that_does_not_answer_is_asked_once_and_the_way_without_it_is_reported(asked: list[str]) -> None:
     for load in (
         lambda: hub.ask_hub("nobody/none", "F"),
         lambda: load_tokenizer("nobody/none", "F"),

@@ -111,7 +111,7 @@ def test_a_full_disk_refuses_no_lock_and_leaves_none(tmp_path: Path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_system_without_locks_is_told_and_keeps_nobody_out(
+def test_a_file_system_without_locks_is_reported_and_keeps_no_run_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_locks(*_: object) -> None:
@@ -124,7 +124,7 @@ def test_a_file_system_without_locks_is_told_and_keeps_nobody_out(
         RunFolder(tmp_path).refuse_if_busy()
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"), held(tmp_path / "file" / "run"):
         pass

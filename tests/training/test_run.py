@@ -134,7 +134,7 @@ def test_odd_lines_in_the_record_keep_no_verb_from_its_work(trained: Path, drive
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_file_of_the_run_that_cannot_be_written_is_told_and_what_was_there_stays(
+def test_a_file_of_the_run_that_cannot_be_written_is_reported_and_what_was_there_stays(
     trained: Path, drivetrain: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replace = Path.replace
@@ -246,7 +246,7 @@ def test_a_run_that_ended_early_trains_no_more_until_it_may(
     assert report(out)["samples_per_second"] == measured
 
 
-def test_skipped_steps_are_told_at_the_end(
+def test_skipped_steps_are_reported_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drivetrain: Command
 ) -> None:
     monkeypatch.chdir(prepared(tmp_path))

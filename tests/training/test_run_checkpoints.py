@@ -241,7 +241,7 @@ def test_an_asynchronous_save_holds_the_step_that_it_was_asked_for(
     assert [path.name for path in steps(tmp_path / "behind")] == ["step-00000002", "step-00000004"]
 
 
-def test_what_goes_wrong_behind_the_training_is_told_by_the_next_save_or_the_end(
+def test_what_goes_wrong_behind_the_training_is_reported_by_the_next_save_or_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*_: Any) -> Path:

@@ -68,7 +68,7 @@ def test_ranks_that_start_together_compile_once_and_a_later_start_not_at_all() -
     assert (out, said) == ("loaded\n", "")
 
 
-def test_what_does_not_compile_is_told_with_the_compilers_words() -> None:
+def test_what_does_not_compile_is_reported_with_the_compilers_words() -> None:
     def load() -> None:
         raise RuntimeError("Error building extension: libaio.h: No such file")
 
