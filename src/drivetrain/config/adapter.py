@@ -97,7 +97,7 @@ Adapters = Annotated[tuple[Adapter, ...], BeforeValidator(_listed), Field(min_le
 
 
 def adapter_problems(adapters: Sequence[Adapter]) -> Iterator[Problem]:
-    """Returns the contradictions within the block, without a look at any model."""
+    """Yields the contradictions within the block, without a look at any model."""
     names = [adapter.name for adapter in adapters]
     if len(set(names)) < len(names):
         yield Problem("adapter.name", "two adapters have the same name", "give each a name of its own")

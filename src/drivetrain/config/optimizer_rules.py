@@ -16,7 +16,7 @@ WHOLE_TENSORS = {
 
 
 def optimizer_problems(run: RunConfig) -> Iterator[Problem]:
-    """Returns the problems that hold on every machine."""
+    """Yields the problems that hold on every machine."""
     engine, optimizer = run.engine, run.optimizer
     name = optimizer.name.replace(":", ".").rpartition(".")[2]
     if engine.gives_pieces and name.lower() in WHOLE_TENSORS:
@@ -27,7 +27,7 @@ def optimizer_problems(run: RunConfig) -> Iterator[Problem]:
 
 
 def optimizer_problems_here(run: RunConfig, machine: Machine) -> Iterator[Problem]:
-    """Returns the problems that this machine adds."""
+    """Yields the problems that this machine adds."""
     name, path = run.optimizer.name, run.optimizer.path
     if "Paged" in path and machine.device != "cuda":
         why = f"{name} moves its state between a GPU and main memory, and this is {machine.device_name}"

@@ -66,7 +66,7 @@ def _precision(run: RunConfig, machine: Machine) -> Iterator[Problem]:
 
 
 def precision_gap(name: str, machine: Machine) -> Iterator[str]:
-    """Returns what the machine lacks for a precision."""
+    """Yields what the machine lacks for a precision."""
     need = PRECISIONS[name].needs
     if machine.device not in need.devices:
         yield f"it exists on {' and '.join(need.devices)} only and this is {machine.device_name}"

@@ -134,7 +134,7 @@ def _removed(entry: Entry, root: Path) -> bool:
 
 
 def _mapped(root: Path) -> Iterator[str]:
-    """Returns the entries whose arrays a process of this machine has mapped, where the system reports them (Linux)."""
+    """Yields the entries whose arrays a process of this machine has mapped, where the system reports them (Linux)."""
     place = f"{root.resolve()}/"
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):  # it has ended, or is another user's

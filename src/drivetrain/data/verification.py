@@ -47,7 +47,7 @@ def verified(data: LanguageData | TextData) -> Iterator[Verified]:
 
 
 def _paths(data: LanguageData | TextData) -> Iterator[tuple[str, str]]:
-    """Returns each path and its field; for registered names the registered path."""
+    """Yields each path and its field; for registered names the registered path."""
     for name in ("train", "evaluation"):
         given, field = getattr(data, name), f"workload.data.{name}"
         if given is None:

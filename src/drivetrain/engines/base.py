@@ -166,7 +166,7 @@ class Engine(ABC):
 
     @abstractmethod
     def without_gradient(self, micro_batches: Sequence[MicroBatch], work: Callable[[nn.Module, Batch], T]) -> list[T]:
-        """Yields the result of `work` on the model and each micro-batch, on this rank: log-probabilities, the next
+        """Returns the result of `work` on the model and each micro-batch, on this rank: log-probabilities, the next
         tokens.
 
         The model is in evaluation mode, and its mode is restored. All ranks must pass equally many micro-batches.

@@ -128,7 +128,7 @@ def _rates(given: KeyReader) -> None:
 
 
 def _stacked(given: KeyReader, paths: Sequence[str], with_new: bool) -> None:
-    """Returns a list: the trained adapter, above frozen ones."""
+    """Sets a list of adapters: the trained one, above frozen ones."""
     found = given.found
     said = {name: found.translation.settings.pop(name) for name in [*found.translation.settings] if _is_of(name)}
     said = {name: found.defaults.pop(name).value for name in [*found.defaults] if _is_of(name)} | said

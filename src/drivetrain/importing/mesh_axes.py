@@ -116,7 +116,7 @@ def _take_out(found: TranslatedFile) -> None:
 
 
 def _wraps(note: Note) -> bool:
-    """Translates fsdp_auto_wrap_policy, which decides on engine.wrap together with other keys."""
+    """Returns whether a note is on fsdp_auto_wrap_policy, which decides on engine.wrap together with other keys."""
     return note.key.endswith(accelerate.POLICY.removeprefix("fsdp_"))
 
 

@@ -248,7 +248,7 @@ def _pictures(run: Any, sides: Any, samples: float, made: Fitted) -> None:
 
 
 def _batch(run: Any, samples: float, made: Fitted) -> None:
-    """Returns a batch size that gives at least some batches an epoch."""
+    """Sets a batch size small enough for several batches an epoch."""
     most = max(1, int(samples) // STEPS_AN_EPOCH)
     batch = int(run.get("batch_size", 32))
     if batch > most:

@@ -137,7 +137,7 @@ def _refuse_whole(targets: Iterable[str], whole: Sequence[str]) -> None:
 
 
 def _outside_of_adapters(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Yields modules as the model had them before; an adapted layer counts once."""
+    """Returns modules as the model had them before; an adapted layer counts once."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     adapted = [name for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)]

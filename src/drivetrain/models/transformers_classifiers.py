@@ -128,7 +128,7 @@ def _config_class(auto: Any, auto_class: str, model_type: Any, field: str) -> ty
 
 
 def _unknown_keys(config_class: type, given: Mapping[str, Any], field: str) -> Iterator[Problem]:
-    """Returns keys that Transformers would silently accept and never read.
+    """Yields keys that Transformers would silently accept and never read.
 
     Beside the fields a config declares it understands older spellings (rope_theta), which it takes out of the keyword
     arguments. The rest it stores unread: those are the unknown ones. Generation settings it drops.
@@ -158,7 +158,7 @@ def _declared_keys(config_class: Any) -> set[str]:
 
 
 def _bad_values(config_class: type, given: Mapping[str, Any], field: str) -> Iterator[Problem]:
-    """Returns each value that the config refuses by itself; if there is none, its error about all values together."""
+    """Yields each value that the config refuses by itself; if there is none, its error about all values together."""
     together = _refusal(config_class, given)
     if together is None:
         return

@@ -46,7 +46,7 @@ def refuse_named_code(run: RunConfig, came_with: Path, trusted: bool) -> None:
 
 
 def named_code(run: RunConfig) -> Iterator[NamedCode]:
-    """Returns every place of a run from which Python other than this package's is executed."""
+    """Yields every place of a run from which Python other than this package's is executed."""
     if isinstance(run.workload, UserModule):
         yield NamedCode("workload.path", str(run.workload.path), run.workload.path)
     elif not isinstance(run.workload, OwnCode):

@@ -25,7 +25,7 @@ TextSample = tuple[np.ndarray, np.ndarray | None, int]
 
 
 def stream_problems(config: TextClassification) -> Iterator[Problem]:
-    """Returns problems of settings for which a stream of texts would have to be read whole."""
+    """Yields problems of settings for which a stream of texts would have to be read whole."""
     data = config.data
     if data.evaluation is None:
         why = "a stream holds nothing out, and best checkpoints are chosen by evaluation data"

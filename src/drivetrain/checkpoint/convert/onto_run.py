@@ -150,7 +150,7 @@ def _saved(run: RunConfig, workload: Workload, engine: Engine, progress: Progres
 
 
 def _own(theirs: Theirs, run: RunConfig, progress: Progress) -> Iterator[Note]:
-    """Returns the state that no format holds in a form with which this project could go on."""
+    """Yields the state that no format holds in a form with which this project could go on."""
     told = any("schedul" in note.item for note in theirs.notes)
     yield Note("step", carried=True, what=f"{progress.step}, {progress.updates} updates, {progress.samples:,} samples")
     if progress.step:

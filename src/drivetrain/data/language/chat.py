@@ -339,7 +339,7 @@ def missing_tokens(template: ChatTemplate, tokenizer: Any) -> list[str]:
 
 
 def show(ids: np.ndarray, targets: np.ndarray, tokenizer: Any) -> list[tuple[str, bool]]:
-    """Yields one sample's text in pieces, each with whether it is trained. ids, targets: (T,)."""
+    """Returns one sample's text in pieces, each with whether it is trained. ids, targets: (T,)."""
     edges = [0, *(np.flatnonzero(np.diff(targets)) + 1).tolist(), len(ids)] if len(ids) else []
     # from the start each time: by itself, a piece would lack the space that some tokenizers leave out at the start
     texts = [tokenizer.decode(ids[:edge].tolist(), clean_up_tokenization_spaces=False) for edge in edges]

@@ -51,7 +51,7 @@ def _shape(message: Message) -> tuple[str, bool, int, bool]:
 
 
 def _wanted(marked: Message, is_last: bool) -> Iterator[tuple[str, str]]:
-    """Returns descriptions of a marked message's parts, and their marks."""
+    """Yields descriptions of a marked message's parts, and their marks."""
     if marked.role != "assistant":
         yield f"the {marked.role}'s message", marked.content.strip()
         return

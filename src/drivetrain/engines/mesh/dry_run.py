@@ -278,7 +278,7 @@ class Trial:
         return errors
 
     def _failed(self, error: Exception) -> UserError:
-        """Reports an error of the trial step, which worked with the whole model."""
+        """Returns the UserError for an error of the trial step, which worked with the whole model."""
         while error.__cause__ is not None and isinstance(error.__cause__, Exception):
             error = error.__cause__
         if isinstance(error, UserError):

@@ -130,7 +130,7 @@ def _indivisible(model: nn.Module, name: str, size: int, ranks: int) -> Problem:
 
 
 def _configs(model: nn.Module, plan: Mapping[str, str]) -> Iterator[object]:
-    """Returns Transformers' configurations of the parts that hold planned layers: for each layer the nearest one."""
+    """Yields Transformers' configurations of the parts that hold planned layers: for each layer the nearest one."""
     modules, seen = dict(model.named_modules()), set[int]()
     for name in plan:
         while name:
