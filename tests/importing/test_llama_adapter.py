@@ -104,7 +104,7 @@ def test_where_the_meaning_differs_it_is_reported(lines: str, key: str, fate: st
         ("quantization_bit: 4\nquantization_type: fp4\n", "quantization_type", "fp4: 4 bits are nf4"),
         ("quantization_bit: 4\nquantization_method: hqq\n", "quantization_method", "bitsandbytes' 4 and 8 bits"),
         ("quantization_bit: 3\n", "quantization_bit", "3: there are 4 and 8"),
-        ("train_from_scratch: true\n", "train_from_scratch", "made at random"),
+        ("train_from_scratch: true\n", "train_from_scratch", "randomly made"),
     ],
 )
 def test_what_cannot_be_had_becomes_no_workload_and_says_why(lines: str, key: str, reason: str, tmp_path: Path) -> None:
