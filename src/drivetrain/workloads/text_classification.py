@@ -281,10 +281,11 @@ class TextClassificationWorkload(Classifier):
             return self.evaluation
         texts = read_texts(self._config.data, path, "--data", labelled=False)
         if texts.bad:
-            self._warn(f"{len(texts.bad)} rows of {path} have no text and no prediction, {texts.bad[0].where} first")
+            count = f"{len(texts.bad)} {texts.kind}s of {path}"
+            self._warn(f"{count} have no text and no prediction, {texts.bad[0].where} first")
         if texts.warning:
             self._warn(texts.warning)
-        return TextSamples(*self._tokens(texts), None, RowNames(texts.rows), texts)
+        return TextSamples(*self._tokens(texts), None, RowNames(texts.rows, texts.kind), texts)
 
     def text_samples(self, texts: Sequence[str]) -> NamedSamples:
         if self._config.data.text_pair_column is not None:
