@@ -309,7 +309,7 @@ def test_a_process_without_a_watchdog_reports_once_that_nothing_goes_on(capsys: 
         alone(heart, still)
     told = capsys.readouterr().err
     assert told.count("rank 0: nothing has gone on for 31 s (step 4, data)") == 1
-    assert "test_a_process_that_nobody_watches" in told
+    assert "test_a_process_without_a_watchdog" in told
     alone(heart, 0.0)
     alone(heart, 40.0)
     assert "40 s" in capsys.readouterr().err, "again, once it has gone on"
