@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from drivetrain.config import rules
+from drivetrain.config.data_paths import looks_like_hub_id
 from drivetrain.config.load import validate
 from drivetrain.config.machine import Machine
 from drivetrain.config.notices import notices
@@ -258,7 +259,7 @@ def test_adams_eps_that_vanishes_in_fp16_is_reported() -> None:
     ],
 )
 def test_a_hub_id_is_distinguished_from_a_path_that_is_not_there(path: str, hub: bool) -> None:
-    assert rules.looks_like_hub_id(path) == hub
+    assert looks_like_hub_id(path) == hub
 
 
 def test_rules_are_free_of_torch() -> None:

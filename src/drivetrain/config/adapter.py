@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from drivetrain.config.base import Frozen, doc
 from drivetrain.config.files import read_json
+from drivetrain.config.location import Location
 from drivetrain.errors import Problem, UserError
 
 Method = Literal["lora", "ia3", "prompt", "prefix", "p-tuning"]
@@ -40,7 +40,7 @@ def _several(given: Any) -> Any:
 
 class Adapter(Frozen):
     method: Method = doc("lora, ia3, prompt, prefix or p-tuning", "lora")
-    path: Path | None = doc("A saved adapter (PEFT's folder, or a checkpoint of one) to go on with", None)
+    path: Location | None = doc("A saved adapter (PEFT's folder, or a checkpoint of one) to go on with", None)
     trained: bool = doc("False: the adapter at path stays as it is, below the others", True)
     name: str = doc("Name that distinguishes several adapters", "default", pattern=r"^[A-Za-z0-9_-]+$")
     targets: Annotated[Literal["all-linear"] | list[Ending], BeforeValidator(_several)] | None = doc(

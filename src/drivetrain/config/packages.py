@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from drivetrain.config.machine import Machine
+from drivetrain.config.optimizers import KINDS
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem
 
@@ -44,11 +45,11 @@ def needed(run: RunConfig) -> Iterator[tuple[str, str, str]]:
         yield "quantised_base", run.quantised_base.format, run.quantised_base.library
     if run.quantisation_aware is not None:
         yield "quantisation_aware", "it", "torchao"
-    if run.precision_spec.fp8:
-        yield "precision", run.precision, "torchao"
-    package = run.optimizer.path.replace(":", ".").partition(".")[0]
-    if run.optimizer.path != run.optimizer.name:  # one of drivetrain's short names for it
-        yield "optimizer.name", run.optimizer.name, package
+    if run.precision_spec.package is not None:
+        yield "precision", run.precision, run.precision_spec.package
+    optimizer = KINDS.get(run.optimizer.name)
+    if optimizer is not None and not optimizer.is_torchs:
+        yield "optimizer.name", optimizer.name, optimizer.package
     if "tensorboard" in run.tracking.trackers:
         yield "tracking.trackers", "its tracker", "tensorboard"
 

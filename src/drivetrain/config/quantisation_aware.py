@@ -39,7 +39,7 @@ def quantisation_aware_problems(
     if has_codes:
         why = "quantised_base keeps codes already: there are no weights left that could be trained to be quantised"
         yield Problem(FIELD, why, "leave one of the two out")
-    if precision.fp8:
+    if precision.layers is not None:
         why = f"{precision.name} rounds the same products in another way than the quantised model will"
         yield Problem(FIELD, why, "give precision=bf16-mixed")
     for key, why in (

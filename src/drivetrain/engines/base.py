@@ -137,6 +137,11 @@ class Engine(ABC):
         """Announces the window after the one under way: its beginning may be sent to a GPU meanwhile."""
         del micro_batches
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether one process trains, so that no other rank waits elsewhere when an error ends a step."""
+        return False
+
     def savepoint(self) -> Callable[[], None] | None:
         """Called before a window: returns a function that undoes it if memory runs out in it. None if only a new start
         can."""

@@ -56,7 +56,8 @@ def put(
     theirs: Theirs, run: RunConfig, machine: Machine, given_step: int | None, source: Path
 ) -> tuple[Path, list[Note]]:
     """Returns the new checkpoint, and the fate of each part. Raises UserError if the weights are of another model."""
-    precision = run.precision if run.precision == "fp16-mixed" else "fp32"  # of all others no state is scaled
+    spec = run.precision_spec
+    precision = run.precision if spec.scaled and spec.autocast else "fp32"  # of all others no state is scaled
     alone = run.model_copy(
         update={"precision": precision, "device": "cpu", "recompute": False, "offload_activations": False}
     )

@@ -16,6 +16,7 @@ from drivetrain.config.engines.plain import DdpEngine, FsdpEngine
 from drivetrain.config.engines.zero import FILE_OR_CONTENT, DeepspeedEngine, content, own_fields, read
 from drivetrain.config.files import read_yaml
 from drivetrain.config.machine import Machine
+from drivetrain.config.optimizers import OptimizerKind
 from drivetrain.config.translation import Translation
 from drivetrain.errors import Problem
 
@@ -116,8 +117,8 @@ class AccelerateEngine(EngineBlock):
     def adapter_problems(self, adapters: Sequence[Adapter], compiles: bool) -> Iterator[Problem]:
         return self.driver.adapter_problems(adapters, compiles)
 
-    def low_bit_problems(self, name: str, path: str, label: str) -> Iterator[Problem]:
-        return self.driver.low_bit_problems(name, path, label)
+    def low_bit_problems(self, kind: OptimizerKind, label: str) -> Iterator[Problem]:
+        return self.driver.low_bit_problems(kind, label)
 
     def notices(self, run: RunConfig, machine: Machine) -> Iterator[str]:
         yield from self.driver.notices(run, machine)

@@ -10,6 +10,7 @@ from drivetrain.config.adapter import PROMPTS, Adapter
 from drivetrain.config.base import doc
 from drivetrain.config.engines.block import NO_FP8, NO_MASTER, EngineBlock, Traits
 from drivetrain.config.machine import Machine
+from drivetrain.config.optimizers import OptimizerKind
 from drivetrain.errors import Problem
 
 if TYPE_CHECKING:
@@ -192,9 +193,9 @@ class MeshEngine(EngineBlock):
             why = f"DoRA measures whole rows of weights, of which each of tp ({self.tp}) ranks has a part"
             yield Problem("adapter.dora", why, "leave it or engine.tp out")
 
-    def low_bit_problems(self, name: str, path: str, label: str) -> Iterator[Problem]:
-        del path, label
-        why = f"{name} keeps its state in blocks, which are not joined over a mesh yet"
+    def low_bit_problems(self, kind: OptimizerKind, label: str) -> Iterator[Problem]:
+        del label
+        why = f"{kind.name} keeps its state in blocks, which are not joined over a mesh yet"
         yield Problem("optimizer.name", why, "take adamw, or engine=fsdp")
 
 

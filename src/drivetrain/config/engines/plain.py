@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from drivetrain.config.base import doc
 from drivetrain.config.engines.block import NO_FP8, NO_MASTER, EngineBlock, Traits
 from drivetrain.config.machine import Machine
+from drivetrain.config.optimizers import OptimizerKind
 from drivetrain.errors import Problem
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class FsdpEngine(EngineBlock):
             why = f"the world size ({run.world_size}) is no multiple of the shards ({self.hybrid})"
             yield Problem(f"{where}.hybrid", why, "give a divisor of processes * nodes")
 
-    def low_bit_problems(self, name: str, path: str, label: str) -> Iterator[Problem]:
-        if "bitsandbytes" in path:
-            why = f"{name} of bitsandbytes updates whole tensors, and engine={label} shards them"
+    def low_bit_problems(self, kind: OptimizerKind, label: str) -> Iterator[Problem]:
+        if kind.package == "bitsandbytes":
+            why = f"{kind.name} of bitsandbytes updates whole tensors, and engine={label} shards them"
             yield Problem("optimizer.name", why, "give adamw8bit (torchao), or take engine=ddp")

@@ -13,6 +13,7 @@ from drivetrain.config.base import doc
 from drivetrain.config.engines.block import NO_FP8, EngineBlock, Traits
 from drivetrain.config.files import read_json
 from drivetrain.config.machine import Machine
+from drivetrain.config.optimizers import OptimizerKind
 from drivetrain.config.translation import Translation
 from drivetrain.errors import Problem, UserError
 
@@ -121,13 +122,12 @@ class DeepspeedEngine(EngineBlock):
 
     def problems_here(self, run: RunConfig, machine: Machine, where: str) -> Iterator[Problem]:
         del where
-        if run.precision == "fp16-master" and machine.device == "cpu":
+        if run.precision_spec.cast and run.precision_spec.scaled and machine.device == "cpu":
             yield Problem("precision", "DeepSpeed has no fp16 on a CPU", "take bf16-master, or engine=single or ddp")
 
-    def low_bit_problems(self, name: str, path: str, label: str) -> Iterator[Problem]:
-        del path
+    def low_bit_problems(self, kind: OptimizerKind, label: str) -> Iterator[Problem]:
         if self.stage > 0:
-            why = f"{name} keeps its state in blocks, and engine={label} updates flat pieces of many parameters"
+            why = f"{kind.name} keeps its state in blocks, and engine={label} updates flat pieces of many parameters"
             fix = "take engine=fsdp or ddp, or adamw"
             yield Problem("optimizer.name", f"{why}: no checkpoint could name them", fix)
 
