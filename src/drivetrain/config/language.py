@@ -148,6 +148,9 @@ class LanguageData(Frozen):
     cache: Path | None = doc("Folder for tokenised data; left out, drivetrain's folder in the user's cache", None)
 
 
+OF_CONVERSATIONS = {"sft"}  # training stages whose samples are conversations; those of the others are texts
+
+
 class Generation(Frozen):
     """Prompts that the model answers at each evaluation."""
 
@@ -168,9 +171,13 @@ class LanguageModel(WorkloadBlock):
     generate: Generation | None = doc("Let the model answer prompts at each evaluation; {} asks four", None)
 
     @property
+    def implementation(self) -> str:
+        return f"{self.type}: {self.stage}"
+
+    @property
     def has_conversations(self) -> bool:
         """Whether samples are conversations, of which replies are learned."""
-        return self.stage == "sft"
+        return self.stage in OF_CONVERSATIONS
 
     @property
     def is_packed(self) -> bool:

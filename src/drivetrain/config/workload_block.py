@@ -14,6 +14,12 @@ class WorkloadBlock(Frozen):
     """What is trained: the block `workload` of a run file."""
 
     @property
+    def implementation(self) -> str:
+        """The key of `drivetrain.workloads.build.WORKLOADS`: the type, or one of its training stages."""
+        own: Any = self
+        return str(own.type)
+
+    @property
     def known_config(self) -> dict[str, Any]:
         """The model's Transformers config as far as it is seen without the hub; empty where there is none.
 

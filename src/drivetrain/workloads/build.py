@@ -17,7 +17,8 @@ from drivetrain.workloads.base import Workload
 WORKLOADS = {
     "image_classification": "drivetrain.workloads.image_classification:ImageClassificationWorkload",
     "text_classification": "drivetrain.workloads.text_classification:TextClassificationWorkload",
-    "language_model": "drivetrain.workloads.language_model:LanguageModelWorkload",
+    "language_model: pretrain": "drivetrain.workloads.language_model:LanguageModelWorkload",
+    "language_model: sft": "drivetrain.workloads.language_model:LanguageModelWorkload",
     "module": "drivetrain.workloads.user_module:UserModuleWorkload",
     "objects": "drivetrain.workloads.user_objects:UserObjectsWorkload",
 }
@@ -34,7 +35,7 @@ def build_workload(
     base = None if isinstance(config, OwnCode) else config.model.path
     chosen = AdapterSet(adapters, base, quantised_base) if adapters else None
     fake_quantiser = None if quantisation_aware is None else FakeQuantiser(quantisation_aware)
-    module, _, cls = WORKLOADS[config.type].partition(":")
+    module, _, cls = WORKLOADS[config.implementation].partition(":")
     workload = getattr(import_module(module), cls)(config, seed)
     assert isinstance(workload, Workload)
     workload.adapters, workload.fake_quantiser = chosen, fake_quantiser
