@@ -28,7 +28,7 @@ SCRIPTS = {  # name: ranks, the report's engine
     "mesh_dp": (2, "mesh-dp2"),
     "mesh_shard": (2, "mesh-dp2-shard"),
 }
-SLOW = {"ddp", "zero2", "accelerate_ddp", "mesh_tp", "mesh_pp", "mesh_cp", "mesh_dp", "mesh_shard"}
+SLOW = {"ddp", "fsdp", "zero2", "accelerate_ddp", "mesh_tp", "mesh_pp", "mesh_cp", "mesh_dp", "mesh_shard"}
 
 
 @pytest.fixture

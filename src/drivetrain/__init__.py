@@ -5,8 +5,8 @@
     report = drivetrain.train("run.yaml", precision="bf16-mixed")
     net = drivetrain.load("runs/digits")
 
-docs/reference/python.md has the rest. Importing this package takes no torch: a name's module is imported when it is
-first asked for. What is not in __all__ is private.
+docs/reference/python.md has the rest. Importing this package does not import torch: a name's module is imported at its
+first use. What is not in __all__ is private.
 """
 
 import sys

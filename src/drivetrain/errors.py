@@ -1,4 +1,4 @@
-"""What a user sees when something they gave cannot work: every problem at once, each with its cure."""
+"""Errors that a user sees when something cannot work: every problem at once, each with its cure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_SAID = 4000  # characters of each part of a problem
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: where it was given, why it fails, what to do."""
+    """One thing that is wrong: the field or argument it concerns, why it fails, what to do."""
 
     field: str
     why: str
@@ -29,7 +29,8 @@ class Problem:
 
 
 class UserError(ValueError):
-    """Something the user gave cannot work. Raised before work starts; the CLI prints it and exits with code 2."""
+    """Something that the user passed cannot work. Raised before work starts; the CLI prints it and exits with code
+    2."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         assert problems, "a UserError names at least one problem"
@@ -45,7 +46,8 @@ class RunError(RuntimeError):
 
 
 class OutOfMemory(RunError):
-    """A device's memory ran out: in a micro-batch of `samples` samples, or in what no cut makes smaller (0)."""
+    """A device's memory ran out, in a micro-batch of `samples` samples, or (0) in memory that no smaller micro-batch
+    saves."""
 
     def __init__(self, message: str, samples: int = 0) -> None:
         super().__init__(message)
@@ -53,15 +55,15 @@ class OutOfMemory(RunError):
 
 
 class Interrupted(Exception):
-    """By Ctrl-C, before the run could save. The CLI says what is left and exits with code 130."""
+    """Ctrl-C ended the run before it could save. The CLI says what is left and exits with code 130."""
 
 
 class PeerError(RunError):
-    """Another rank failed, and tells how."""
+    """Another rank failed; the message has that rank's error."""
 
 
 class RankError(RuntimeError):
-    """A rank of several failed in a way that is nobody's known mistake; `traceback` is that rank's."""
+    """A rank failed by an error that is neither a UserError nor a RunError; `traceback` is that rank's."""
 
     def __init__(self, message: str, traceback: str = "") -> None:
         super().__init__(message)
@@ -69,7 +71,7 @@ class RankError(RuntimeError):
 
 
 class _Shown(reprlib.Repr):
-    """repr of a value's beginning, whatever its size."""
+    """repr of the beginning of a value, however large the value is."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,22 +86,22 @@ _SHOWN = _Shown()
 
 
 def shown(value: Any) -> str:
-    """A value as a message quotes it: at most its first MOST_SHOWN characters."""
+    """Returns a value as a message quotes it: at most its first MOST_SHOWN characters."""
     return clipped(_SHOWN.repr(value), MOST_SHOWN)
 
 
 def clipped(text: str, most: int) -> str:
-    """The text, or as much of its beginning as fits into `most` characters with an ellipsis."""
+    """Returns the text, or as much of its beginning as fits into `most` characters with an ellipsis."""
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def problem(field: str, why: str, fix: str) -> UserError:
-    """A UserError with a single problem."""
+    """Returns a UserError with a single problem."""
     return UserError([Problem(field, why, fix)])
 
 
 def last_line(error: BaseException) -> str:
-    """What it says, in one line: of several the last, which tracebacks within end with."""
+    """Returns an error's message as one line: the last of several, since a nested traceback ends with the message."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     lines = str(error).strip().splitlines()
@@ -107,7 +109,7 @@ def last_line(error: BaseException) -> str:
 
 
 def together(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """The results of all calls, or one UserError with all their problems."""
+    """Returns the results of all calls, or raises one UserError with the problems of all."""
     results: list[T] = []
     problems: list[Problem] = []
     for call in calls:

@@ -1,7 +1,7 @@
-"""`drivetrain replay`: one step of a run once more, on one process, looked at from within.
+"""`drivetrain replay`: repeats one step of a run on one process and looks at every layer.
 
-The run is rebuilt from its folder, takes up the newest state it kept before the step, and goes forward to it as it
-did the first time: samples, schedule and generators are functions of the run file and that state.
+The run is rebuilt from its folder, takes up the newest state it kept before the step, and goes forward to it as it did
+the first time: samples, schedule and generators are functions of the run file and that state.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Replay:
-    """What a step did. recorded: loss and norm of the first time, where they were written down."""
+    """The result of a replay. recorded: loss and norm of the first time, if they were recorded."""
 
     step: int
     epoch: int
@@ -70,7 +70,7 @@ class Replay:
 
     @property
     def repeated(self) -> bool | None:
-        """Whether loss and norm are those of the first time, to the bit."""
+        """Returns whether loss and norm are those of the first time, to the bit."""
         return None if self.recorded is None else all(map(_same, self.recorded, (self.loss, self.grad_norm)))
 
     @property
@@ -79,7 +79,8 @@ class Replay:
 
 
 def replay(path: Path, step: int, say: Say, trust: bool = False) -> Replay:
-    """UserError if the folder holds no run, or no such step, or names Python that is not trusted."""
+    """Repeats a step. Raises UserError if the folder holds no run or no such step, or names Python that is not
+    trusted."""
     hush()
     folder = RunFolder(path)
     first, machine = _run_of(folder)
@@ -115,7 +116,7 @@ def _run_of(folder: RunFolder) -> tuple[RunConfig, Machine]:
 
 class _Replayer:
     def __init__(self, first: RunConfig, run: RunConfig, machine: Machine, folder: RunFolder, say: Say) -> None:
-        """first: the run as it was; run: as it is computed here."""
+        """first: the run as it was trained; run: the same run as it is computed here."""
         self._first, self._run, self._machine, self._folder, self._say = first, run, machine, folder, say
 
     def replayed(self, step: int) -> Replay:
@@ -141,7 +142,8 @@ class _Replayer:
     # --- to the step -------------------------------------------------------------------------------------------------
 
     def _started(self, step: int, ranks: Communicator) -> tuple[Progress, str]:
-        """The newest state before the step: one that trouble kept, a checkpoint, or the beginning."""
+        """Returns the newest state before the step: one kept after an anomaly, a checkpoint, or the beginning of the
+        run."""
         metric, number = best_metric(self._run, self._workload), self._workload.train
         checkpoints = RunCheckpoints(
             self._folder.checkpoints, self._run, self._engine, ranks, metric, number, self._tell
@@ -161,7 +163,7 @@ class _Replayer:
             self._say(event.message)
 
     def _go(self, progress: Progress, until: int, total: int, meters: Meters) -> None:
-        """The run's own loop, without evaluations and saves, stopped after a step."""
+        """Runs the run's own loop, without evaluations and saves, and stops after a step."""
         around = LoopHooks(
             evaluate=None,
             save=lambda _: None,
@@ -209,7 +211,7 @@ class _Replayer:
         )
 
     def _guilty(self, inspection: Inspection, window: Window, pieces: list[list[int]]) -> list[int] | None:
-        """The samples of the bad micro-batch whose loss is not finite by themselves, evaluated one by one."""
+        """Returns the samples of the bad micro-batch whose own loss is not finite, evaluated one by one."""
         if inspection.micro_batch is None or inspection.micro_batch >= len(pieces):
             return None
         found = []
@@ -237,7 +239,7 @@ def _step_of(path: Path) -> int:
 
 
 def recorded(folder: RunFolder, step: int) -> tuple[float, float] | None:
-    """Loss and norm that the run wrote down of a step, as trouble or as a point of the curve."""
+    """Returns loss and norm that the run recorded for a step, in an anomaly's files or as a point of the curve."""
     noted = read_trouble(folder.trouble, step)
     if noted is not None:
         return float(noted["loss"]), float(noted["grad_norm"])

@@ -96,6 +96,7 @@ def is_alive(process: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_case_that_does_not_end_goes_with_the_time_and_all_that_it_started(place: Setting, tmp_path: Path) -> None:
     begun = time.monotonic()
     left, record = run([case(tmp_path, "endless", "endless")], place, budget=15)

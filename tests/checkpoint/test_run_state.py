@@ -25,6 +25,7 @@ from drivetrain.config.micro_batch_backoff import BOUNDS
 from drivetrain.errors import UserError
 from drivetrain.training import loop, step_guard
 from drivetrain.training.loop import Progress
+from tests.properties import examples
 from tests.training.test_run_checkpoints import Training
 
 Tree = Any
@@ -218,7 +219,7 @@ def places(tree: Tree) -> list[list[Any]]:
     return [[key, *below] for key, value in children for below in ([], *places(value))]
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_change_of_manifest_or_state_ends_a_resume_in_a_traceback(
     run: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -19,6 +19,7 @@ from drivetrain.config.machine import Machine
 from drivetrain.config.notices import notices
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError
+from tests.properties import examples
 
 CPU = Machine("cpu", "a CPU", 1, 2**33, 2, None, frozenset({"float32"}))
 IMAGES = {
@@ -291,7 +292,7 @@ def judged(raw: dict[Any, Any]) -> tuple[RunConfig | None, list[Problem]]:
     return config, problems
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(mutated())
 def test_any_change_of_a_valid_run_file_is_accepted_or_answered(raw: dict[Any, Any]) -> None:
     original = copy.deepcopy(raw)
@@ -305,7 +306,7 @@ def test_any_change_of_a_valid_run_file_is_accepted_or_answered(raw: dict[Any, A
         assert RunConfig.model_validate(config.model_dump(mode="json")) == config
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.sampled_from(VALID), st.data())
 def test_any_damage_to_the_text_of_a_run_file_is_accepted_or_answered(raw: dict[str, Any], data: st.DataObject) -> None:
     text = json.dumps(raw, indent=1)
@@ -322,7 +323,7 @@ def test_any_damage_to_the_text_of_a_run_file_is_accepted_or_answered(raw: dict[
     assert config is not None or problems
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.lists(
         st.text(max_size=20)

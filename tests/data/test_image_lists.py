@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from drivetrain.config.workload import ImageData
-from drivetrain.data.image_sources import read_pictures
+from drivetrain.data.image_sources import pictures_to_predict, read_pictures
 from drivetrain.errors import UserError
 
 
@@ -82,3 +82,27 @@ def test_a_folder_of_loose_images_beside_a_table_is_told_the_way(folder: Path) -
     config = ImageData(source="folder", train=str(folder / "pictures"))
     with pytest.raises(UserError, match=r"source: table and train: .*train\.csv"):
         read_pictures(config, config.train, "workload.data.train", "train")
+
+
+@pytest.mark.parametrize(
+    ("name", "source"), [("labels.csv", "table"), ("all.parquet", "parquet"), ("shard.tar.gz", "webdataset")]
+)
+def test_a_file_in_place_of_a_folder_of_classes_is_answered_with_its_source(
+    tmp_path: Path, name: str, source: str
+) -> None:
+    (tmp_path / name).write_text("image,label\n")
+    config = ImageData(source="folder", train=str(tmp_path / name))
+    with pytest.raises(UserError, match=f"is no folder(.|\n)*give source: {source}"):
+        read_pictures(config, config.train, "workload.data.train", "train")
+
+
+@pytest.mark.parametrize("source", ["table", "folder"])
+def test_a_table_to_predict_for_names_its_images_and_needs_no_labels(folder: Path, source: str) -> None:
+    (folder / "pictures" / "new.csv").write_text("image,other\n3.png,x\n0,y\n")
+    config = ImageData.model_validate({"source": source, "train": str(folder)})
+    found = pictures_to_predict(config, str(folder / "pictures" / "new.csv"), "--data")
+    assert list(found.names) == ["3.png", "0"]
+    assert [int(found.pixels(index, None)[0, 0, 0]) for index in range(2)] == [30, 0]
+    (folder / "new.csv").write_text("image\n3.png\n")
+    with pytest.raises(UserError, match=r"1 of 1 images .* are not in"):
+        pictures_to_predict(config, str(folder / "new.csv"), "--data")

@@ -18,7 +18,7 @@ from drivetrain.config.machine import Machine
 from drivetrain.config.rules import check
 from drivetrain.launch.external_launcher import OuterLauncher
 from drivetrain.launch.group import own_gpu
-from tests.launch.test_start import finished, losses, prepared, report
+from tests.launch.test_start import finished_here, losses, prepared, report
 
 SCRIPTS = Path(sys.executable).parent
 TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node", "2"]
@@ -31,7 +31,7 @@ ACCELERATE = ["accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = prepared(tmp_path_factory.mktemp("launched"))
-    finished(folder, "train", "run.yaml", "output=one")
+    finished_here(folder, "train", "run.yaml", "output=one")
     return folder
 
 

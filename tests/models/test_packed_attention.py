@@ -22,6 +22,7 @@ from drivetrain.data.row_shape import Rows
 from drivetrain.memory.recompute import apply_recompute
 from drivetrain.models import packed_attention
 from drivetrain.models.packed_attention import NAME, PackedAttention, bounds_of, use_packed_attention
+from tests.properties import examples
 from tests.ranks import RankPool
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
@@ -237,7 +238,7 @@ def test_without_weights_nothing_is_tried() -> None:
 rows_of_lengths = st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=5), min_size=1, max_size=4)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(rows_of_lengths)
 def test_boundaries_are_where_positions_begin_again(rows: list[list[int]]) -> None:
     total = max(map(sum, rows))

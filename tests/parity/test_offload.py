@@ -33,13 +33,12 @@ class Offloaded(MeshCase):
 
 ENGINES = [{"name": "ddp"}, {"name": "fsdp"}, *({"name": "deepspeed", "stage": stage} for stage in (2, 3))]
 CASES = [
-    Offloaded({"name": "fsdp"}, "bf16-mixed", model="sft"),
     Offloaded({"name": "fsdp"}, model="sft-qlora", recompute=True),
     Offloaded({"name": "deepspeed", "stage": 3}, model="sft"),
-    Offloaded({"tp": 2}),
     Offloaded({"pp": 2}, recompute=True),
 ]
 REST = [
+    Offloaded({"name": "fsdp"}, "bf16-mixed", model="sft"),
     *(Offloaded(engine, model="sft", recompute=kind) for engine in ENGINES for kind in (False, True)),
     *(Offloaded(engine, model="sft-lora") for engine in ENGINES),
     *(Offloaded({"name": "accelerate", "driver": driver}, model="sft") for driver in ("ddp", "fsdp")),

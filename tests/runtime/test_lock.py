@@ -17,7 +17,7 @@ from drivetrain.checkpoint.directory import steps
 from drivetrain.errors import UserError
 from drivetrain.runtime.lock import LOCK, held
 from drivetrain.runtime.run_folder import RunFolder
-from tests.launch.test_start import command, finished, prepared, report, wait_for_step
+from tests.launch.test_start import command, finished_here, prepared, report, wait_for_step
 
 
 def test_a_second_run_on_a_folder_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_a_second_run_on_a_folder_is_refused_until_the_first_is_gone(tmp_path: P
     try:
         wait_for_step(folder / "run" / "events.jsonl", 3)
         for option in ("--resume", "--overwrite", "--quiet"):
-            said = " ".join(finished(folder, *settings, option, code=2).stderr.split())
+            said = " ".join(finished_here(folder, *settings, option, code=2).stderr.split())
             assert f"a run is working in run: process {first.pid} on {socket.gethostname()}, since 20" in said
         assert first.poll() is None
     finally:
@@ -39,7 +39,7 @@ def test_a_second_run_on_a_folder_is_refused_until_the_first_is_gone(tmp_path: P
         first.wait()
     assert (folder / "run" / LOCK).exists(), "nobody could take it away"
     last = steps(folder / "run" / "checkpoints")[-1]
-    finished(folder, *settings, "--resume", f"loop.steps={int(last.name.removeprefix('step-')) + 2}")
+    finished_here(folder, *settings, "--resume", f"loop.steps={int(last.name.removeprefix('step-')) + 2}")
     assert report(folder / "run")["status"] == "completed"
     assert not (folder / "run" / LOCK).exists()
 

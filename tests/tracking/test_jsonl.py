@@ -31,6 +31,7 @@ from drivetrain.tracking.events import (
     Warned,
 )
 from drivetrain.tracking.jsonl import FILE_NAME, LONGEST, SAMPLES, JsonlTracker, odd_lines, parsed, read_events
+from tests.properties import examples
 
 
 def started(first_step: int = 0) -> RunStarted:
@@ -289,7 +290,7 @@ def test_a_folder_that_is_gone_ends_the_run_with_a_reason(tmp_path: Path) -> Non
         JsonlTracker(tmp_path / "gone").handle(step(1))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(message=st.text(), loss=st.floats())
 def test_any_text_and_number_is_one_line_of_json(
     message: str, loss: float, tmp_path_factory: pytest.TempPathFactory

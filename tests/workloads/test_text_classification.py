@@ -267,7 +267,7 @@ def test_texts_that_are_typed_and_lines_of_a_file_are_predicted_as_rows_of_a_tab
     model = workload.build_model().eval()
     rows = [workload.predict(model, workload.collate([way.load(i, 0) for i in range(2)])) for way in ways]
     assert rows[0] == rows[1] == rows[2]
-    assert [list(way.names) for way in ways] == [["row 1", "row 2"], ["row 1", "row 3"], ["text 1", "text 2"]]
+    assert [list(way.names) for way in ways] == [["row 1", "row 2"], ["line 1", "line 3"], ["text 1", "text 2"]]
     assert [workload.described(way, 1) for way in ways] == [{"text": "bad room"}] * 3
 
 

@@ -23,15 +23,15 @@ from drivetrain.errors import problem
 
 @dataclass(frozen=True, repr=False)
 class ComparisonTable:
-    """The result of `compare`: a row for each combination. folder: has the page, the plots and the runs."""
+    """The result of `compare`: a row for each combination. `folder` has the page, the plots and the runs."""
 
     comparison: Comparison
     folder: Path
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """One mapping a row: a key for each axis, "status", "reason", and a number for each column (None: it has none),
-        times in seconds and memory in bytes."""
+        """One mapping a row: a key for each axis, "status", "reason", and a number for each column (None if there is
+        none), times in seconds and memory in bytes."""
         return [self._row(row) for row in self.comparison.rows]
 
     @property
@@ -62,7 +62,7 @@ class ComparisonTable:
         return Figures(self.comparison).columns
 
     def _texts(self) -> Iterator[list[str]]:
-        """Head and rows as texts."""
+        """Returns head and rows as texts."""
         columns = self._columns
         yield [*self.comparison.head, "status", *(column.name for column in columns)]
         for row in self.comparison.rows:
@@ -118,7 +118,7 @@ def compare(
 
 
 def _arguments(axes: Mapping[str, Any], before: str = "") -> Iterator[str]:
-    """The axes as the command line writes them."""
+    """Returns the axes as the command line writes them."""
     for key, value in axes.items():
         name = f"{before}{key}"
         if isinstance(value, Mapping) and not set(TAGS) & value.keys():
@@ -131,7 +131,7 @@ def _arguments(axes: Mapping[str, Any], before: str = "") -> Iterator[str]:
 
 
 def _text(value: Any) -> str:
-    """A value as YAML, whose commas and quotes no other reader takes apart."""
+    """Returns a value as YAML, whose commas and quotes no other reader takes apart."""
     found = plain(value)
     is_word = isinstance(found, str) and found.replace("-", "").replace("_", "").isalnum() and found[0].isalpha()
     if is_word and found.lower() not in ("true", "false", "null", "yes", "no", "on", "off"):

@@ -1,4 +1,5 @@
-"""Errors as a Python caller gets them: UserError or RunError, in the words of Python's arguments."""
+"""Errors as a Python caller gets them: UserError or RunError, which name Python's arguments instead of run-file
+keys."""
 
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ _FLAG = re.compile("|".join(rf"(?<![\w.]){re.escape(flag)}(?![\w-])" for flag in
 
 @contextmanager
 def as_a_caller_reads_them(has_objects: bool = False) -> Iterator[None]:
-    """Within, errors become those that the caller may expect.
+    """While the block runs, turns errors into those that the caller may expect.
 
     UserError: refused before any work, with all problems. RunError: failed while running; a rank's own traceback is in
     its message, an exception of this process is its cause. KeyboardInterrupt: ended before the run could save.
 
-    has_objects: whether the run is made of the caller's objects, so that no file of a user's is at fault.
+    has_objects: whether the run is made of the caller's objects, so that messages must not blame a file.
     """
     try:
         yield

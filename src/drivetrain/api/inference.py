@@ -1,4 +1,4 @@
-"""`drivetrain.predict` and `drivetrain.evaluate`: of a run's folder, a run file, or a model."""
+"""`drivetrain.predict` and `drivetrain.evaluate`: from a run's folder, a run file, or a model."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def predict(
 ) -> Iterator[dict[str, Any]]:
     """Yields one row a sample, in order, as `drivetrain predict` writes them.
 
-    model: a run's folder (or its report), or a model. Of a folder, data are the path of a file or folder, texts (a list
-    of them, or one in a list), or None for the evaluation data; of a run of your own Python, a data set as well.
+    model: a run's folder (or its report), or a model. For a folder, data are the path of a file or folder, texts (a
+    list of them, or one in a list), or None for the evaluation data; for a run of your own Python, a data set as well.
 
-    Of a model, data are a data set or a list: of (input, target) pairs, of inputs alone, or of dicts. Rows then hold
+    For a model, data are a data set or a list: of (input, target) pairs, of inputs alone, or of dicts. Rows then hold
     "sample" and "prediction"; with the loss that trained it (nn.CrossEntropyLoss()), classes and their probabilities.
 
     It computes in this process, on one device. Raises UserError before the first row.
@@ -75,7 +75,8 @@ def _as_the_verb(run: RunConfig, checkpoint: str, data: Any, batch_size: int | N
 
 
 def _begun(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The same rows, the first of which is made at once: what cannot work is refused by the call, not by the loop."""
+    """Yields the same rows, the first of which is made at once, so that an error is raised by the call, not in the
+    loop."""
     first = list(zip(range(1), rows, strict=False))
 
     def going_on() -> Iterator[dict[str, Any]]:
@@ -137,7 +138,7 @@ def _loss_of(run: RunConfig) -> Any:
 
 
 def _rows_of(model: nn.Module, samples: Any, loss: SummedLoss | None, size: int) -> Iterator[dict[str, Any]]:
-    """Rows of a model in evaluation mode, which is then as it was; it stays on its device."""
+    """Yields rows of a model in evaluation mode, and restores its mode; it stays on its device."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     was, task = model.training, Unknown()
     try:
@@ -156,7 +157,7 @@ def _rows_of(model: nn.Module, samples: Any, loss: SummedLoss | None, size: int)
 
 
 def _collated(batch: list[Any], device: torch.device) -> tuple[Any, Tensor | None]:
-    """Inputs and targets of samples: pairs, dicts (whose target is called so), or inputs alone."""
+    """Returns inputs and targets of samples: pairs, dicts (with a key "target"), or inputs alone."""
     from torch.utils.data import default_collate
 
     merged = default_collate(batch)
@@ -176,7 +177,7 @@ def _placed(given: Any, device: torch.device) -> Any:
 
 
 def _task(output: Tensor, target: Tensor | None, loss: SummedLoss) -> Task:
-    """Returns how outputs are read, by the loss. Of inputs alone: scores of classes where the loss takes such."""
+    """Returns how outputs are read, chosen by the loss. For inputs alone: scores of classes if the loss takes them."""
     if target is None:
         classes = output.dim() == 2 and loss.ignored is not None
         target = torch.zeros(len(output), dtype=torch.int64) if classes else torch.zeros_like(output)

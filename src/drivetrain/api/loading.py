@@ -47,11 +47,11 @@ def load(
 
     folder: a run's folder, or the report that drivetrain.train returned. checkpoint: "best", "last", or the folder of
     one. model: required for a run that was trained on objects; it is filled and returned. A run of a Python file makes
-    its model by that file; one of Transformers needs neither the data nor a network, but for adapters their base.
+    its model by that file; a Transformers model needs neither data nor network, except that adapters need their base.
 
-    adapter: "merge" adds LoRA's and IA3's products to the weights, so that the model has the class and the names of
-    its base (a base that was kept in 4 or 8 bits is taken unquantised); "keep" leaves them beside it, as PEFT has
-    them. Prompts and prefixes cannot be merged and always stay.
+    adapter: "merge" adds LoRA's and IA3's products to the weights, so that the model has the class and the names of its
+    base (a base that was kept in 4 or 8 bits is taken unquantised); "keep" leaves them beside it, as PEFT has them.
+    Prompts and prefixes cannot be merged and always stay.
 
     The model of a text workload has its tokenizer as `model.tokenizer`.
 
@@ -72,7 +72,7 @@ def load(
 
 
 def run_of(folder: Folder) -> RunConfig:
-    """The run that is in a folder, which may have been moved. UserError where there is none."""
+    """Returns the run in a folder, which may have been moved. Raises UserError if there is none."""
     place = folder.folder if isinstance(folder, RunReport) else Path(folder).expanduser()
     file = RunFolder(place).run_file
     if not file.is_file():
@@ -85,7 +85,7 @@ def run_of(folder: Folder) -> RunConfig:
 
 
 def checkpoint_of(run: RunConfig, given: str) -> Path:
-    """The folder of the best or the last checkpoint, or the one that was given, known without building the run."""
+    """Returns the folder of the best or the last checkpoint, or the named one, without building the run."""
     if given not in ("best", "last"):
         if not Path(given).is_dir():
             raise problem("checkpoint", f"{given} is no checkpoint folder", "give best, last or a folder step-...")
@@ -104,8 +104,8 @@ def checkpoint_of(run: RunConfig, given: str) -> Path:
 
 
 def _refuse_code_beside(run: RunConfig, path: Path) -> None:
-    """UserError for Python beside a checkpoint's weights that a permission of the run would let run: the permission is
-    for the files at workload.model.path, which this copy of them need not be."""
+    """Raises UserError for Python beside a checkpoint's weights that a permission of the run would let run. The
+    permission covers the files at workload.model.path, and this copy may differ from them."""
     own = [] if isinstance(run.workload, OwnCode) else [key for key in PERMISSIONS.values() if _permits(run, key)]
     code = sorted(path.glob("**/*.py"))
     if own and code:
@@ -118,7 +118,7 @@ def _permits(run: RunConfig, key: str) -> bool:
 
 
 def _without_training(run: RunConfig) -> RunConfig:
-    """The run as far as loading its model executes it: no optimizer, schedule or tracker is made."""
+    """Returns the run without what loading its model does not need: no optimizer, schedule or tracker is made."""
     plain = RunConfig.model_fields
     names = ("optimizer", "schedule", "tracking")
     return run.model_copy(update={name: plain[name].default for name in names})

@@ -1,4 +1,4 @@
-"""Progress in a notebook: what other processes do is shown in the cell that started them.
+"""Progress in a notebook: the cell that started other processes shows what they do.
 
 A rank's own output goes to the streams of the kernel's process, which a notebook may show as bare terminal codes or not
 at all. So ranks print nothing there, and the run's events are read from its folder as they come.
@@ -25,13 +25,13 @@ KINDS = {each.kind: each for each in EVENTS}
 
 
 def in_notebook() -> bool:
-    """Whether what is printed goes into a notebook's cell."""
+    """Returns whether printed output goes into a notebook's cell."""
     return type(sys.stderr).__module__.startswith("ipykernel")
 
 
 @contextmanager
 def shown_here(folder: Path, quiet: bool) -> Iterator[None]:
-    """Within, the events of a run in the folder are printed as they come. quiet: warnings alone."""
+    """While the block runs, prints the events of a run in the folder as they come. quiet: warnings alone."""
     follower = _Follower(folder / FILE_NAME, ProgressTracker(quiet, plain_console()))
     over = threading.Event()
     thread = threading.Thread(target=_follow, args=(follower, over), daemon=True)
@@ -59,7 +59,7 @@ class _Follower:
         self._place: tuple[int, int] = (0, 0)  # inode, and bytes that were read
 
     def look(self) -> None:
-        """Shows what came since the last look. A run that resumes replaces the file by a shorter one."""
+        """Prints the events since the last look. A run that resumes replaces the file by a shorter one."""
         with suppress(OSError):
             with self._file.open("rb") as file:
                 state = os.fstat(file.fileno())

@@ -1,4 +1,5 @@
-"""The caller's objects among the arguments: which of them stand for keys of the run file, and which are held."""
+"""Separates the caller's arguments: those that stand for keys of the run file, and objects that are held for the
+run."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def sorted_out(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     """Returns the keys of the run file that arguments stand for, and the objects that the run is made from, by name.
 
     arguments: by name; None stands for one that was left out. A mapping or a text is a key of the run file, anything
-    else an object. UserError with all that cannot be either.
+    else an object. Raises UserError with all that are neither.
     """
     given = {name: value for name, value in arguments.items() if value is not None}
     keys: dict[str, Any] = {}
@@ -55,7 +56,7 @@ def sorted_out(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
 
 
 def trackers(given: Any) -> tuple[Any, dict[str, Any]]:
-    """Returns the run file's list of trackers, and the classes among them that are held. Other values as they are."""
+    """Returns the run file's list of trackers, and the classes among them that are held. Other values are unchanged."""
     if not isinstance(given, list | tuple):
         return given, {}
     names: list[Any] = []
@@ -85,7 +86,7 @@ def _names(found: Mapping[str, Any]) -> Any:
 
 
 def _optimizer(given: Any) -> dict[str, Any]:
-    """The key of an optimizer's class or factory. UserError for one that is made already."""
+    """Returns the key of an optimizer's class or factory. Raises UserError for an optimizer that is already made."""
     if isinstance(given, torch.optim.Optimizer):
         raise made_already(given)
     if isinstance(given, type):
@@ -102,7 +103,7 @@ def _optimizer(given: Any) -> dict[str, Any]:
 
 
 def made_already(optimizer: torch.optim.Optimizer) -> UserError:
-    """Returns the error of an optimizer that was made before the engine wrapped its model."""
+    """Returns the error for an optimizer that was made before the engine wrapped its model."""
     name = type(optimizer).__name__
     rate = optimizer.param_groups[0].get("lr", 1e-3) if optimizer.param_groups else 1e-3
     why = (
@@ -114,7 +115,7 @@ def made_already(optimizer: torch.optim.Optimizer) -> UserError:
 
 
 def _path_of(cls: type) -> str | None:
-    """The import path of a class that lies in a module; None of a script's or notebook's own."""
+    """Returns the import path of a class in a module; None if a script or notebook defines it."""
     if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
         return None
     import re

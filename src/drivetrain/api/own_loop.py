@@ -59,15 +59,16 @@ def engine(
     reads is taken: engine, precision, scaler, recompute, compile, loop.max_grad_norm, seed and the like. settings: keys
     of the run file, as in drivetrain.train; max_grad_norm clips.
 
-    model: a copy of it is trained (`weights` gives the result). loss: of (output, target), giving a mean, or loss_sum
-    and count; with the meanings of docs/how-to/own-code.md.
+    model: a copy of it is trained (`weights` gives the result). loss: a function of (output, target) that returns a
+    mean; or loss_sum and count, as in docs/how-to/own-code.md.
 
     optimizer: a function of parameters, a name, a class or a mapping; left out, the engine only evaluates. One that is
     made already is refused: sharding replaces the parameters that it holds.
 
     trust: run Python that the run.yaml of a run's folder names (docs/reference/security.md).
 
-    The model is wrapped at the first batch, whose shapes some engines need. UserError for what cannot work.
+    The model is wrapped at the first batch, whose shapes some engines need. Raises UserError for a combination that
+    cannot work.
     """
     arguments = {
         "model": model,
@@ -111,12 +112,12 @@ def _run(
 
 
 def _is_name(config: RunFile) -> bool:
-    """Whether an engine's name was passed, not the path of a run file."""
+    """Returns whether an engine's name was passed, not the path of a run file."""
     return isinstance(config, str) and not config.endswith((".yaml", ".yml"))
 
 
 def _alone(raw: Mapping[str, Any]) -> bool:
-    """Whether the engine runs in one process whatever is asked for, and takes no number of them."""
+    """Returns whether the engine always runs in one process and takes no number of processes."""
     given = raw.get("engine", "single")
     return (given.get("name") if isinstance(given, Mapping) else given) in ("single", "dp")
 
@@ -163,8 +164,8 @@ class LoopEngine:
         """Runs this process's batches of one step forward and backward; returns the mean loss of the global batch.
 
         batches: one batch or a list of them, (input, target) or dicts of tensors, on any device. Losses are divided by
-        the valid targets of all batches of all processes, so that how a global batch is cut changes nothing; processes
-        may have different numbers of batches, and batches different sizes.
+        the number of valid targets in all batches of all processes, so that the cut of a global batch changes nothing;
+        processes may have different numbers of batches, and batches different sizes.
         """
         with as_a_caller_reads_them(has_objects=True):
             mine = [MicroBatch(batch_of(each)) for each in _listed(batches)]
@@ -184,9 +185,10 @@ class LoopEngine:
             return result
 
     def evaluate(self, batches: Iterable[Any], metrics: Any = None) -> dict[str, float]:
-        """Mean loss and metrics over the batches of all processes, each sample once; the same on each process.
+        """Returns mean loss and metrics over the batches of all processes, each sample once; the same on each process.
 
-        metrics: as in a file of your own; left out, those of `drivetrain.engine`, or what loss and outputs suggest.
+        metrics: as in a file of your own; left out, those of `drivetrain.engine`, or defaults that suit the loss and
+        the outputs.
         """
         with as_a_caller_reads_them(has_objects=True):
             mine = [MicroBatch(batch_of(each)) for each in batches]
@@ -214,7 +216,8 @@ class LoopEngine:
             return save(Path(folder), self.steps, parts, facts, self._engine.save_assets, ranks)
 
     def load(self, folder: str | Path) -> int:
-        """Goes on from the newest good checkpoint in the folder, or from the one that it is; returns its step.
+        """Goes on from the newest good checkpoint in the folder, or from the folder if it is a checkpoint; returns its
+        step.
 
         On as many processes random numbers go on exactly; on others dropout draws other masks.
         """
@@ -244,8 +247,8 @@ class LoopEngine:
             restore_rng_state(training["generators"][self._ranks.rank])
 
     def weights(self) -> dict[str, Tensor]:
-        """Whole weights by the model's own names, for model.load_state_dict: on the first process, empty on others.
-        All processes call it."""
+        """Returns whole weights by the model's own names, for model.load_state_dict: on the first process, empty on
+        others. All processes call it."""
         if self._engine is None:
             raise RunError("the model is wrapped at the first batch: there are no weights but its own yet")
         return {name: tensor.detach().cpu().clone() for name, tensor in self._engine.weights().items()}
@@ -265,7 +268,7 @@ class LoopEngine:
         self.close()
 
     def _evened(self, mine: list[MicroBatch]) -> list[MicroBatch]:
-        """As many micro-batches as the process with the most has; those added do not count."""
+        """Returns as many micro-batches as the process with the most has; those added do not count."""
         most = max(self._ranks.all_gather(len(mine)))
         if not most:
             raise _no_batch()
@@ -273,8 +276,8 @@ class LoopEngine:
         return mine + [MicroBatch(spare, counts=False)] * (most - len(mine))
 
     def _ready(self, mine: Sequence[MicroBatch]) -> Engine:
-        """The engine, set up at the first batch; a process without one takes the first process's. RunError once it is
-        closed: another one would start from the model's first weights."""
+        """Returns the engine, which is set up at the first batch; a process without a batch takes the first process's.
+        Raises RunError once it is closed: a new engine would start from the model's first weights."""
         if self._closed:
             raise RunError("this engine is closed: call it within its `with` block, or make another and load a save")
         if self._engine is None:
@@ -300,6 +303,6 @@ def _no_batch() -> UserError:
 
 
 def _listed(batches: Batches) -> Sequence[Any]:
-    """A single batch as a list of it."""
+    """Returns a list for a single batch."""
     is_pair = isinstance(batches, tuple) and len(batches) == 2 and all(isinstance(p, torch.Tensor) for p in batches)
     return [batches] if is_pair or isinstance(batches, Mapping) else list(batches)

@@ -22,10 +22,10 @@ RunFile = str | os.PathLike[str] | Mapping[str, Any]
 def read_run(
     run_file: RunFile | None, given: Mapping[str, Any], dotted: Mapping[str, Any] | None = None
 ) -> tuple[RunConfig | None, list[Problem], Path | None]:
-    """A run file, or a mapping of the same keys, with arguments in place of its values.
+    """Reads a run file, or a mapping of the same keys, with arguments in place of its values.
 
-    given, dotted: as `with_arguments` takes them. Returns the run (None if too much is wrong to build one), all
-    problems of its schema, and the file.
+    `given`, `dotted`: as in `with_arguments`. Returns the run (None if too much is wrong to build one), all problems of
+    its schema, and the file.
     """
     raw, file = raw_of(run_file)
     problems = with_arguments(raw, {**given, **(dotted or {})})
@@ -35,7 +35,7 @@ def read_run(
 
 
 def raw_of(run_file: RunFile | None) -> tuple[dict[str, Any], Path | None]:
-    """The keys of a run file, or of a mapping, and the file. UserError if it cannot be read."""
+    """Returns the keys of a run file, or of a mapping, and the file. Raises UserError if it cannot be read."""
     if run_file is None:
         return {}, None
     if isinstance(run_file, Mapping):
@@ -48,10 +48,10 @@ def raw_of(run_file: RunFile | None) -> tuple[dict[str, Any], Path | None]:
 
 
 def with_arguments(raw: dict[str, Any], given: Mapping[str, Any]) -> list[Problem]:
-    """Puts arguments into a run file's keys, in place. Returns what is wrong with them.
+    """Puts arguments into a run file's keys, in place. Returns the problems of the arguments.
 
-    given: keys as the command line takes them, the whole path of one or its end where that is unique (lr). The value of
-    a key takes the place of what is there; a mapping changes the keys that it names and leaves the others, unless it
+    `given`: keys as the command line takes them, the whole path of one or its end where that is unique (lr). The value
+    of a key takes the place of what is there; a mapping changes the keys that it names and leaves the others, unless it
     names another kind of block (another engine, another type of workload).
     """
     problems: list[Problem] = []
@@ -84,7 +84,7 @@ def _other_kind(before: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """A value as a run file has it: paths as texts, tuples as lists, NumPy's numbers as Python's."""
+    """Returns a value as a run file has it: paths as texts, tuples as lists, NumPy's numbers as Python's."""
     if isinstance(value, Mapping):
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -113,7 +113,7 @@ def prepared(
     trust: bool = False,
     **asked: Any,
 ) -> tuple[Checked, dict[str, Any]]:
-    """Returns a run that can start here, and the objects it is made from. UserError with all problems.
+    """Returns a run that can start here, and the objects it is made from. Raises UserError with all problems.
 
     trust: whether Python runs that a run's own run.yaml names. asked: checkpoint, data, output, as `judged_here` takes
     them.
@@ -133,7 +133,7 @@ def prepared(
 def _with_length(
     run_file: RunFile | None, given: Mapping[str, Any], dotted: Mapping[str, Any] | None, has_objects: bool
 ) -> RunFile | None:
-    """One epoch where objects are trained and no length is given, as a loop that a script writes out has it."""
+    """Sets one epoch where objects are trained and no length is stated, as in a loop of a script."""
     ends = {key.rsplit(".")[-1] for key in (*given, *(dotted or {}))}
     says = ends & {"epochs", "steps"} or ("loop" in given and {"epochs", "steps"} & set(given["loop"]))
     return {"loop": {"epochs": 1}} if run_file is None and has_objects and not says else run_file
@@ -159,7 +159,7 @@ def _starts_processes(task: Job) -> bool:
 
 @contextmanager
 def _sent(objects: Mapping[str, Any], task: Job) -> Iterator[Job]:
-    """Within, the objects lie where the processes of ranks find them, if any are started."""
+    """While the block runs, keeps the objects where the processes of ranks find them, if any are started."""
     if not objects or not (_starts_processes(task) or task.run.micro_batch_size == "auto"):
         yield task
         return
@@ -175,7 +175,7 @@ def _sent(objects: Mapping[str, Any], task: Job) -> Iterator[Job]:
 
 @contextmanager
 def _leaving_no_trace() -> Iterator[None]:
-    """The caller's random generators go on where they were, and so does PyTorch's choice of kernels."""
+    """Restores the caller's random generators and PyTorch's choice of kernels afterwards."""
     state, deterministic = rng_state(), torch.are_deterministic_algorithms_enabled()
     try:
         yield
@@ -186,7 +186,7 @@ def _leaving_no_trace() -> Iterator[None]:
 
 @contextmanager
 def _failing_as_a_run() -> Iterator[None]:
-    """Whatever the user's code raises in the middle of a run is a RunError, as it is from a rank's process."""
+    """Turns any error of the user's code in the middle of a run into a RunError, as with a rank's process."""
     try:
         yield
     except (UserError, RunError, RankError, PeerError):

@@ -1,1 +1,1 @@
-"""Saved state: canonical form, atomic directories, what is kept."""
+"""Saved state: its canonical form, atomic directories, which checkpoints are kept."""

@@ -1,4 +1,4 @@
-"""Checkpoints as directories that are whole or not there.
+"""Checkpoints as directories that are complete or absent.
 
 A checkpoint is written aside, synced, read back and compared, and only then renamed into place (saving.py). Its
 manifest is written last and holds the size and the SHA-256 sums of every other file. A kill at any moment leaves hidden
@@ -45,14 +45,14 @@ _HIDDEN = re.compile(r"\.(step-(\d{8,}))\.(partial|replaced|deleted)-(\d+)")
 
 
 class FileRecord(BaseModel):
-    """sha256: of each block of 64 MiB, so that many ranks make them."""
+    """Size and checksums of a file. sha256: of each block of 64 MiB, so that many ranks can compute them."""
 
     bytes: int
     sha256: list[str]
 
 
 class Manifest(BaseModel):
-    """What a checkpoint holds. `facts` are the run's: metric, precision, engine.
+    """The contents of a checkpoint. `facts` are the run's: metric, precision, engine.
 
     Files are named from the checkpoint's folder on and lie within it; those of each part are among them.
     """
@@ -83,7 +83,7 @@ Check = Callable[[Path], list[str]]
 
 
 def verify(path: Path) -> list[str]:
-    """What is wrong with a checkpoint; empty if every file is there with its size and checksum."""
+    """Returns what is wrong with a checkpoint; empty if every file is there with its size and checksum."""
     try:
         manifest = read_manifest(path)
     except FileNotFoundError:
@@ -94,9 +94,9 @@ def verify(path: Path) -> list[str]:
 
 
 def load(path: Path, check: Check = verify) -> dict[str, State]:
-    """The parts of a checkpoint, read where they are looked at. UserError if it does not verify.
+    """Returns the parts of a checkpoint, which are read when they are accessed. Raises UserError if it does not verify.
 
-    check: what is wrong with a checkpoint; of a run's, run_state.verify.
+    check: returns what is wrong with a checkpoint; for a run's, run_state.verify.
     """
     wrong = check(path)
     if wrong:
@@ -110,12 +110,12 @@ def load(path: Path, check: Check = verify) -> dict[str, State]:
 
 
 def read(path: Path) -> dict[str, State]:
-    """The same of one that was verified."""
+    """Reads a checkpoint that was verified before."""
     return {name: read_part(path, name) for name in read_manifest(path).parts}
 
 
 def newest_good(root: Path, check: Check = verify) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that verifies, and why each newer one was skipped."""
+    """Returns the newest checkpoint that verifies, and why each newer one was skipped."""
     skipped: list[str] = []
     for path in reversed(steps(root)):
         wrong = check(path)
@@ -126,7 +126,7 @@ def newest_good(root: Path, check: Check = verify) -> tuple[Path | None, list[st
 
 
 def steps(root: Path) -> list[Path]:
-    """Finished checkpoints, oldest first. One whose replacement was killed counts, under its hidden name."""
+    """Returns finished checkpoints, oldest first. One whose replacement was killed counts, under its hidden name."""
     if not root.is_dir():
         return []
     found: dict[int, Path] = {}
@@ -139,9 +139,9 @@ def steps(root: Path) -> list[Path]:
 
 
 def clean_partials(root: Path) -> None:
-    """Remove what killed processes left half-written, and put back what they were about to replace.
+    """Removes what killed processes left half-written, and restores what they were about to replace.
 
-    Called by who holds the run's folder: nobody else writes there, whatever process has one's number now.
+    Called by the process that holds the run's folder: no other one writes there, even if it has one's number now.
     """
     for path in sorted(root.iterdir()) if root.is_dir() else ():
         name = _HIDDEN.fullmatch(path.name)
@@ -155,7 +155,8 @@ def clean_partials(root: Path) -> None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Raises OSError, or ValueError if it is cut off, of another format, or not a manifest at all."""
+    """Reads a manifest. Raises OSError, or ValueError if it is truncated, of another format, or not a manifest at
+    all."""
     try:
         return Manifest.model_validate_json(plain_file(path, MANIFEST).read_bytes())
     except ValidationError as error:
@@ -165,7 +166,8 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def check_fits(shapes: Mapping[str, torch.Size], saved: Mapping[str, Tensor], path: Path) -> None:
-    """UserError if the saved weights are of another model: names and shapes that differ, the first few of each."""
+    """Raises UserError if the saved weights are of another model: names and shapes that differ, the first few of
+    each."""
     differing = [
         f"{name} {tuple(saved[name].shape)} there, {tuple(shape)} here"
         for name, shape in shapes.items()
@@ -185,7 +187,8 @@ def check_fits(shapes: Mapping[str, torch.Size], saved: Mapping[str, Tensor], pa
 
 
 def hidden(checkpoint: Path, purpose: Literal["partial", "replaced", "deleted"]) -> Path:
-    """The name beside a checkpoint under which this process works on it; no reader takes it for a finished one."""
+    """Returns the name beside a checkpoint under which this process works on it; no reader takes it for a finished
+    one."""
     name = _HIDDEN.fullmatch(checkpoint.name)
     return checkpoint.with_name(f".{name[1] if name else checkpoint.name}.{purpose}-{os.getpid()}")
 
@@ -199,7 +202,8 @@ def read_part(folder: Path, name: str) -> State:
 
 
 def plain_file(folder: Path, name: str) -> Path:
-    """Where a file of the folder is. OSError if it is missing, a folder, a device, or a link out of it."""
+    """Returns the path of a file in the folder. Raises OSError if it is missing, a folder, a device, or a link out of
+    it."""
     try:
         file = (folder / name).resolve(strict=True)
     except RuntimeError as error:  # of links that lead in a circle
@@ -231,7 +235,7 @@ def _wrong_with(folder: Path, name: str, record: FileRecord) -> str | None:
 
 
 def block_sum(file: Path, start: int) -> str:
-    """SHA-256 of a file's block."""
+    """Returns the SHA-256 of a file's block."""
     digest = hashlib.sha256()
     with file.open("rb") as opened:
         opened.seek(start)
@@ -245,7 +249,7 @@ def _some(found: list[str]) -> str:
 
 
 def sync(path: Path) -> None:
-    """Have a file, or the names in a folder, on the disk."""
+    """Flushes a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,9 +1,9 @@
 """A state on its way to the disk: copied once from the device, into pinned memory that the next save uses again.
 
-Pinned memory is what a GPU copies to by itself, at two to three times the rate of other memory: the program queues the
-copies and goes on. They run in the order of the device's work, so an update queued after them cannot change what they
-read; whoever reads the copies waits for them first. What lies in CPU memory already is copied only where training goes
-on while it is written, and that copy is let go afterwards.
+A GPU copies to pinned memory by itself, at two to three times the rate of other memory: the program queues the copies
+and goes on. They run in the order of the device's work, so an update queued after them cannot change what they read; a
+reader of the copies waits for them first. Tensors in CPU memory are copied only if training goes on while they are
+written, and that copy is freed afterwards.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class HostCopies:
         self._arrived: Any = None  # an event
 
     def of(self, state: State, apart: bool) -> State:
-        """The state in CPU memory, ties kept; to be read after `wait`, until the next call.
+        """Returns the state in CPU memory, ties kept; valid after `wait`, until the next call.
 
-        apart: whether it stays as it is when training changes tensors in CPU memory.
+        apart: whether it must stay unchanged when training changes tensors in CPU memory.
         """
         used = 0
 
@@ -44,12 +44,12 @@ class HostCopies:
         return taken
 
     def wait(self) -> None:
-        """Until the copies are there."""
+        """Waits until the copies are complete."""
         if self._arrived is not None:
             self._arrived.synchronize()
 
     def _buffer(self, number: int, tensor: Tensor) -> Tensor:
-        """One that fits: the last save's, where its tensor in this place was like this one."""
+        """Returns a buffer that fits: the last save's, if its tensor in this place was like this one."""
         fits = number < len(self._buffers) and _alike(self._buffers[number], tensor)
         if not fits:
             del self._buffers[number : number + 1]  # before its successor is there
@@ -58,12 +58,12 @@ class HostCopies:
 
 
 def is_away(tensor: Tensor) -> bool:
-    """Whether a tensor is not in CPU memory."""
+    """Returns whether a tensor is not in CPU memory."""
     return tensor.device.type != "cpu"
 
 
 def _empty_like(tensor: Tensor) -> Tensor:
-    """In CPU memory, pinned where a GPU is to write to it and the system has so much to pin."""
+    """Allocates in CPU memory, pinned if a GPU is to write to it and the system can pin so much."""
     if tensor.is_cuda:
         with suppress(RuntimeError):
             return torch.empty_like(tensor, device="cpu", pin_memory=True)

@@ -12,7 +12,7 @@ OF_A_RUN = "checkpoints"  # the folder beside which they lie
 
 
 def link(newest: Path, best_step: int | None) -> None:
-    """Point the links beside a folder of checkpoints at the newest one and at that of the best evaluation, if kept.
+    """Points the links beside a folder of checkpoints at the newest one and at that of the best evaluation, if kept.
 
     Where the file system has no links, or something else has such a name, there are none; nor beside a state that is
     kept elsewhere, such as the one before a bad step.
@@ -26,7 +26,7 @@ def link(newest: Path, best_step: int | None) -> None:
 
 
 def best_step(facts: Mapping[str, Any]) -> int | None:
-    """Return the step of the run's best evaluation so far, as a checkpoint's manifest has it."""
+    """Returns the step of the run's best evaluation so far, as a checkpoint's manifest has it."""
     found = (facts.get("best") or {}).get("step")
     return found if isinstance(found, int) else None
 

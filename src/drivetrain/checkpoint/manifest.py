@@ -1,4 +1,4 @@
-"""What all ranks hold together, and who writes what: worked out by each rank alike from what every rank has told."""
+"""Plans which rank writes what: each rank computes the same plan from the outlines of all ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ManifestPart:
 
     @staticmethod
     def of(state: State) -> ManifestPart:
-        """Formless for what has no form in a checkpoint."""
+        """Returns a rank's share. Raises Formless for a value that has no form in a checkpoint."""
         return ManifestPart(*split(state))
 
     def outline(self) -> Outline:
@@ -35,7 +35,7 @@ class ManifestPart:
 
 @dataclass(frozen=True)
 class Outline:
-    """The same without numbers. A place is None where the rank has the whole tensor."""
+    """The share without its numbers. A place is None if the rank has the whole tensor."""
 
     held: dict[str, tuple[Kind, Place | None]]
     tree: Any
@@ -43,7 +43,7 @@ class Outline:
 
 @dataclass(frozen=True)
 class Plan:
-    """Of one part: its file, its tree, and the tensors that each rank writes."""
+    """The plan of one part: its file, its tree, and the tensors that each rank writes."""
 
     layout: Layout
     tree: Any
@@ -51,7 +51,8 @@ class Plan:
 
 
 def plan_of(outlines: Sequence[Outline]) -> Plan:
-    """outlines: of all ranks. Of what several have the first one writes. Formless where pieces do not fit together."""
+    """Makes the plan. outlines: of all ranks. If several hold the same, the first one writes it. Raises Formless if
+    pieces do not fit together."""
     kinds: dict[str, Kind] = {}
     places: dict[str, dict[Place | None, int]] = {}  # of each tensor: what is written, and by whom
     for rank, outline in enumerate(outlines):
@@ -81,7 +82,7 @@ def _check_whole(name: str, kind: Kind, writers: dict[Place | None, int]) -> Non
 
 
 def merged(trees: Sequence[Any]) -> Any:
-    """Ranks hold other names of one state; of what is no table of names the first rank's stands."""
+    """Merges states of which ranks hold different names; a value that is no table of names is the first rank's."""
     if not all(isinstance(tree, Mapping) for tree in trees):
         return trees[0]
     found: dict[str, list[Any]] = {}

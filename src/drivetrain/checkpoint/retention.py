@@ -1,4 +1,4 @@
-"""Which checkpoints are kept."""
+"""Decides which checkpoints are kept, and deletes the others."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def prune(
     metric: str | None = None,
     saved: Path | None = None,
 ) -> None:
-    """Delete all but the newest `keep_last` and the best `keep_best` (by the metric in their manifests).
+    """Deletes all but the newest `keep_last` and the best `keep_best` (by the metric in their manifests).
 
-    If none of those verifies, the newest that does is kept besides. RunError if one cannot be deleted. metric: its
-    name; of another one nothing is known. saved: the newest; what is of later steps was passed over by a run that went
-    on before them, and is neither counted nor deleted.
+    If none of those verifies, the newest that does is kept besides. Raises RunError if one cannot be deleted. metric:
+    its name; values of another metric are ignored. saved: the newest; later steps were passed over by a run that
+    resumed before them, and are neither counted nor deleted.
     """
     everything = steps(root)
     made = everything[: everything.index(saved) + 1] if saved in everything else everything
@@ -40,9 +40,10 @@ def prune(
 
 
 def best(root: Path, higher_is_better: bool, metric: str | None = None) -> Path | None:
-    """The best checkpoint that verifies, by best.py's rule; None if none was evaluated by the metric.
+    """Returns the best checkpoint that verifies, by the rule of best_evaluation.py; None if none was evaluated by the
+    metric.
 
-    One of a later step than the run went on from was passed over by it because it does not verify.
+    One of a later step than the run resumed from was passed over because it does not verify.
     """
     return next((path for path in _by_metric(steps(root), higher_is_better, metric) if not verify(path)), None)
 

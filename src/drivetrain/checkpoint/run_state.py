@@ -1,7 +1,8 @@
 """Checks that a checkpoint of a run holds, beside whole files, the parts, fields and types that a run needs.
 
-A checksum proves that a file is as it was written, not that a run could go on from it: whoever writes a file can write
-its checksum. So before a checkpoint is restored, its trees are decoded over the tensors' headers and looked through.
+A checksum proves that a file is as it was written, not that a run could go on from it: the writer of a file can write
+its checksum too. So before a checkpoint is restored, its trees are decoded over the tensors' headers and looked
+through.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Reduction(_Strict):
 
 
 class Progress(_Strict):
-    """The loop's Progress. What older checkpoints lack has a default."""
+    """The loop's Progress. Fields that older checkpoints lack have a default."""
 
     step: Count
     updates: Count
@@ -124,12 +125,12 @@ class Model(_Strict):
 
 
 def verify(path: Path) -> list[str]:
-    """What is wrong with a run's checkpoint; empty if a run can go on from it."""
+    """Returns what is wrong with a run's checkpoint; empty if a run can go on from it."""
     return directory.verify(path) or list(problems(path))
 
 
 def problems(path: Path) -> Iterator[str]:
-    """Of a checkpoint whose files are as its manifest says: what restoring it would fail on."""
+    """Returns why restoring a checkpoint would fail whose files are as its manifest states."""
     manifest = read_manifest(path)
     lacking = [name for name in PARTS if name not in manifest.parts]
     if lacking:
@@ -153,7 +154,7 @@ def problems(path: Path) -> Iterator[str]:
 
 
 def outline(path: Path, name: str) -> State:
-    """A part with tensors that have no numbers: from the header and the tree alone."""
+    """Returns a part with tensors that have no numbers, from the header and the tree alone."""
     with safe_open(plain_file(path, f"{name}.safetensors"), "pt") as opened:
         slices = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118  it is no dict
         tensors = {
@@ -164,7 +165,7 @@ def outline(path: Path, name: str) -> State:
 
 
 def _disagreements(training: Training, step: int) -> Iterator[str]:
-    """What each field's type does not say."""
+    """Returns problems beyond each field's type."""
     if training.progress.step != step:
         yield f"training.progress is of step {training.progress.step}, and the manifest of step {step}"
     if training.progress.updates > training.progress.step:
@@ -177,7 +178,7 @@ def _disagreements(training: Training, step: int) -> Iterator[str]:
 
 
 def _wrong_generator(state: dict[str, Any]) -> str | None:
-    """Tries the state on generators that nothing draws from."""
+    """Tries the state on unused generators."""
     try:
         python, numpy = state["python"], state["numpy"]
         random.Random().setstate((python["version"], tuple(python["words"]), python["gauss"]))
@@ -192,7 +193,7 @@ def _wrong_generator(state: dict[str, Any]) -> str | None:
 
 
 def _said(error: ValidationError) -> str:
-    """pydantic's errors in a line."""
+    """Formats pydantic's errors as a line."""
     found = error.errors(include_input=False, include_url=False)
     part = error.title.lower()
     told = [f"{'.'.join([part, *map(str, each['loc'])])}: {each['msg'].lower()}" for each in found[:SHOWN]]

@@ -1,4 +1,4 @@
-"""Writing a checkpoint: aside, by all ranks at once, read back and compared, and only then renamed into place."""
+"""Writes a checkpoint: aside, by all ranks at once, read back and compared, and only then renamed into place."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def save(
     assets: Assets | None = None,
     ranks: Communicator | None = None,
 ) -> Path:
-    """Write a checkpoint of `parts` ("model": {name: tensor}, others any state) and return its folder.
+    """Writes a checkpoint of `parts` ("model": {name: tensor}, others any state) and returns its folder.
 
-    Every rank gives what it holds, tensors or pieces of them; no rank ever has more. assets: writes further files into
-    the folder it is given, from the weights read back; the first rank's is called. Raises RunError on all ranks, and
-    leaves the earlier checkpoints as they were, if the disk is full, the folder cannot be written, or a part holds what
+    Every rank passes what it holds, tensors or pieces of them; no rank ever has more. assets: writes further files into
+    the folder, from the weights read back; the first rank's is called. Raises RunError on all ranks, and leaves the
+    earlier checkpoints as they were, if the disk is full, the folder cannot be written, or a part holds a value that
     has no form in a checkpoint.
     """
     ranks, target = ranks or Communicator(), root / f"step-{step:08d}"
@@ -79,7 +79,7 @@ class _Saving:
         self._ranks.on_each(lambda: do() if self._ranks.is_first else None)
 
     def begin(self, parts: Mapping[str, State]) -> None:
-        """The folder, and in it every file at its full size."""
+        """Makes the folder, and in it every file at its full size."""
         told = self._ranks.on_each(lambda: self._outlined(parts))
         names = list(dict.fromkeys(name for outlines in told for name in outlines))
         empty = Outline({}, {})
@@ -106,7 +106,7 @@ class _Saving:
         return self.aside / f"{name}.safetensors"
 
     def write(self) -> None:
-        """What is this rank's to write, and the proof that it can be read."""
+        """Writes this rank's share, and proves that it can be read."""
         self._ranks.on_each(self._fill)
         self._ranks.on_each(self._prove)
 
@@ -135,7 +135,7 @@ class _Saving:
             assets(self.aside, read_part(self.aside, "model"))
 
     def checksums(self) -> dict[str, FileRecord]:
-        """Of each file, block by block, which the ranks share out. All ranks have them synced."""
+        """Computes each file's checksums, block by block, which the ranks share out. All ranks sync them."""
         files = self._ranks.on_each(lambda: _sizes(self.aside) if self._ranks.is_first else {})[0]
         blocks = [(name, start) for name, size in files.items() for start in range(0, max(size, 1), BLOCK)]
         rank, world = self._ranks.rank, self._ranks.world
@@ -146,7 +146,7 @@ class _Saving:
         return records
 
     def seal(self, target: Path, step: int, facts: Mapping[str, Any], files: dict[str, FileRecord]) -> None:
-        """The manifest, last of all; then the new name."""
+        """Writes the manifest, last of all; then renames the folder."""
         for path in sorted(self.aside.rglob("*")):
             sync(path)
         manifest = Manifest(step=step, facts=dict(facts), parts=list(self._plans), files=files)
@@ -160,13 +160,14 @@ class _Saving:
 
 
 def _at_once(do: Callable[[T], U], items: Sequence[T]) -> list[U]:
-    """On as many threads as this rank computes with: reading, comparing and summing leave the interpreter's lock."""
+    """Runs on as many threads as this rank computes with: reading, comparing and summing release the interpreter's
+    lock."""
     with ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix=WORKING) as threads:
         return list(threads.map(do, items))
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """Of all files, by their names within the folder."""
+    """Returns the sizes of all files, by their names within the folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
 

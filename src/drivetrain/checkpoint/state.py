@@ -1,6 +1,7 @@
-"""A nested state ↔ a flat dict of tensors and a JSON tree: no pickle, so loading runs no code.
+"""Splits a nested state into a flat dict of tensors and a JSON tree, and joins them: no pickle, so loading runs no
+code.
 
-The tree mirrors the state; what JSON has no form for is a single-key object whose key starts with "$": a tensor, a
+The tree mirrors the state; a value that JSON cannot hold is a single-key object whose key starts with "$": a tensor, a
 tuple, a float that is not finite, a dict whose own keys could be mistaken. A tensor that occurs twice is kept once.
 """
 
@@ -18,29 +19,30 @@ from drivetrain.distributed.shard import Shard
 
 
 class Formless(TypeError):
-    """What cannot be saved."""
+    """A value that cannot be saved."""
 
 
 State = Any  # nested dicts (str keys), lists and tuples of tensors, pieces of them, numbers, strings, booleans and None
 
 
 def split(state: State) -> tuple[dict[str, Tensor | Shard], Any]:
-    """State → (tensors and pieces of them, JSON-able tree). Nothing is copied.
+    """Returns (tensors and pieces of them, JSON-able tree). Nothing is copied.
 
-    A tensor's key is its path with slashes between, so a flat dict of tensors keeps its keys. Subclasses of dict,
-    list, tuple and number come back as what they derive from. Formless for anything that has no safe form.
+    A tensor's key is its path with slashes between, so a flat dict of tensors keeps its keys. Subclasses of dict, list,
+    tuple and number come back as what they derive from. Raises Formless for anything that has no safe form.
     """
     tensors: dict[str, Tensor | Shard] = {}
     return tensors, _Encoder(tensors).encode(state, ())
 
 
 def join(tensors: Mapping[str, Tensor], tree: Any) -> State:
-    """The reverse of `split`. Ties are kept: a tensor that occurred twice is one tensor again."""
+    """Reverses `split`. Ties are kept: a tensor that occurred twice is one tensor again."""
     return _Decoder(tensors).decode(tree)
 
 
 def same(one: State, other: State) -> bool:
-    """Equal to the bit, NaN included; what `split` and `join` do not tell apart counts as equal."""
+    """Returns whether two states are equal to the bit, NaN included; states that `split` and `join` map to one form are
+    equal."""
     if isinstance(one, Tensor):
         if not isinstance(other, Tensor) or one.dtype != other.dtype or one.shape != other.shape:
             return False
@@ -55,7 +57,7 @@ def same(one: State, other: State) -> bool:
 
 
 def replaced(state: State, by: Callable[[Tensor], Tensor]) -> State:
-    """With another tensor in the place of each, made by `by`, which is called once for a tensor that occurs twice."""
+    """Returns the state with each tensor replaced by `by`, which is called once for a tensor that occurs twice."""
     of: dict[tuple[Any, ...], Tensor] = {}
 
     def copy(tensor: Tensor) -> Tensor:
@@ -155,7 +157,8 @@ class _Decoder:
 
 
 def _own_strides(tensor: Tensor) -> list[int] | None:
-    """Strides of a tensor laid out in another order than row-major (channels-last, transposed), without gaps.
+    """Returns the strides of a tensor laid out in another order than row-major (channels-last, transposed), without
+    gaps.
 
     They are restored because other strides may choose other kernels, whose sums round differently: an exact resume
     needs the same layout. Views with gaps or overlaps (slices, expanded) come back row-major.
@@ -166,7 +169,7 @@ def _own_strides(tensor: Tensor) -> list[int] | None:
 
 
 def _without_gaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether a tensor of these strides takes as many places as it has numbers."""
+    """Returns whether a tensor of these strides takes as many places as it has numbers."""
     expected = 1
     for stride, size in sorted(zip(strides, shape, strict=True)):
         if size > 1 and stride != expected:
@@ -184,7 +187,7 @@ _PLAIN: dict[type, Callable[[Any], Any]] = {  # bool before int: it is one
 
 
 def _plain(value: Any) -> Any:
-    """A numpy float, an IntEnum, ... as the Python value it derives from."""
+    """Returns a numpy float, an IntEnum, ... as the Python value it derives from."""
     for kind, convert in _PLAIN.items():
         if isinstance(value, kind):
             return convert(value)

@@ -1,7 +1,7 @@
 """A safetensors file of whole tensors, written by many ranks at once, each its own pieces at their places.
 
 The format (https://github.com/huggingface/safetensors): 8 bytes with the header's length, the header as JSON (dtype,
-shape and place of each tensor), then the tensors row by row. Nothing in the file tells which layout wrote it.
+shape and place of each tensor), then the tensors row by row. Nothing in the file shows which layout wrote it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ READ_AT_ONCE = 2**24
 
 @dataclass(frozen=True)
 class Kind:
-    """Of a whole tensor."""
+    """Dtype and shape of a whole tensor."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -70,14 +70,15 @@ class Layout:
 
 
 def kind_of(tensor: Tensor | Shard) -> Kind:
-    """Formless for what the format has no name for."""
+    """Returns a tensor's kind. Raises Formless for a dtype that the format has no name for."""
     if tensor.dtype not in DTYPES:
         raise Formless(f"a tensor of {tensor.dtype} has no form in a checkpoint")
     return Kind(tensor.dtype, tuple(tensor.shape))
 
 
 def lay_out(kinds: Mapping[str, Kind]) -> Layout:
-    """Widest dtypes first, so that each tensor begins where its dtype may be read in place; then by name."""
+    """Lays the file out: widest dtypes first, so that each tensor begins where its dtype may be read in place; then by
+    name."""
     place, places = 0, dict[str, int]()
     head: dict[str, object] = {"__metadata__": {"format": "pt"}}
     for name, kind in sorted(kinds.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
@@ -92,7 +93,7 @@ def lay_out(kinds: Mapping[str, Kind]) -> Layout:
 
 
 def create(file: Path, layout: Layout) -> None:
-    """The header and room for the rest. OSError if the disk has none."""
+    """Writes the header and reserves room for the rest. Raises OSError if the disk has none."""
     with file.open("xb") as opened:
         _write(opened.fileno(), memoryview(layout.header), 0)
         try:
@@ -110,7 +111,7 @@ def _reserve(descriptor: int, size: int) -> None:
 
 
 def fill(file: Path, layout: Layout, tensors: Mapping[str, Tensor | Shard]) -> None:
-    """Write this rank's, and have them on the disk."""
+    """Writes this rank's tensors, and syncs them to the disk."""
     with file.open("r+b") as opened:
         for place, run in _runs(layout, tensors):
             _write(opened.fileno(), run, place)
@@ -118,7 +119,7 @@ def fill(file: Path, layout: Layout, tensors: Mapping[str, Tensor | Shard]) -> N
 
 
 def differing(file: Path, layout: Layout, tensors: Mapping[str, Tensor | Shard]) -> list[str]:
-    """Read this rank's back: names of those that are not in the file as they are in memory."""
+    """Reads this rank's tensors back; returns names of those that differ from memory."""
     with file.open("rb") as opened:
         return [
             name
@@ -128,7 +129,7 @@ def differing(file: Path, layout: Layout, tensors: Mapping[str, Tensor | Shard])
 
 
 def _runs(layout: Layout, tensors: Mapping[str, Tensor | Shard]) -> Iterator[tuple[int, memoryview]]:
-    """(place in the file, bytes)."""
+    """Yields (place in the file, bytes)."""
     for name, tensor in tensors.items():
         start = layout.starts[name]
         if isinstance(tensor, Shard):

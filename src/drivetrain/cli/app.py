@@ -135,7 +135,8 @@ def predict(
     to: Annotated[Path | None, path_option("--output", "-o", help="File .jsonl or .csv; left out, the screen.")] = None,
     trust: TrustOption = False,
 ) -> None:
-    """Predict with a checkpoint of a run, one row a sample, in order: for the evaluation data, or for what is given."""
+    """Predict with a checkpoint of a run, one row a sample, in order: for the evaluation data, or for the data you
+    name."""
     from drivetrain.inference.request import asked_for
     from drivetrain.launch.prepare import checked
 
@@ -208,7 +209,8 @@ def data(
     verify: Annotated[bool, typer.Option("--verify", help="Compare all bytes with what runs read before.")] = False,
     trust: TrustOption = False,
 ) -> None:
-    """What is in the data: rows, what becomes of them, lengths, padding, a sample with its trained tokens marked."""
+    """Show what is in the data: rows, what becomes of them, lengths, padding, a sample with its trained tokens
+    marked."""
     from drivetrain.cli.data import examine, show, show_verified
     from drivetrain.launch.prepare import checked
 
@@ -229,7 +231,7 @@ def prove(
     steps: Annotated[int, typer.Option(min=2, help="Steps to compare.")] = 10,
     trust: TrustOption = False,
 ) -> None:
-    """A few steps of your own run on its engine against one process: PASS or FAIL a promise. Nothing is kept."""
+    """Compare a few steps of your own run on its engine with one process: PASS or FAIL a promise. Nothing is kept."""
     from drivetrain.cli import prove_run
     from drivetrain.cli.run_table import verdicts_table
     from drivetrain.launch.prepare import checked
@@ -268,7 +270,7 @@ def launch(
 
 @app.command(epilog=example("drivetrain version"))
 def version() -> None:
-    """Version of drivetrain."""
+    """Print the version of drivetrain."""
     typer.echo(__version__)
 
 
@@ -284,7 +286,7 @@ app.add_typer(checkpoint, name="checkpoint")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point. Users' errors and failed runs are told in words; a traceback means a bug of ours."""
+    """Runs the command line. A user's error or a failed run prints its message; a traceback means a bug of ours."""
     given = sys.argv[1:] if arguments is None else arguments
     # the deepspeed launcher adds --local_rank=N, which LOCAL_RANK says as well
     own = [word for word in given if not word.startswith(("--local_rank=", "--local-rank="))]
@@ -336,7 +338,7 @@ def _start(checked: Checked, node: Node | None = None, **job: Any) -> Result:
 
 
 def _wide(console: Console) -> Console:
-    """A file has no width to keep to."""
+    """Widens the console for files and pipes, which have no width to keep to."""
     return console if console.is_terminal else Console(highlight=False, width=200)
 
 

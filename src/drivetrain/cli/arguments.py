@@ -1,4 +1,4 @@
-"""What verbs of the command line share: arguments that are files or folders, and examples in their help."""
+"""Parts that verbs of the command line share: arguments that are files or folders, and examples in their help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`drivetrain cache`: what tokenised data take on the disk, and making room."""
+"""`drivetrain cache`: lists tokenised data on the disk, and makes room."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def cache(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List what tokenised data take on the disk; remove what is not used any more. A run in progress keeps its data."""
+    """List the disk space of tokenised data; remove data that are not used any more. A run in progress keeps its
+    data."""
     from drivetrain.data.array_store import default_root
     from drivetrain.data.cache_entries import DAY, entries, pruned
 

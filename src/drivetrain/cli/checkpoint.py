@@ -1,4 +1,4 @@
-"""`drivetrain checkpoint`: what is in one, whether it is good, and to and from others' formats."""
+"""`drivetrain checkpoint`: looks into one, verifies it, converts it to and from other software's formats."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help
 
 @checkpoint.command(epilog=example("drivetrain checkpoint inspect runs/digits"))
 def inspect(path: Folder, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """What is in a checkpoint; of a run, in its newest."""
+    """Show what is in a checkpoint; for a run, in its newest."""
     from drivetrain.checkpoint.convert.contents import contents
     from drivetrain.checkpoint.convert.own_format import find
 
@@ -46,7 +46,7 @@ def inspect(path: Folder, as_json: Annotated[bool, typer.Option("--json", help="
 
 @checkpoint.command(epilog=example("drivetrain checkpoint verify runs/digits"))
 def verify(path: Folder) -> None:
-    """Whether every file is there with its checksum: of a run, each checkpoint. Exit code 1 if one is bad."""
+    """Check every file against its checksum; for a run, in each checkpoint. Exit code 1 if one is bad."""
     from drivetrain.checkpoint import run_state
     from drivetrain.checkpoint.convert.own_format import all_of
 
@@ -76,7 +76,7 @@ def convert(
     weights_only: Annotated[bool, typer.Option("--weights-only", help="With --run: no optimizer's states.")] = False,
     trust: Annotated[bool, typer.Option("--trust", help="With --run: run Python that a run's run.yaml names.")] = False,
 ) -> None:
-    """To another software's format, or from it, and what became of each part."""
+    """Convert to another software's format, or from it, and list what became of each part."""
     if (to is None) == (run is None):
         raise typer.BadParameter("give --to FORMAT --output FOLDER, or --run RUN.YAML")
     if to is not None:
@@ -103,7 +103,8 @@ def convert(
 
 
 def show_notes(notes: Sequence[Note]) -> None:
-    """What was carried over, then what was not; columns, or for files and pipes one line each with tabs."""
+    """Prints the parts that were carried over, then those that were not; as columns, or for files and pipes one line
+    each with tabs."""
     ranked = sorted(notes, key=lambda note: not note.carried)
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -173,6 +174,6 @@ def _size(size: int) -> str:
 
 
 def _console() -> Console:
-    """A file has no width to keep to."""
+    """Returns a console; a file has no width to keep to."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=200)

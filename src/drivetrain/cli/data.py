@@ -1,4 +1,4 @@
-"""What is in a run's data, for the eye: what `drivetrain data` prints."""
+"""`drivetrain data`: prints what is in a run's data."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ Report = Mapping[str, Any]
 
 
 def examine(run: RunConfig) -> tuple[dict[str, Any], list[str]]:
-    """The workload's report of its data, and its warnings. No model is made.
+    """Returns the workload's report of its data, and its warnings. No model is made.
 
-    Rows that `train` would refuse are left out and counted: `refused by train` has each problem that it would tell.
-    UserError for what leaves nothing to show.
+    Rows that `train` would refuse are left out and counted: `refused by train` has each problem that it would report.
+    Raises UserError if nothing is left to show.
     """
     from drivetrain.distributed.rng import seed_everything
     from drivetrain.training.workload_rules import check_workload
@@ -59,9 +59,9 @@ def examine(run: RunConfig) -> tuple[dict[str, Any], list[str]]:
 
 
 def show_verified(run: RunConfig, output: Console, as_json: bool) -> int:
-    """Print of each data file whether it holds what runs took it to hold. Returns the exit code: 1 where one does not.
+    """Prints for each data file whether it is still as runs recorded it. Returns the exit code: 1 where one does not.
 
-    UserError for a workload whose data are not kept by their files' digests.
+    Raises UserError for a workload that records no digests of its files.
     """
     from drivetrain.data.verification import verified
 
@@ -77,14 +77,14 @@ def show_verified(run: RunConfig, output: Console, as_json: bool) -> int:
 
 
 def _is_of_lost_rows(warning: str) -> bool:
-    """The report has an account of them; where `train` would refuse them it would not leave them out."""
+    """Returns whether a problem is about rows that were lost, which the report lists; `train` might refuse them."""
     from drivetrain.workloads.language_data import LEFT_OUT
 
     return LEFT_OUT in warning
 
 
 def _lenient(workload: Any) -> Any:
-    """As given, but for rows that cannot be used and samples that are too long: they are left out."""
+    """Returns the run with its data settings changed so that unusable rows and overlong samples are left out."""
     if not isinstance(workload, LanguageModel):
         return workload
     too_long = "drop" if workload.data.too_long == "error" else workload.data.too_long
@@ -93,7 +93,7 @@ def _lenient(workload: Any) -> Any:
 
 
 def _of_failure(run: RunConfig, error: UserError) -> dict[str, Any]:
-    """What became of each row, where no sample is left. Raises what is wrong with the data if that is not it."""
+    """Returns what became of each row when no sample is left. Raises the error if the data are wrong in another way."""
     if isinstance(run.workload, LanguageModel):
         from drivetrain.workloads.build import build_workload
         from drivetrain.workloads.language_report import accounts_without_samples
@@ -117,7 +117,7 @@ def _refused_rows(workload: Any, report: Report) -> Iterator[str]:
 
 
 def _bad_rows(report: Report, given: BadRows) -> Iterator[str]:
-    """What `train` would say of rows that cannot be used, and what lets them go."""
+    """Returns what `train` would report about unusable rows, and the setting that leaves them out."""
     counts = {each["name"]: (each["unusable rows"], _looked_at(report, each)) for each in report["sets"]}
     if given == "error":
         bad, rows = (sum(numbers) for numbers in zip(*counts.values(), strict=True))
@@ -140,7 +140,8 @@ def _looked_at(report: Report, dataset: Mapping[str, Any]) -> int:
 
 
 def show(report: Report, console: Console, as_json: bool = False) -> None:
-    """At 80 columns and above; without a terminal nothing is cut or wrapped. as_json: print all of it as JSON."""
+    """Prints the report. Without a terminal nothing is cut or wrapped to 80 columns or more. as_json: prints all of it
+    as JSON."""
     if as_json:
         print(dumps(dict(report), indent=2))
         return
@@ -160,7 +161,7 @@ def show(report: Report, console: Console, as_json: bool = False) -> None:
 
 
 def _classes(report: Report, console: Console) -> None:
-    """One row a class: its samples and their share, of what is trained and of what is evaluated."""
+    """Returns one row a class: its samples and their share, in training and in evaluation data."""
     counts = report.get(CLASS_COUNTS)
     if not counts:
         return
@@ -179,7 +180,7 @@ def _classes(report: Report, console: Console) -> None:
 
 
 def _in_units(facts: Report) -> dict[str, Any]:
-    """Shares as percentages, lengths with what they count."""
+    """Returns shares as percentages, lengths with their unit."""
     written = dict(facts)
     if "truncated" in written:
         written["truncated"] = f"{written['truncated']:.1%} of the training texts"
@@ -203,7 +204,7 @@ def _facts(facts: Report) -> Table:
 
 
 def _sets(report: Report, console: Console) -> None:
-    """One row a data set; those given for evaluation say so."""
+    """Returns one row a data set; evaluation sets are marked."""
     titles = ("rows", "un-\nusable", "samples", "held\nout", "truncated", "too\nlong", "without\ntarget")
     table = Table(Column("data set", overflow="fold"), box=None, pad_edge=False)
     for title in titles:
@@ -333,5 +334,6 @@ def _number(value: Any) -> str:
 
 
 def _visible(text: str) -> str:
-    """Control characters written out: a sample must not steer the terminal, nor hide a carriage return."""
+    """Returns the text with control characters written out: a sample must not steer the terminal, nor hide a carriage
+    return."""
     return "".join(repr(c)[1:-1] if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)

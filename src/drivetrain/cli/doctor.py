@@ -1,4 +1,4 @@
-"""`drivetrain doctor`: what works on this machine, and a bundle of it for those who help from afar."""
+"""`drivetrain doctor`: shows what works on this machine, and packs it for a report of a bug."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def doctor(
         Path | None, path_option("--output", "-o", help="With --bundle: the file; left out, one with the time.")
     ] = None,
 ) -> None:
-    """Hardware, versions, what works here and why not; --bundle packs it for a report of a bug."""
+    """Show hardware, versions, what works here and why not; --bundle packs it for a report of a bug."""
     if not bundle and (run is not None or to is not None):
         raise typer.BadParameter("a folder and --output are for --bundle")
     from drivetrain.doctor.findings import examine
@@ -57,7 +57,7 @@ def _pack(findings: dict[str, Any], run: Path | None, to: Path) -> None:
 
 
 def render(findings: dict[str, Any]) -> Group:
-    """Draws the findings as tables."""
+    """Returns the findings as tables."""
     return Group(_machine(findings), _works(findings), _devices(findings))
 
 

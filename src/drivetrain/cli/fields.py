@@ -1,4 +1,4 @@
-"""`drivetrain fields`: every key of a run file, its default and what it means."""
+"""`drivetrain fields`: lists every key of a run file, its default and its meaning."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fields(
         typer.Argument(metavar="WORD", help="Only keys of which a part begins so, e.g. optimizer, lr."),
     ] = None,
 ) -> None:
-    """Every key of a run file, its default and what it means."""
+    """List every key of a run file, its default and its meaning."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=ONE_LINE)  # a key a line, for grep
@@ -39,18 +39,18 @@ def fields(
 
 
 def schema() -> None:
-    """JSON Schema of the run file, for editors."""
+    """Print the JSON Schema of the run file, for editors."""
     from drivetrain.config.run import RunConfig
 
     typer.echo(dumps(RunConfig.model_json_schema(), indent=2))
 
 
 def fields_table(wanted: Sequence[str] = ()) -> Table:
-    """The keys of which a part begins with one of the words, or all.
+    """Returns the keys of which a part begins with one of the words, or all.
 
-    A key that means other things in several blocks has a row of each.
+    A key with other meanings in several blocks has a row of each.
 
-    UserError for a word with which nothing begins.
+    Raises UserError for a word with which no part begins.
     """
     table = Table(Column("key", no_wrap=True), "default", "what it means", box=None, pad_edge=False)
     rows = list(_rows())
@@ -65,7 +65,8 @@ def fields_table(wanted: Sequence[str] = ()) -> Table:
 
 
 def _meant(word: str, keys: Sequence[str]) -> str:
-    """Return what the user may have looked for: an engine, a key as other trainers call it, or a key that is near."""
+    """Returns what the user may have looked for: an engine, a key by its name in other trainers, or a key that is
+    near."""
     if word in ENGINES or word in SHORT:
         return f"it is an engine: write engine={word}; drivetrain fields engine lists the engines' keys"
     if found := elsewhere_told(word):
@@ -76,12 +77,13 @@ def _meant(word: str, keys: Sequence[str]) -> str:
 
 
 def _holds(key: str, word: str) -> bool:
-    """Whether one of the key's parts begins so."""
+    """Returns whether one of the key's parts begins so."""
     return f".{word}" in f".{key}"
 
 
 def _rows() -> list[Row]:
-    """(key, default, meaning). Blocks that share a key with one meaning share its row; others name themselves."""
+    """Returns (key, default, meaning). Blocks that share a key with one meaning share its row; others name
+    themselves."""
     owners: dict[Row, list[str]] = {}
     for owner, path, info in owned_fields():
         owners.setdefault((".".join(path), _default(info), info.description or ""), []).append(owner)

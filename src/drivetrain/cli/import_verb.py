@@ -1,4 +1,4 @@
-"""`drivetrain import`: a run file of another software's configuration, and what became of its keys."""
+"""`drivetrain import`: makes a run file of another software's configuration, and lists what became of its keys."""
 
 from __future__ import annotations
 

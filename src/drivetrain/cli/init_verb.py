@@ -1,4 +1,4 @@
-"""`drivetrain recipes` and `drivetrain init`: a run file to begin with."""
+"""`drivetrain recipes` and `drivetrain init`: run files to begin with."""
 
 from __future__ import annotations
 

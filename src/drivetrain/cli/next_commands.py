@@ -12,9 +12,9 @@ from drivetrain.config.run import RunConfig
 def next_commands(
     run_file: Path, overrides: Sequence[str], run: RunConfig, status: str, evaluated: bool = True
 ) -> list[tuple[str, str]]:
-    """Return (what for, command) for a run that was started with this run file and these overrides.
+    """Returns (purpose, command) pairs for a run that was started with this run file and these overrides.
 
-    evaluated: whether it has evaluation data, for which predictions can be asked.
+    evaluated: whether it has evaluation data, for which predictions can be made.
     """
     typed = shlex.join([str(run_file), *overrides])
     folder = shlex.quote(str(run.folder))

@@ -1,4 +1,4 @@
-"""`drivetrain prove`: three traces, side by side."""
+"""`drivetrain prove`: runs three traces and compares them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Proof:
 
 
 def prove(run: RunConfig, steps: int, say: Callable[[str], None]) -> Proof:
-    """The run's first steps on its engine, in one process, and in one process with another cut of the batch."""
+    """Runs the first steps on the run's engine, in one process, and in one process with batches cut differently."""
     single = run.model_copy(update={"engine": SINGLE, "processes": None, "nodes": 1, "batch_size": run.global_batch})
     single = single.model_copy(update={"batch_size_per_device": None})
     halves = single.model_copy(update={"micro_batch_size": max(1, (single.micro_batch + 1) // 2)})

@@ -1,4 +1,4 @@
-"""A replayed step for the eye, and as JSON."""
+"""`drivetrain replay`: prints a repeated step, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def replay(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every module.")] = False,
     trust: Annotated[bool, typer.Option("--trust", help="Run Python that the folder's run.yaml names.")] = False,
 ) -> None:
-    """Do one step of a run again and look into it: losses, every layer's numbers, the first that is not finite."""
+    """Repeat one step of a run and show its losses, every layer's numbers, the first layer that is not finite."""
     from drivetrain.replay import replay as replayed
 
     errors = Console(stderr=True, highlight=False)
@@ -82,7 +82,8 @@ def lines(found: Replay) -> Iterator[str]:
 
 
 def layers_table(found: Replay) -> Table:
-    """In the order of the forward pass; of many modules those that are not finite, then those with large numbers."""
+    """Returns layers in the order of the forward pass; if there are many, those that are not finite, then those with
+    large numbers."""
     layers = list(found.inspection.layers.values())
     chosen = sorted(layers, key=_weight, reverse=True)[:MOST_ROWS]
     columns = ("largest output", "not finite", "largest gradient", "not finite")

@@ -1,4 +1,4 @@
-"""Reports for the eye."""
+"""Tables of reports, translations and verdicts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FATES: dict[Fate, str] = {  # in the order in which they are told, and what each
 
 
 def report_table(report: RunReport) -> Table:
-    """One run, a line a fact."""
+    """Returns a table of one run, a line a fact."""
     table = Table(title=f"{report.name}: {report.status.replace('_', ' ')}", show_header=False)
     rows = {
         "precision": report.precision + (" (emulated)" if report.emulated else ""),
@@ -59,7 +59,7 @@ def report_table(report: RunReport) -> Table:
 
 
 def _epochs(number: float) -> str:
-    """With a comma behind; empty for a stream whose epochs are not counted."""
+    """Returns the epochs with a comma behind; empty for a stream, whose epochs are not counted."""
     return "1 epoch, " if number == 1 else f"{number:.4g} epochs, " if number else ""
 
 
@@ -69,7 +69,7 @@ def _utilisation(report: RunReport) -> str:
 
 
 def _restarts(report: RunReport) -> str:
-    """Only where there were some: without, the share is that of starting up."""
+    """Returns the line of restarts, if there were any; without them the share is that of starting up."""
     if not report.restarts or report.effective_share is None:
         return ""
     return f"{len(report.restarts)}; {report.effective_share:.0%} of the time since the launch counts"
@@ -89,7 +89,8 @@ def show_notes(notes: Sequence[tuple[str, Note]], console: Console) -> None:
 
 
 def notes_table(notes: Sequence[tuple[str, Note]]) -> Table:
-    """What became of every key, those with the same fate and reason in one row. notes: with the file of each."""
+    """Returns what became of every key; keys with the same fate and reason share a row. notes: with the file of
+    each."""
     files = ["file"] if len({file for file, _ in notes}) > 1 else []
     table = Table(*files, "", "key", "what became of it", box=None, pad_edge=False)
     for file, fate, keys, why in _note_rows(notes):
@@ -98,7 +99,7 @@ def notes_table(notes: Sequence[tuple[str, Note]]) -> Table:
 
 
 def note_lines(notes: Sequence[tuple[str, Note]]) -> list[str]:
-    """The same for files and pipes: one line a row, as long as it is, its columns separated by tabs."""
+    """Returns the notes for files and pipes: one line a row, as long as it is, its columns separated by tabs."""
     files = len({file for file, _ in notes}) > 1
     return [
         "\t".join([*([file] if files else []), Text.from_markup(FATES[fate]).plain, keys, " ".join(why.split())])
@@ -117,7 +118,7 @@ def _note_rows(notes: Sequence[tuple[str, Note]]) -> Iterator[tuple[str, Fate, s
 
 
 def verdicts_table(verdicts: Sequence[tuple[str, bool | None, str]]) -> Table:
-    """Of each promise whether it holds (None: it was not put to the test), and what was seen."""
+    """Returns a table that states for each promise whether it holds (None: it was not tested), and the evidence."""
     table = Table("promise", "", "what was seen", box=None, pad_edge=False)
     marks = {True: "[green]PASS[/]", False: "[bold red]FAIL[/]", None: "-"}
     for promise, holds, why in verdicts:
@@ -131,7 +132,7 @@ def _memory(report: RunReport) -> str:
 
 
 def _held(report: RunReport) -> str:
-    """Where a part is trained: what each kind of tensor takes, beside what training all would take."""
+    """Returns the memory of each kind of tensor where only a part is trained, beside that of training everything."""
     held = report.ranks[0].get("held_bytes") if report.ranks else None
     if held is None or report.share_of_full_training is None:
         return ""
@@ -140,7 +141,7 @@ def _held(report: RunReport) -> str:
 
 
 def _sent(report: RunReport) -> str:
-    """Of the rank that sends most."""
+    """Returns the traffic of the rank that sends most."""
     most = max(
         (rank.get("sent_bytes_per_step") or {} for rank in report.ranks), key=lambda s: sum(s.values()), default={}
     )
@@ -149,7 +150,7 @@ def _sent(report: RunReport) -> str:
 
 
 def _waiting(report: RunReport) -> str:
-    """How long a pipeline's stages wait, on the mean of each."""
+    """Returns how long a pipeline's stages wait, as the mean over stages."""
     shares: dict[int, list[float]] = {}
     for rank in report.ranks:
         if rank.get("waiting_share") is not None:

@@ -1,1 +1,1 @@
-"""The same run along any axes, side by side; failures are rows too."""
+"""Compares the same run along any axes, side by side; failures are rows too."""

@@ -1,4 +1,4 @@
-"""One sentence: what to choose, and why."""
+"""Recommends in one sentence what to choose, and why."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ STAND_IN = "dp on a CPU, whose replicas are threads; its speed says nothing of G
 
 
 def advice(comparison: Comparison) -> str:
-    """Return the quickest of the rows whose deciding metric is as good as the best one's, and the reasons.
+    """Returns the quickest of the rows whose deciding metric is as good as the best one's, and the reasons.
 
-    Where several are as quick but for noise, the first of them: the reference, if it is one.
+    If several are equally quick within noise, the first of them: the reference, if it is one.
     """
     if not any(row.status == "completed" for row in comparison.completed):
         return "No row can be recommended: none completed on every seed."
@@ -40,12 +40,12 @@ def advice(comparison: Comparison) -> str:
 
 
 def chosen(comparison: Comparison) -> Row | None:
-    """Returns the row that `advice` chooses; None if none is to be recommended."""
+    """Returns the row that `advice` chooses; None if none can be recommended."""
     return next(iter(_level(comparison)), None)
 
 
 def _level(comparison: Comparison) -> list[Row]:
-    """As good rows that are as quick as the quickest but for noise, in the order of the comparison."""
+    """Returns equally good rows that are as quick as the quickest within noise, in the order of the comparison."""
     good = _as_good(comparison, [row for row in _ended(comparison) if not row.is_stand_in])
     if not good:
         return []
@@ -72,7 +72,7 @@ def _as_good(comparison: Comparison, rows: list[Row]) -> list[Row]:
 
 
 def _reasons(comparison: Comparison, chosen: Row, rows: list[Row], level: list[Row]) -> list[str]:
-    """level: rows as good that are as quick as the chosen one but for noise."""
+    """Returns the reasons. level: equally good rows that are as quick as the chosen one within noise."""
     reference = comparison.reference
     if len(rows) < 2:
         return ["the only row that completed"]
@@ -117,15 +117,15 @@ class _Metric:
         return row.mean(lambda report: report.metrics.get(self.name))
 
     def best(self, rows: list[Row]) -> float:
-        """Return the best mean; one row at least has one."""
+        """Returns the best mean; at least one row has one."""
         return (min if self.lower else max)(value for row in rows if (value := self.of(row)) is not None)
 
     def allowed(self, rows: list[Row]) -> float:
-        """Return how far from the best a value may lie that counts as equal: the largest of the three kinds."""
+        """Returns how far from the best a value may lie and count as equal: the largest of the three kinds."""
         return max(self._by_kind(rows).values())
 
     def beside_the_best(self, value: float, rows: list[Row]) -> str:
-        """Return what a value is against the best one, in words."""
+        """Returns a description of a value relative to the best one."""
         best = self.best(rows)
         if value == best:
             return ""

@@ -1,4 +1,4 @@
-"""`key=a,b other=1,2` → the cells of a matrix, each a full list of overrides."""
+"""Turns `key=a,b other=1,2` into the cells of a matrix, each a full list of overrides."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Choice:
-    """One cell's place in the matrix: a value of every axis, and the overrides that make it."""
+    """One cell's position in the matrix: a value of every axis, and the overrides that make it."""
 
     values: tuple[str, ...]
     overrides: tuple[str, ...]
@@ -33,8 +33,8 @@ class Choice:
 def read_axes(arguments: Sequence[str]) -> tuple[list[str], list[Axis]]:
     """Overrides with one value stay overrides; those with several, split at commas, are axes.
 
-    Commas within brackets, braces or quotes do not split. UserError with all problems: a key given twice, a value
-    given twice, an empty value, an unknown key.
+    Commas within brackets, braces or quotes do not split. Raises UserError with all problems: a repeated key, a
+    repeated value, an empty value, an unknown key.
     """
     fixed: list[str] = []
     axes: list[Axis] = []
@@ -62,14 +62,14 @@ def read_axes(arguments: Sequence[str]) -> tuple[list[str], list[Axis]]:
 
 
 def choices(fixed: Sequence[str], axes: Sequence[Axis]) -> Iterator[Choice]:
-    """Every combination, the last axis running quickest; without axes the run as it is."""
+    """Returns every combination, the last axis varying fastest; without axes the run unchanged."""
     for values in itertools.product(*(axis.values for axis in axes)):
         chosen = (f"{axis.key}={value}" for axis, value in zip(axes, values, strict=True))
         yield Choice(values, (*fixed, *chosen))
 
 
 def split(text: str) -> list[str]:
-    """At commas outside brackets, braces and quotes; white space around the parts goes."""
+    """Splits at commas outside brackets, braces and quotes; strips white space around the parts."""
     parts, depth, quote = [""], 0, ""
     for character in text:
         if quote:

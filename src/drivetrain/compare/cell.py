@@ -1,7 +1,7 @@
-"""One cell in a process of its own: `python -m drivetrain.compare.cell FOLDER`.
+"""Runs one cell in a process of its own: `python -m drivetrain.compare.cell FOLDER`.
 
-The folder holds request.json. What the run prints goes to its log; what came of it to outcome.json, unless the process
-is killed: then the parent writes it. Standard input is a pipe from the parent; its end means that the parent is gone.
+The folder holds request.json. The run prints into its log; its outcome goes to outcome.json, unless the process is
+killed: then the parent writes it. Standard input is a pipe from the parent; its end means that the parent is gone.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def _run(request: Request) -> None:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Of a device, of Python, or of torch's CPU allocator, which raises a plain RuntimeError."""
+    """Returns whether memory of a device, of Python, or of torch's CPU allocator ran out; the last raises a plain
+    RuntimeError."""
     import torch
 
     told = ("not enough memory", "can't allocate memory", "Cannot allocate memory", "out of memory")
@@ -79,7 +80,7 @@ def _line(error: Exception) -> str:
 
 
 def _end_with_the_parent() -> None:
-    """A comparison killed in the middle must not leave a cell computing."""
+    """Ends with the parent: a comparison killed in the middle must not leave a cell computing."""
     while os.read(sys.stdin.fileno(), 1024):
         pass
     os._exit(1)

@@ -1,4 +1,4 @@
-"""The columns of a comparison: what each shows, and which end of it is the good one."""
+"""The columns of a comparison: the value of each, and which end of it is better."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOWER_IS_BETTER = ("loss", "error")  # endings of metrics' names
 
 @dataclass(frozen=True)
 class Column:
-    """name: for the eye. key: for files, with the unit."""
+    """A column. name: for readers. key: for files, with the unit."""
 
     name: str
     key: str
@@ -36,7 +36,7 @@ class Column:
         return self.show(value) + (f" ± {self.show(spread)}" if spread is not None else "")
 
     def best(self, comparison: Comparison) -> float | None:
-        """The best value; None if there is no better end, or nothing to be better than."""
+        """Returns the best value; None if there is no better end, or only one value."""
         values = [v for row in comparison.completed if (v := self.value(row)) is not None and math.isfinite(v)]
         if self.better is None or len(set(values)) < 2:
             return None
@@ -44,7 +44,7 @@ class Column:
 
 
 class Figures:
-    """The columns for which some row has a figure, and which figures are the best of theirs."""
+    """The columns for which some row has a figure, and the best figures of each."""
 
     def __init__(self, comparison: Comparison) -> None:
         rows = comparison.completed
@@ -57,7 +57,8 @@ class Figures:
 
 
 def _columns(comparison: Comparison) -> list[Column]:
-    """A prediction has no time of its own: its data are repeated until there are enough batches to time."""
+    """Returns the columns. Predictions have no length of their own: their data are repeated until enough batches are
+    timed."""
     return [
         _of("time", "seconds", lambda r: r.seconds if r.verb == "train" else None, _seconds, "low"),
         _of("samples/s", "samples_per_second", lambda r: r.samples_per_second, _number, "high"),
@@ -77,7 +78,7 @@ def _of(name: str, key: str, value: Value, show: Callable[[float], str], better:
 
 
 def _speed_up(comparison: Comparison) -> Column:
-    """Samples a second over the reference row's: seed by seed, then the mean."""
+    """Returns samples a second over the reference row's: seed by seed, then the mean."""
     reference = comparison.reference
 
     def ratios(row: Row) -> list[float]:
@@ -110,7 +111,7 @@ def _memory(comparison: Comparison) -> list[Column]:
 
 
 def _metrics(comparison: Comparison) -> list[Column]:
-    """The last evaluation's; the one that decides comes first."""
+    """Returns the last evaluation's metrics; the one that decides comes first."""
     names = dict.fromkeys(name for row in comparison.completed for report in row.reports for name in report.metrics)
     first = deciding_metric(comparison)
     ordered = sorted(names, key=lambda name: name != first)

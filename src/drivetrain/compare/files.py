@@ -1,4 +1,5 @@
-"""A comparison as CSV, JSON and Markdown. Files hold plain units (seconds, bytes, shares), spreads beside the means."""
+"""Writes a comparison as CSV, JSON and Markdown. Files hold plain units (seconds, bytes, shares), spreads beside the
+means."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def as_csv(comparison: Comparison) -> str:
 
 
 def as_json(comparison: Comparison) -> str:
-    """Rows with their figures, and of each seed the whole report."""
+    """Returns rows with their figures, and for each seed the whole report."""
     rows = [
         {**record, "runs": [_run(result) for result in row.results]}
         for row, record in zip(comparison.rows, _records(comparison), strict=True)
@@ -40,7 +41,7 @@ def as_json(comparison: Comparison) -> str:
 
 
 def as_markdown(comparison: Comparison) -> str:
-    """A table with the best figures bold, and the advice below."""
+    """Returns a table with the best figures bold, and the advice below."""
     figures = Figures(comparison)
     head = [*comparison.head, *(column.name for column in figures.columns), "status"]
     lines = [head, [*["---"] * len(comparison.head), *["--:"] * len(figures.columns), "---"]]
@@ -53,7 +54,7 @@ def as_markdown(comparison: Comparison) -> str:
 
 
 def _records(comparison: Comparison) -> list[dict[str, Any]]:
-    """A flat record a row: its values, its status, then its figures and their spreads over the seeds."""
+    """Returns a flat record a row: its values, its status, then its figures and their spreads over the seeds."""
     figures = Figures(comparison)
     records = []
     for row in comparison.rows:

@@ -1,7 +1,7 @@
-"""What a comparison's folder keeps of it for later: rows.json, and the pages of comparisons with other rows.
+"""Keeps a comparison's results in its folder: rows.json, and the pages of comparisons with other rows.
 
 comparison.* and plots/ are of the newest comparison in the folder. Where it lacks a cell that an earlier one shows, the
-earlier one's files go to earlier/<axes>-<hash>/ first, so that nothing measured loses its page.
+earlier one's files go to earlier/<axes>-<hash>/ first, so that no result loses its page.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ KINDS = ("csv", "json", "md", "html")
 
 
 def files_of(folder: Path) -> list[Path]:
-    """What a comparison writes into a folder, but for rows.json and the cells."""
+    """Returns the files that a comparison writes into a folder, without rows.json and the cells."""
     return [*(folder / f"comparison.{kind}" for kind in KINDS), folder / PLOTS]
 
 
 def remember(comparison: Comparison, folder: Path) -> Path | None:
-    """Write rows.json. Returns where an earlier comparison's files went, if they had to make room."""
+    """Writes rows.json. Returns where an earlier comparison's files went, if they had to make room."""
     rows = [
         {
             "label": row.label,
@@ -50,7 +50,7 @@ def remember(comparison: Comparison, folder: Path) -> Path | None:
 
 
 def remembered(folder: Path) -> list[Row]:
-    """The rows of a comparison. UserError if rows.json cannot be read."""
+    """Returns the rows of a comparison. Raises UserError if rows.json cannot be read."""
     try:
         kept = read_json(folder / ROWS)
         return [
@@ -69,18 +69,18 @@ def remembered(folder: Path) -> list[Row]:
 
 
 def _beside(path: Path, folder: Path) -> str:
-    """Relative, so that a comparison may be moved as a whole."""
+    """Returns a relative path, so that a comparison may be moved as a whole."""
     return str(path.relative_to(folder))
 
 
 def _measured(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Folders of the runs of those cells that were not refused."""
+    """Returns the folders of the runs of cells that were not refused."""
     for row in rows:
         yield from (each["folder"] for each in row["results"] if each["outcome"]["status"] != "refused")
 
 
 def _set_aside(folder: Path, now: set[str]) -> Path | None:
-    """Move the files of an earlier comparison that has rows besides those shown now; where to, or None.
+    """Moves the files of an earlier comparison that has rows besides the present ones; returns where to, or None.
 
     rows.json goes last: a kill in between leaves the rest to the next comparison.
     """

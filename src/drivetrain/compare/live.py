@@ -1,4 +1,4 @@
-"""The matrix filling: a live table on a terminal, a line a cell elsewhere. Writes to stderr."""
+"""Shows the matrix filling: a live table on a terminal, a line a cell elsewhere. Writes to stderr."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TAIL_BYTES = 4096  # of the running cell's events
 
 
 class MatrixView:
-    """Hears of cells from the runner. `with` keeps the live table on the screen."""
+    """Receives the runner's events. `with` keeps the live table on the screen."""
 
     def __init__(self, matrix: Matrix, console: Console | None = None) -> None:
         self._matrix = matrix
@@ -107,7 +107,7 @@ def _said(outcome: Outcome, kept: bool) -> str:
 
 
 def _progress(run_folder: Path) -> str:
-    """The newest point of the running cell's curve, from the end of its events."""
+    """Returns the newest point of the running cell's curve, from the end of its events."""
     try:
         with (run_folder / "events.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
@@ -123,7 +123,7 @@ def _progress(run_folder: Path) -> str:
 
 
 def _devices() -> str:
-    """Memory and utilisation of each GPU, where there are any."""
+    """Returns memory and utilisation of each GPU, if there are any."""
     try:
         import pynvml
 

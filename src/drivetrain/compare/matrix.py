@@ -27,7 +27,7 @@ MOST_CELLS = 5000  # a matrix above is a slip of the keyboard
 
 @dataclass(frozen=True)
 class Job:
-    """What every cell does."""
+    """The job of every cell."""
 
     verb: Verb
     checkpoint: str | None  # to predict with; None: fresh weights
@@ -35,7 +35,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of the matrix. `run` is None, and `problems` says why, if it cannot work."""
+    """One run of the matrix. If it cannot work, `run` is None and `problems` has the reasons."""
 
     choice: Choice
     seed: int
@@ -70,7 +70,8 @@ def build_matrix(
     machine: Machine,
     versions: dict[str, str],
 ) -> Matrix:
-    """Every combination of the axes at seeds seed, seed + 1, ... of the run file. UserError if there are too many."""
+    """Returns every combination of the axes at seeds seed, seed + 1, ... of the run file. Raises UserError if there are
+    too many."""
     chosen = list(choices(fixed, axes))
     if len(chosen) * num_seeds > MOST_CELLS:
         raise problem("axes", f"they make {len(chosen) * num_seeds:,} cells", f"give at most {MOST_CELLS:,}")
@@ -97,7 +98,7 @@ def _check_weights(verb: Verb, given: str) -> None:
 
 
 def _earlier(root: Path) -> dict[str, Path]:
-    """Key → folder of each cell that came to its end in an earlier start; of several the one that completed."""
+    """Returns key → folder of each cell that ended in an earlier start; of several the one that completed."""
     found: dict[str, Path] = {}
     for folder in sorted((root / "cells").iterdir()) if (root / "cells").is_dir() else ():
         outcome = Outcome.read(folder)
@@ -116,7 +117,7 @@ def _cell(
     versions: dict[str, str],
     folders: dict[str, Path],
 ) -> Cell:
-    """folders: by key, of cells that are known already, whatever axes led to them; this one is added."""
+    """Makes a cell. folders: by key, of cells that are known already, from any axes; this one is added."""
     run, problems = load(run_file, choice.overrides)
     if run is not None:
         run, problems = rules.judged(run, problems, machine)
@@ -136,7 +137,8 @@ def _key(run: RunConfig, job: Job, machine: Machine, versions: dict[str, str]) -
 
 
 def _files(run: RunConfig, job: Job) -> list[str]:
-    """State of the files the run reads: a changed one makes another result. What lies in folders is not looked at."""
+    """Returns the state of the files the run reads: a changed one makes another result. Contents of folders are not
+    checked."""
     workload = run.workload
     weights = [] if job.checkpoint is None else [_hash(Path(job.checkpoint) / MANIFEST)]  # names all files of it
     if isinstance(workload, UserModule):
@@ -156,5 +158,5 @@ def _hash(path: Path) -> str:
 
 
 def slug(label: str) -> str:
-    """A folder's name: what is not a plain character becomes a hyphen."""
+    """Returns a folder's name: every unusual character becomes a hyphen."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", label).strip("-.")[:60] or "cell"

@@ -1,4 +1,4 @@
-"""How far figures of a comparison lie apart by chance alone: what a difference must exceed to mean something."""
+"""Estimates how far figures of a comparison differ by chance alone: a difference must exceed this to mean something."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ BEYOND = 2.0  # standard deviations of a difference (or ratio) of two like runs 
 
 
 def rate_of(row: Row) -> float | None:
-    """Return the mean of samples a second over the seeds."""
+    """Returns the mean of samples a second over the seeds."""
     return row.mean(_rate)
 
 
 def is_beyond_noise(one: Row, other: Row) -> bool:
-    """Whether the rates of two rows differ by more than repeated runs of one of them do."""
+    """Returns whether the rates of two rows differ by more than repeated runs of one of them do."""
     mine, its = rate_of(one), rate_of(other)
     if not mine or not its:
         return False
@@ -29,7 +29,7 @@ def is_beyond_noise(one: Row, other: Row) -> bool:
 
 
 def standard_error(row: Row, metric: str) -> float:
-    """Return the standard error of a share of right answers over the evaluation samples; 0 for other metrics.
+    """Returns the standard error of a share of right answers over the evaluation samples; 0 for other metrics.
 
     sqrt(p (1 - p) / n), of the binomial distribution.
     """
@@ -40,15 +40,15 @@ def standard_error(row: Row, metric: str) -> float:
 
 
 def evaluation_samples(row: Row) -> int | None:
-    """Return how many samples the row's runs were evaluated on; None where their reports lack it."""
+    """Returns how many samples the row's runs were evaluated on; None if their reports lack it."""
     found = [report.data.get("evaluation_samples") for report in row.reports]
     return next((number for number in found if isinstance(number, int) and number > 0), None)
 
 
 def _rate_deviation(row: Row) -> float:
-    """Standard deviation of one run's rate: over the seeds, or as runs of one seed were found to vary.
+    """Returns the standard deviation of one run's rate: over the seeds, or a measured one for runs of one seed.
 
-    Of several seeds the rate is their mean, whose deviation is smaller by the root of their number.
+    With several seeds the rate is their mean, whose deviation is smaller by the root of their number.
     """
     rate = rate_of(row) or 0.0
     spread = row.spread(_rate)

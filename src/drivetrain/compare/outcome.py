@@ -1,4 +1,4 @@
-"""How a cell ended, kept beside its results."""
+"""Records how a cell ended, beside its results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ FILE = "outcome.json"
 
 
 class Outcome(BaseModel):
-    """key: of the cell whose result this is. seconds: wall time of the cell's process, start-up included."""
+    """How a cell ended. key: of the cell whose result this is. seconds: wall time of the cell's process, start-up
+    included."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -24,12 +25,12 @@ class Outcome(BaseModel):
     seconds: float = 0.0
 
     def write(self, folder: Path) -> None:
-        """A cell without one is run anew."""
+        """Writes the outcome. A cell without one is run again."""
         write_whole(folder / FILE, self.model_dump_json(indent=1) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Outcome | None:
-        """None if there is none, or none that can be read."""
+        """Reads the outcome; None if there is none, or none that can be read."""
         try:
             return cls.model_validate_json((folder / FILE).read_bytes())
         except (OSError, ValidationError):

@@ -1,4 +1,4 @@
-"""A comparison as one HTML page that asks no server for anything: table, plots, configs, hardware."""
+"""A comparison as one HTML page that loads nothing from a server: table, plots, configs, hardware."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_CONFIGS = 32  # rows whose whole run file is shown; of the others what diff
 
 
 def as_html(comparison: Comparison, drawn: dict[str, Figure]) -> str:
-    """drawn: the plots, of which the page takes the SVG."""
+    """Returns the page. drawn: the plots, from which the page takes the SVG."""
     template = files("drivetrain.compare").joinpath("page.html").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(template).render(
@@ -58,7 +58,7 @@ def _rows(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _inline(figure: Figure, title: str) -> Markup:
-    """The SVG element alone, in the page's text colour, named for screen readers, its size left to the page."""
+    """Returns the SVG element alone, in the page's text colour, named for screen readers, its size left to the page."""
     svg = as_svg(figure)
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
@@ -67,7 +67,7 @@ def _inline(figure: Figure, title: str) -> Markup:
 
 
 def _configs(comparison: Comparison) -> list[dict[str, str]]:
-    """Of each row's first run that left one: what it differs in from the reference, and the whole."""
+    """Returns for each row's first run that left a config the differences from the reference, and the whole."""
     reference = None if comparison.reference is None else _config(comparison.reference)
     shown: list[dict[str, str]] = []
     for row in comparison.rows:
@@ -91,7 +91,7 @@ def _config(row: Row) -> dict[str, str] | None:
 
 
 def _flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Dotted keys; the folder of a run differs without meaning."""
+    """Returns dotted keys; a run's folder always differs, and is left out."""
     found = []
     for key, value in config.items():
         if isinstance(value, dict) and value:

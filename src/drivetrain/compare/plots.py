@@ -47,7 +47,7 @@ STYLE: Any = {  # matplotlib types its hundreds of keys one by one
 
 
 def plots(comparison: Comparison) -> dict[str, Figure]:
-    """Name → figure; only those that have something to show."""
+    """Returns name → figure, for plots with data."""
     drawn: dict[str, Figure | None] = {}
     with matplotlib.rc_context(STYLE):
         drawn["loss"] = _curves(comparison, "training loss", "epoch", "loss", _loss_points)
@@ -80,7 +80,7 @@ def _curves(
     points: Callable[[Row], Sequence[tuple[float, float]]],
     top: float | None = None,
 ) -> Figure | None:
-    """top: of an axis that starts at 0; left out, the axis fits the curves."""
+    """Draws curves. top: of an axis that starts at 0; left out, the axis fits the curves."""
     curves = [(row, found) for row in comparison.completed if len(found := points(row)) > 1]
     if not curves:
         return None
@@ -108,7 +108,7 @@ def _utilisation(row: Row) -> list[tuple[float, float]]:
 
 
 def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> list[tuple[float, float]]:
-    """At most `most` points: of each stretch its lowest and its highest, in order, so that spikes stay."""
+    """Returns at most `most` points: of each stretch its lowest and its highest, in order, so that spikes stay."""
     if len(points) <= most:
         return list(points)
     stretch = math.ceil(2 * len(points) / most)
@@ -161,7 +161,7 @@ def _seconds(row: Row, part: str) -> float:
 
 
 def _stacked(title: str, labels: Sequence[str], parts: dict[str, list[float]]) -> Figure:
-    """One horizontal bar a label, its parts one after another."""
+    """Draws one horizontal bar a label, its parts one after another."""
     shown = labels[:MOST_BARS]
     figure, axes = _figure(height=_height(len(shown)))
     left = [0.0] * len(shown)

@@ -1,4 +1,5 @@
-"""Results side by side: a row a choice, over its seeds, with what its curve says against the reference row."""
+"""The rows of a comparison: a row a choice, over its seeds, with the difference of its curve from the reference
+row's."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class Result:
 
     @classmethod
     def read(cls, outcome: Outcome, folder: Path) -> Result:
-        """folder: of the run."""
+        """Reads the result. folder: of the run."""
         if outcome.status != "completed":
             return cls(outcome, folder, None)
         try:
@@ -55,17 +56,17 @@ class Result:
 
     @cached_property
     def curve(self) -> list[tuple[float, float]]:
-        """(epoch, training loss): batches of other sizes take other numbers of steps to the same epoch."""
+        """The points (epoch, training loss): batches of other sizes take other numbers of steps to the same epoch."""
         return [(event["epoch"], event["loss"]) for event in self._steps]
 
     @cached_property
     def losses(self) -> dict[Point, float]:
-        """Training loss at the points of the curve."""
+        """The training loss at the points of the curve."""
         return {(event["step"], event["samples"]): event["loss"] for event in self._steps}
 
     @property
     def _steps(self) -> list[dict[str, Any]]:
-        """Events of steps with all their numbers: a file that was edited may lack some."""
+        """Yields events of steps with all their numbers: an edited file may lack some."""
         named = ("epoch", "loss", "step", "samples")
         steps = [event for event in self.events if event["event"] == "step"]
         return [event for event in steps if all(isinstance(event.get(name), int | float) for name in named)]
@@ -79,7 +80,7 @@ class Row:
 
     @property
     def names(self) -> list[str]:
-        """What stands in the first cells of the row: its values, or its label; emulated rows say so."""
+        """Returns the first cells of the row: its values, or its label; emulated rows are marked."""
         names = list(self.values or (self.label,))
         if any(report.emulated for report in self.reports):
             names[0] += " (emulated)"
@@ -93,7 +94,7 @@ class Row:
 
     @property
     def status(self) -> str:
-        """completed if every seed did; else what happened to the first that did not."""
+        """Returns completed if every seed did; else the fate of the first that did not."""
         bad = [result.outcome.status for result in self.results if result.report is None]
         if not bad:
             return "completed"
@@ -101,7 +102,7 @@ class Row:
 
     @property
     def is_stand_in(self) -> bool:
-        """Whether a CPU computed it in an engine's place: what it found is meant, its time is not."""
+        """Returns whether a CPU computed it in an engine's place: its results are valid, its time is not."""
         return any(report.engaged.get("emulated") for report in self.reports)
 
     @property
@@ -113,14 +114,14 @@ class Row:
         return statistics.fmean(found) if found else None
 
     def spread(self, value: Callable[[RunReport], float | None]) -> float | None:
-        """Standard deviation over the seeds; None for fewer than two, or where one is not finite."""
+        """Returns the standard deviation over the seeds; None for fewer than two, or if one is not finite."""
         found = [v for report in self.reports if (v := value(report)) is not None]
         return statistics.stdev(found) if len(found) > 1 and all(map(math.isfinite, found)) else None
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What tables, files and the page are drawn from. The first row that completed is the reference."""
+    """The source of tables, files and the page. The first row that completed is the reference."""
 
     name: str
     verb: str
@@ -130,7 +131,7 @@ class Comparison:
 
     @property
     def head(self) -> tuple[str, ...]:
-        """What the first cells of the rows are."""
+        """The headings of the rows' first cells."""
         return self.axes or ("run",)
 
     @property
@@ -142,7 +143,8 @@ class Comparison:
         return [row for row in self.rows if row.reports]
 
     def loss_difference(self, row: Row) -> float | None:
-        """Largest relative difference of the training loss from the reference row's, same seed, at common steps."""
+        """Returns the largest relative difference of the training loss from the reference row's, same seed, at common
+        steps."""
         reference = self.reference
         if reference is None or row is reference:
             return None
@@ -152,8 +154,8 @@ class Comparison:
 
 
 def largest_difference(curves: Sequence[tuple[Mapping[Any, float], Mapping[Any, float]]]) -> float | None:
-    """Of |a - b| / |b| over the steps that both have, infinite where a loss is not finite in one of them alone; None
-    if they have none in common."""
+    """Returns the largest |a - b| / |b| over the steps that both have, infinite if a loss is not finite in one of them
+    alone; None if they have none in common."""
     differences = [
         _difference(mine[step], other[step]) for mine, other in curves for step in mine.keys() & other.keys()
     ]

@@ -1,4 +1,4 @@
-"""Runs the cells one after another, each in a process group of its own, and says how each ended."""
+"""Runs the cells one after another, each in a process group of its own, and reports how each ended."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ POLL_SECONDS = 0.5  # looking costs some milliseconds: less than a hundredth of 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a cell may take before it is cut off."""
+    """The limits beyond which a cell is ended."""
 
     timeout_seconds: float | None = None
     resident_bytes: int | None = None  # of its process and their children
@@ -45,18 +45,18 @@ class Glance:
 
 
 class Listener(Protocol):
-    """Who watches the matrix fill."""
+    """Receives events as the matrix fills."""
 
     def started(self, cell: Cell) -> None: ...
 
     def glanced(self, cell: Cell, glance: Glance) -> None: ...
 
     def ended(self, cell: Cell, outcome: Outcome, kept: bool) -> None:
-        """kept: it was there from an earlier start."""
+        """Called when a cell has ended. kept: its result is from an earlier start."""
 
 
 class Again(Enum):
-    """Which cells of an earlier start are run again."""
+    """Selects which cells of an earlier start are run again."""
 
     UNFINISHED = "unfinished"
     FAILED = "failed"  # and those that did not complete
@@ -64,9 +64,9 @@ class Again(Enum):
 
 
 def run_matrix(matrix: Matrix, root: Path, limits: Limits, again: Again, listener: Listener) -> list[Outcome]:
-    """Outcomes in the order of the cells. Those of one key are one run, which is made once.
+    """Returns outcomes in the order of the cells. Cells of one key are one run, which is made once.
 
-    KeyboardInterrupt ends the running cell and is passed on; what finished stays.
+    KeyboardInterrupt ends the running cell and is passed on; finished ones stay.
     """
     outcomes: list[Outcome] = []
     done: set[str] = set()
@@ -127,7 +127,7 @@ def _in_a_process(cell: Cell, limits: Limits, glanced: Callable[[Glance], None])
 def _watch(
     process: subprocess.Popen[bytes], limits: Limits, start: float, glanced: Callable[[Glance], None]
 ) -> Outcome | None:
-    """Until the process ends or passes a limit; then the outcome of being cut off (without its key)."""
+    """Waits until the process ends or passes a limit; then returns the outcome (without its key)."""
     seen = psutil.Process(process.pid)
     used, at = 0.0, start
     while True:
@@ -148,7 +148,7 @@ def _watch(
 
 
 def _family(process: psutil.Process) -> tuple[int, float]:
-    """(resident bytes, processor seconds) of a process and its children."""
+    """Returns (resident bytes, processor seconds) of a process and its children."""
     resident, used = 0, 0.0
     with contextlib.suppress(psutil.Error):
         for member in [process, *process.children(recursive=True)]:
@@ -159,7 +159,7 @@ def _family(process: psutil.Process) -> tuple[int, float]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The whole group, at once: a half cell is run anew, so there is nothing to save."""
+    """Ends the whole group, at once: a half cell is run again, so there is nothing to save."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -180,7 +180,7 @@ def _crash(code: int, cell: Cell) -> str:
 
 @contextlib.contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """UserError if another comparison works in the folder. The lock goes with the process, however it ends."""
+    """Raises UserError if another comparison works in the folder. The lock ends with the process."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         lock = FileLock(root / ".lock")

@@ -1,4 +1,4 @@
-"""A comparison for the terminal."""
+"""Prints a comparison on the terminal."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ KEPT = ("seconds", "samples_per_second", "peak_", "largest_loss_difference", "sp
 
 
 def comparison_table(comparison: Comparison, console: Console) -> Group:
-    """Rows in the order of the matrix; a row without a result has its reason below the table.
+    """Returns rows in the order of the matrix; a row without a result has its reason below the table.
 
-    Columns that the console has no room for are left out, the least telling first, and named below.
+    Columns that the console has no room for are left out, the least important first, and named below.
     """
     figures = Figures(comparison)
     columns = list(figures.columns)

@@ -1,4 +1,4 @@
-"""`drivetrain compare` and `drivetrain report`: cells → rows → table, files and page."""
+"""`drivetrain compare` and `drivetrain report`: run cells, and write table, files and page."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def compare(
     again: Again,
     trust: bool = False,
 ) -> tuple[Comparison, str]:
-    """Run the matrix and write its files into the folder. UserError before any cell starts.
+    """Runs the matrix and writes its files into the folder. Raises UserError before any cell starts.
 
-    Returns too a sentence that says where they are, and where those of an earlier comparison in the folder went.
+    Returns also a sentence that names their place, and that of an earlier comparison's files.
     """
     fixed, axes = read_axes(arguments)
     read_yaml(run_file)  # a file that cannot be read is no cell's fault
@@ -59,7 +59,7 @@ def compare(
 
 
 def report(folders: Sequence[Path]) -> Comparison:
-    """Runs and comparisons of different times side by side: a row a run, the rows of each comparison."""
+    """Puts runs and comparisons of different times side by side: a row a run, the rows of each comparison."""
     rows: list[Row] = []
     problems: list[Problem] = []
     for folder in folders:
@@ -77,7 +77,7 @@ def report(folders: Sequence[Path]) -> Comparison:
 
 
 def write_report(comparison: Comparison, folder: Path) -> None:
-    """The files of runs side by side. UserError if a comparison's own are in the folder."""
+    """Writes the files of runs side by side. Raises UserError if a comparison's own are in the folder."""
     if (folder / ROWS).exists():
         why = f"{folder} holds a comparison, whose page this one would replace"
         raise problem("--output", why, "give another folder")
@@ -85,7 +85,7 @@ def write_report(comparison: Comparison, folder: Path) -> None:
 
 
 def write_files(comparison: Comparison, folder: Path) -> None:
-    """comparison.csv, .json, .md, .html and the plots as PNG and SVG."""
+    """Writes comparison.csv, .json, .md, .html and the plots as PNG and SVG."""
     try:
         (folder / PLOTS).mkdir(parents=True, exist_ok=True)
         drawn = plots(comparison)
@@ -114,7 +114,7 @@ def _relabelled(row: Row, folder: Path) -> Row:
 
 
 def _distinct(rows: Sequence[Row]) -> list[Row]:
-    """Two folders of one name are told apart by a number."""
+    """Returns distinct names: folders of one name get a number."""
     seen: dict[str, int] = {}
     found = []
     for row in rows:

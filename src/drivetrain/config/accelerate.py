@@ -1,4 +1,4 @@
-"""A YAML of `accelerate config` in this project's words: how many processes, which precision, which engine.
+"""Translates a YAML of `accelerate config` into fields of the run file: number of processes, precision, engine.
 
 Keys: Accelerate 1.15's ClusterConfig, and the fsdp_config and deepspeed_config blocks within it.
 """
@@ -26,7 +26,7 @@ TOGETHER = ("distributed_type", "mixed_precision", "num_processes", "num_machine
 
 
 def translate(raw: Mapping[str, Any]) -> Translation:
-    """Of a whole configuration. settings name the engine itself ("engine.name": "fsdp")."""
+    """Translates a whole configuration. Its settings name the engine itself ("engine.name": "fsdp")."""
     into = Translation()
     kind = str(raw.get("distributed_type", "NO")).upper()
     name = DRIVERS.get(kind)
@@ -48,7 +48,8 @@ def translate(raw: Mapping[str, Any]) -> Translation:
 
 
 def whole(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The same with the content of deepspeed_config_file in place of its path, which is taken from `folder`."""
+    """Returns the configuration with the content of deepspeed_config_file in place of its path, which is relative to
+    `folder`."""
     block = dict(raw.get("deepspeed_config") or {})
     file = block.get("deepspeed_config_file")
     if not isinstance(file, str):
@@ -61,7 +62,7 @@ def whole(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _processes(raw: Mapping[str, Any], into: Translation) -> None:
-    """num_processes counts those of all machines."""
+    """num_processes counts the processes of all machines."""
     counts = {key: raw[key] for key in ("num_machines", "num_processes") if raw.get(key) is not None}
     wrong = [key for key, count in counts.items() if not isinstance(count, int) or isinstance(count, bool)]
     for key in wrong:
@@ -111,7 +112,7 @@ def _strategy(key: str, value: Any, into: Translation) -> None:
 
 
 def _reshard(key: str, value: Any, into: Translation) -> None:
-    """A boolean since FSDP2; before that a strategy's name."""
+    """The key is a boolean since FSDP2; before, it was a strategy's name."""
     if str(value).lower() in ("true", "false"):
         into.set(key, "engine.reshard", str(value).lower() == "true")
     else:
@@ -273,7 +274,7 @@ AXES = {"tp_size": "tp", "cp_size": "cp", "sp_size": "cp"}  # ranks that share a
 
 
 def _mesh(key: str, value: Any, into: Translation) -> None:
-    """parallelism_config of FSDP2: how many replicate and how many shard."""
+    """parallelism_config of FSDP2 states how many devices replicate and how many shard."""
     names = {name.removeprefix("parallelism_config_"): name for name in value or {}}
     given = {axis: value[name] for axis, name in names.items()}
     for axis, size in given.items():

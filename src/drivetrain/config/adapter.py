@@ -65,7 +65,8 @@ class Adapter(Frozen):
 
     @property
     def saved_as_dora(self) -> bool:
-        """Whether the adapter at path is; False of a file that cannot be read, which whoever loads it tells."""
+        """Returns whether the adapter at the path is a DoRA. False for an unreadable file, which is reported when it is
+        loaded."""
         try:
             told = read_json(self.path.expanduser() / "adapter_config.json") if self.path else {}
         except UserError:
@@ -74,7 +75,8 @@ class Adapter(Frozen):
 
     @property
     def function(self) -> dict[str, Any] | None:
-        """What of it decides what the adapted model computes, for the same weights. None: a file says so."""
+        """Returns the fields that decide what the adapted model computes for the same weights; None if a file
+        decides."""
         if self.path is not None:
             return None
         own = {key: getattr(self, key) for key in sorted(OF_THE_FUNCTION) if self.method in OF_METHOD[key]}
@@ -84,7 +86,7 @@ class Adapter(Frozen):
 
 
 def _listed(given: Any) -> Any:
-    """A method's name, a block, or a list of either."""
+    """Returns a list for a method's name, a block, or a list of either."""
     if given is None:
         return None
     listed = given if isinstance(given, list | tuple) else [given]
@@ -95,7 +97,7 @@ Adapters = Annotated[tuple[Adapter, ...], BeforeValidator(_listed), Field(min_le
 
 
 def adapter_problems(adapters: Sequence[Adapter]) -> Iterator[Problem]:
-    """What contradicts itself, without a look at any model."""
+    """Returns the contradictions within the block, without a look at any model."""
     names = [adapter.name for adapter in adapters]
     if len(set(names)) < len(names):
         yield Problem("adapter.name", "two adapters have the same name", "give each a name of its own")
@@ -144,7 +146,7 @@ def _contradictions(adapter: Adapter) -> Iterator[Problem]:
 
 
 def rate_factors(adapters: Sequence[Adapter]) -> Callable[[str], float]:
-    """Parameter name → factor of its learning rate (LoRA+: Hayou et al. 2024)."""
+    """Returns parameter name → factor of its learning rate (LoRA+: Hayou et al. 2024)."""
     ratios = {adapter.name: adapter.lr_ratio for adapter in adapters if adapter.lr_ratio is not None}
 
     def factor(name: str) -> float:

@@ -71,7 +71,7 @@ class Frozen(BaseModel):
 
     @classmethod
     def _goes_back(cls, key: Any) -> bool:
-        """Whether null is not a value of the field, which has a default."""
+        """Returns whether null stands for the field's default: the field has one, and null is not a value of it."""
         field = cls.model_fields.get(key)
         return field is not None and not field.is_required() and type(None) not in _kinds(cls, key)
 
@@ -85,8 +85,8 @@ class Frozen(BaseModel):
 
 
 class JsonSchemaMadeLate:
-    """What pydantic's WithJsonSchema is, but made when a JSON Schema is asked for: a schema of other blocks takes
-    tens of milliseconds, which every start would pay."""
+    """Like pydantic's WithJsonSchema, but made when a JSON Schema is requested: a schema of other blocks takes tens of
+    milliseconds, which every start would pay."""
 
     def __init__(self, make: Callable[[], dict[str, Any]]) -> None:
         self._make = make
@@ -97,14 +97,15 @@ class JsonSchemaMadeLate:
 
 
 def doc(description: str, default: Any = ..., **constraints: Any) -> Any:
-    """A field with its one line of documentation; `constraints` are pydantic's (`gt`, `ge`, `le`, ...)."""
+    """Returns a field with its one line of documentation; `constraints` are pydantic's (`gt`, `ge`, `le`, ...)."""
     return Field(default, description=description, **constraints)
 
 
 def _converted(given: Any, kinds: frozenset[type], in_python: bool) -> Any:
-    """A value as its field takes it. ValueError for a text that is none, and for true where pydantic would see 1.
+    """Returns a value as its field takes it. Raises ValueError for a text that stands for none, and for true where
+    pydantic would read 1.
 
-    in_python: not of JSON, where pydantic takes texts for paths by itself.
+    in_python: the value does not come from JSON, where pydantic itself turns texts into paths.
     """
     if isinstance(given, str):
         is_path = Path in kinds and str not in kinds
@@ -121,7 +122,7 @@ def _converted(given: Any, kinds: frozenset[type], in_python: bool) -> Any:
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """The JSON Schema of a field that takes null as well."""
+    """Returns the JSON Schema of a field that also takes null."""
     if "enum" in schema:
         return {key: value for key, value in schema.items() if key != "type"} | {"enum": [*schema["enum"], None]}
     documentation: dict[str, Any] = {key: schema[key] for key in ("title", "description", "default") if key in schema}
@@ -130,7 +131,7 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _kinds(block: type[Frozen], key: Any) -> frozenset[type]:
-    """The types that a field's value may be of; none for a key that is no field."""
+    """Returns the types that a field's value may have; none for an unknown key."""
     field = block.model_fields.get(key)
     return frozenset() if field is None else frozenset(_types(field.annotation))
 

@@ -1,5 +1,5 @@
-"""DeepSpeed's own JSON in this project's words: each key becomes a field of the run file, goes on to DeepSpeed, or is
-told why it does neither.
+"""Translates DeepSpeed's own JSON: each key becomes a field of the run file, is passed on to DeepSpeed, or is refused
+with the reason.
 
 Keys: https://www.deepspeed.ai/docs/config-json/ and DeepSpeed 0.19's configuration classes.
 """
@@ -137,7 +137,7 @@ def _left_with_type(key: str, params: Mapping[str, Any], into: Translation) -> N
 
 
 def clipping(key: str, value: Any, into: Translation) -> None:
-    """0 is no clipping."""
+    """A value of 0 means no clipping."""
     into.set(key, "loop.max_grad_norm", value or None)
 
 
@@ -281,7 +281,7 @@ def _passed(key: str, value: Any, into: Translation) -> None:
 
 
 def _shared(axis: str) -> Handler:
-    """How many ranks share a sample; 1 is each by itself."""
+    """Returns how many ranks share a sample; 1 if each has samples of its own."""
 
     def handle(key: str, value: Any, into: Translation) -> None:
         if value in (0, 1):

@@ -1,4 +1,4 @@
-"""What an engine cannot do: from its table, from its options, and from the foreign configuration it was given."""
+"""Problems of an engine: from its table, from its options, and from a foreign configuration that it reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from drivetrain.errors import Problem
 
 
 def engine_problems(run: RunConfig) -> Iterator[Problem]:
-    """Whatever the machine."""
+    """Returns the problems that hold on every machine."""
     yield from _from_the_table(run)
     yield from run.engine.problems(run, "engine")
     yield from optimizer_problems(run)
@@ -26,13 +26,13 @@ def engine_problems(run: RunConfig) -> Iterator[Problem]:
 
 
 def engine_problems_here(run: RunConfig, machine: Machine) -> Iterator[Problem]:
-    """On this machine."""
+    """Returns the problems that this machine adds."""
     yield from optimizer_problems_here(run, machine)
     yield from run.engine.problems_here(run, machine, "engine")
 
 
 def is_default(run: RunConfig, field: str) -> bool:
-    """Whether a (dotted) field has the value it has when left out."""
+    """Returns whether a (dotted) field has its default value."""
     *blocks, name = field.split(".")
     block: BaseModel = functools.reduce(getattr, blocks, run)
     return bool(getattr(block, name) == type(block).model_fields[name].get_default(call_default_factory=True))
@@ -59,12 +59,13 @@ def _with_precision(precision: str) -> str:
 
 
 def foreign(run: RunConfig) -> Iterator[tuple[str, Translation]]:
-    """The configurations of other software that the run was given, by field."""
+    """Returns the configurations of other software that the run names, by field."""
     yield from ((f"engine.{place}", found) for place, found in run.engine.translations())
 
 
 def is_read(field: str, run: RunConfig) -> bool:
-    """Whether a field that a foreign configuration gives has an effect: the scaler's only where losses are scaled."""
+    """Returns whether a field that a foreign configuration sets has an effect: the scaler's fields only where losses
+    are scaled."""
     return run.precision_spec.scaled or not field.startswith("scaler.")
 
 
@@ -90,7 +91,7 @@ def _why(note: Note) -> str:
 
 
 def _actual(run: RunConfig, field: str) -> Any:
-    """The run's value of a field that a foreign configuration names."""
+    """Returns the run's value of a field that a foreign configuration names."""
     if field == "batch_size":
         return run.global_batch
     if field == "batch_size_per_device":

@@ -1,4 +1,4 @@
-"""Every field of a run file, by its path and by the kind of block that has it."""
+"""All fields of a run file, by path and by the kind of block that has them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TAGS = ("type", "name")  # fields that tell which of several blocks is meant
 
 
 def field_paths(model: type[BaseModel] = RunConfig, prefix: tuple[str, ...] = ()) -> Iterator[tuple[list[str], Any]]:
-    """Every field of the run file as (path, pydantic FieldInfo), blocks before what they hold."""
+    """Returns every field of the run file as (path, pydantic FieldInfo), blocks before the fields within."""
     for _, path, info in owned_fields(model, prefix):
         yield path, info
 
@@ -21,7 +21,7 @@ def field_paths(model: type[BaseModel] = RunConfig, prefix: tuple[str, ...] = ()
 def owned_fields(
     model: type[BaseModel] = RunConfig, prefix: tuple[str, ...] = (), owner: str = ""
 ) -> Iterator[tuple[str, list[str], Any]]:
-    """The same with what a run file calls the kind of block that has the field: a workload's type, an engine's name."""
+    """Returns the fields with the name of the block's kind in a run file: a workload's type, an engine's name."""
     for name, info in model.model_fields.items():
         yield owner, [*prefix, name], info
         blocks = blocks_of(info.annotation)
@@ -31,7 +31,7 @@ def owned_fields(
 
 
 def blocks_of(annotation: Any) -> list[type[BaseModel]]:
-    """Return the blocks among the kinds that a field takes."""
+    """Returns the blocks among the types that a field takes."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [block for argument in get_args(annotation) for block in blocks_of(argument)]
@@ -46,6 +46,6 @@ def tag_of(block: type[BaseModel]) -> str | None:
 
 
 def choices(block: type[BaseModel], key: str) -> tuple[Any, ...]:
-    """Return the texts that the field `key` of a block takes; () where it takes others or is not there."""
+    """Returns the texts that the field `key` of a block takes; () where it takes other values or does not exist."""
     field = block.model_fields.get(key)
     return () if field is None else tuple(each for each in get_args(field.annotation) if isinstance(each, str))

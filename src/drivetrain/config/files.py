@@ -1,7 +1,7 @@
 """YAML and JSON that people write: run files, overrides, and the configurations of other software.
 
-What is read has bounds, so that no file, however it is made, takes more than seconds or all of the memory: its size,
-how deep it is nested, and how many values it has once each alias stands for what it repeats.
+Three bounds keep any file, however it is made, from taking more than seconds or all memory: its size, its depth of
+nesting, and its number of values with every alias written out.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ MOST_QUOTED = 200  # characters of a parser's own words
 
 
 class BrokenText(ValueError):
-    """A text that is no YAML or JSON, or is beyond the bounds. The message completes "the file ..."."""
+    """A text that is not valid YAML or JSON, or is beyond the bounds. The message completes "the file ..."."""
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML 1.2 file. UserError if it is missing, empty, broken, beyond the bounds, or no mapping."""
+    """Returns the mapping in a YAML 1.2 file. Raises UserError if it is missing, empty, broken, beyond the bounds, or
+    no mapping."""
     try:
         raw = parsed_yaml(read_text(path, MOST_YAML_BYTES))
     except BrokenText as error:
@@ -50,7 +51,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The mapping in a JSON file. UserError if it is missing, broken, out of bounds, no mapping, or has a key twice."""
+    """Returns the mapping in a JSON file. Raises UserError if it is missing, broken, out of bounds, no mapping, or
+    repeats a key."""
     try:
         raw = parsed_json(read_text(path, MOST_JSON_BYTES))
     except BrokenText as error:
@@ -61,7 +63,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parsed_yaml(text: str) -> Any:
-    """The value of a YAML 1.2 text; of its types those that JSON has too. BrokenText says what is wrong with it."""
+    """Returns the value of a YAML 1.2 text, with only the types that JSON has. Raises BrokenText with the reason."""
     try:
         _check_bounds(text)
         yaml = YAML(typ="safe", pure=True)
@@ -85,7 +87,7 @@ def parsed_yaml(text: str) -> Any:
 
 
 def parsed_json(text: str) -> Any:
-    """The value of a JSON text. BrokenText says what is wrong with it."""
+    """Returns the value of a JSON text. Raises BrokenText with the reason."""
     try:
         value = json.loads(text, object_pairs_hook=_once)
     except RecursionError:
@@ -97,7 +99,7 @@ def parsed_json(text: str) -> Any:
 
 
 def check_levels(value: Any) -> None:
-    """BrokenText if lists and mappings are within one another more often than MOST_LEVELS."""
+    """Raises BrokenText if lists and mappings are nested more than MOST_LEVELS deep."""
     level = [value]
     for _ in range(MOST_LEVELS + 1):
         collections = [node for node in level if isinstance(node, dict | list)]
@@ -107,7 +109,8 @@ def check_levels(value: Any) -> None:
 
 
 def read_text(path: Path, most_bytes: int) -> str:
-    """The text of a regular file: a pipe or a device might never end. UserError if it cannot be read, or is larger."""
+    """Returns the text of a regular file; a pipe or a device might never end. Raises UserError if it is unreadable or
+    too large."""
     cure = "give a readable UTF-8 text file"
     try:
         if not stat.S_ISREG(path.stat().st_mode):
@@ -131,7 +134,7 @@ def read_text(path: Path, most_bytes: int) -> str:
 
 
 def usable_path(text: str) -> Path:
-    """A path that a file could have. UserError for what no file system takes, and for a link that leads to itself."""
+    """Returns a path that a file could have. Raises UserError for one that no file system takes or a link to itself."""
     why = no_path(text) or ("it is a link that leads to itself" if _is_endless(Path(text)) else None)
     if why is not None:
         raise problem(shown(text), f"is no path: {why}", "correct it")
@@ -147,7 +150,7 @@ def _is_endless(link: Path) -> bool:
 
 
 def no_path(text: str) -> str | None:
-    """Why a text is the path of no file; None if it may be one."""
+    """Returns why a text cannot be the path of a file; None if it can."""
     if not text:
         return "it is empty"
     try:
@@ -159,7 +162,7 @@ def no_path(text: str) -> str | None:
 
 
 def no_text(text: str) -> str | None:
-    """Why a text is none that could be written into a file; None if it is one."""
+    """Returns why a text cannot be written into a file; None if it can."""
     if "\0" in text:
         return "it has a NUL character"
     try:
@@ -170,7 +173,7 @@ def no_text(text: str) -> str | None:
 
 
 def _beside(path: Path) -> list[str]:
-    """Files in the same folder that end alike."""
+    """Returns files of the same folder with the same ending."""
     try:
         return [each.name for each in path.parent.iterdir() if each.suffix[:2] == path.suffix[:2]]
     except OSError:
@@ -188,7 +191,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _PlainConstructor(SafeConstructor):
-    """Builds what JSON has as well. YAML 1.2 has no dates: what looks like one is a text."""
+    """Builds only the types that JSON has. YAML 1.2 has no dates: a date is read as a text."""
 
     def construct_yaml_str(self, node: Any) -> str:
         value: str = super().construct_yaml_str(node)
@@ -215,7 +218,7 @@ _PlainConstructor.yaml_constructors = {
 
 @dataclass
 class _Collection:
-    """A sequence or mapping that is being read. first: values before it; levels: how deep it is, itself counted."""
+    """A sequence or mapping that is being read. first: values before it; levels: its depth, counting itself."""
 
     anchor: str | None
     first: int
@@ -223,7 +226,7 @@ class _Collection:
 
 
 def _check_bounds(text: str) -> None:
-    """BrokenText as soon as a text nests too deeply or, its aliases written out, holds too much."""
+    """Raises BrokenText as soon as a text nests too deeply or, with its aliases written out, holds too many values."""
     bounds = _Bounds()
     for event in YAML(typ="safe", pure=True).parse(text):
         bounds.see(event)

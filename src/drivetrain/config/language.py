@@ -1,4 +1,4 @@
-"""Language models: what is trained, on which texts or conversations."""
+"""Language models: the training stage, and the texts or conversations to train on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BadRows = Literal["error", "drop"] | Annotated[float, Field(gt=0, le=1, strict=T
 
 
 def most_dropped(bad_rows: BadRows) -> float:
-    """The largest share of a data set's rows that may be left out."""
+    """Returns a field for the largest share of a data set's rows that may be left out."""
     if isinstance(bad_rows, float):
         return bad_rows
     return MOST_DROPPED if bad_rows == "drop" else 0.0
@@ -58,7 +58,7 @@ Step = Annotated[int, Field(ge=0)]
 
 
 class Separated(Frozen):
-    """Documents between a text that separates them."""
+    """Documents that a text separates."""
 
     separator: Annotated[str, Field(min_length=1)] = doc("The text between two documents, such as <|endoftext|>")
 
@@ -91,7 +91,7 @@ class DataSource(Frozen):
 
 
 def _sources(given: Any) -> Any:
-    """A path, a block, or a list of either."""
+    """Returns a list for a path, a block, or a list of either."""
     listed = given if isinstance(given, list) else [given]
     return [{"path": each} if isinstance(each, str) else each for each in listed]
 
@@ -176,7 +176,7 @@ class LanguageModel(WorkloadBlock):
 
     @property
     def has_conversations(self) -> bool:
-        """Whether samples are conversations, of which replies are learned."""
+        """Whether samples are conversations, whose replies are trained."""
         return self.stage in OF_CONVERSATIONS
 
     @property

@@ -64,7 +64,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig | None, l
 def validate(raw: dict[str, Any], problems: list[Problem]) -> tuple[RunConfig | None, list[Problem]]:
     """Build the config; after each failure take the offending keys out, so that the rest can still be checked.
 
-    A misspelt key's value takes the place that it was meant for: it is not told besides that this is missing.
+    A misspelt key's value takes the place of the key that was meant, so that this one is not reported as missing too.
     """
     moved: list[list[Any]] = []
     wrong: list[list[Any]] = []  # what was there and could not stay: it is not missing
@@ -114,7 +114,8 @@ def place_in(raw: dict[str, Any], path: Sequence[str]) -> tuple[dict[str, Any], 
 
 
 def resolve_key(key: str) -> list[str]:
-    """The full path of a dotted key. A key may be cut short from the left where only one field ends so: `lr`."""
+    """Returns the full path of a dotted key. A key may be cut short from the left where only one field ends so:
+    `lr`."""
     parts = key.split(".")
     paths = [path for path, _ in field_paths()]
     if parts[0] in RunConfig.model_fields:
@@ -135,7 +136,7 @@ def resolve_key(key: str) -> list[str]:
 
 
 def _is_free(info: Any) -> bool:
-    """Whether the field takes a mapping with keys of the user's choice."""
+    """Returns whether the field takes a mapping with keys of the user's choice."""
     return any(get_origin(part) is dict for part in (info.annotation, *get_args(info.annotation)))
 
 
@@ -164,7 +165,7 @@ def _problem(detail: ErrorDetails, raw: dict[str, Any]) -> Problem:
 
 
 def _meant(detail: ErrorDetails, info: Any, field: str) -> str:
-    """Return what a text was probably meant for: a choice that is near, or the name within a block; "" for neither."""
+    """Returns the probable meaning of a text: a choice that is near, or the name within a block; "" for neither."""
     value = detail["input"]
     if not isinstance(value, str):
         return ""
@@ -178,14 +179,14 @@ def _meant(detail: ErrorDetails, info: Any, field: str) -> str:
 
 
 def _near_choice(value: str, names: Sequence[str]) -> str:
-    """Return the choices that begin so, or else the one that is nearest; "" where none is near."""
+    """Returns the choices that begin so, or else the nearest one; "" where none is near."""
     found = [name for name in names if name.startswith(value)] if value else []
     found = found or difflib.get_close_matches(value, names, n=1)
     return f"did you mean {' or '.join(filter(None, [', '.join(found[:-1]), found[-1]]))}?" if found else ""
 
 
 def _once(problems: Sequence[Problem]) -> list[Problem]:
-    """One problem for a value that is none of the kinds a field takes."""
+    """Returns one problem for a value of none of the types that a field takes."""
     whys: dict[tuple[str, str], list[str]] = {}
     for each in problems:
         whys.setdefault((each.field, each.fix), []).append(each.why)
@@ -201,13 +202,13 @@ def _expected(why: str) -> str:
 
 
 def _holds(path: Sequence[Any], others: Sequence[Sequence[Any]]) -> bool:
-    """Whether one of the other paths is this one, or lies within it."""
+    """Returns whether one of the other paths is this one, or lies within it."""
     return any(list(other[: len(path)]) == list(path) for other in others)
 
 
 def _moved(path: Sequence[Any], raw: Any) -> list[Any] | None:
-    """Put an unknown key's value where it was meant for as well. None where no name is near, or that one is taken, or
-    the key means something in another kind of block."""
+    """Copies an unknown key's value to the key that was meant. None if no name is near, that key is set, or the unknown
+    key has a meaning in another kind of block."""
     near = difflib.get_close_matches(str(path[-1]), siblings(path, raw), n=1)
     is_of_another = bool(owners_of(path))
     for part in path[:-1]:
@@ -219,7 +220,7 @@ def _moved(path: Sequence[Any], raw: Any) -> list[Any] | None:
 
 
 def _in_yaml(value: Any) -> str:
-    """A value as a run file has it: Python would write None and True."""
+    """Returns a value as a run file has it: Python would write None and True."""
     return json.dumps(value) if value is None or isinstance(value, bool) else shown(value)
 
 
@@ -234,7 +235,7 @@ def _nearest(key: str, names: Sequence[str]) -> str:
 
 
 def _path_in(location: tuple[int | str, ...], raw: Any) -> list[Any]:
-    """pydantic's location without the names of union branches that it puts between the keys."""
+    """Returns pydantic's location without the names of union branches between the keys."""
     path: list[Any] = []
     node = raw
     for position, part in enumerate(location):
@@ -253,7 +254,7 @@ def _path_in(location: tuple[int | str, ...], raw: Any) -> list[Any]:
 
 
 def _remove(raw: Any, path: list[Any]) -> bool:
-    """Take the key out; False if it was not there (a required key that is missing)."""
+    """Removes the key; returns False if it was not there (a required key that is missing)."""
     for part in path[:-1]:
         if isinstance(raw, dict) and part not in raw:
             return True  # it went with what held it

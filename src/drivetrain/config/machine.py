@@ -1,4 +1,4 @@
-"""The machine a run is checked against, as a value: the one here, or one that is only asked about."""
+"""The machine a run is checked against, as a value: this one, or one that the user asks about."""
 
 from __future__ import annotations
 

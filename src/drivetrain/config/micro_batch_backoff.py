@@ -1,4 +1,4 @@
-"""A run with smaller micro-batches, since memory ran out. The global batch, and with it the curve, stays."""
+"""Makes micro-batches smaller after memory ran out. The global batch, and with it the curve, stays."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ BOUNDS = ("micro_batch_size", "micro_batch_tokens")
 
 
 def reduced(run: RunConfig, samples: int) -> RunConfig | None:
-    """The run with half of `samples` as the most that a process has in a micro-batch; None if that is less than one.
+    """Returns the run with micro-batches of at most half of `samples` a process; None if that is less than one.
 
-    A bound in tokens is halved as well: it may be what held micro-batches at `samples`.
+    A bound in tokens is halved as well, since it may be what kept micro-batches at `samples`.
     """
     replicas = run.devices // run.world_size
     size = (samples // replicas + 1) // 2
@@ -24,13 +24,15 @@ def reduced(run: RunConfig, samples: int) -> RunConfig | None:
 
 
 def reduction(given: RunConfig, now: RunConfig) -> dict[str, Any] | None:
-    """What is kept of it, for a run that goes on to cut the same. None if it is no reduction."""
+    """Returns what a checkpoint keeps of a reduction, so that a resumed run divides batches alike. None if nothing was
+    reduced."""
     of, to = ({name: getattr(run, name) for name in BOUNDS} for run in (given, now))
     return None if of == to else {"of": of, "to": to}
 
 
 def again(run: RunConfig, kept: dict[str, Any] | None) -> RunConfig:
-    """The run as a former part of it went on; as it is where its run file bounds micro-batches in another way now."""
+    """Returns the run with the reduction of its earlier part; unchanged if its run file now bounds micro-batches in
+    another way."""
     if kept is None or kept["of"] != {name: getattr(run, name) for name in BOUNDS}:
         return run
     return run.model_copy(update=kept["to"])

@@ -1,4 +1,4 @@
-"""What works but should be known before starting: settings without effect, precisions that are only emulated."""
+"""Remarks before the start on a run that works: settings without effect, precisions that are only emulated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def notices(run: RunConfig, machine: Machine) -> list[str]:
 
 
 def _without_effect(run: RunConfig) -> Iterator[str]:
-    """Settings that are not their defaults and that nothing reads. (A resolved run file spells out all defaults.)"""
+    """Returns settings that differ from their defaults and are read by nothing. (A resolved run file spells out all
+    defaults.)"""
     optimizer = run.optimizer.name
     checks = (
         (
@@ -52,7 +53,7 @@ def _without_effect(run: RunConfig) -> Iterator[str]:
 
 
 def _of_the_schedule(schedule: Schedule) -> Iterator[tuple[str, bool, str]]:
-    """Each field, whether nothing reads it, and why."""
+    """Returns each field of the schedule, whether nothing reads it, and why."""
     name, own = schedule.name, schedule.own
     rules_all = "a function of your own rules the whole run"
     yield "schedule.final_lr_ratio", name == "constant" or own, "constant stays" if not own else rules_all
@@ -69,7 +70,7 @@ def _has_evaluation_data(run: RunConfig) -> bool:
 
 
 def _not_packed(run: RunConfig) -> bool:
-    """Of a language model: batches are padded, or read from a stream."""
+    """Remarks on a language model whose batches are padded, or read from a stream."""
     if not isinstance(run.workload, LanguageModel):
         return False
     data = run.workload.data
@@ -105,7 +106,7 @@ def _casts(run: RunConfig, machine: Machine) -> Iterator[str]:
 
 
 def _foreign(run: RunConfig) -> Iterator[str]:
-    """Keys of a foreign configuration that nothing reads, or that come to something a little different."""
+    """Remarks on keys of a foreign configuration that nothing reads, or whose translation differs a little."""
     for where, found in foreign(run):
         of_the_run = {name: value for name, value in found.settings.items() if not name.startswith("engine.")}
         given = [f"{name}={value}" for name, value in of_the_run.items() if is_read(name, run)]
@@ -131,7 +132,7 @@ def _underflow(run: RunConfig) -> Iterator[str]:
 
 
 def emulation_notice(precision: Precision, machine: Machine) -> str | None:
-    """Said wherever 16-bit products are computed by the fp32 kernels."""
+    """Returns the remark made wherever 16-bit products are computed by the fp32 kernels."""
     if machine.device != "cpu" or precision.compute in machine.native_dtypes:
         return None
     return (

@@ -1,4 +1,4 @@
-"""What counts as numerical trouble, and what is done about it."""
+"""Which losses and gradients count as anomalies, and what is done about them."""
 
 from __future__ import annotations
 

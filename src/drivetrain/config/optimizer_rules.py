@@ -1,4 +1,4 @@
-"""What an optimizer cannot do: with pieces of parameters that an engine gives it, and on a device."""
+"""Problems of an optimizer: with an engine that shards parameters, and with a device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WHOLE_TENSORS = {
 
 
 def optimizer_problems(run: RunConfig) -> Iterator[Problem]:
-    """Whatever the machine."""
+    """Returns the problems that hold on every machine."""
     engine, optimizer = run.engine, run.optimizer
     name = optimizer.name.replace(":", ".").rpartition(".")[2]
     if engine.gives_pieces and name.lower() in WHOLE_TENSORS:
@@ -27,7 +27,7 @@ def optimizer_problems(run: RunConfig) -> Iterator[Problem]:
 
 
 def optimizer_problems_here(run: RunConfig, machine: Machine) -> Iterator[Problem]:
-    """On this machine."""
+    """Returns the problems that this machine adds."""
     name, path = run.optimizer.name, run.optimizer.path
     if "Paged" in path and machine.device != "cuda":
         why = f"{name} moves its state between a GPU and main memory, and this is {machine.device_name}"

@@ -33,7 +33,7 @@ QuantisationAwareBlock = Annotated[QuantisationAware, BeforeValidator(_named)]
 def quantisation_aware_problems(
     block: QuantisationAware, precision: Precision, adapters: Sequence[Adapter], has_codes: bool
 ) -> Iterator[Problem]:
-    """What contradicts itself. has_codes: the base is quantised already."""
+    """Returns the contradictions within the block. has_codes: the base is quantised already."""
     if block.format == "int8-weight" and block.group_size != 32:
         yield Problem(f"{FIELD}.group_size", "int8-weight has a scale for each row, and no groups", "leave it out")
     if has_codes:

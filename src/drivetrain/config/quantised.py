@@ -28,7 +28,7 @@ class QuantisedBase(Frozen):
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """What decides which weights the base has."""
+        """The fields that decide the values of the base's weights."""
         own = {"group_size": self.group_size} if self.format == "int4" else {}
         return {"format": self.format, "double": self.double, **own}
 
@@ -41,7 +41,8 @@ QuantisedBaseBlock = Annotated[QuantisedBase, BeforeValidator(_named)]
 
 
 def quantised_base_problems(base: QuantisedBase, has_adapter: bool) -> Iterator[Problem]:
-    """What contradicts itself, without a look at any model. Defaults say nothing: resolved run files spell them out."""
+    """Returns the contradictions within the block, without a look at any model. Fields at their defaults do not count,
+    since resolved run files spell them out."""
     if not has_adapter:
         why = "a quantised base is frozen, and without an adapter nothing would be trained"
         yield Problem("quantised_base", why, "give an adapter, or leave it out")

@@ -1,4 +1,4 @@
-"""What a run file leaves out: as a foreign configuration says, as the mesh asks for, as the machine has."""
+"""Fills in fields that a run file leaves out: from a foreign configuration, from the mesh, from the machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ Block = TypeVar("Block", bound=BaseModel)
 
 
 def resolved(run: RunConfig, machine: Machine) -> RunConfig:
-    """What the run file leaves out: as a foreign configuration says; processes else one a GPU."""
+    """Returns the run with the fields of its foreign configuration filled in, and one process a GPU where it states no
+    number."""
     run = _with_processes(adopted(run), machine)
     if isinstance(run.workload, LanguageModel) and run.workload.data.packing and run.engine.needs_rows(run.devices):
         return _with_data(run, packing=False)
@@ -28,7 +29,7 @@ def resolved(run: RunConfig, machine: Machine) -> RunConfig:
 
 
 def why_padded(run: RunConfig) -> str | None:
-    """Returns why texts cannot be laid end to end, as far as the run file tells; None where nothing speaks against."""
+    """Returns why texts cannot be packed, as far as the run file shows; None if nothing prevents it."""
     assert isinstance(run.workload, TextClassification), "a language model packs in a way of its own"
     if run.workload.data.padding == "fixed":
         return "padding is fixed"
@@ -53,7 +54,7 @@ def _with_processes(run: RunConfig, machine: Machine) -> RunConfig:
 
 
 def adopted(run: RunConfig) -> RunConfig:
-    """Fields that the run file leaves out and a foreign configuration gives."""
+    """Returns the fields that the run file leaves out and a foreign configuration sets."""
     for _, found in foreign(run):
         batch_given = run.batch_size is not None or run.batch_size_per_device is not None
         for field in sorted(found.settings, key=lambda name: name != "precision"):  # which decides on the scaler
@@ -65,7 +66,7 @@ def adopted(run: RunConfig) -> RunConfig:
 
 
 def _with_field(block: Block, path: Sequence[str], value: Any) -> Block:
-    """The block with a field set, if it was not given."""
+    """Returns the block with the field set, unless the run file sets it."""
     name, *below = path
     if below:
         inner = getattr(block, name)

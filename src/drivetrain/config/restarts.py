@@ -9,9 +9,9 @@ from drivetrain.errors import Problem, UserError, problem
 
 
 def shrunk(run: RunConfig, world: int, local: int) -> RunConfig:
-    """The run with `world` ranks in all, `local` of them on this node; as it is if it has as many already.
+    """Returns the run with `world` ranks in all, `local` of them on this node; unchanged if it has as many already.
 
-    UserError names the smallest world that works.
+    Raises UserError with the smallest world size that works.
     """
     if world == run.world_size:
         return run
@@ -33,7 +33,7 @@ def shrunk(run: RunConfig, world: int, local: int) -> RunConfig:
 
 
 def restart_problems(run: RunConfig) -> Iterator[Problem]:
-    """Fewer nodes that could never go on."""
+    """Reports a minimum of nodes with which the run could never go on."""
     if run.min_nodes is None:
         return
     if run.min_nodes > run.nodes:

@@ -1,7 +1,7 @@
 """The one place that answers "does this combination work on this machine?", free of torch.
 
-It looks at the run and a `Machine` value, so that it answers as well for a machine that is only asked about.
-(`notices` says what works but should be known before starting.)
+It reads the run and a `Machine` value, so that it also answers for a machine other than this one. (`notices` has
+remarks on runs that work.)
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from drivetrain.errors import Problem
 
 
 def check(run: RunConfig, machine: Machine) -> list[Problem]:
-    """Every reason why this run cannot work on this machine."""
+    """Returns every reason why this run cannot work on this machine."""
     of_the_machine = (_device, _precision, _processes, engine_problems_here, package_problems)
     return check_anywhere(run) + [problem for rule in of_the_machine for problem in rule(run, machine)]
 
 
 def check_anywhere(run: RunConfig) -> list[Problem]:
-    """Those of them that hold on every machine."""
+    """Returns the reasons that hold on every machine."""
     of_the_run = (
         *(_batch, engine_problems, restart_problems, _length),
         *(_model, _loss, _unpadded, _stream, _adapter, _quantisation, _paths),
@@ -42,7 +42,7 @@ def check_anywhere(run: RunConfig) -> list[Problem]:
 
 
 def judged(run: RunConfig, found: Sequence[Problem], machine: Machine) -> tuple[RunConfig, list[Problem]]:
-    """The run with what it left to the machine filled in, and the problems found before and here, a field once."""
+    """Returns the run with its open fields filled in for this machine, and all problems, at most one a field."""
     told = {problem.field for problem in found}  # a field that was taken out is not reported missing too
     run = resolved(run, machine)
     return run, [*found, *(problem for problem in check(run, machine) if problem.field not in told)]
@@ -66,7 +66,7 @@ def _precision(run: RunConfig, machine: Machine) -> Iterator[Problem]:
 
 
 def precision_gap(name: str, machine: Machine) -> Iterator[str]:
-    """What the machine lacks for a precision."""
+    """Returns what the machine lacks for a precision."""
     need = PRECISIONS[name].needs
     if machine.device not in need.devices:
         yield f"it exists on {' and '.join(need.devices)} only and this is {machine.device_name}"
@@ -162,7 +162,7 @@ def _unpadded(run: RunConfig) -> Iterator[Problem]:
 
 
 def _stream(run: RunConfig) -> Iterator[Problem]:
-    """Settings that have no effect with, or without, a stream."""
+    """Reports settings that have no effect with a stream, or without one."""
     workload = run.workload
     if isinstance(workload, TextClassification) and workload.data.classes is not None and not workload.data.stream:
         why = "the classes are the labels of the training data, unless these are a stream"
@@ -211,7 +211,8 @@ def model_tokenizer(run: RunConfig) -> str | None:
 
 
 def _paths(run: RunConfig) -> Iterator[Problem]:
-    """Files that must be there. A hub id looks like a relative path, so only what cannot be one is refused here."""
+    """Reports missing files. A hub id looks like a relative path, so a path is refused only if it cannot be a hub
+    id."""
     if isinstance(run.workload, UserModule):
         yield from _missing("workload.path", run.workload.path)
         if run.workload.path.exists() and not run.workload.path.is_file():
@@ -240,7 +241,7 @@ def _picture_paths(data: ImageData) -> Iterator[Problem]:
 
 
 def _train_and_evaluation(data: ImageData | TextData, marks: str = "") -> Iterator[Problem]:
-    """marks: paths with one of these are not looked at."""
+    """marks: a path that contains one of these is not checked."""
     is_hub = isinstance(data, ImageData) and data.source == "hub"
     for field, path in (("train", data.train), ("evaluation", data.evaluation)):
         if path is None or is_hub or looks_like_hub_id(path) or any(mark in path for mark in marks):
@@ -249,7 +250,7 @@ def _train_and_evaluation(data: ImageData | TextData, marks: str = "") -> Iterat
 
 
 def _language_paths(data: LanguageData) -> Iterator[Problem]:
-    """With a registry, what a name stands for is known once it is read."""
+    """With a registry of data sets, the files behind a name are known only after it is read."""
     if data.registry is not None:
         yield from _missing("workload.data.registry", data.registry)
         return
@@ -260,13 +261,14 @@ def _language_paths(data: LanguageData) -> Iterator[Problem]:
 
 
 def looks_like_hub_id(path: str) -> bool:
-    """`name` or `owner/name` without a file ending; a local path of that form wins where it exists."""
+    """Returns whether a text is `name` or `owner/name` without a file ending; an existing local path of that form
+    wins."""
     given = Path(path)
     return not given.exists() and not given.is_absolute() and len(given.parts) == 2 and "." not in given.name
 
 
 def _missing(field: str, path: Path) -> Iterator[Problem]:
-    """path: with wildcards, it stands for the files that it matches."""
+    """A path with wildcards stands for all files that match."""
     if glob.has_magic(str(path)) and not path.exists():
         if not glob.glob(str(path), recursive=True):
             yield Problem(field, f"{path} matches no file", f"patterns are taken from the current folder, {Path.cwd()}")

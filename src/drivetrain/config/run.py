@@ -90,22 +90,22 @@ class RunConfig(Frozen):
 
     @property
     def world_size(self) -> int:
-        """Processes of the run; those left out count as one (`rules.resolved` fills them in)."""
+        """The number of processes; a number left out counts as one (`rules.resolved` fills it in)."""
         return (self.processes or 1) * self.nodes if self.engine.traits.spreads else 1
 
     @property
     def devices(self) -> int:
-        """Devices of the run: one a process, of dp several."""
+        """The number of devices: one a process, with dp several."""
         return self.engine.devices(self.processes, self.world_size)
 
     @property
     def data_parallel_size(self) -> int:
-        """Devices that share each global batch: on a mesh, groups of them."""
+        """The number of devices that share each global batch; on a mesh, groups of devices."""
         return self.engine.data_degree(self.devices)
 
     @property
     def global_batch(self) -> int:
-        """Samples of one step over all devices."""
+        """The number of samples of one step over all devices."""
         if self.batch_size is not None:
             return self.batch_size
         assert self.batch_size_per_device is not None, "rules.check lets no run without a batch pass"
@@ -117,12 +117,12 @@ class RunConfig(Frozen):
 
     @property
     def micro_batch_limit(self) -> int | None:
-        """micro_batch_size where it is a number. What auto means is found out before a training starts."""
+        """micro_batch_size if it is a number. `auto` is resolved before training starts."""
         return None if self.micro_batch_size == "auto" else self.micro_batch_size
 
     @property
     def micro_batch(self) -> int:
-        """Samples one process runs forward at once, in training: of dp, over all its replicas."""
+        """The number of samples that one process runs forward at once in training; with dp, over all its replicas."""
         replicas = self.devices // self.world_size
         if self.micro_batch_limit is not None:
             return self.micro_batch_limit * replicas
@@ -130,11 +130,12 @@ class RunConfig(Frozen):
 
     @property
     def _pieces(self) -> int:
-        """Into which a batch is cut where the user has not said: by a pipeline, whose stages would wait for one."""
+        """Returns how many micro-batches a batch has where the user states none: several for a pipeline, whose stages
+        would idle."""
         stages = self.engine.stages
         return self.data_parallel_size * MICRO_BATCHES_A_STAGE * stages if stages > 1 else 1
 
     @property
     def evaluation_batch(self) -> int:
-        """Samples one process runs forward at once, in evaluation and prediction."""
+        """The number of samples that one process runs forward at once in evaluation and prediction."""
         return self.evaluation.batch_size or min(self.micro_batch, MOST_EVALUATED)

@@ -1,4 +1,4 @@
-"""What is written in a configuration."""
+"""Finds all texts in a configuration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def texts(tree: Any) -> Iterator[str]:
-    """Of JSON-able values within one another, those that are texts, paths among them; not the keys."""
+    """Yields the texts within nested JSON-able values, paths among them; keys are left out."""
     if isinstance(tree, str):
         yield tree
     elif isinstance(tree, dict | list):

@@ -1,4 +1,4 @@
-"""How it is trained: optimizer, schedule, length, evaluation, saving, tracking."""
+"""How a run is trained: optimizer, schedule, length, evaluation, saving, tracking."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IMPORT_PATH = r"[^\W\d]\w*(\.[^\W\d]\w*)*[.:][^\W\d]\w*"
 
 
 def _optimizer(name: str) -> str:
-    """One of OPTIMIZERS, or an import path. ValueError for what neither could be."""
+    """Returns one of OPTIMIZERS, or an import path. Raises ValueError for a text that is neither."""
     return _known_or_path(name, OPTIMIZERS, "Class")
 
 
@@ -53,12 +53,12 @@ class Optimizer(Frozen):
 
     @property
     def path(self) -> str:
-        """The import path of an optional package's class; other names as they are."""
+        """The import path of an optional package's class; other names unchanged."""
         return {**LOW_BIT, **LOW_RANK}.get(self.name, self.name)
 
     @property
     def low_bit(self) -> bool:
-        """Whether its state is codes and a scale for each block of them."""
+        """Whether its state is codes with a scale for each block of them."""
         return "8bit" in self.path or self.path.startswith(("torchao", "bitsandbytes"))
 
 
@@ -66,7 +66,7 @@ SCHEDULES = ("constant", "linear", "cosine", "polynomial", "inverse_sqrt", "wsd"
 
 
 def _schedule(name: str) -> str:
-    """One of SCHEDULES, or an import path. ValueError for what neither could be."""
+    """Returns one of SCHEDULES, or an import path. Raises ValueError for a text that is neither."""
     return _known_or_path(name, SCHEDULES, "function")
 
 

@@ -1,4 +1,5 @@
-"""What a foreign configuration comes to: run-file fields, what its own library is still given, and a note a key."""
+"""The result of translating a foreign configuration: run-file fields, settings its own library still reads, a note a
+key."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class Translation:
     notes: list[Note] = field(default_factory=list)
 
     def set(self, key: str, to: str, value: Any, why: str = "") -> None:
-        """The key became the field `to`; why: what is not quite the same."""
+        """Records that the key became the field `to`; why: what is not quite the same."""
         self.settings[to] = value
         said = f"{to}: {value}" + (f"; {why}" if why else "")
         self.notes.append(Note(key, "changed" if why else "mapped", said, to, value))
@@ -46,7 +47,7 @@ class Translation:
         self.notes.append(Note(key, "refused", why, is_readable=False))
 
     def conflicts(self) -> Iterator[list[Note]]:
-        """Keys that became one field and differ on it."""
+        """Returns the keys that became one field and differ on it."""
         about: dict[str, list[Note]] = {}
         for note in self.notes:
             about.setdefault(note.to, []).append(note)
@@ -61,7 +62,7 @@ Handler = Callable[[str, Any, Translation], None]  # key as written, value, wher
 
 
 def field_of(to: str) -> Handler:
-    """The same value under another name."""
+    """Returns a handler that sets the field to the same value."""
     return lambda key, value, into: into.set(key, to, value)
 
 
@@ -70,12 +71,12 @@ def fated(fate: Fate, why: str, alters: bool = False) -> Handler:
 
 
 def lost(why: str) -> Handler:
-    """Refuses a key that has no counterpart here, and without which something else is trained."""
+    """Returns a handler that refuses a key which has no counterpart here and changes what is trained."""
     return fated("refused", why, alters=True)
 
 
 def if_on(handler: Handler) -> Handler:
-    """Only where the switch is on; switched off there is nothing to tell."""
+    """Returns a handler that acts only if the value is on; a key that is switched off needs no note."""
 
     def handle(key: str, value: Any, into: Translation) -> None:
         off = isinstance(value, dict) and value.get("enabled") is False
@@ -88,7 +89,7 @@ def if_on(handler: Handler) -> Handler:
 
 
 def translated(raw: Mapping[str, Any], handlers: Mapping[str, Handler], into: Translation, prefix: str = "") -> None:
-    """Every key by its handler. "auto" leaves the choice to the run file; an unknown key is refused."""
+    """Passes every key to its handler. "auto" leaves the choice to the run file; an unknown key is refused."""
     for name, value in raw.items():
         key = f"{prefix}{name}"
         if name not in handlers:
@@ -102,7 +103,7 @@ def translated(raw: Mapping[str, Any], handlers: Mapping[str, Handler], into: Tr
 
 
 def _handled(handler: Handler, key: str, value: Any, into: Translation) -> None:
-    """A value of another shape than the handler reads is refused, whatever the handler stumbled over."""
+    """Refuses a value of another shape than the handler reads, whichever error the handler raised."""
     try:
         handler(key, value, into)
     except (AttributeError, TypeError, ValueError, ArithmeticError, LookupError):
@@ -110,7 +111,7 @@ def _handled(handler: Handler, key: str, value: Any, into: Translation) -> None:
 
 
 def agree(wanted: Any, actual: Any) -> bool:
-    """Whether two settings say the same."""
+    """Returns whether two settings are the same."""
     if isinstance(wanted, list | tuple) and isinstance(actual, list | tuple):
         return len(wanted) == len(actual) and all(map(agree, wanted, actual))
     if isinstance(wanted, int | float) and isinstance(actual, int | float):

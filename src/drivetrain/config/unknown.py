@@ -1,4 +1,4 @@
-"""What was meant by a key that a run file does not have where it stands."""
+"""Finds the key that was probably meant by one that a run file does not have in that place."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MOST_PLACES = 3
 
 
 def unknown(field: str, path: Sequence[Any], raw: Any) -> Problem:
-    """Return the problem of a key that is not known there: a name that is near, the block that has it, or its place."""
+    """Returns the problem of an unknown key: with a name that is near, the block that has it, or its right place."""
     name, known = str(path[-1]), siblings(path, raw)
     elsewhere = {other: key for other, key in OTHER_NAMES.items() if key in known}
     near = difflib.get_close_matches(name, [*known, *elsewhere], n=1)
@@ -73,9 +73,9 @@ def unknown(field: str, path: Sequence[Any], raw: Any) -> Problem:
 
 
 def elsewhere_told(name: str, raw: Any = None) -> str:
-    """Return where a run file has a key of this name, or what it has in its place; "" where it has neither.
+    """Returns where a run file has a key of this name, or its counterpart there; "" where it has neither.
 
-    raw: the run file, whose kinds of workload and engine are asked first.
+    raw: the run file, whose kinds of workload and engine come first.
     """
     if name in IN_ITS_PLACE:
         return IN_ITS_PLACE[name]
@@ -94,12 +94,12 @@ def elsewhere_told(name: str, raw: Any = None) -> str:
 
 
 def siblings(path: Sequence[Any], raw: Any) -> list[str]:
-    """Names of the fields that may stand in the place of this path's last key."""
+    """Returns the names of the fields that may stand in the place of this path's last key."""
     return [key for block in blocks_at(path[:-1], raw) for key in block.model_fields]
 
 
 def blocks_at(path: Sequence[Any], raw: Any) -> list[type[BaseModel]]:
-    """Return the kinds of block that a path of a run file leads to: one, where the file itself says which."""
+    """Returns the kinds of block that a path of a run file leads to: a single one if the file itself names its kind."""
     blocks: list[type[BaseModel]] = [RunConfig]
     for part in path:
         raw = raw.get(part) if isinstance(raw, dict) else raw[part] if _has(raw, part) else None
@@ -113,7 +113,7 @@ def blocks_at(path: Sequence[Any], raw: Any) -> list[type[BaseModel]]:
 
 
 def owners_of(path: Sequence[Any]) -> list[str]:
-    """Return the kinds of workload or engine that have this key at this place."""
+    """Returns the kinds of workload or engine that have this key at this place."""
     if not path or path[0] not in RunConfig.model_fields:
         return []
     found = []
@@ -128,7 +128,7 @@ def owners_of(path: Sequence[Any]) -> list[str]:
 
 
 def _tag_in(raw: Any, key: Any) -> str:
-    """Return what a run file calls the kind of its workload or engine."""
+    """Returns the run file's name for the kind of its workload or engine."""
     block = raw.get(key) if isinstance(raw, dict) else None
     return next((str(block[tag]) for tag in TAGS if tag in block), str(key)) if isinstance(block, dict) else str(key)
 

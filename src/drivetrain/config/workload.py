@@ -1,4 +1,4 @@
-"""What is trained: the model, its data and the task that joins them."""
+"""The workloads: a model, its data and the task that joins them."""
 
 from __future__ import annotations
 

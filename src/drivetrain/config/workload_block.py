@@ -11,7 +11,7 @@ from drivetrain.errors import UserError
 
 
 class WorkloadBlock(Frozen):
-    """What is trained: the block `workload` of a run file."""
+    """The block `workload` of a run file: the model, its data and the task."""
 
     @property
     def implementation(self) -> str:
@@ -21,7 +21,7 @@ class WorkloadBlock(Frozen):
 
     @property
     def known_config(self) -> dict[str, Any]:
-        """The model's Transformers config as far as it is seen without the hub; empty where there is none.
+        """The model's Transformers config as far as it is known without the hub; otherwise empty.
 
         A folder that cannot be read is reported when the model is built.
         """
@@ -36,7 +36,7 @@ class WorkloadBlock(Frozen):
 
     @property
     def lengths_vary(self) -> bool:
-        """Whether batches come in ever other lengths, as those of texts do."""
+        """Whether the lengths of batches vary, as those of texts do."""
         return False
 
     @property
@@ -46,5 +46,5 @@ class WorkloadBlock(Frozen):
 
     @property
     def may_fuse_loss(self) -> bool:
-        """Whether head and loss may be computed in one."""
+        """Whether head and loss may be computed in one operation."""
         return False

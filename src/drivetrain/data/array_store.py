@@ -1,8 +1,8 @@
-"""Arrays on disk, written once and then mapped: what ranks, workers and later runs of one machine share.
+"""Arrays on disk, written once and then mapped, which ranks, workers and later runs of one machine share.
 
 A store is a folder of raw arrays with a contents.json, which is written last: a folder without one is unfinished. The
-first process that wants a store builds it under a lock, the others wait for it outside of any collective, so that hours
-of work run into no process group's timeout. What a killed builder finished lies in its folder for the next.
+first process that needs a store builds it under a lock, the others wait for it outside of any collective, so that hours
+of work run into no process group's timeout. Parts that a killed builder finished lie in its folder for the next.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FIELD = "workload.data.cache"
 
 
 class Store:
-    """A finished store. facts: JSON-able, as the builder gave them."""
+    """A finished store. facts: JSON-able, as the builder passed them."""
 
     def __init__(self, folder: Path, contents: Mapping[str, Any]) -> None:
         self.folder, self.facts = folder, contents["facts"]
@@ -40,7 +40,8 @@ class Store:
         return name in self._dtypes
 
     def array(self, name: str) -> np.ndarray:
-        """Mapped from its file, read-only: its pages are in memory once a machine, and only while there is room."""
+        """Maps an array from its file, read-only: its pages are in memory once a machine, and only while there is
+        room."""
         file, dtype = self.folder / name, np.dtype(self._dtypes[name])
         return np.memmap(file, dtype, mode="r") if file.stat().st_size else np.zeros(0, dtype)
 
@@ -69,7 +70,7 @@ class Writer:
         self._files[name].write(values.tobytes())
 
     def append_ends(self, name: str, lengths: Sequence[int] | np.ndarray) -> None:
-        """The array of where parts end that lie one after the other, (N,) int64."""
+        """Appends the ends of parts that lie one after the other, (N,) int64."""
         ends = self._ends.get(name, 0) + np.cumsum(lengths, dtype=np.int64)
         self.append(name, ends)
         self._ends[name] = int(ends[-1]) if len(ends) else self._ends.get(name, 0)
@@ -85,10 +86,11 @@ class Writer:
 
 
 def stored(root: Path, key: str, build: Callable[[Path], None]) -> tuple[Store, str | None]:
-    """The store of that key, built if it is not there or damaged. Returns a warning too if the cache cannot be used.
+    """Returns the store of that key, which is built if it is missing or damaged, and a warning if the cache cannot be
+    used.
 
-    build: fills a folder by a `Writer`, and may find there what an earlier call left that was killed. UserError where
-    the disk does not take it.
+    build: fills a folder by a `Writer`, and may find there the finished parts of a killed call. Raises UserError if the
+    disk has no room for it.
     """
     place = root / key
     found, damage = _opened(place)
@@ -114,7 +116,7 @@ def stored(root: Path, key: str, build: Callable[[Path], None]) -> tuple[Store, 
 
 
 def sampled_digest(file: Path) -> str:
-    """Digest of a file's size and of blocks spread evenly over it, its beginning and end among them."""
+    """Returns a digest of a file's size and of blocks spread evenly over it, its beginning and end among them."""
     size = file.stat().st_size
     digest = blake2b(size.to_bytes(8, "little"), digest_size=20)
     last = max(0, size - SAMPLE_BYTES)
@@ -134,7 +136,7 @@ def default_root() -> Path:
 
 
 def check_room(folder: Path, wanted: int, what: str) -> None:
-    """UserError before hours of work end at a full disk. wanted: bytes."""
+    """Raises UserError for a full disk before hours of work. wanted: bytes."""
     free = shutil.disk_usage(folder).free
     if wanted > free:
         why = f"{what} takes about {wanted / 2**30:.1f} GiB, and {folder} has {free / 2**30:.1f} GiB free"
@@ -152,7 +154,7 @@ def replaced_when_whole(file: Path) -> Iterator[Path]:
 
 
 def _lock(root: Path, key: str) -> FileLock | OSError:
-    """The kernel releases the lock of a process that ends, however it does."""
+    """Holds a lock, which the kernel releases when its process ends in any way."""
     lock = FileLock(root / f"{key}.lock")
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -181,7 +183,7 @@ def _built(place: Path, build: Callable[[Path], None]) -> Store:
 
 
 def _opened(place: Path) -> tuple[Store | None, str | None]:
-    """(store, None), or (None, None) if it is not finished, or (None, what is wrong with it)."""
+    """Returns (store, None), or (None, None) if it is not finished, or (None, what is wrong with it)."""
     try:
         contents = json.loads((place / CONTENTS).read_text(encoding="utf-8"))
         for name, digest in contents["samples"].items():

@@ -1,4 +1,7 @@
-"""Rows of parquet and Arrow files, a piece (row group or record batch) at a time where they are streamed."""
+"""Reads rows of parquet and Arrow files; when streamed, a piece (row group or record batch) at a time.
+
+pyarrow is imported where a file is opened: other kinds of rows are read without it.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.ipc
-import pyarrow.parquet as pq
 
 from drivetrain.errors import UserError, problem
 
@@ -19,7 +19,7 @@ FILE_MAGIC = b"ARROW1"  # of an IPC file; an IPC stream has none
 
 
 class ArrowRows:
-    """Rows of consecutive pieces of the given sizes. The last piece that was needed stays in memory.
+    """Rows of consecutive pieces of the passed sizes. The last piece that was needed stays in memory.
 
     read_piece: number → table or record batch. It opens the file anew, so that forked processes share no position.
     """
@@ -40,7 +40,7 @@ class ArrowRows:
         return [row for part in parts for row in part]
 
     def slices(self, start: int, stop: int) -> list[Any]:
-        """Return the rows as Arrow's own tables or record batches."""
+        """Yields the rows as Arrow's own tables or record batches."""
         return self._parts(start, stop, lambda part: part)
 
     def _parts(self, start: int, stop: int, read: Callable[[Any], T]) -> list[T]:
@@ -67,8 +67,9 @@ class ArrowRows:
 
 
 def without_inner_nulls(row: dict[str, Any]) -> dict[str, Any]:
-    """A struct has each field that any row's has. Where a row's is null inside of a column it had none, as in JSON.
-    A map, which pyarrow gives as pairs, becomes an object, unless it is empty: so is a list."""
+    """Removes nulls inside of a column: a struct has every field that any row has, null where the row had none, as JSON
+    cannot tell. A map, which pyarrow returns as pairs, becomes an object, unless it is empty: an empty one looks like a
+    list."""
     return {column: _without_nulls(value) for column, value in row.items()}
 
 
@@ -83,7 +84,9 @@ def _without_nulls(value: Any) -> Any:
 
 
 def read_parquet(path: Path, name: str, field: str, stream: bool) -> ArrowRows:
-    """Streamed by row groups. UserError if it is no parquet file, or cut short."""
+    """Reads row groups one by one. Raises UserError if it is no parquet file, or truncated."""
+    import pyarrow.parquet as pq
+
     try:
         with pq.ParquetFile(path) as opened:
             names = opened.schema_arrow.names
@@ -95,10 +98,12 @@ def read_parquet(path: Path, name: str, field: str, stream: bool) -> ArrowRows:
 
 
 def read_arrow(path: Path, name: str, field: str, stream: bool) -> ArrowRows:
-    """An IPC file (Feather 2 too) or IPC stream, streamed by record batches.
+    """Reads an IPC file (Feather 2 too) or IPC stream, by record batches.
 
     A stream with dictionaries is read whole: its batches cannot be read without those before them.
     """
+    import pyarrow as pa
+
     try:
         with path.open("rb") as opened:
             is_file = opened.read(len(FILE_MAGIC)) == FILE_MAGIC
@@ -114,7 +119,9 @@ def read_arrow(path: Path, name: str, field: str, stream: bool) -> ArrowRows:
 
 
 def parquet_blocks(path: Path, field: str, rows: int) -> Iterator[list[dict[str, Any]]]:
-    """Rows, so many at a time, however large its row groups are."""
+    """Yields so many rows at a time, however large the file's row groups are."""
+    import pyarrow.parquet as pq
+
     number = 0
     try:
         with pq.ParquetFile(path) as opened:
@@ -129,7 +136,7 @@ def parquet_blocks(path: Path, field: str, rows: int) -> Iterator[list[dict[str,
 
 
 def arrow_blocks(path: Path, field: str, rows: int) -> Iterator[list[dict[str, Any]]]:
-    """As `parquet_blocks`, of an Arrow file, which is mapped."""
+    """Yields so many rows at a time from an Arrow file, which is mapped."""
     held = read_arrow(path, path.name, field, stream=True)
     for start in range(0, len(held), rows):
         yield held.read(start, start + rows)
@@ -155,11 +162,15 @@ def _row_groups(path: Path, metadata: Any) -> Pieces:
 
 
 def _row_group(path: Path, metadata: Any, number: int) -> Any:
+    import pyarrow.parquet as pq
+
     with pq.ParquetFile(path, metadata=metadata) as opened:
         return opened.read_row_group(number)
 
 
 def _file_batches(path: Path, schema: Any) -> Pieces:
+    import pyarrow as pa
+
     del schema  # the file says it again
     with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
         sizes = [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)]
@@ -167,12 +178,16 @@ def _file_batches(path: Path, schema: Any) -> Pieces:
 
 
 def _file_batch(path: Path, number: int) -> Any:
+    import pyarrow as pa
+
     with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
         return reader.get_batch(number)
 
 
 def _stream_batches(path: Path, schema: Any) -> Pieces:
-    """A stream has no table of contents: one pass over its headers makes it."""
+    """Finds the batches of a stream in one pass over its headers, since it has no table of contents."""
+    import pyarrow as pa
+
     places: list[int] = []
     sizes: list[int] = []
     with pa.memory_map(str(path)) as source:
@@ -188,6 +203,8 @@ def _stream_batches(path: Path, schema: Any) -> Pieces:
 
 
 def _stream_batch(path: Path, schema: Any, places: Sequence[int], number: int) -> Any:
+    import pyarrow as pa
+
     with pa.memory_map(str(path)) as source:
         source.seek(places[number])
         return pa.ipc.read_record_batch(pa.ipc.read_message(source), schema)

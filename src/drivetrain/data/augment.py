@@ -11,14 +11,15 @@ MASK = 2**64 - 1
 
 @dataclass(frozen=True)
 class Augmentation:
-    """crop_padding: pad by so many black pixels, then crop back at a random place. flip: mirror half of the images."""
+    """Crops and mirrors images. crop_padding: pad by so many black pixels, then crop back at a random place. flip:
+    mirror half of the images."""
 
     seed: int
     crop_padding: int = 0
     flip: bool = False
 
     def __call__(self, image: np.ndarray, epoch: int, index: int) -> np.ndarray:
-        """(H, W, C) → (H, W, C); a view where nothing moves."""
+        """Augments (H, W, C) → (H, W, C); a view if no pixel moves."""
         if not self.crop_padding and not self.flip:
             return image
         bits = counter_bits(self.seed, epoch, index)
@@ -33,7 +34,7 @@ class Augmentation:
 
 
 def counter_bits(seed: int, epoch: int, index: int) -> int:
-    """64 random bits for each (seed, epoch, index).
+    """Returns 64 random bits for each (seed, epoch, index).
 
     SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", figure 16) applied three
     times over; a NumPy generator a sample would cost ten times as much.
@@ -42,7 +43,7 @@ def counter_bits(seed: int, epoch: int, index: int) -> int:
 
 
 def shifted(image: np.ndarray, down: int, right: int) -> np.ndarray:
-    """Moved by (down, right) pixels, black coming in: what padding and cropping back amounts to."""
+    """Moves by (down, right) pixels, filling with black: the result of padding and cropping back."""
     if not down and not right:
         return image
     height, width = image.shape[:2]

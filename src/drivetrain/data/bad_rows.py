@@ -1,4 +1,4 @@
-"""Rows of a data set that cannot be used: counted by reason, and too many of them to be left out."""
+"""Counts unusable rows of a data set by reason, and refuses to leave out too many of them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class BadRow:
 
 
 def by_reason(bad: Sequence[BadRow]) -> list[str]:
-    """How many rows each reason costs, the most first, with the first of them: "7 because output is empty (first a.json
-    row 3)". Reasons that differ in numbers and quoted texts alone are one."""
+    """Returns how many rows each reason costs, the most first, with the first of them: "7 because output is empty
+    (first a.json row 3)". Reasons that differ only in numbers and quoted texts count as one."""
     groups: dict[str, list[BadRow]] = {}
     for row in bad:
         groups.setdefault(PARTICULARS.sub("", row.why), []).append(row)
@@ -35,7 +35,7 @@ def by_reason(bad: Sequence[BadRow]) -> list[str]:
 
 
 def too_many(name: str, bad: Sequence[BadRow], rows: int, most: float, field: str) -> list[Problem]:
-    """A problem if more of the rows of data set `name` cannot be used than may be left out."""
+    """Returns a problem if more of the rows of data set `name` are unusable than may be left out."""
     if not exceeds(len(bad), rows, most):
         return []
     share = f", more than {100 * most:g} %" if most else ""
@@ -44,12 +44,13 @@ def too_many(name: str, bad: Sequence[BadRow], rows: int, most: float, field: st
 
 
 def exceeds(bad: int, rows: int, most: float) -> bool:
-    """Whether so many bad rows are more than the share `most`; a single one never is, unless none may be left out."""
+    """Returns whether so many bad rows exceed the share `most`; a single one never does, unless none may be left
+    out."""
     return bad > max(1, most * rows + 1e-9) if most else bad > 0  # 0.29 of 100 is 28.999999999999996
 
 
 def allowance(bad: int, rows: int) -> str:
-    """What to give in the run file so that so many of the rows may be left out."""
+    """Returns the value for the run file that lets so many of the rows be left out."""
     if not exceeds(bad, rows, MOST_DROPPED):
         return "give workload.data.bad_rows=drop"
     return f"give workload.data.bad_rows={math.ceil(100 * bad / rows) / 100:g}, the largest share to leave out"

@@ -1,7 +1,7 @@
-"""Work of many blocks, each of which becomes a file of arrays: in several processes where that pays, and shown.
+"""Works off many blocks, each of which becomes a file of arrays: in several processes where that pays, with progress.
 
-A block's file is there whole or not at all. After a kill the next builder takes those that are there, so that the
-arrays are the same as if there had been none.
+A block's file is complete or absent. After a kill the next builder takes the existing ones, so that the arrays are the
+same as without a kill.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ REFUSED = 3  # exit code of a process that met a user's error
 
 
 class Work(Protocol):
-    """All that a process needs."""
+    """Everything that a worker process needs."""
 
     @property
     def tokenizer(self) -> Any: ...
 
     @property
     def folder(self) -> Path:
-        """Where the blocks' files lie."""
+        """The folder of the blocks' files."""
         ...
 
     def make(self, number: int) -> Mapping[str, np.ndarray]: ...
@@ -43,8 +43,8 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class TextBlocks:
-    """Blocks of texts to tokenise. tokens_of: first text and the one behind the last → their arrays, of which
-    `lengths` says how many tokens each text has; it is pickled for other processes."""
+    """Blocks of texts to tokenise. tokens_of: a function of the first text and the one behind the last that returns
+    their arrays, of which `lengths` has the number of tokens of each text; it is pickled for other processes."""
 
     tokenizer: Any
     folder: Path
@@ -63,11 +63,11 @@ def stored_blocks(
     room: Callable[[np.ndarray], int],
     facts: Mapping[str, Callable[[list[np.ndarray]], Any]] | None = None,
 ) -> tuple[Store, str | None]:
-    """The store of all texts' tokens, made once a machine. Returns a warning too if the cache cannot be used.
+    """Returns the store of all texts' tokens, made once a machine, and a warning if the cache cannot be used.
 
-    place: the cache's folder, and the store's name in it. sizes: bytes of each text; room: those → the bytes that the
-    work takes on the disk. Both are asked only where there is something to make. tokens_of, facts: as in `TextBlocks`
-    and `joined`.
+    place: the cache's folder, and the store's name in it. sizes: bytes of each text; room: a function from these to the
+    bytes that the work takes on the disk. Both are called only if there is something to make. tokens_of, facts: as in
+    `TextBlocks` and `joined`.
     """
 
     def build(folder: Path) -> None:
@@ -81,7 +81,7 @@ def stored_blocks(
 
 
 def worked_off(work: Work, sizes: np.ndarray) -> None:
-    """Make each block whose file is not there. sizes: bytes of text of each block."""
+    """Makes each block whose file is missing. sizes: bytes of text of each block."""
     left = [number for number in range(len(sizes)) if not block_file(work.folder, number).exists()]
     before = int(sizes.sum()) - int(sizes[left].sum())
     shown = Progress("tokenising", int(sizes.sum()), before)
@@ -91,7 +91,8 @@ def worked_off(work: Work, sizes: np.ndarray) -> None:
 
 
 def blocks_of(sizes: np.ndarray) -> list[tuple[int, int]]:
-    """First text, and the one behind the last, of each block; one empty block of no texts. sizes: bytes of each."""
+    """Returns the first text of each block, and the one behind its last; one empty block for no texts. sizes: bytes of
+    each."""
     blocks, start = [], 0
     ends = np.cumsum(sizes)
     while start < len(sizes):
@@ -104,15 +105,15 @@ def blocks_of(sizes: np.ndarray) -> list[tuple[int, int]]:
 
 
 def bytes_of(sizes: np.ndarray, blocks: Sequence[tuple[int, int]]) -> np.ndarray:
-    """(B,) int64: bytes of each block."""
+    """Returns the bytes of each block, (B,) int64."""
     return np.array([sizes[start:stop].sum() for start, stop in blocks], np.int64)
 
 
 def joined(folder: Path, count: int, facts: Mapping[str, Callable[[list[np.ndarray]], Any]] | None = None) -> None:
-    """Make the blocks' arrays a store, one block after the other. `lengths` become `offsets`.
+    """Joins the blocks' arrays into a store, one block after the other. `lengths` become `offsets`.
 
-    facts: the arrays that become facts of the store instead, and how: from those of all blocks. The blocks are removed
-    when the store is finished.
+    facts: for each array that becomes a fact of the store instead, a function of those of all blocks. The blocks are
+    removed when the store is finished.
     """
     facts = facts or {}
     apart: dict[str, list[np.ndarray]] = {name: [] for name in facts}
@@ -134,7 +135,7 @@ def joined(folder: Path, count: int, facts: Mapping[str, Callable[[list[np.ndarr
 
 
 def remove_blocks(folder: Path) -> None:
-    """Remove the blocks' files, and what killed processes left half written of them."""
+    """Removes the blocks' files, and half-written ones of killed processes."""
     for file in folder.glob("block-*"):
         file.unlink()
 
@@ -153,7 +154,7 @@ def make_block(work: Work, number: int) -> None:
 
 
 def _finished(work: Work, left: Sequence[int], size: int) -> Iterator[int]:
-    """The numbers of blocks as they are finished."""
+    """Yields the numbers of blocks as they are finished."""
     processes = min(len(os.sched_getaffinity(0)), size // PROCESS_BYTES, len(left))
     if processes < 2 or not type(work.tokenizer).__module__.startswith("transformers."):  # else it may not travel
         for number in left:
@@ -164,7 +165,8 @@ def _finished(work: Work, left: Sequence[int], size: int) -> Iterator[int]:
 
 
 def _in_processes(work: Work, left: Sequence[int], processes: int) -> Iterator[int]:
-    """Python processes of their own: a fork would copy threads' locks, and `spawn` imports the user's main file."""
+    """Works in separate Python processes: a fork would copy threads' locks, and `spawn` imports the user's main
+    file."""
     environment = {
         **os.environ,
         "TOKENIZERS_PARALLELISM": "false",
@@ -212,10 +214,10 @@ def _work_off() -> None:
 
 
 class Progress:
-    """A line that says how far it is, for work that takes longer than two seconds."""
+    """A line of progress for work that takes longer than two seconds."""
 
     def __init__(self, what: str, total: int, done: int = 0) -> None:
-        """total, done: bytes of all the work, and of what an earlier process did."""
+        """total, done: bytes of all the work, and of an earlier process's part."""
         self._what, self._all = what, total
         self._done = self._before = done
         self._start = self._last = time.monotonic()
@@ -223,7 +225,7 @@ class Progress:
         self._shown = False
 
     def add(self, size: int) -> None:
-        """size: bytes that were worked off."""
+        """Adds finished work. size: in bytes."""
         self._done += size
         now = time.monotonic()
         if now - self._start < 2 or now - self._last < (0.5 if self._terminal else SAID_EVERY):

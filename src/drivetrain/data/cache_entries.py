@@ -1,4 +1,4 @@
-"""The folder of tokenised data: what lies in it, and how it becomes smaller."""
+"""Lists the folder of tokenised data, and makes it smaller."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Entry:
-    """used: when a run last asked for it, in seconds since 1970. is_whole: False for what a run is building, or a
-    killed one left for the next to go on from."""
+    """One entry. used: when a run last read it, in seconds since 1970. is_whole: False if a run is building it, or a
+    killed run left it for the next to go on from."""
 
     path: Path
     kind: str
@@ -53,7 +53,7 @@ class Entry:
 
 
 def entries(root: Path) -> list[Entry]:
-    """All of them, the longest unused first."""
+    """Returns all entries, the longest unused first."""
     found = []
     for path in root.iterdir() if root.is_dir() else ():
         kind = next((kind for name, kind in NAMES.items() if name.fullmatch(path.name)), None)
@@ -75,11 +75,11 @@ def _entry(path: Path, kind: str) -> Entry:
 def pruned(
     root: Path, unused_seconds: float | None, most_bytes: int | None, just_used: float = 0
 ) -> tuple[list[Entry], list[Entry]]:
-    """Remove what was not used for so long, then the longest unused until no more than `most_bytes` are left.
+    """Removes entries that were not used for so long, then the longest unused until no more than `most_bytes` are left.
 
-    just_used: seconds; what a run asked for since then counts as in use.
+    just_used: seconds; an entry that a run read since then counts as in use.
 
-    Returns what was removed, and what should have been and is in use.
+    Returns the removed entries, and those in use that should have been removed.
     """
     held = entries(root)
     left, now, mapped = sum(entry.bytes for entry in held), time.time(), set(_mapped(root))
@@ -98,9 +98,9 @@ def pruned(
 
 
 def keep_below_bound(root: Path) -> None:
-    """Remove the longest unused entries where the environment bounds the cache, but none that was just used.
+    """Removes the longest unused entries where the environment bounds the cache, but none that was just used.
 
-    One process does so at a time. UserError for a bound that is no number.
+    One process does so at a time. Raises UserError for a bound that is no number.
     """
     given = os.environ.get(BOUND, "").strip()
     if not given:
@@ -119,7 +119,7 @@ def keep_below_bound(root: Path) -> None:
 
 
 def _removed(entry: Entry, root: Path) -> bool:
-    """Whether it could be removed: a process that builds it holds its lock."""
+    """Returns whether the entry could be removed: a process that builds it holds its lock."""
     if entry.path.is_file():
         entry.path.unlink(missing_ok=True)
         return True
@@ -134,7 +134,7 @@ def _removed(entry: Entry, root: Path) -> bool:
 
 
 def _mapped(root: Path) -> Iterator[str]:
-    """Names of the entries whose arrays a process of this machine has mapped, where the system says so (Linux)."""
+    """Returns the entries whose arrays a process of this machine has mapped, where the system reports them (Linux)."""
     place = f"{root.resolve()}/"
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):  # it has ended, or is another user's

@@ -1,4 +1,4 @@
-"""CIFAR-10 in its original form: python pickles, read without running what a pickle may ask for.
+"""CIFAR-10 in its original form: python pickles, read without running code in them.
 
 Format: https://www.cs.toronto.edu/~kriz/cifar.html. Each batch is a dict with b"data", (10000, 3072) uint8 whose rows
 are the red, green and blue planes of 32 x 32, and b"labels"; batches.meta has b"label_names".
@@ -26,9 +26,9 @@ BATCHES = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_bat
 def stored_cifar10(
     root: Path, field: str, split: str, cache: Path
 ) -> tuple[np.ndarray, np.ndarray, list[str], str | None, str | None]:
-    """As `read_cifar10`; of files of 16 MB and more the images are mapped from the cache, which all ranks share.
+    """Reads like `read_cifar10`; images of files of 16 MB and more are mapped from the cache, which all ranks share.
 
-    Returns a key that stands for the images, and a warning if the cache cannot be used.
+    Returns also a key that identifies the images, and a warning if the cache cannot be used.
     """
     files = [(_folder(root) / name) for name in [*BATCHES[split], "batches.meta"]]
     if not all(file.is_file() for file in files) or sum(file.stat().st_size for file in files) < LEAST_STORED:
@@ -55,7 +55,8 @@ def _folder(root: Path) -> Path:
 
 
 def read_cifar10(root: Path, field: str, split: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """split: "train" or "test" → images (N, 32, 32, 3) uint8, labels (N,) int64, class names. UserError if broken."""
+    """Reads a split, "train" or "test": images (N, 32, 32, 3) uint8, labels (N,) int64, class names. Raises UserError
+    if broken."""
     root = _folder(root)
     wanted = [*BATCHES[split], "batches.meta"]
     missing = [name for name in wanted if not (root / name).is_file()]
@@ -82,7 +83,7 @@ def read_cifar10(root: Path, field: str, split: str) -> tuple[np.ndarray, np.nda
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Rebuilds dicts, lists and numpy arrays; whatever else a pickle asks for is refused, not run."""
+    """Rebuilds dicts, lists and numpy arrays; any other object in a pickle is refused, not run."""
 
     def find_class(self, module: str, name: str) -> Any:
         match module, name:
@@ -103,7 +104,7 @@ def _empty_array(_: type, shape: tuple[int, ...], kind: bytes) -> np.ndarray:
 
 
 def _dtype(code: str | bytes, *_: object) -> np.dtype:
-    """Python 2 wrote the flags as integers, which NumPy now warns of; they say nothing that plain numbers need."""
+    """Python 2 wrote the flags as integers, of which NumPy now warns; plain numbers do not need them."""
     dtype = np.dtype(code.decode() if isinstance(code, bytes) else code)
     if dtype.hasobject:
         raise pickle.UnpicklingError("it holds an array of objects")

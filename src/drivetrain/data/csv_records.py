@@ -1,4 +1,4 @@
-"""Records of CSV and TSV texts, one after the other: the strict dialect in which nothing is lost without an error."""
+"""Yields records of CSV and TSV texts one by one, in a strict dialect in which nothing is lost without an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Record = tuple[int, list[str]]  # number of its last line in the file, and its f
 
 
 def checked_records(found: Iterator[Record], width: int) -> Iterator[list[str]]:
-    """The fields of each record. At their end, ValueError names the lines of those that are not so wide."""
+    """Yields the fields of each record. At the end, raises ValueError with the lines of records of another width."""
     wrong: list[str] = []
     count, widest = 0, 0
     for line, fields in found:
@@ -31,7 +31,8 @@ def checked_records(found: Iterator[Record], width: int) -> Iterator[list[str]]:
 
 
 def records(text: TextIO, separator: str, longest_field: int) -> Iterator[Record]:
-    """text: opened with newline="". longest_field: in characters, at most. ValueError names a wrong quote's line."""
+    """Yields records. text: opened with newline="". longest_field: in characters, at most. Raises ValueError with the
+    line of a wrong quote."""
     before = csv.field_size_limit(max(longest_field, 131_072))  # the module's own bound is 128 KiB a field
     reader = csv.reader(text, delimiter=separator, strict=True)
     try:
@@ -46,8 +47,8 @@ def records(text: TextIO, separator: str, longest_field: int) -> Iterator[Record
 
 
 def lines_are_records(text: TextIO) -> bool:
-    """Whether each line of a TSV is one record, as in files whose quotes mean nothing: all are equally wide then.
-    text: opened with newline=None."""
+    """Returns whether each line of a TSV is one record, as in files whose quotes have no meaning: then all are equally
+    wide. text: opened with newline=None."""
     width = None
     with text:
         for line in text:
@@ -60,7 +61,7 @@ def lines_are_records(text: TextIO) -> bool:
 
 
 def unquoted_records(text: TextIO) -> Iterator[Record]:
-    """The records of a TSV for which `lines_are_records`. text: opened with newline=None."""
+    """Yields the records of a TSV for which `lines_are_records` holds. text: opened with newline=None."""
     with text:
         for number, line in enumerate(text, start=1):
             if line.strip("\r\n"):
@@ -68,7 +69,7 @@ def unquoted_records(text: TextIO) -> Iterator[Record]:
 
 
 def _without_quotes(field: str) -> str:
-    """What a writer of quoted fields meant; a field that merely holds quotes stays as it is."""
+    """Removes the quotes that a writer of quoted fields added; a field that merely holds quotes is unchanged."""
     inner = field[1:-1]
     quoted = len(field) > 1 and field[0] == field[-1] == '"' and '"' not in inner.replace('""', "")
     return inner.replace('""', '"') if quoted else field

@@ -1,4 +1,5 @@
-"""The files of a data set that is named by a path: a file, a folder of files, or a pattern such as data/*.jsonl.gz."""
+"""Finds the files of a data set that is named by a path: a file, a folder of files, or a pattern such as
+data/*.jsonl.gz."""
 
 from __future__ import annotations
 
@@ -16,20 +17,21 @@ BESIDE_DATA = {"readme.md", "dataset_info.json", "dataset_infos.json", "dataset_
 
 
 def is_pattern(path: str) -> bool:
-    """Whether a path stands for the files that it matches: it has wildcards, and no file or folder is called so."""
+    """Returns whether a path stands for the files that it matches: it has wildcards, and no file or folder has that
+    name."""
     return glob.has_magic(path) and not Path(path).expanduser().exists()
 
 
 def is_there(path: str) -> bool:
-    """Whether a path names files of this machine, or ought to: a pattern that matches none is no hub id."""
+    """Returns whether a path names files of this machine, or should: a pattern without a match is no hub id."""
     return is_pattern(path) or Path(path).expanduser().exists()
 
 
 def data_files(path: str, field: str, endings: Collection[str]) -> dict[str, Path]:
-    """Name from the folder on → file, sorted. A file is taken whatever its ending.
+    """Returns name from the folder on → file, sorted. A path of a file is accepted with any ending.
 
-    In a folder, hidden files and a data set's own README.md, dataset_info.json and the like are left out. UserError for
-    files that look like part of the data and cannot be read.
+    In a folder, hidden files and a data set's own README.md, dataset_info.json and the like are left out. Raises
+    UserError for files that look like part of the data and cannot be read.
     """
     given = Path(path).expanduser()
     if is_pattern(path):
@@ -79,7 +81,7 @@ def _saved_files(state: Path, field: str) -> list[str]:
 def _refuse_what_would_be_passed_over(
     seen: Mapping[str, Path], path: str, field: str, endings: Collection[str]
 ) -> None:
-    """Data that look like part of the folder and would not be read."""
+    """Refuses files that look like part of the folder's data and would not be read."""
     passed = []
     for name, file in seen.items():
         if file.is_symlink() and not file.exists() and ending(file) in endings:

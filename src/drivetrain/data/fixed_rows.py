@@ -1,8 +1,8 @@
-"""Packed rows of one length: samples end to end, and padding behind them.
+"""Packs rows of one length: samples end to end, and padding behind them.
 
-A GPU's compiled kernels and its allocator know shapes by heart: rows of ever new lengths are compiled, tuned and
-allocated for again. Rows of one length never are. Their price is padding, so samples are dealt to rows by best fit,
-and the length is the one that costs least over the first steps of the very order in which the samples will come.
+A GPU's compiled kernels and its allocator reuse known shapes: for rows of varying lengths they compile, tune and
+allocate again. Rows of one length avoid that. Their price is padding, so samples are placed by best fit, and the length
+is the one that costs least over the first steps of the very order in which the samples will come.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_SAMPLES = 4096  # dealt to rows for each of them
 
 
 def best_fit(tokens: np.ndarray, room: int, bound: int) -> list[np.ndarray]:
-    """Deals samples to rows of `room` tokens and at most `bound` samples: their positions, ascending, row by row.
+    """Assigns samples to rows of `room` tokens and at most `bound` samples: their positions, ascending, row by row.
 
     Best-fit decreasing (Johnson 1974): the longest first, each to the row which it leaves least room in; a new row
     where it fits in none. A sample longer than a row has one to itself.
@@ -43,9 +43,9 @@ def best_fit(tokens: np.ndarray, room: int, bound: int) -> list[np.ndarray]:
 def cheapest_rows(
     steps: Iterable[Sequence[np.ndarray]], longest: int, bound: int, overhead: int, most: int | None
 ) -> Rows:
-    """Returns the rows that cost least over these steps; `tokens` is `most` where that is given.
+    """Returns the rows that cost least over these steps; `tokens` is `most` if that is set.
 
-    steps: of each step the lengths of every rank's samples. longest: of all samples. bound: samples of a row, at most;
+    steps: for each step the lengths of every rank's samples. longest: of all samples. bound: the most samples of a row;
     a row has no more tokens than so many of the longest. overhead: what a row costs beside its tokens, in tokens.
     """
     seen: list[Sequence[np.ndarray]] = []
@@ -62,7 +62,7 @@ def cheapest_rows(
 
 
 def filled_in_order(lengths: Sequence[int], rows: Rows, bound: int) -> list[range]:
-    """Samples in their order, as many in each range as a row takes and `bound` allows."""
+    """Fills rows with samples in their order, as many in each range as a row takes and `bound` allows."""
     ranges, start, total = [], 0, 0
     for index, length in enumerate(lengths):
         full = index - start == min(bound, rows.samples)
@@ -74,12 +74,13 @@ def filled_in_order(lengths: Sequence[int], rows: Rows, bound: int) -> list[rang
 
 
 def _lengths(longest: int, bound: int, largest: int) -> list[int]:
-    """Multiples of MULTIPLE from the longest sample up to the largest share, or `bound` samples as long as that."""
+    """Returns multiples of MULTIPLE from the longest sample up to the largest share, or `bound` samples as long as
+    that."""
     most = max(longest, min(bound * longest, largest))
     spread = np.geomspace(longest, most, MOST_LENGTHS)
     return sorted({math.ceil(length / MULTIPLE) * MULTIPLE for length in spread.round().astype(int).tolist()})
 
 
 def _count(shares: Sequence[np.ndarray], room: int, bound: int) -> int:
-    """Rows that each rank runs: as many as the one that needs most."""
+    """Returns the number of rows that each rank runs: as many as the rank that needs most."""
     return max(len(best_fit(share, room, bound)) for share in shares)

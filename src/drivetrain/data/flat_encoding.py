@@ -1,4 +1,4 @@
-"""Encodings of many texts as flat arrays, without a Python list for each text's numbers more than there has to be."""
+"""Encodes many texts as flat arrays, with as few Python lists of numbers as possible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 class Encoded:
     """Token ids of N texts, end to end. ids: (total,) int32; lengths: (N,) int64, tokens of each text.
 
-    spans: (total, 2) int64, first character of each token and the one behind its last; None where not asked for.
+    spans: (total, 2) int64, first character of each token and the one behind its last; None if not requested.
     """
 
     ids: np.ndarray
@@ -23,7 +23,7 @@ class Encoded:
 
 
 def encode(tokenizer: Any, texts: Sequence[str], spans: bool = False) -> Encoded:
-    """Encode texts without special tokens around them. spans: whether to say where tokens stand."""
+    """Encodes texts without special tokens around them. spans: whether to return where tokens stand."""
     if not texts:
         return Encoded(np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros((0, 2), np.int64) if spans else None)
     encoded = tokenizer(

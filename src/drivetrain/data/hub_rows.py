@@ -1,4 +1,4 @@
-"""Rows of data sets on the Hugging Face hub, through the optional package datasets."""
+"""Reads rows of data sets on the Hugging Face hub, through the optional package datasets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from drivetrain.errors import RunError, problem
 def open_hub(
     name: str, field: str, subset: str | None, split: str, folder: str | None, stream: bool
 ) -> HubRows | StreamedHubRows:
-    """One split. UserError if it cannot be had, is empty, or, streamed, does not say how many rows it has."""
+    """Opens one split. Raises UserError if it is not available, is empty, or, streamed, does not state how many rows it
+    has."""
     dataset = load_from_hub(name, field, subset, split, data_dir=folder, streaming=stream)
     if not stream:
         if not len(dataset):
@@ -28,7 +29,7 @@ def open_hub(
 
 
 class HubRows:
-    """Of a data set that was downloaded; datasets maps its files into memory."""
+    """Rows of a data set that was downloaded; datasets maps its files into memory."""
 
     def __init__(self, name: str, dataset: Any) -> None:
         self._name, self._dataset = name, dataset
@@ -46,7 +47,8 @@ class HubRows:
 
 
 class StreamedHubRows:
-    """Of a data set that comes over the network as it is read. A step back starts anew and skips to the place."""
+    """Rows of a data set that comes over the network while it is read. A step back starts anew and skips to the
+    place."""
 
     def __init__(self, name: str, dataset: Any, length: int) -> None:
         self._name, self._dataset, self._length = name, dataset, length
@@ -57,7 +59,7 @@ class StreamedHubRows:
         return self._length
 
     def read(self, start: int, stop: int) -> list[dict[str, Any]]:
-        """RunError if the network fails or the stream ends too early."""
+        """Reads rows. Raises RunError if the network fails or the stream ends too early."""
         stop = max(start, min(stop, self._length))
         rows: list[dict[str, Any]] = []
         try:

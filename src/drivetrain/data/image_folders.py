@@ -1,4 +1,4 @@
-"""Image files below folders, each folder once, whatever links lead to it."""
+"""Finds image files below folders, each folder once, even if several links lead to it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class FolderRead:
-    """One folder: names of its files, sorted. top: the number of the top folder it lies below, in which order classes
-    come. repeated: where the folder leads, if it is a link that is left out."""
+    """One folder: names of its files, sorted. top: the number of the top folder above it, by which classes are ordered.
+    repeated: the target of a link that is left out."""
 
     top: int
     folder: str
@@ -23,9 +23,9 @@ class FolderRead:
 def read_folders(root: Path, tops: Sequence[Path], suffixes: Container[str]) -> Iterator[FolderRead]:
     """Yields the folders below `tops`, which lie in `root` or are it; hidden ones are passed over.
 
-    Links to folders are followed, but for those to a folder that is read already, or to one that holds `root`: each
-    image would come twice, under two classes. So folders that are none are read first, whatever links are called; a
-    stable sort by `top` gives the order of the classes.
+    Links to folders are followed, except those to a folder that was read already, or to one that holds `root`: each
+    image would come twice, under two classes. So real folders are read first, whatever the names of links; a stable
+    sort by `top` gives the order of the classes.
     """
     reading, above = _Reading(suffixes), {str(each) for each in (root.resolve(), *root.resolve().parents)}
     links = [(str(top), number) for number, top in enumerate(tops) if top.is_symlink() and top != root]
@@ -46,7 +46,8 @@ def is_hidden(name: str) -> bool:
 
 
 class _Reading:
-    """links: to folders, met on the way and not followed yet, with the top folder that their files belong to."""
+    """The state of a reading. links: to folders, found and not followed yet, with the top folder that their files
+    belong to."""
 
     def __init__(self, suffixes: Container[str]) -> None:
         self._suffixes, self._known = suffixes, set[str]()  # the resolved paths of folders that were read

@@ -1,4 +1,4 @@
-"""A table of file names and labels beside the images, as data sets of competitions come: labels.csv and a folder."""
+"""Reads a table of file names and labels beside the images, the usual form in competitions: labels.csv and a folder."""
 
 from __future__ import annotations
 
@@ -20,31 +20,35 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class ImageList:
-    """N images. files: their paths; names: as the table has them; labels: (N,) names of classes."""
+    """N images. files: their paths; names: as in the table; labels: (N,) names of classes."""
 
     files: list[str]
     names: list[str]
     labels: np.ndarray
 
 
-def listed_images(config: ImageData, path: str, field: str, suffixes: Container[str]) -> ImageList:
-    """Read a table whose `image_column` names files of `image_folder` (the table's own, where that is left out), with
-    or without their endings, and whose `label_column` names classes.
+def listed_images(
+    config: ImageData, path: str, field: str, suffixes: Container[str], labelled: bool = True
+) -> ImageList:
+    """Reads a table whose `image_column` names files of `image_folder` (by default the table's own folder), with or
+    without their endings, and whose `label_column` names classes.
 
-    UserError with all problems of the columns at once, and for rows without a label and files that are not there.
+    labelled: whether labels are read; if not, each is "". Raises UserError with all problems of the columns at once,
+    and for rows without a label and files that are missing.
     """
     table = read_table(path, field)
-    given = {"image_column": config.image_column, "label_column": config.label_column}
+    given = {"image_column": config.image_column} | ({"label_column": config.label_column} if labelled else {})
     calls = [
         lambda key=key, name=name: column(table, name, path, f"workload.data.{key}") for key, name in given.items()
     ]
-    names, labels = (_strings(values) for values in together(calls))
+    names, *read = (_strings(values) for values in together(calls))
+    labels = read[0] if labelled else [""] * len(names)
     folder = Path(config.image_folder).expanduser() if config.image_folder is not None else Path(path).parent
     if not folder.is_dir():
         raise problem("workload.data.image_folder", f"{folder} is no folder", "give the one that holds the images")
     files = _found(folder, names, suffixes)
     problems = []
-    if unlabelled := [number for number, label in enumerate(labels, start=1) if not label.strip()]:
+    if unlabelled := [number for number, label in enumerate(labels, start=1) if labelled and not label.strip()]:
         why = f"{len(unlabelled)} rows of {path} have no label: {_some(unlabelled)}"
         problems.append(Problem(field, why, "label or remove them"))
     if missing := [name for name, file in zip(names, files, strict=True) if file is None]:
@@ -59,7 +63,7 @@ def listed_images(config: ImageData, path: str, field: str, suffixes: Container[
 
 
 def _found(folder: Path, names: list[str], suffixes: Container[str]) -> list[str | None]:
-    """The file of each name, None where there is none or where several have that name but for their endings."""
+    """Returns the file of each name; None if there is none, or several that differ only in their endings."""
     by_stem: dict[str, list[str]] | None = None
     found: list[str | None] = []
     for name in names:
@@ -82,7 +86,7 @@ def _contradictions(files: list[str | None], labels: list[str], names: list[str]
 
 
 def _by_stem(folder: Path, suffixes: Container[str]) -> dict[str, list[str]]:
-    """Path below the folder, without its ending → the image files that have it."""
+    """Returns path below the folder, without its ending → the image files that have it."""
     found: dict[str, list[str]] = defaultdict(list)
     for top, _, files in os.walk(folder):
         for file in files:

@@ -1,4 +1,4 @@
-"""Image bytes of large parquet files as arrays on disk, copied in blocks of rows once a machine and then mapped.
+"""Copies image bytes of large parquet files to arrays on disk, in blocks of rows once a machine, and maps them.
 
 A parquet file compresses pages of many rows, so that a single picture cannot be read from it alone. The copy takes
 about as much disk as the files do.
@@ -42,9 +42,11 @@ class StoredImages:
 def stored_images(
     files: Sequence[Path], column: str, encoded: Encoded, cache: Path, field: str
 ) -> tuple[StoredImages, str, str | None]:
-    """The images of a column of parquet files, a key that stands for them, and a warning if the cache cannot be used.
+    """Returns the images of a column of parquet files, a key that identifies them, and a warning if the cache cannot be
+    used.
 
-    encoded: refuses what is no image bytes. UserError for files that change meanwhile, and for a disk without room.
+    encoded: refuses values that are no image bytes. Raises UserError for files that change meanwhile, and for a full
+    disk.
     """
     states = _states(files)
     key = blake2b(repr((FORMAT, column, states)).encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()

@@ -23,15 +23,17 @@ from drivetrain.data.images import (
     image_suffixes,
     labelled,
 )
+from drivetrain.data.packed_files import ending
 from drivetrain.data.picture_listing import Listing, listed
 from drivetrain.data.shard_paths import is_pattern
 from drivetrain.errors import UserError, problem
 
+TABLES = (".csv", ".tsv", ".jsonl", ".json")  # of names of pictures
 EVALUATION_FOLDERS = ("test", "validation", "val", "valid", "dev", "eval", "evaluation")
 
 
 def read_pictures(config: ImageData, path: str | None, field: str, split: str) -> LabelledPictures:
-    """Pictures of the run file's source. split: "train" or "test", where the source holds both."""
+    """Reads the pictures of the run file's source. split: "train" or "test", where the source holds both."""
     cache = config.cache or default_root()
     match config.source:
         case "digits":
@@ -61,7 +63,8 @@ def read_pictures(config: ImageData, path: str | None, field: str, split: str) -
 
 
 def pictures_to_predict(config: ImageData, path: str, field: str) -> Pictures:
-    """An image, a folder of images at any depth, parquet files or tar archives; labels are not needed."""
+    """Reads an image, a folder of images at any depth, a table of their names, parquet files or tar archives; labels
+    are not needed."""
     given, cache = Path(path).expanduser(), config.cache or default_root()
     shards = is_pattern(path)
     if not given.exists() and not shards:
@@ -74,6 +77,11 @@ def pictures_to_predict(config: ImageData, path: str, field: str) -> Pictures:
     if shards or ".tar" in given.suffixes or given.suffix == ".tgz" or (given.is_dir() and any(given.glob("*.tar"))):
         tars, _ = tar_pictures(path, field, image_suffixes(), None, cache)
         return EncodedPictures(tars.opener(), tars.names, tars.key)
+    if ending(given) in TABLES:
+        from drivetrain.data.image_lists import listed_images
+
+        named = listed_images(config, str(given), field, image_suffixes(), labelled=False)
+        return file_pictures(named.files, named.names)
     if given.is_file():
         return file_pictures([str(given)], [path])
 
@@ -90,7 +98,7 @@ def pictures_to_predict(config: ImageData, path: str, field: str) -> Pictures:
 
 
 def _digits() -> LabelledPictures:
-    """scikit-learn's 1,797 handwritten digits of 8 x 8, grey values 0 to 16."""
+    """Reads scikit-learn's 1,797 handwritten digits of 8 x 8, grey values 0 to 16."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -114,7 +122,7 @@ def _in_tars(config: ImageData, path: str, field: str, cache: Path) -> LabelledP
 
 
 def _left_out(tars: TarPictures, config: ImageData, path: str, field: str) -> list[str]:
-    """A note of samples that cannot be used. UserError where they are more than `bad_rows` lets go."""
+    """Returns a note of samples that cannot be used. Raises UserError if they are more than `bad_rows` allows."""
     bad = tars.bad
     rows = len(tars.store.array("shards")) + len(bad)
     if problems := too_many(path, bad, rows, most_dropped(config.bad_rows), field):
@@ -123,9 +131,9 @@ def _left_out(tars: TarPictures, config: ImageData, path: str, field: str) -> li
 
 
 def class_folders(root: Path, field: str, split: str, cache: Path | None = None) -> LabelledPictures:
-    """root/<class>/.../*.png, or root/<split>/<class>/.../*.png, in any format that PIL reads."""
+    """Reads root/<class>/.../*.png, or root/<split>/<class>/.../*.png, in any format that PIL reads."""
     if not root.is_dir():
-        raise problem(field, f"{root} is no folder", f"paths are taken from the current folder, {Path.cwd()}")
+        raise problem(field, f"{root} is no folder", _other_source(root))
     root = _split_folder(root, split)
 
     def classes() -> Sequence[Path]:
@@ -135,15 +143,28 @@ def class_folders(root: Path, field: str, split: str, cache: Path | None = None)
     if not len(found.files):
         loose = sum(path.is_file() and path.suffix.lower() in image_suffixes() for path in root.iterdir())
         why = f"{root} holds {loose} images but no class folders with images" if loose else f"{root} holds no images"
-        tables = sorted(path.name for path in root.iterdir() if path.suffix.lower() in {".csv", ".tsv", ".jsonl"})
+        tables = sorted(path.name for path in root.iterdir() if ending(path) in TABLES)
         fix = f", or give source: table and train: {root / tables[0]}" if tables else ""
         raise problem(field, why, f"lay it out as <class>/<image>.png{fix}")
     notes = _notes(root, found) + (() if warning is None else (warning,))
     return LabelledPictures(file_pictures(found.files, found.names), found.top_of, found.tops, notes=notes)
 
 
+def _other_source(path: Path) -> str:
+    """Returns what to do about a path that is no folder: the name of the source that reads such a file, if one does."""
+    if path.is_file():
+        if ending(path) in TABLES:
+            return "give source: table, and image_folder where the pictures lie elsewhere"
+        if ending(path) == ".parquet":
+            return "give source: parquet"
+        if ".tar" in path.suffixes or path.suffix == ".tgz":
+            return "give source: webdataset"
+        return "give a folder with a folder of pictures for each class"
+    return f"paths are taken from the current folder, {Path.cwd()}"
+
+
 def _split_folder(root: Path, split: str) -> Path:
-    """root/train or root/test where root holds splits; root itself where it holds classes."""
+    """Returns root/train or root/test where root holds splits; root itself where it holds classes."""
     if not (root / "train").is_dir():
         return root
     if split == "train":
@@ -152,7 +173,7 @@ def _split_folder(root: Path, split: str) -> Path:
 
 
 def _notes(root: Path, found: Listing) -> tuple[str, ...]:
-    """Returns what was left out, and where the first of each kind lies."""
+    """Returns notes of what was left out, with the place of the first of each kind."""
     notes = []
     if others := found.others:
         kinds = ", ".join(f"{count} {ending} ({first} first)" for ending, count, first in others)

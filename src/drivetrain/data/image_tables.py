@@ -1,4 +1,5 @@
-"""Tables with a column of encoded images: parquet files in the layout of the hub, and hub data sets themselves."""
+"""Reads tables with a column of encoded images: parquet files in the layout of the hub, and hub data sets
+themselves."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ SPLITS = {"train": ("train",), "test": ("test", "validation", "valid", "val", "d
 
 @dataclass(frozen=True)
 class ImageTable:
-    """N encoded images. open: gives an image's bytes; labels: (N,) names of classes, None if they were not asked for;
-    key: stands for the images where something does."""
+    """N encoded images. open: returns an image's bytes; labels: (N,) names of classes, None if they were not requested;
+    key: identifies the images, if anything does."""
 
     open: Callable[[int], io.BytesIO]
     names: Sequence[str]
@@ -41,7 +42,8 @@ class ImageTable:
 
 
 def parquet_images(path: Path | str, field: str, config: ImageData, split: str, labelled: bool = True) -> ImageTable:
-    """A parquet file, a pattern of names, or a folder: of one with names such as train-00000.parquet, the split's.
+    """Reads a parquet file, a pattern of names, or a folder; from a folder with names such as train-00000.parquet, the
+    split's.
 
     The images of files of 16 MB and more in all are mapped from the cache, smaller ones held in memory.
     """
@@ -92,7 +94,7 @@ def _stored(
 
 
 def hub_images(name: str, field: str, config: ImageData, split: str) -> ImageTable:
-    """A data set by its hub id. The evaluation part is its test split, or else its validation split."""
+    """Reads a data set by its hub id. The evaluation part is its test split, or else its validation split."""
     datasets = import_datasets(field)
     try:
         held = datasets.load_dataset(name, **without_code(datasets))
@@ -148,7 +150,7 @@ def _check_columns(names: Sequence[str], wanted: Mapping[str, str], path: str) -
 
 
 def _declared_classes(schema: pyarrow.Schema, label_column: str) -> tuple[str, ...] | None:
-    """The names of integer classes that the `datasets` library writes into the file."""
+    """Returns the names of integer classes that the `datasets` library writes into the file."""
     metadata = (schema.metadata or {}).get(b"huggingface")
     if metadata is None:
         return None
@@ -174,7 +176,8 @@ def _image_table(
 
 
 def _encoded(column: pyarrow.ChunkedArray, path: str, name: str, before: int = 0) -> pyarrow.ChunkedArray:
-    """Bytes of image files: the column itself, or its field `bytes` as in the hub's layout. before: rows before it."""
+    """Returns bytes of image files: the column itself, or its field `bytes` as in the hub's layout. before: rows before
+    it."""
     types = pyarrow.types
     if types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
         column = pyarrow.compute.struct_field(column, "bytes")
@@ -189,7 +192,7 @@ def _encoded(column: pyarrow.ChunkedArray, path: str, name: str, before: int = 0
 
 
 def _labels(column: pyarrow.ChunkedArray, classes: Sequence[str] | None, path: str, field: str) -> np.ndarray:
-    """Names of classes: from integers (named by `classes`, if any), booleans or strings."""
+    """Returns names of classes: from integers (named by `classes`, if any), booleans or strings."""
     types, name = pyarrow.types, "workload.data.label_column"
     if column.null_count:
         rows = _shown(np.flatnonzero(column.is_null().to_numpy()) + 1)

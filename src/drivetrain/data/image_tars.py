@@ -1,10 +1,10 @@
-"""Pictures in tar archives, as WebDataset lays them out: the files of one sample share a name up to its first dot.
+"""Reads pictures in tar archives in WebDataset's layout: the files of one sample share a name up to its first dot.
 
     shard-000.tar:  0001.jpg 0001.cls 0002.jpg 0002.cls ...        the label: a file .cls, or a key of a file .json
 
-Where each picture lies is found once, from the headers, and kept as arrays: any picture is then one read at an offset,
-so that samples come in the order of any other data set, and a run goes on at any step. Compressed archives have no
-offsets to read at.
+The position of each picture is found once, from the headers, and kept in arrays: any picture is then one read at an
+offset, so that samples come in the order of any other data set, and a run goes on at any step. Compressed archives have
+no offsets to read at.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class TarPictures:
 
     @property
     def labels(self) -> tuple[np.ndarray, list[str]]:
-        """(N,) numbers, and the names that they stand for."""
+        """The numbers of the labels, (N,), and the names that they stand for."""
         return self.store.array("labels"), self.store.facts["labels"]
 
     @property
     def bad(self) -> list[BadRow]:
-        """Samples that are none of the N."""
+        """Samples that cannot be used, and are not among the N."""
         return [BadRow(where, why) for where, why in self.store.facts["bad"]]
 
     @property
@@ -81,7 +81,8 @@ class Opener:
     states: Sequence[tuple[int, int]]
 
     def __call__(self, index: int) -> io.BytesIO:
-        """RunError if the archive changed since it was indexed: another picture may lie there now."""
+        """Reads a picture. Raises RunError if the archive changed since it was indexed: another picture may lie there
+        now."""
         number = int(self.shards[index])
         with self.files[number].open("rb", buffering=0) as opened:
             found = os.fstat(opened.fileno())
@@ -93,10 +94,10 @@ class Opener:
 def tar_pictures(
     path: str, field: str, suffixes: Collection[str], label_key: str | None, cache: Path
 ) -> tuple[TarPictures, str | None]:
-    """The pictures of the archives that `path` stands for. label_key: what a label is called in a .json; None: labels
-    are not needed. Returns a warning too if the cache cannot be used.
+    """Returns the pictures of the archives that `path` stands for, and a warning if the cache cannot be used.
+    label_key: the key of a label in a .json; None: labels are not needed.
 
-    UserError with all archives that are compressed, cut or no archives, and where no sample has a picture.
+    Raises UserError with all archives that are compressed, truncated or no archives, and if no sample has a picture.
     """
     files = shard_files(path, field, ENDINGS)
     states = [(state.st_size, state.st_mtime_ns) for state in map(os.stat, files)]
@@ -116,7 +117,7 @@ def tar_pictures(
 
 @dataclass
 class _Found:
-    """The facts that archives' headers gave so far, beside the arrays."""
+    """Facts from the archives' headers so far, beside the arrays."""
 
     labels: dict[str, int] = field(default_factory=dict)
     bad: list[tuple[str, str]] = field(default_factory=list)
@@ -161,16 +162,16 @@ def _reason(error: Exception) -> str:
 
 
 class _Refused(ValueError):
-    """A sentence's end, behind the archive's name."""
+    """Why an archive is refused: the end of a sentence that begins with the archive's name."""
 
 
 Members = dict[str, list[tuple[str, int, int]]]  # sample → (ending, offset, size) of its files
 
 
 def _samples(file: Path) -> tuple[Members, dict[tuple[int, int], bytes]]:
-    """Samples in the order of their first files, and the bytes of their labels' files by (offset, size).
+    """Yields samples in the order of their first files, and the bytes of their labels' files by (offset, size).
 
-    Raises for an archive that is compressed, cut, or goes on behind its end.
+    Raises an error for an archive that is compressed, truncated, or goes on behind its end.
     """
     members: Members = {}
     contents: dict[tuple[int, int], bytes] = {}
@@ -195,7 +196,8 @@ def _samples(file: Path) -> tuple[Members, dict[tuple[int, int], bytes]]:
 
 
 def _check_end(opened: IO[bytes], end: int) -> None:
-    """An archive ends with two blocks of zeros, of which the second is often left out; tarfile does without."""
+    """Checks the end of an archive: two blocks of zeros, of which the second is often left out; tarfile does not
+    check."""
     opened.seek(0, os.SEEK_END)
     size = opened.tell()
     opened.seek(end)
@@ -244,7 +246,7 @@ def _append(
 
 
 def _label(parts: Sequence[tuple[str, int, int]], contents: dict[tuple[int, int], bytes], key: str) -> str:
-    """From the sample's .cls, or else from the key of its .json. Raises _Refused."""
+    """Returns the label from the sample's .cls, or else from the key of its .json. Raises _Refused."""
     by_ending = dict(_contents(parts, contents))
     if "cls" in by_ending:
         try:

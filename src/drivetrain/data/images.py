@@ -1,4 +1,4 @@
-"""Pictures and their pixels: read, turned upright, resized, as grey or RGB."""
+"""Pictures and their pixels: reads them, turns them upright, resizes them, and converts them to grey or RGB."""
 
 from __future__ import annotations
 
@@ -20,28 +20,30 @@ ORIENTATION = 0x0112  # EXIF: how a camera was held
 
 
 class Unreadable(RunError):
-    """A picture that cannot be decoded by any process; what is lost on the way to it is another RunError."""
+    """A picture that no process can decode; a failure on the way to it, such as a lost disk, is another RunError."""
 
 
 class Pictures(ABC):
-    """Where pixels come from."""
+    """A source of pixels."""
 
     names: Sequence[str]  # what the user calls each picture
 
     @abstractmethod
     def pixels(self, index: int, size: int | None) -> np.ndarray:
-        """(H, W, C) uint8, C = 1 or 3; as `resized` makes it if size is given. RunError if it cannot be read."""
+        """Returns (H, W, C) uint8, C = 1 or 3; resized as by `resized` if size is passed. Raises RunError if it cannot
+        be read."""
 
     @abstractmethod
     def in_memory(self, size: int | None) -> bool:
-        """Whether `pixels` only looks up what is decoded already."""
+        """Whether `pixels` only looks up decoded pixels."""
 
     @abstractmethod
     def dimensions(self, index: int) -> tuple[int, int]:
-        """(height, width) before any resizing, without decoding. RunError if it cannot be read."""
+        """Returns (height, width) before any resizing, without decoding. Raises RunError if it cannot be read."""
 
     def identity(self, indices: np.ndarray) -> str | None:
-        """What stands for these pictures' pixels, so that they need not be decoded again; None if nothing does."""
+        """Returns a text that identifies these pictures' pixels, so that they need not be decoded again; None if
+        nothing does."""
         del indices
         return None
 
@@ -49,7 +51,7 @@ class Pictures(ABC):
 @dataclass(frozen=True)
 class LabelledPictures:
     """N pictures. numbers: (N,) of their labels among `label_names`; classes: the order of classes, where the source
-    knows one; notes: what the user should hear of, such as files left out."""
+    knows one; notes: remarks for the user, such as files that were left out."""
 
     pictures: Pictures
     numbers: np.ndarray
@@ -59,20 +61,20 @@ class LabelledPictures:
 
     @property
     def labels(self) -> np.ndarray:
-        """(N,) names."""
+        """The names of the labels, (N,)."""
         return np.array(self.label_names)[self.numbers]
 
 
 def labelled(
     pictures: Pictures, labels: np.ndarray, classes: tuple[str, ...] | None = None, notes: tuple[str, ...] = ()
 ) -> LabelledPictures:
-    """labels: (N,) names of classes."""
+    """Numbers the labels. labels: (N,) names of classes."""
     names, numbers = np.unique(labels, return_inverse=True)
     return LabelledPictures(pictures, numbers.astype(np.int32), [str(name) for name in names], classes, notes)
 
 
 class ArrayPictures(Pictures):
-    """Decoded already. images: (N, H, W, C) uint8. key: stands for all of them, where something does."""
+    """Pictures that are decoded already. images: (N, H, W, C) uint8. key: identifies all of them, if anything does."""
 
     def __init__(self, images: np.ndarray, names: Sequence[str], key: str | None = None) -> None:
         self._images, self.names, self._key = images, names, key
@@ -95,9 +97,10 @@ class ArrayPictures(Pictures):
 
 
 class EncodedPictures(Pictures):
-    """Image files of any kind PIL reads, on disk or as bytes. `open_file(index)` gives what PIL opens.
+    """Image files of any kind PIL reads, on disk or as bytes. `open_file(index)` returns a file or path for PIL to
+    open.
 
-    key: stands for the content of all of them, where something does.
+    key: identifies the content of all of them, if anything does.
     """
 
     def __init__(
@@ -142,7 +145,7 @@ class FilePictures(EncodedPictures):
         self._files = files
 
     def identity(self, indices: np.ndarray) -> str | None:
-        """By each file's path, size and time of change."""
+        """Identifies the pictures by each file's path, size and time of change."""
         digest = blake2b(digest_size=20)
         try:
             for index in indices.tolist():
@@ -165,16 +168,17 @@ def digest_of(key: str, indices: np.ndarray) -> str:
 
 
 def image_suffixes() -> frozenset[str]:
-    """File endings of the formats that are read."""
+    """Returns the file endings of the formats that are read."""
     formats = readable_formats()
     return frozenset(suffix for suffix, kind in Image.registered_extensions().items() if kind in formats)
 
 
 @functools.cache
 def readable_formats() -> tuple[str, ...]:
-    """What PIL decodes itself, the usual first: they are tried in this order, and some only by half-reading the file.
+    """Returns formats that PIL decodes itself, the usual first: they are tried in this order, and some only by
+    half-reading the file.
 
-    PostScript, whatever its file is called, would be run by another program.
+    PostScript is never read, since another program would run it, whatever the file's ending.
     """
     Image.init()
     usual = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
@@ -185,7 +189,7 @@ def readable_formats() -> tuple[str, ...]:
 
 
 def resized(image: Image.Image, size: int | None) -> Image.Image:
-    """The shorter side to `size` (bilinear, antialiased), then the middle `size` x `size` cut out."""
+    """Resizes the shorter side to `size` (bilinear, antialiased), then cuts out the middle `size` x `size`."""
     if size is None or image.size == (size, size):
         return image
     width, height = image.size
@@ -197,7 +201,7 @@ def resized(image: Image.Image, size: int | None) -> Image.Image:
 
 
 def with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
-    """(H, W, 1 or 3) → (H, W, channels): grey repeated, or colours weighted to grey (ITU-R 601, as PIL does)."""
+    """Converts (H, W, 1 or 3) → (H, W, channels): grey repeated, or colours weighted to grey (ITU-R 601, as in PIL)."""
     if pixels.shape[-1] == channels:
         return pixels
     if channels == 3:
@@ -206,7 +210,7 @@ def with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """As the camera was held."""
+    """Turns a picture as the camera was held."""
     return ImageOps.exif_transpose(image) if image.getexif().get(ORIENTATION, 1) != 1 else image
 
 

@@ -1,7 +1,7 @@
-"""The objects of one large JSON list, one after the other, without ever holding the file.
+"""Yields the objects of one large JSON list without holding the file in memory.
 
-The standard parser reads one value at a time out of a window of text, which is read further wherever a value may go on
-behind its end. A parser of events (ijson) would hold as little, and build each object in Python.
+The standard parser reads one value at a time out of a window of text, which is extended wherever a value may go on
+behind its end. A parser of events (ijson) would need as little memory, and build each object in Python.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _decode = json.JSONDecoder().raw_decode
 
 
 class NotAListError(ValueError):
-    """The JSON is whole, and no list of objects."""
+    """The JSON is complete, but no list of objects."""
 
 
 class JsonText:
-    """A JSON text, read forward."""
+    """Reads a JSON text forward."""
 
     def __init__(self, opened: TextIO) -> None:
         self._opened = opened
@@ -33,7 +33,8 @@ class JsonText:
         self.read = 0  # characters behind the last value
 
     def value(self) -> tuple[Any, str]:
-        """The next value and its text. json.JSONDecodeError, with the place in the file, where there is none."""
+        """Returns the next value and its text. Raises json.JSONDecodeError, with the place in the file, if there is
+        none."""
         start = self._at
         while True:
             self._space()
@@ -50,12 +51,12 @@ class JsonText:
                 return found, source
 
     def sign(self) -> str:
-        """The next character that is no white space, which stays there; empty at the end."""
+        """Returns the next character that is no white space, without taking it; empty at the end."""
         self._space()
         return self._text[self._at : self._at + 1]
 
     def take(self, *wanted: str, message: str) -> str:
-        """The next character, which has to be one of those wanted."""
+        """Takes the next character, which has to be one of those wanted."""
         sign = self.sign()
         if not sign or sign not in wanted:
             raise self.error(message, self._at)
@@ -63,7 +64,7 @@ class JsonText:
         return sign
 
     def error(self, message: str, place: int) -> json.JSONDecodeError:
-        """The error at a place of the window, with line and column of the file."""
+        """Returns the error at a place of the window, with line and column of the file."""
         error = json.JSONDecodeError(message, self._text, place)
         if error.lineno == 1:
             error.colno += self._column - 1
@@ -82,7 +83,7 @@ class JsonText:
                 return
 
     def _further(self) -> bool:
-        """Read on: as much again as is held, so that one long value is not read over and over."""
+        """Reads on: as much again as is held, so that one long value is not read over and over."""
         if self._ended:
             return False
         more = self._opened.read(max(WINDOW, len(self._text) - self._at))
@@ -97,10 +98,10 @@ class JsonText:
 
 
 def objects(opened: TextIO) -> Iterator[tuple[Any, str, int]]:
-    """Each element of the list, its text, and how many characters were read with it.
+    """Yields each element of the list, its text, and how many characters were read with it.
 
-    The list is all of the text, or its only list, under the key "data". json.JSONDecodeError where the text is broken,
-    NotAListError where it is something else; by then elements may have been returned.
+    The list is all of the text, or its only list, under the key "data". Raises json.JSONDecodeError if the text is
+    broken, NotAListError if it is something else; by then elements may have been returned.
     """
     text = JsonText(opened)
     if text.sign() == "[":

@@ -1,4 +1,4 @@
-"""Rows of JSON and JSON Lines files."""
+"""Reads rows of JSON and JSON Lines files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVERY = 1_000  # rows between two remembered places of a streamed file
 
 @dataclass(frozen=True)
 class HeldRows:
-    """Rows in memory. numbers: (N,), where each stands in its file, from 1; None: one after the other."""
+    """Rows in memory. numbers: (N,), the position of each in its file, from 1; None: consecutive."""
 
     name: str
     rows: Sequence[Row]
@@ -44,7 +44,7 @@ class HeldRows:
 
 
 class BrokenRows(UserError):
-    """Some rows cannot be read. rows: the others, of which may be told at once what else is wrong with them."""
+    """Some rows cannot be read. rows: the others, so that their problems can be reported at the same time."""
 
     def __init__(self, problems: Sequence[Problem], rows: Any) -> None:
         super().__init__(problems)
@@ -52,7 +52,8 @@ class BrokenRows(UserError):
 
 
 def read_json(path: Path, name: str, field: str) -> HeldRows:
-    """A list of objects, or {"data": the list}, or JSON Lines by another name. UserError names row or line."""
+    """Reads a list of objects, or {"data": the list}, or JSON Lines by another name. Raises UserError with row or
+    line."""
     try:
         text = read_bytes(path).decode("utf-8-sig")
         held = json.loads(text)
@@ -97,7 +98,7 @@ def read_json_lines(path: Path, name: str, field: str) -> HeldRows:
 
 
 def is_json_lines(path: Path) -> bool:
-    """Whether a .json file holds an object a line: the first line is one, and more follows."""
+    """Returns whether a .json file holds an object a line: the first line is one, and more follows."""
     with open_bytes(path) as opened:
         line = opened.readline(LONGEST_FIRST).removeprefix(BYTE_ORDER_MARK)
         while line.isspace():
@@ -112,7 +113,7 @@ def is_json_lines(path: Path) -> bool:
 
 
 class StreamedJsonLines:
-    """Rows of a file of any size, read when asked for. Beyond the first thousand, one pass remembers where every
+    """Rows of a file of any size, each read at its use. Beyond the first thousand, one pass records where every
     thousandth begins."""
 
     def __init__(self, path: Path, name: str, field: str) -> None:
@@ -124,7 +125,7 @@ class StreamedJsonLines:
 
     @cached_property
     def _index(self) -> tuple[list[tuple[int, int, int]], int]:
-        """Find where every thousandth row begins, and count the rows.
+        """Finds where every thousandth row begins, and counts the rows.
 
         Returns (row, first byte, blank lines before it included, line - 1) of those rows, and the number of all rows.
         """
@@ -141,7 +142,7 @@ class StreamedJsonLines:
         return self._index[1]
 
     def __bool__(self) -> bool:
-        """Found without the length."""
+        """Returns whether there are rows, without the length."""
         return next(self._lines_from(0, 1), None) is not None
 
     def read(self, start: int, stop: int) -> list[Row]:
@@ -175,7 +176,7 @@ class StreamedJsonLines:
         return f"{self._name} line {number}"
 
     def _lines_from(self, start: int, stop: int) -> Iterator[tuple[int, int, bytes]]:
-        """As `numbered_lines`, of the rows start to stop - 1."""
+        """Yields, like `numbered_lines`, the rows start to stop - 1."""
         if start >= stop:
             return
         place = self._index[0][start // EVERY] if start >= EVERY else (0, 0, 0)
@@ -200,7 +201,8 @@ def numbered_lines(opened: BinaryIO, line: int = 0, end: int = 0) -> Iterator[tu
 
 
 def parsed_line(line: bytes, number: int, path: Path, field: str) -> Row:
-    """ValueError says what is wrong with the line; UserError if the whole file is of another encoding."""
+    """Parses a line. Raises ValueError with what is wrong with it; UserError if the whole file is of another
+    encoding."""
     try:
         row = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -217,14 +219,15 @@ def parsed_line(line: bytes, number: int, path: Path, field: str) -> Row:
 
 
 def _only_list(held: Any) -> list[Any] | None:
-    """The list that a JSON file is, or has as "data" and as nothing else; None if neither."""
+    """Returns the list that a JSON file is, or has under its only key "data"; None if neither."""
     if isinstance(held, dict) and sum(isinstance(value, list) for value in held.values()) == 1:
         held = held.get("data")
     return held if isinstance(held, list) else None
 
 
 def fault_of(row: Any, escaped: bool) -> str | None:
-    """Why a row cannot be one, if so. escaped: whether its text escapes surrogates, so that a look is worth it."""
+    """Returns why a value cannot be a row, or None. escaped: whether its text escapes surrogates, so that a check is
+    worthwhile."""
     if not isinstance(row, dict):
         return "holds no object"
     if escaped:

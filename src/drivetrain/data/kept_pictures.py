@@ -1,4 +1,4 @@
-"""Decoded pictures of one shape: in memory where they are few, else mapped from the cache, once for all ranks.
+"""Keeps decoded pictures of one shape: in memory if they are few, else mapped from the cache, once for all ranks.
 
 Decoding is the same work at each start and in each rank. From 16 MB on the pixels are therefore an array on disk, which
 is found again as long as the files' sizes and times of change are the same.
@@ -33,7 +33,8 @@ Check = Callable[[Found], None]
 
 
 def kept_in_memory(decode: Decode, count: int, shape: Shape, check: Check) -> tuple[np.ndarray, Found]:
-    """(count, *shape) uint8, with zeros for what cannot be decoded. check: raises where that is too much."""
+    """Returns (count, *shape) uint8, with zeros for pictures that cannot be decoded. check: raises an error if these
+    are too many."""
     kept, found = np.zeros((count, *shape), dtype=np.uint8), list[tuple[int, RunError]]()
     for start, pixels, bad in _pieces(decode, count, shape):
         kept[start : start + len(pixels)] = pixels
@@ -45,9 +46,10 @@ def kept_in_memory(decode: Decode, count: int, shape: Shape, check: Check) -> tu
 def kept_on_disk(
     decode: Decode, count: int, shape: Shape, check: Check, identity: str, cache: Path
 ) -> tuple[np.ndarray, Found, str | None]:
-    """The same, mapped from a store that the first of all processes fills. identity: of the pictures' content.
+    """Returns the same array, mapped from a store that the first of all processes fills. identity: of the pictures'
+    content.
 
-    Returns a warning too if the cache cannot be used. UserError of `check`; then nothing is kept.
+    Returns a warning too if the cache cannot be used. Raises UserError from `check`; then nothing is kept.
     """
     key = blake2b(f"{FORMAT} {identity} {count} {shape}".encode(), digest_size=20).hexdigest()
 
@@ -71,7 +73,7 @@ def kept_on_disk(
 
 
 def looked_at(look: Callable[[int], object], indices: Iterable[int]) -> Found:
-    """What `look` finds wrong, in order."""
+    """Returns the faults that `look` finds, in order."""
     found = []
     for index in indices:
         try:
@@ -82,7 +84,7 @@ def looked_at(look: Callable[[int], object], indices: Iterable[int]) -> Found:
 
 
 def _pieces(decode: Decode, count: int, shape: Shape) -> Iterator[tuple[int, np.ndarray, Found]]:
-    """First index, pixels and faults of piece after piece."""
+    """Yields first index, pixels and faults of each piece."""
 
     def piece(part: range) -> tuple[int, np.ndarray, Found]:
         pixels = np.zeros((len(part), *shape), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Samples on their way to the model: whole accumulation windows for training, plain batches for evaluation."""
+"""Loads samples for the model: whole accumulation windows for training, plain batches for evaluation."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Loadable(Protocol):
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one rank runs forward at once. counts: False if it only keeps this rank in step with the others: where
-    the model's forward and backward talk to the other ranks, all must run equally many. positions: of its samples in
-    the global batch, where it was cut out of one."""
+    """The samples that one rank runs forward at once. counts: False if it only keeps this rank in step with the others:
+    if the model's forward and backward communicate, all ranks must run equally many. positions: of its samples in the
+    global batch, where it was cut out of one."""
 
     tensors: dict[str, Tensor]
     counts: bool = True
@@ -64,7 +64,7 @@ def training_windows(
     loader: Loader,
     pin_memory: bool = False,
 ) -> Iterator[Window]:
-    """The windows of the given steps, loaded ahead by `loader.workers` processes.
+    """Yields the windows of these steps, loaded ahead by `loader.workers` processes.
 
     One iterator serves the whole run: epochs do not restart the workers, and a resumed run starts at its step.
     """
@@ -98,10 +98,10 @@ def evaluation_batches(
     data_world: int = 1,
     cuts: Sequence[range] | None = None,
 ) -> Iterator[MicroBatch]:
-    """All samples once over all ranks, in order; the last batch may be smaller.
+    """Yields all samples once over all ranks, in order; the last batch may be smaller.
 
-    Batches are dealt whole, in turns, so that outputs are the same to the bit on any number of ranks. All ranks get
-    equally many: who would get none in the last round gets the last batch again, not to be counted.
+    Whole batches go to the ranks in turns, so that outputs are the same to the bit on any number of ranks. All ranks
+    get equally many: a rank that would get none in the last round gets the last batch again, not to be counted.
 
     cuts: the samples of each batch; left out, batch_size after batch_size.
     """
@@ -121,7 +121,7 @@ class _Keyed(Dataset[Any]):
         self._samples = samples
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
-        """A UserError is handed on as it is: torch would remake what a worker raises out of its text alone."""
+        """Passes a UserError on as an object: torch would rebuild a worker's error from its text alone."""
         epoch, index = key
         try:
             return self._samples.load(index, epoch)
@@ -176,7 +176,7 @@ def _leave_signals_to_the_run(_: int) -> None:
     """Ctrl-C and a scheduler's SIGTERM reach the whole process group; the run saves and ends its workers itself.
 
     So a worker obeys the SIGTERM of its parent alone, with which Python ends daemonic children. Only a thread in
-    sigwaitinfo is told who sent a signal; macOS has none, and workers there end at any SIGTERM, as torch has it.
+    sigwaitinfo learns the sender of a signal; macOS has none, and workers there end at any SIGTERM, as in torch.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):

@@ -2,7 +2,7 @@
 
 Handing a sample from one process to another costs about as much as copying it. So samples that lie in memory, decoded
 or tokenised, are loaded where they are used; pictures that are decoded each time, or a data set that computes, are
-loaded ahead. What a sample holds does not depend on who loads it.
+loaded ahead. A sample's content does not depend on the process that loads it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Timed(Protocol):
 
 
 def workers_for(samples: Timed) -> int:
-    """Returns how many processes should load them, measured once: a core of this rank for each, less one."""
+    """Returns how many processes should load the samples, measured once: one for each core of this rank, less one."""
     if samples not in _FOUND:
         _FOUND[samples] = min(MOST_WORKERS, _cores() - 1) if _pays(samples) else 0
     found: int = _FOUND[samples]
@@ -43,7 +43,7 @@ def workers_for(samples: Timed) -> int:
 
 
 def _cores() -> int:
-    """Of this rank's share."""
+    """Returns the cores of this rank's share."""
     return max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
@@ -56,13 +56,14 @@ def _pays(samples: Timed) -> bool:
 
 
 def _is_streamed(samples: Timed) -> bool:
-    """Each worker would read all rows of a stream again, of which it tokenises its own: that is the user's choice."""
+    """Returns whether the samples are streamed. Each worker would read all rows again, though it tokenises only its
+    own: that is left to the user."""
     return isinstance(samples, Endless)
 
 
 def _seconds(samples: Timed) -> float:
-    """Of loading a sample, by the clock, at the second time: a data set may keep what it has made. 0 where it cannot be
-    loaded, of which the run will tell, or lies on a device, which other processes cannot use."""
+    """Returns the seconds of loading a sample, by the clock, at the second time: a data set may keep what it has made.
+    0 if it cannot be loaded, which the run will report, or lies on a device, which other processes cannot use."""
     indices = (
         sorted({number * (len(samples) - 1) // max(1, TRIED - 1) for number in range(TRIED)}) if len(samples) else []
     )
@@ -83,20 +84,20 @@ def _seconds(samples: Timed) -> float:
 
 
 def _threads() -> int:
-    """Of this process, native ones too where /proc tells. A worker is forked without them: what a data set hands to
-    threads of its own, started when it was first asked, would wait there for ever."""
+    """Counts this process's threads, native ones too if /proc lists them. A worker is forked without them: work that a
+    data set passes to its own threads, started at its first use, would wait there for ever."""
     tasks = Path("/proc/self/task")
     return len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
 
 
 def _pools() -> list[str]:
-    """Threads of pools that were there before, which may be a data set's."""
+    """Counts threads of pools that existed before, which may be a data set's."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor-")]
 
 
 def _open_files() -> list[str]:
-    """Files that this process holds open for reading. Worker processes would share the places at which they are read
-    (h5py, zip archives, files of a data set's own), and each would read what another has just passed over."""
+    """Returns files that this process holds open for reading. Worker processes would share their positions (h5py, zip
+    archives, files of a data set's own), and each would read what another has just passed over."""
     held = []
     for link in Path("/proc/self/fd").glob("*"):
         try:

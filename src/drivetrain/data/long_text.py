@@ -17,7 +17,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class LongText:
-    """A file, as one text. UserError where a piece that is read is not UTF-8."""
+    """A file, as one text. Raises UserError if a piece that is read is not UTF-8."""
 
     path: Path
     field: str
@@ -40,7 +40,7 @@ class LongText:
         return any(piece.strip() for piece in self.pieces())
 
     def pieces(self) -> Iterator[str]:
-        """Of lines, where the text has them."""
+        """Yields pieces of whole lines, where the text has lines."""
         with self.path.open("rb") as opened:
             opened.seek(self.start)
             rest, at = b"", self.start
@@ -57,13 +57,13 @@ class LongText:
                 yield self._decoded(rest, at)
 
     def span(self, start: int, stop: int) -> str:
-        """The characters that begin at these bytes."""
+        """Returns the characters that begin at these bytes."""
         with self.path.open("rb") as opened:
             opened.seek(start)
             return self._decoded(opened.read(stop - start), start)
 
     def character(self, place: int) -> int:
-        """The first byte, from this one on, at which a character begins."""
+        """Returns the first byte, from this one on, at which a character begins."""
         if place >= self.end:
             return self.end
         with self.path.open("rb") as opened:
@@ -71,7 +71,7 @@ class LongText:
             return place + _character(opened.read(4), 0)
 
     def places(self) -> list[int]:
-        """Where pieces begin, and the end."""
+        """Returns where pieces begin, and the end."""
         inner = range(self.start + PIECE, self.end - PIECE // 2, PIECE)
         return [self.start, *map(self.character, inner), self.end]
 
@@ -90,7 +90,7 @@ class LongText:
 
 
 def _character(found: bytes, place: int) -> int:
-    """The first place, from this one on, that does not continue a character; not beyond three bytes."""
+    """Returns the first place, from this one on, that does not continue a character; not beyond three bytes."""
     for further in range(4):
         if place + further >= len(found) or found[place + further] & 0xC0 != 0x80:
             return min(place + further, len(found))

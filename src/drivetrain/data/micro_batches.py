@@ -1,8 +1,8 @@
-"""How a global batch is cut: into the ranks' shares, and each share into micro-batches.
+"""Cuts a global batch into the ranks' shares, and each share into micro-batches.
 
 Any cut gives the same step, because losses are sums divided by the count of the whole batch. So a cut may follow the
 samples' lengths: micro-batches of like length need little padding, while the batch stays a random one. (Batches made of
-like lengths need as little, but are no random ones: docs/background/speed.md says what that costs in accuracy.)
+like lengths need as little, but are no random ones: docs/background/speed.md has the cost in accuracy.)
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ MOST_CANDIDATES = 256  # places at which a share may be cut; more would take lon
 
 
 def rank_share(indices: np.ndarray, data_rank: int, data_world: int) -> np.ndarray:
-    """The samples of a global batch that one data rank takes: every world-th one, so that lengths spread evenly."""
+    """Returns the samples of a global batch that one data rank takes: every world-th one, so that lengths spread
+    evenly."""
     return indices[data_rank::data_world]
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Of each sample, and what a micro-batch costs beside its (padded) tokens, in tokens.
+    """The length of each sample, and a micro-batch's cost beside its (padded) tokens, in tokens.
 
-    packed: samples are laid end to end, so that a micro-batch has as many tokens as they have together.
-    most: tokens of a micro-batch, unless one sample has more. rows: what packed rows are filled up to, if they are.
+    packed: samples are laid end to end, so that a micro-batch has as many tokens as they have together. most: tokens of
+    a micro-batch, unless one sample has more. rows: the length that packed rows are filled up to, if any.
     """
 
     tokens: np.ndarray
@@ -54,11 +55,11 @@ class Slice:
     lengths: Lengths | None = None
 
     def pieces(self, indices: np.ndarray) -> list[np.ndarray]:
-        """The samples of each micro-batch, of a global batch of these samples."""
+        """Returns the samples of each micro-batch, from a global batch of these samples."""
         return [indices[positions] for positions in self.positions(indices)]
 
     def positions(self, indices: np.ndarray) -> list[np.ndarray]:
-        """Where each micro-batch's samples are in the global batch: pieces of near-equal size, or by length."""
+        """Returns each micro-batch's positions in the global batch: pieces of near-equal size, or by length."""
         if self.lengths is None:
             share = rank_share(np.arange(len(indices)), self.data_rank, self.data_world)
             return np.array_split(share, self._fewest(len(indices)))
@@ -76,15 +77,15 @@ class Slice:
         return np.array_split(mine, count) if found is None else np.split(mine, found.cuts)
 
     def _rows(self, rows: Rows, tokens: np.ndarray, mine: np.ndarray, shares: list[np.ndarray]) -> list[np.ndarray]:
-        """Positions of each row's samples, of as many rows as the rank runs that needs most: on others some may be
-        empty. tokens: of each sample of the global batch."""
+        """Returns the positions of each row's samples, for as many rows as the rank runs that needs most: on others
+        some may be empty. tokens: of each sample of the global batch."""
         bound = min(self.micro_batch_size, rows.samples)
         count = max(len(best_fit(tokens[share], rows.tokens, bound)) for share in shares)
         filled = [mine[row] for row in best_fit(tokens[mine], rows.tokens, bound)]
         return filled + [mine[:0]] * (count - len(filled))
 
     def _fewest(self, num_samples: int) -> int:
-        """Micro-batches that the largest share needs at least."""
+        """Returns the fewest micro-batches that the largest share needs."""
         return math.ceil(math.ceil(num_samples / self.data_world) / self.micro_batch_size)
 
     @property
@@ -92,9 +93,10 @@ class Slice:
         return math.inf if self.lengths is None or self.lengths.most is None else self.lengths.most
 
     def _best_count(self, shares: list[np.ndarray], fewest: int) -> int:
-        """How many cost least; read off the first rank's share, which every rank knows. shares: lengths, by rank.
+        """Returns the number of micro-batches that costs least, computed from the first rank's share, which every rank
+        knows. shares: lengths, by rank.
 
-        A bound in tokens has to be kept by all of them, and may ask for more.
+        All of them have to keep a bound in tokens, which may need more.
         """
         assert self.lengths is not None
         first, others = shares[0], shares[1:] if self.lengths.most is not None else []
@@ -117,11 +119,11 @@ class BestCut:
 
 
 def best_cuts(tokens: np.ndarray, most: int, bound: int, most_tokens: float = math.inf) -> dict[int, BestCut]:
-    """Ascending lengths → for each number of pieces up to `most`, where to cut for the fewest padded tokens.
+    """Returns for ascending lengths and each number of pieces up to `most` where to cut for the fewest padded tokens.
 
     No piece is empty, has more than `bound` samples, or more than `most_tokens` padded tokens unless it is one sample;
-    numbers for which that cannot be had are left out. Dynamic programming over the pieces, unless they are many and so
-    short that there is nothing to win: then each is filled.
+    numbers for which that is impossible are left out. It uses dynamic programming over the pieces, unless they are many
+    and so short that nothing is gained: then each is filled.
     """
     total = len(tokens)
     if not total:
@@ -147,7 +149,8 @@ def best_cuts(tokens: np.ndarray, most: int, bound: int, most_tokens: float = ma
 
 
 def filled_cuts(tokens: np.ndarray, bound: int, most_tokens: float) -> list[int]:
-    """Ascending lengths → where to cut for the fewest pieces: each takes as many samples as the bounds let it."""
+    """Returns for ascending lengths where to cut for the fewest pieces: each takes as many samples as the bounds
+    allow."""
     cuts: list[int] = []
     start = 0
     for place, length in enumerate(tokens.tolist()):
@@ -159,7 +162,8 @@ def filled_cuts(tokens: np.ndarray, bound: int, most_tokens: float) -> list[int]
 
 
 def _of_filled(tokens: np.ndarray, filled: list[int], most: int) -> dict[int, BestCut]:
-    """For each number of pieces from that of the filled ones up to `most`: the largest is halved for each one more."""
+    """Returns cuts for each number of pieces from that of the filled ones up to `most`: the largest is halved for each
+    one more."""
     found: dict[int, BestCut] = {}
     ends = [0, *filled, len(tokens)]
     while len(ends) - 1 <= most:
@@ -174,7 +178,7 @@ def _of_filled(tokens: np.ndarray, filled: list[int], most: int) -> dict[int, Be
 
 
 def _traced(ends: np.ndarray, starts: list[np.ndarray]) -> list[int]:
-    """The cuts, from the last piece's start back to the first's."""
+    """Returns the cuts, from the last piece's start back to the first's."""
     end, cuts = len(ends) - 1, []
     for start in reversed(starts):
         end = int(start[end])
@@ -183,7 +187,7 @@ def _traced(ends: np.ndarray, starts: list[np.ndarray]) -> list[int]:
 
 
 def packs(tokens: np.ndarray, count: int, bound: int) -> list[np.ndarray]:
-    """Positions dealt to `count` packs of at most `bound` samples and nearly equal tokens.
+    """Assigns positions to `count` packs of at most `bound` samples and nearly equal tokens.
 
     The longest first, each to the pack that has least (Graham 1969, LPT).
     """
@@ -198,7 +202,7 @@ def packs(tokens: np.ndarray, count: int, bound: int) -> list[np.ndarray]:
 
 
 def fewest_packs(tokens: np.ndarray, bound: int, most: int | None) -> int:
-    """The least number for which `packs` keeps both bounds, but for samples that have more tokens alone."""
+    """Returns the least number for which `packs` keeps both bounds, except for samples that alone have more tokens."""
     count = max(1, math.ceil(len(tokens) / bound))
     if most is None or not len(tokens):
         return count

@@ -11,7 +11,7 @@ from drivetrain.data.streams.mixture import Mix
 
 
 def mixed_order(sizes: Sequence[int], mix: Mix, batch_size: int, seed: int) -> Order:
-    """sizes: samples of each data set. Without weights each sample comes once an epoch."""
+    """Returns the order. sizes: samples of each data set. Without weights each sample comes once an epoch."""
     if mix.phases is None:
         return GlobalOrder(sum(sizes), batch_size, seed)
     epoch = epoch_of(sizes, mix.phases[0].weights, mix.kind, mix.most_passes)

@@ -1,8 +1,8 @@
-"""How a mixture of data sets is drawn: how long an epoch is, how much it takes of each set, and which sample is whose.
+"""Draws from a mixture of data sets: the length of an epoch, the share of each set, and the set of each sample.
 
-Shares are whole numbers in each *round* of at most 65,536 samples, whose order is then shuffled; what rounding owes a
-set is carried into the next round. A round ends with its epoch, and where weights change. All of it is a pure function
-of (seed, step), whatever the number of ranks, workers or micro-batches.
+Shares are whole numbers in each *round* of at most 65,536 samples, whose order is then shuffled; the rounding error of
+a set is carried into the next round. A round ends with its epoch, and where weights change. All of it is a pure
+function of (seed, step), whatever the number of ranks, workers or micro-batches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Epoch:
-    """samples: of an epoch. counts: of each set among them."""
+    """An epoch. samples: its length. counts: of each set among them."""
 
     samples: int
     counts: tuple[int, ...]
@@ -42,11 +42,12 @@ def epoch_of(
     mix: str,
     most_passes: Sequence[float | None] | None = None,
 ) -> Epoch:
-    """sizes: samples of each set. mix: "concat", as many samples as there are; "interleave_under", until the first set
-    is through; "interleave_over", until each set was gone through at least once (LLaMA-Factory's mix_strategy).
+    """Returns the epoch. sizes: samples of each set. mix: "concat", as many samples as there are; "interleave_under",
+    until the first set is through; "interleave_over", until each set was gone through at least once (LLaMA-Factory's
+    mix_strategy).
 
-    most_passes: how often an epoch may go through each set at most; what a set's weight asks beyond goes to the others
-    by their weights, and an epoch is shorter where all are at their bound.
+    most_passes: how often an epoch may go through each set at most; the excess of a set's weight goes to the others by
+    their weights, and an epoch is shorter where all are at their bound.
     """
     total = sum(weights)
     times = [size * total / weight for size, weight in zip(sizes, weights, strict=True) if weight > 0]
@@ -62,7 +63,7 @@ def epoch_of(
 
 
 def _within(samples: int, weights: Sequence[float], bounds: Sequence[float]) -> list[int]:
-    """Whole shares of the samples, none above its bound."""
+    """Returns whole shares of the samples, none above its bound."""
     free = [number for number, weight in enumerate(weights) if weight > 0]
     counts, left = [0] * len(weights), samples
     while free and left:
@@ -80,7 +81,7 @@ def _within(samples: int, weights: Sequence[float], bounds: Sequence[float]) -> 
 
 
 def phases_of(schedules: Sequence[Mapping[int, float]]) -> list[Phase]:
-    """schedules: of each set, its weight from each step on; all have one for step 0."""
+    """Returns the phases. schedules: for each set, its weight from each step on; all have one for step 0."""
     starts = sorted({start for each in schedules for start in each})
     return [
         Phase(start, tuple(each[max(own for own in each if own <= start)] for each in schedules)) for start in starts
@@ -99,7 +100,7 @@ class Round:
 
 
 class Turns:
-    """Step → which set each of its samples is of, and the how-manieth draw from that set it is.
+    """Maps a step to the set of each of its samples, and the number of the draw from that set.
 
     epoch: samples after which a batch may be smaller, so that the next epoch begins with a step; None where epochs flow
     into one another.
@@ -112,7 +113,7 @@ class Turns:
         self._drawn: tuple[int, np.ndarray, np.ndarray] | None = None  # a round's number, sets and draws
 
     def of_step(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Step (from 0) → sets: (B,), draws: (B,), int64."""
+        """Returns for a step (from 0) sets: (B,), draws: (B,), int64."""
         number = self._round(step)
         if self._drawn is None or self._drawn[0] != number:
             self._drawn = (number, *self._of_round(number))
@@ -121,7 +122,7 @@ class Turns:
         return sets[start : start + self._batch], draws[start : start + self._batch]
 
     def drawn_before(self, step: int) -> list[int]:
-        """Count the samples of each set in the steps before this one."""
+        """Counts the samples of each set in the steps before this one."""
         found = self._rounds[self._round(step)]
         sets, _ = self._of_round(self._round(step))
         part = sets[: (step - found.first) * self._batch]
@@ -135,7 +136,8 @@ class Turns:
         return bisect.bisect_right(self._firsts, step) - 1
 
     def _next(self) -> Round:
-        """Shares carry over what whole numbers cut off, as long as weights stay: a small one gets its turns too."""
+        """Returns the next round. Shares carry over their fractions, as long as weights stay: a small set gets its
+        turns too."""
         last = self._rounds[-1] if self._rounds else None
         first = 0 if last is None else last.stop
         zero = np.zeros(len(self._phases[0].weights), np.int64)
@@ -149,7 +151,7 @@ class Turns:
         return Round(first, stop, _whole(owed, samples), before, begun)
 
     def _extent(self, first: int, phase: int) -> tuple[int, int]:
-        """The step behind a round, and the samples in it."""
+        """Returns the step behind a round, and the samples in it."""
         stop = first + max(1, ROUND // self._batch)
         if phase + 1 < len(self._phases):
             stop = min(stop, self._phases[phase + 1].start)
@@ -172,7 +174,7 @@ class Turns:
 
 
 def _whole(owed: np.ndarray, total: int) -> np.ndarray:
-    """Whole numbers of at least 0 that add up to the total, near to what is owed."""
+    """Returns whole numbers of at least 0 that add up to the total, near to the fractions."""
     counts = np.floor(np.maximum(owed, 0.0) + 1e-9).astype(np.int64)
     while (lacking := total - int(counts.sum())) != 0:
         order = np.argsort(counts - owed, kind="stable")

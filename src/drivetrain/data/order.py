@@ -14,8 +14,8 @@ from drivetrain.data.shares import shares
 
 
 class Order(Protocol):
-    """Which samples each step takes. num_samples: of an epoch, steps_per_epoch: its steps; None and infinite where
-    samples are drawn without end, and the epochs of a stream flow into one another."""
+    """The samples that each step takes. num_samples: of an epoch, steps_per_epoch: its steps; None and infinite if
+    samples are drawn without end and the epochs of a stream flow into one another."""
 
     @property
     def num_samples(self) -> int | None: ...
@@ -24,11 +24,11 @@ class Order(Protocol):
     def steps_per_epoch(self) -> float: ...
 
     def batch(self, step: int) -> tuple[int, np.ndarray]:
-        """Step (from 0) → (epoch, sample indices of the global batch)."""
+        """Returns for a step (from 0) (epoch, sample indices of the global batch)."""
         ...
 
     def drawn_before(self, step: int) -> list[int]:
-        """Count the samples of each data set in the steps before this one; empty where there is no mixture."""
+        """Counts the samples of each data set in the steps before this one; empty if there is no mixture."""
         ...
 
 
@@ -46,7 +46,7 @@ class MixturePart:
 
 
 class GlobalOrder:
-    """Which samples each step takes. Every epoch visits each sample once; its last batch may be smaller.
+    """The samples that each step takes. Every epoch visits each sample once; its last batch may be smaller.
 
     parts: with them an epoch takes samples by weight. Over epochs each part is still gone through in whole passes: none
     of its samples comes a third time before all came twice.
@@ -63,7 +63,7 @@ class GlobalOrder:
         self._order = np.empty(0, np.int64)
 
     def batch(self, step: int) -> tuple[int, np.ndarray]:
-        """Step (from 0) → (epoch, sample indices of the global batch)."""
+        """Returns for a step (from 0) (epoch, sample indices of the global batch)."""
         epoch, position = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             self._epoch = epoch
@@ -85,7 +85,7 @@ class GlobalOrder:
         return order
 
     def _drawn(self, number: int, size: int, draws: range) -> np.ndarray:
-        """The given draws from one part, which is gone through pass after pass."""
+        """Returns the samples of these draws from one part, which is gone through pass after pass."""
         passes = range(draws.start // size, math.ceil(draws.stop / size))
         found = [_shuffled([self._seed, number, turn], size) for turn in passes]
         skipped = draws.start - passes.start * size
@@ -104,12 +104,12 @@ class GlobalOrder:
 
 
 class PhasedOrder:
-    """A mixture whose weights change at given steps. Each part is gone through in whole passes, as in GlobalOrder."""
+    """A mixture whose weights change at certain steps. Each part is gone through in whole passes, as in GlobalOrder."""
 
     def __init__(
         self, parts: Sequence[MixturePart], phases: Sequence[Phase], batch_size: int, seed: int, num_samples: int
     ) -> None:
-        """num_samples: of an epoch, by which a run's length may be given."""
+        """num_samples: of an epoch, in which a run's length may be stated."""
         self.num_samples, self.steps_per_epoch = num_samples, math.ceil(num_samples / batch_size)
         self._parts, self._seed = parts, seed
         self._turns = Turns(phases, batch_size, seed, num_samples)
@@ -138,8 +138,8 @@ class DrawnOrder:
     """Samples that are drawn by number from data sets that shuffle themselves, as streams do: draw d of set s has the
     index d * sets + s.
 
-    epoch: samples of one, whose last batch may be smaller; None: epochs flow into one another. phases: of a mixture of
-    several sets, how it is drawn.
+    epoch: samples of one, whose last batch may be smaller; None: epochs flow into one another. phases: the weights of a
+    mixture of several sets.
     """
 
     def __init__(self, phases: Sequence[Phase], batch_size: int, seed: int, epoch: int | None) -> None:

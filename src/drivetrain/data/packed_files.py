@@ -1,4 +1,4 @@
-"""Compressed files, read as what is in them: gzip, bzip2, xz and zstd by the end of their name, as data.jsonl.gz."""
+"""Reads compressed files like plain ones: gzip, bzip2, xz and zstd by the end of their name, as data.jsonl.gz."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def is_packed(file: Path) -> bool:
 
 
 def ending(file: Path) -> str:
-    """What kind of file it is, in small letters: ".jsonl" of data.jsonl and of data.jsonl.gz."""
+    """Returns the kind of file, in lower case: ".jsonl" for data.jsonl and data.jsonl.gz."""
     return Path(file.stem if is_packed(file) else file.name).suffix.lower()
 
 
 def text_bytes(file: Path) -> int:
-    """How many bytes are in the file, of a compressed one about."""
+    """Returns how many bytes are in the file; for a compressed one an estimate."""
     return file.stat().st_size * (PACKED_BY if is_packed(file) else 1)
 
 
 def open_bytes(file: Path) -> BinaryIO:
-    """Open for reading what is in the file. PackedError where that is damaged, as it is read."""
+    """Opens the file's content for reading. Reading raises PackedError where it is damaged."""
     if not is_packed(file):
         return file.open("rb")
     with file.open("rb"):  # the error of a file that is not there, or not to be read
@@ -57,7 +57,7 @@ def open_bytes(file: Path) -> BinaryIO:
 
 
 def open_text(file: Path, newline: str | None) -> TextIO:
-    """As UTF-8, with or without a byte order mark."""
+    """Opens as UTF-8, with or without a byte order mark."""
     return io.TextIOWrapper(open_bytes(file), encoding="utf-8-sig", newline=newline)
 
 
@@ -67,7 +67,7 @@ def read_bytes(file: Path) -> bytes:
 
 
 class _Unpacked(io.RawIOBase):
-    """What is in a compressed file, with one kind of error for all kinds of damage."""
+    """The content of a compressed file, with one kind of error for all kinds of damage."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

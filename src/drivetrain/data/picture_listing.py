@@ -1,9 +1,9 @@
-"""The image files below a folder: listed once a machine, and found again by the folders' times of change.
+"""Lists the image files below a folder once a machine, and finds the list again by the folders' times of change.
 
 From 10,000 files on the list is arrays in the cache, which ranks, workers and later runs map: a million paths as Python
 strings would take 150 MB in each of them. A file that is added, removed or renamed moves its folder's time of change,
-so a start looks at the folders alone, not at the files. Times are trusted if they were older than two seconds when the
-files were read: a change within the same tick of a file system's clock moves nothing.
+so a start reads the folders alone, not the files. Times are trusted if they were older than two seconds when the files
+were read: a change within the same tick of a file system's clock moves nothing.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class Listing:
     """N image files below `root`, in order. top_of: (N,) numbers of the top folders that they lie below."""
 
     def __init__(self, root: Path, arrays: Arrays, key: str | None) -> None:
-        """key: stands for the files' names and the folders' times; None if the list is not kept."""
+        """key: identifies the files' names and the folders' times; None if the list is not kept."""
         self.root, self.key, self._arrays = str(root), key, arrays
         self.top_of = arrays.array("top_of")
 
     @property
     def tops(self) -> list[str]:
-        """Names of the top folders."""
+        """The names of the top folders."""
         return list(self._arrays.facts["tops"])
 
     @property
@@ -64,12 +64,12 @@ class Listing:
 
     @property
     def repeated(self) -> list[tuple[str, str]]:
-        """Links that are left out, and where they lead."""
+        """Links that are left out, and their targets."""
         return [(link, real) for link, real in self._arrays.facts["repeated"]]
 
     @cached_property
     def names(self) -> ListedFiles:
-        """Paths from the root on."""
+        """The paths from the root on."""
         return ListedFiles(self._arrays, None)
 
     @cached_property
@@ -78,7 +78,7 @@ class Listing:
 
 
 class ListedFiles(Sequence[str]):
-    """Paths, made when they are asked for. root: what they begin with."""
+    """Paths, made when they are used. root: their beginning."""
 
     def __init__(self, arrays: Arrays, root: str | None) -> None:
         self._root = root
@@ -107,8 +107,8 @@ class ListedFiles(Sequence[str]):
 def listed(
     root: Path, tops: Callable[[], Sequence[Path]], suffixes: frozenset[str], cache: Path, field: str
 ) -> tuple[Listing, str | None]:
-    """The image files below `tops()`: folders in `root`, or `root` itself. Returns a warning too if the cache cannot be
-    used. UserError if a folder changes while it is listed."""
+    """Lists the image files below `tops()`: folders in `root`, or `root` itself. Returns a warning too if the cache
+    cannot be used. Raises UserError if a folder changes while it is listed."""
     begun = time.time_ns()  # what changes from here on may be missed by what is read
     described = f"{FORMAT} {root.resolve()} {sorted(suffixes)} {tops.__qualname__}"
     known = cache / f"folders-{_digest(described)}.json"
@@ -149,7 +149,7 @@ def _times_of(root: Path, folders: Iterable[str]) -> Times:
 
 
 def _still_true(known: Path, root: Path) -> Found | None:
-    """What an earlier start found, if no folder has another time now."""
+    """Returns an earlier start's list, if no folder has another time now."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         names, held = json.loads(known.read_text(encoding="utf-8"))
         times = [(str(folder), int(changed)) for folder, changed in held]
@@ -159,7 +159,7 @@ def _still_true(known: Path, root: Path) -> Found | None:
 
 
 class _Seen:
-    """What a reading of folders finds. Each folder's time is taken when it was read: a later change has a later one."""
+    """The results of reading folders. Each folder's time is taken when it was read: a later change has a later one."""
 
     def __init__(self, root: Path) -> None:
         self._root, self._times, self._names = root, _times_of(root, [str(root)]), blake2b(digest_size=20)
@@ -169,7 +169,7 @@ class _Seen:
         return self._names.hexdigest(), sorted(self._times)
 
     def noted(self, reads: Iterable[FolderRead]) -> Iterable[FolderRead]:
-        """The same, noted one by one."""
+        """Yields the folders, and records each one."""
         for read in reads:
             if read.repeated is None:
                 self._times += _times_of(self._root, [read.folder] if read.folder != str(self._root) else [])
@@ -180,7 +180,7 @@ class _Seen:
 
 
 def _looked(root: Path, tops: Sequence[Path], suffixes: frozenset[str]) -> tuple[list[FolderRead] | None, Found]:
-    """What all folders hold and, where they hold fewer than LEAST files, what was read of them."""
+    """Returns the counts of all folders and, if they hold fewer than LEAST files, what was read of them."""
     seen = _Seen(root)
     held: list[FolderRead] | None = []
     count = 0
@@ -198,7 +198,7 @@ def _looked(root: Path, tops: Sequence[Path], suffixes: frozenset[str]) -> tuple
 
 
 class _Held:
-    """Arrays in memory, appended to as a `Writer` is."""
+    """Arrays in memory, with the interface of a `Writer`."""
 
     def __init__(self) -> None:
         self.facts: Any = {}

@@ -1,4 +1,4 @@
-"""Pictures as samples: looked at before training, kept decoded where they fit, augmented by (seed, epoch, index)."""
+"""Pictures as samples: checked before training, kept decoded where they fit, augmented by (seed, epoch, index)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ UNREADABLE = -100  # the label of a picture that cannot be decoded: cross-entrop
 
 
 class PictureSamples(Reviewed):
-    """Samples of (pixels (H, W, C) uint8, label). `augment` is given for training samples only.
+    """Samples of (pixels (H, W, C) uint8, label). `augment` is set for training samples only.
 
     A picture that cannot be decoded stays in its place, so that the order of all others is the same whenever it is
-    found: it is black and its label UNREADABLE, which counts for nothing. bad: those found so far, and why.
+    found: it is black and its label UNREADABLE, which counts for nothing. bad: those found so far, with the reasons.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class PictureSamples(Reviewed):
         most_bad: float = 0.0,
         cache: Path | None = None,
     ) -> None:
-        """indices: which of the pictures these are. labels: (len(indices),), -1 where unknown. most_bad: the share
+        """indices: of these samples among the pictures. labels: (len(indices),), -1 where unknown. most_bad: the share
         that may be unreadable. cache: where large sets are kept decoded; None: in memory only."""
         self._pictures, self._indices, self.labels = pictures, indices, labels
         self._size, self._augment = size, augment
@@ -62,7 +62,7 @@ class PictureSamples(Reviewed):
 
     @property
     def kept_bytes(self) -> int:
-        """Memory that decoded pictures take, once a machine where they are mapped."""
+        """Returns the memory of decoded pictures, counted once a machine if they are mapped."""
         return 0 if self._kept is None else self._kept.nbytes
 
     def load(self, index: int, epoch: int) -> tuple[np.ndarray, int]:
@@ -75,7 +75,7 @@ class PictureSamples(Reviewed):
         return image, int(self.labels[index])
 
     def _read(self, index: int) -> np.ndarray | None:
-        """None where it cannot be decoded and need not be."""
+        """Reads a picture; None if it cannot be decoded and need not be."""
         if index in self.bad:
             return None
         if self._kept is not None:
@@ -89,9 +89,10 @@ class PictureSamples(Reviewed):
             return None
 
     def review(self, indices: Sequence[int], batch: dict[str, torch.Tensor]) -> None:
-        """Names the pictures of a batch that could not be decoded, once each. RunError where they have become too many.
+        """Names the pictures of a batch that could not be decoded, once each. Raises RunError if they have become too
+        many.
 
-        A worker process that met one cannot tell: it is a process of its own.
+        A worker process that met one cannot report it: it is a process of its own.
         """
         if not self._most_bad or not bool((batch["labels"] == UNREADABLE).any()):
             return
@@ -114,11 +115,11 @@ class PictureSamples(Reviewed):
         shape: Shape | None = None,
         most_kept_bytes: int = MOST_KEPT_BYTES,
     ) -> Shape:
-        """Look at the pictures, and decode them all if they fit. Returns their common shape (H, W, C).
+        """Checks the pictures, and decodes them all if they fit. Returns their common shape (H, W, C).
 
-        channels: 1 or 3; left out, as they are. shape: which they must have; left out, the first one's.
-        What cannot be read or differs in size is told at once (UserError), not one by one during training. What does
-        not fit is looked at by its header: MOST_LOOKED_AT of them, evenly spread.
+        channels: 1 or 3; by default unchanged. shape: the required one; by default the first one's. Raises UserError
+        with all pictures that are unreadable or of another size at once, not one by one during training. If the set
+        does not fit in memory, only headers are checked: MOST_LOOKED_AT of them, evenly spread.
         """
         self._field = field
         self._shape = shape or self._first_shape(field, channels)
@@ -148,7 +149,7 @@ class PictureSamples(Reviewed):
         check(found)  # another run may have let more go
 
     def _check_found(self, found: Found, looked: int) -> None:
-        """Keeps in mind what cannot be decoded. UserError for too much of it, and for other sizes."""
+        """Remembers pictures that cannot be decoded. Raises UserError for too many of them, and for other sizes."""
         unreadable = [error for _, error in found if isinstance(error, Unreadable)]
         too_many = exceeds(len(unreadable), looked, self._most_bad)
         if too_many or len(unreadable) < len(found):
@@ -156,7 +157,7 @@ class PictureSamples(Reviewed):
         self.bad |= {index: str(error) for index, error in found}
 
     def _first_shape(self, field: str, channels: int | None) -> Shape:
-        """Of the first picture that can be read."""
+        """Returns the shape of the first picture that can be read."""
         unreadable: list[RunError] = []
         for index in range(len(self)):
             try:
@@ -190,7 +191,7 @@ class OtherSize(RunError):
 
 
 class _Names(Sequence[str]):
-    """Names of some pictures, made when they are asked for."""
+    """Names of some pictures, made when they are used."""
 
     def __init__(self, names: Sequence[str], indices: np.ndarray) -> None:
         self._names, self._indices = names, indices

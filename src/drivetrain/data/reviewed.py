@@ -1,4 +1,4 @@
-"""Samples of which some may turn out unusable only when they are loaded, in whatever process that is."""
+"""Samples some of which may prove unusable only when they are loaded, in any process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 class Reviewed(ABC):
-    """Samples whose batches are looked at in the process that trains."""
+    """Samples whose batches are checked in the process that trains."""
 
     @abstractmethod
     def review(self, indices: Sequence[int], batch: dict[str, Tensor]) -> None:
-        """Called with each batch and the samples that it was made of. RunError where it cannot be trained on."""
+        """Called with each batch and its samples. Raises RunError if it cannot be trained on."""

@@ -1,6 +1,6 @@
-"""Rows of files of every kind, read once and forward, some at a time: what large data sets are read by.
+"""Reads rows of files of every kind once and forward, some at a time: the way large data sets are read.
 
-Rows, their order, their numbers and what is wrong with them are as `rows.open_rows` has them, which reads a whole file.
+Rows, their order, their numbers and their faults are those of `rows.open_rows`, which reads a whole file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RowBlock:
 
 @dataclass(frozen=True)
 class RowFile:
-    """One file, and what it is called. documents: how a text file is divided."""
+    """One file, and its name in messages. documents: how a text file is divided."""
 
     path: Path
     name: str
@@ -51,7 +51,7 @@ class RowFile:
 
     @cached_property
     def unit(self) -> str:
-        """What the numbers count; nothing where the file is one row."""
+        """The unit that the numbers count; empty if the file is one row."""
         kind = ending(self.path)
         if kind in TEXTS:
             return "" if self.documents == "file" else "line" if self.documents == "line" else "document"
@@ -61,7 +61,7 @@ class RowFile:
         return f"{self.name} {self.unit} {number}" if self.unit else self.name
 
     def blocks(self) -> Iterator[RowBlock]:
-        """UserError for a file that cannot be read on."""
+        """Yields blocks. Raises UserError for a file that cannot be read on."""
         kind = ending(self.path)
         reader: Callable[[RowFile], Iterator[RowBlock]] = _KINDS[kind]
         if kind == ".json" and self.unit == "line":
@@ -172,7 +172,7 @@ def _texts(file: RowFile) -> Iterator[RowBlock]:
 
 
 def _documents(file: RowFile) -> Iterator[tuple[int, str]]:
-    """Number and text of each; of lines the line's own, blank ones not among them."""
+    """Yields number and text of each; for lines the line's own number, blank lines left out."""
     newline = "" if file.documents == "file" else None  # a whole file keeps its line ends
     try:
         with open_text(file.path, newline) as opened:
@@ -191,7 +191,7 @@ def _documents(file: RowFile) -> Iterator[tuple[int, str]]:
 
 
 def _parts(opened: Any, separator: re.Pattern[str], open_ended: int) -> Iterator[str]:
-    """The text between separators. open_ended: 1 where what separates may go on behind what was read."""
+    """Yields the text between separators. open_ended: 1 if a separator may go on behind the text read so far."""
     rest, size = "", 1 << 20
     while part := opened.read(max(size, len(rest))):
         rest += part
@@ -219,7 +219,8 @@ _KINDS: dict[str, Callable[[RowFile], Iterator[RowBlock]]] = {
 
 
 class BlockRows:
-    """The first rows of files that are read in blocks, as `rows.Rows` has them: enough to see what rows hold."""
+    """The first rows of files that are read in blocks, with the interface of `rows.Rows`: enough to see what rows
+    hold."""
 
     def __init__(self, files: Sequence[RowFile]) -> None:
         self.files = files

@@ -1,4 +1,4 @@
-"""Names of rows, made when they are asked for."""
+"""Names of rows, made when they are used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class RowNames(Sequence[str]):
-    """What the rows of these numbers are called."""
+    """The names of the rows of these numbers."""
 
     def __init__(self, rows: Sequence[int] | np.ndarray, kind: str = "row") -> None:
         self._rows, self._kind = rows, kind

@@ -18,10 +18,11 @@ class Rows:
 
     @property
     def sequences(self) -> int:
-        """Most in a row, those of padding among them; at least two, so that a row of one is no special case."""
+        """The most sequences in a row, those of padding among them; at least two, so that a row of one is no special
+        case."""
         return max(2, self.samples + math.ceil(self.tokens / self.longest))
 
     def padding(self, total: int) -> np.ndarray:
-        """Returns positions of what follows `total` tokens up to the row's end: sequences no longer than a sample. Of
-        a sample longer than a row, whose row is as many times as long, up to the end of that."""
+        """Returns positions of the padding behind `total` tokens up to the row's end: sequences no longer than a
+        sample. A sample longer than a row has a row of several times the length, and padding up to its end."""
         return np.arange(-total % self.tokens if total else self.tokens) % self.longest

@@ -1,4 +1,4 @@
-"""Rows of a data set as they stand in it, whatever holds them: files, folders of files, the hub."""
+"""Rows of a data set in their own order, from any kind of source: files, folders of files, the hub."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, start: int, stop: int) -> list[Row]:
-        """Rows start to stop - 1, or fewer at the end. Keys that a row lacks are absent; null is None."""
+        """Returns rows start to stop - 1, or fewer at the end. Keys that a row lacks are absent; null is None."""
         ...
 
     def where(self, index: int) -> str:
-        """File and place of a row, for errors: "chat.jsonl line 12"."""
+        """Returns file and place of a row, for errors: "chat.jsonl line 12"."""
         ...
 
 
@@ -47,15 +47,17 @@ def open_rows(
     stream: bool = False,
     documents: Documents = "file",
 ) -> Rows:
-    """path: a file, a folder (all readable files below it, sorted, as one data set), a pattern of files, or a hub id.
+    """Opens the rows of `path`: a file, a folder (all readable files below it, sorted, as one data set), a pattern of
+    files, or a hub id.
 
     subset, split and folder (`data_dir`) choose a part of a hub data set. A text file is one row {"text": ...}, or one
     a document; in a folder, hidden files and a data set's own README.md, dataset_info.json and the like are left out.
 
-    stream: keep in memory only what is asked for: JSON Lines, parquet, Arrow, texts and hub data sets. CSV and JSON are
+    stream: keep in memory only the rows in use: JSON Lines, parquet, Arrow, texts and hub data sets. CSV and JSON are
     read whole. Same rows in the same order; faults inside a file are found when their rows are read, not here.
 
-    UserError on `field`, with the file and the line or row, of all files at once; BrokenRows where rows are left.
+    Raises UserError on `field`, with the file and the line or row, for all files at once; BrokenRows if some rows are
+    good.
     """
     if not is_there(path):
         if ending(Path(path)) in ENDINGS or not may_be_hub_id(path):
@@ -89,9 +91,9 @@ def open_rows(
 
 
 def large_files(path: str, field: str, documents: Documents = "file") -> list[RowFile]:
-    """The files of a data set of 16 MB and more, to be read in blocks; none of a smaller one.
+    """Returns the files of a data set of 16 MB and more, to be read in blocks; none of a smaller one.
 
-    Nor where it has a text file of that size which is one document: that is tokenised in pieces.
+    None either if it has a text file of that size which is one document: that is tokenised in pieces.
     """
     try:
         files = data_files(path, field, ENDINGS)
@@ -109,7 +111,7 @@ def large_files(path: str, field: str, documents: Documents = "file") -> list[Ro
 
 
 class HubPart(TypedDict):
-    """Which part of a hub data set is read."""
+    """The part of a hub data set that is read."""
 
     subset: str | None
     split: str
@@ -117,7 +119,7 @@ class HubPart(TypedDict):
 
 
 def refuse_hub_choices(path: str, field: str, **chosen: Unpack[HubPart]) -> None:
-    """UserError where files of this machine are to be a part of a hub data set."""
+    """Raises UserError if choices for a hub data set are set for files of this machine."""
     usual = {"subset": None, "split": "train", "folder": None}
     given = [f"{name} {value}" for name, value in chosen.items() if value != usual[name]]
     if given:
@@ -126,7 +128,7 @@ def refuse_hub_choices(path: str, field: str, **chosen: Unpack[HubPart]) -> None
 
 
 def open_file(file: Path, name: str, field: str, stream: bool, documents: Documents = "file") -> Rows:
-    """The rows of one file, as `open_rows` says."""
+    """Opens the rows of one file, as described in `open_rows`."""
     kind = ending(file)
     if kind not in ENDINGS:
         fix = f"files may end in {', '.join(ENDINGS)}, compressed also {', '.join(OPENERS)}"
@@ -171,7 +173,7 @@ def _read_csv(file: Path, name: str, field: str) -> HeldRows:
 
 @dataclass(frozen=True)
 class TextFile:
-    """A whole file as one row, read when asked for: a large one only when its text is. whole: not then either."""
+    """A whole file as one row, which is read when its text is used. whole: the file is never held as a whole."""
 
     path: Path
     name: str
@@ -210,7 +212,7 @@ class JoinedRows:
         return int(self._starts[-1])
 
     def __bool__(self) -> bool:
-        """Found without the lengths."""
+        """Returns whether there are rows, without the lengths."""
         return any(self._parts)
 
     def read(self, start: int, stop: int) -> list[Row]:

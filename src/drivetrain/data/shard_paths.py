@@ -1,4 +1,4 @@
-"""Names of shards: `train-{000..099}.tar`, `{a,b}.tar`, `*.tar`, a folder of them, or a single file."""
+"""Expands names of shards: `train-{000..099}.tar`, `{a,b}.tar`, `*.tar`, a folder of them, or a single file."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ MOST_SHOWN = 5
 
 
 def is_pattern(path: str) -> bool:
-    """Whether it stands for several files, rather than being the path of one."""
+    """Returns whether it stands for several files, rather than being the path of one."""
     return not Path(path).expanduser().exists() and any(mark in path for mark in "{*?[")
 
 
 def shard_files(path: str, field: str, endings: tuple[str, ...]) -> list[Path]:
-    """The files that `path` stands for, in order. Braces give them in the braces' order; a folder's, and those of a
-    pattern with *, ? or [...], are sorted.
+    """Returns the files that `path` stands for, in order. Braces give their own order; files of a folder, and those of
+    a pattern with *, ? or [...], are sorted.
 
-    UserError with all files of braces that are not there, and for a folder or pattern without a file.
+    Raises UserError with all files of braces that are missing, and for a folder or pattern without a file.
     """
     given = Path(path).expanduser()
     if given.is_dir():
@@ -49,7 +49,7 @@ def shard_files(path: str, field: str, endings: tuple[str, ...]) -> list[Path]:
 
 
 def _expanded(path: str) -> list[str]:
-    """As a shell expands braces that are not nested: {000..099} keeps the zeros, {a,b} is a list."""
+    """Expands braces that are not nested, as a shell does: {000..099} keeps the zeros, {a,b} is a list."""
     choices = []
     for number, part in enumerate(BRACES.split(path)):
         found = RANGE.fullmatch(part) if number % 2 else None

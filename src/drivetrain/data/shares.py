@@ -1,4 +1,4 @@
-"""Whole shares of a whole number."""
+"""Divides a whole number into whole shares."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 
 
 def shares(total: int, weights: Sequence[float]) -> list[int]:
-    """Whole numbers that add up to `total`, as near to the weights as whole numbers can be (largest remainders)."""
+    """Returns whole numbers that add up to `total`, as near to the weights as whole numbers can be (largest
+    remainders)."""
     exact = np.asarray(weights, dtype=np.float64) / sum(weights) * total
     found = np.floor(exact).astype(int)
     for number in np.argsort(found - exact, kind="stable")[: total - int(found.sum())]:

@@ -1,4 +1,4 @@
-"""What a data file holds, known without reading it again: a digest that is kept by size, time and sampled blocks.
+"""Identifies a data file's content without reading it again: a digest is kept by size, time and sampled blocks.
 
 An edit is found by the time of the file's last change, which every writer moves, or by the sampled blocks. One that
 keeps the length, lies between the samples of a file over 4 MiB, and sets the time back is not found.
@@ -24,7 +24,7 @@ class SourceFile:
         self.file, self._field, self._state = file, field, _state(file)
 
     def digest(self, root: Path) -> str:
-        """Of all its bytes; those of a file that is known under `root` are not read again."""
+        """Returns the digest of all its bytes; a file that is known under `root` is not read again."""
         kept = self.kept_digest(root)
         if kept is not None:
             return kept
@@ -36,19 +36,19 @@ class SourceFile:
         return found
 
     def kept_digest(self, root: Path) -> str | None:
-        """The digest that is known of a file of this path, size, time and sampled blocks."""
+        """Returns the digest that is recorded for a file of this path, size, time and sampled blocks."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             return str(json.loads(self._kept(root).read_text(encoding="utf-8"))["digest"])
         return None
 
     def read_digest(self) -> str:
-        """Of all its bytes, read now."""
+        """Returns the digest of all its bytes, read now."""
         found = whole_digest(self.file)
         self.check_unchanged()
         return found
 
     def forget(self, root: Path) -> None:
-        """Remove what is known of the file, so that the next start reads it."""
+        """Removes the record of the file, so that the next start reads it."""
         self._kept(root).unlink(missing_ok=True)
 
     def _kept(self, root: Path) -> Path:
@@ -56,7 +56,7 @@ class SourceFile:
         return root / f"source-{name}.json"
 
     def check_unchanged(self) -> None:
-        """UserError if the file was written to, replaced or removed since."""
+        """Raises UserError if the file was written to, replaced or removed since."""
         try:
             same = _state(self.file) == self._state
         except OSError:

@@ -1,4 +1,4 @@
-"""Samples held out and samples left out, in the proportions of the classes and the same every time."""
+"""Chooses samples to hold out or leave out, in the proportions of the classes and the same every time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from drivetrain.errors import problem
 def stratified_split(
     labels: np.ndarray, fraction: float, seed: int, field: str, class_names: Sequence[str] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Indices (train, evaluation), both sorted, with every class in the same proportion.
+    """Returns indices (train, evaluation), both sorted, with every class in the same proportion.
 
-    labels: (N,) class numbers or names; class_names: what errors call the numbers. UserError on `field` if a class is
-    too small to be in both.
+    labels: (N,) class numbers or names; class_names: names of the numbers, for errors. Raises UserError on `field` if a
+    class is too small to be in both.
     """
     classes, counts = np.unique(labels, return_counts=True)
     if counts.min() < 2:
@@ -38,11 +38,11 @@ def stratified_split(
 
 
 def _drawn(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """`size` sorted indices: those that scikit-learn's train_test_split(stratify=labels) holds out.
+    """Returns `size` sorted indices: those that scikit-learn's train_test_split(stratify=labels) holds out.
 
-    Its own import takes a second, a fifth of the time in which a small run starts. Each class gives its share; what
-    is left over of whole samples goes to the classes with the largest remainders, equal ones drawn for. The order of
-    the draws is scikit-learn's: first for the number of training samples of each class, then for that of the others.
+    Its own import takes a second, a fifth of the time in which a small run starts. Each class gives its share; what is
+    left over of whole samples goes to the classes with the largest remainders, equal ones drawn for. The order of the
+    draws is scikit-learn's: first for the number of training samples of each class, then for that of the others.
     """
     generator = np.random.RandomState(seed)
     classes = np.unique(labels, return_inverse=True)[1]
@@ -57,7 +57,7 @@ def _drawn(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
 
 
 def _shares(counts: np.ndarray, total: int, generator: np.random.RandomState) -> np.ndarray:
-    """How many of each class make `total`, in proportion to their counts. (K,) → (K,)"""
+    """Returns how many of each class make `total`, in proportion to their counts. (K,) → (K,)"""
     exact = counts / counts.sum() * total
     shares = np.floor(exact).astype(int)
     remainders, left = exact - np.floor(exact), total - int(np.floor(exact).sum())
@@ -72,7 +72,7 @@ def _shares(counts: np.ndarray, total: int, generator: np.random.RandomState) ->
 
 
 def limited(labels: np.ndarray, limit: int, seed: int) -> np.ndarray:
-    """At most `limit` sorted indices, drawn so that each class keeps its share of them to within one sample.
+    """Returns at most `limit` sorted indices, drawn so that each class keeps its share of them to within one sample.
 
     labels: (N,) class numbers or names. Shares are rounded by the largest remainder; equal ones are drawn for.
     """
@@ -90,7 +90,7 @@ def limited(labels: np.ndarray, limit: int, seed: int) -> np.ndarray:
 
 
 def limit_note(labels: np.ndarray, kept: np.ndarray, field: str) -> str | None:
-    """A warning of classes of which no sample is left. labels: names; kept: indices."""
+    """Returns a warning of classes of which no sample is left. labels: names; kept: indices."""
     lost = np.setdiff1d(labels, labels[kept])
     if not len(lost):
         return None

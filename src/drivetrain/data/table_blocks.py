@@ -1,6 +1,6 @@
-"""Tables read a block of rows at a time: CSV, TSV, JSON Lines and parquet files of any size in flat memory.
+"""Reads tables a block of rows at a time: CSV, TSV, JSON Lines and parquet files of any size in constant memory.
 
-A block is a list of columns, each a list of plain values: strings of CSV and TSV, whatever JSON and parquet hold. The
+A block is a list of columns, each a list of plain values: strings for CSV and TSV, the values of JSON and parquet. The
 rows, their order and the errors are those of `tables.read_table`, which reads a whole file.
 """
 
@@ -25,18 +25,18 @@ Block = list[list[Any]]
 
 
 class Table(Protocol):
-    """A file's columns. names: as the file has them, or positions from 0 where it names none."""
+    """A file's columns. names: as in the file, or positions from 0 if it names none."""
 
     names: list[Any]
 
     def blocks(self, places: Sequence[int]) -> Iterator[Block]:
-        """The columns at these positions, some rows at a time, in the file's order."""
+        """Yields the columns at these positions, some rows at a time, in the file's order."""
         ...
 
 
 def open_table(file: Path, header: bool, wanted: Sequence[str | int]) -> Table:
-    """wanted: the columns that will be asked for. Raises what the file's parser does, of which `refusal_of` makes a
-    UserError."""
+    """Opens a table. wanted: the columns that will be read. Raises the errors of the file's parser, which `refusal_of`
+    turns into a UserError."""
     match ending(file):
         case ".parquet":
             return _Parquet(file)
@@ -48,7 +48,7 @@ def open_table(file: Path, header: bool, wanted: Sequence[str | int]) -> Table:
 
 
 def refusal_of(file: Path, error: Exception, path: str, field: str) -> UserError:
-    """The error for a file whose reading failed. A wrong encoding is named first, since it is what broke the rest."""
+    """Returns the error for a file whose reading failed. A wrong encoding is named first, since it causes the rest."""
     if isinstance(error, UserError):
         return error
     if isinstance(error, PackedError):
@@ -61,7 +61,7 @@ def refusal_of(file: Path, error: Exception, path: str, field: str) -> UserError
 
 
 def _first_bad_line(file: Path) -> tuple[int, UnicodeDecodeError] | None:
-    """The line that is not UTF-8, and the error of the file's beginning, by which its encoding is guessed."""
+    """Returns the line that is not UTF-8, and the error of the file's beginning, by which its encoding is guessed."""
     with open_bytes(file) as opened:
         for number, line in enumerate(opened, start=1):
             try:
@@ -86,7 +86,7 @@ def _in_blocks(rows: Iterator[Sequence[Any]], places: Sequence[int]) -> Iterator
 
 
 class _Separated:
-    """CSV and TSV. The first record says how wide all are."""
+    """CSV and TSV. The first record decides how wide all are."""
 
     def __init__(self, file: Path, header: bool) -> None:
         self._file, self._header = file, header
@@ -116,7 +116,7 @@ class _JsonLines:
     """An object a line. A row that lacks a column has None there."""
 
     def __init__(self, file: Path, wanted: Sequence[str | int]) -> None:
-        """Names are looked for until all that are wanted were seen: for a position, to the end."""
+        """Reads until all wanted names were seen; if a position is wanted, to the end."""
         self._file = file
         seen: dict[str, None] = {}
         with closing(self._rows()) as rows:
@@ -150,7 +150,7 @@ class _JsonList(_JsonLines):
 
 
 class _Parquet:
-    """By record batches. An index that pandas kept beside the columns is none of them."""
+    """Parquet, by record batches. An index that pandas kept beside the columns is none of them."""
 
     def __init__(self, file: Path) -> None:
         import pyarrow.parquet as pq
@@ -171,6 +171,6 @@ class _Parquet:
 
 
 def _plain(column: Any) -> list[Any]:
-    """As pandas gives them, whose texts of dates and decimals these are."""
+    """Returns values as pandas does, with its texts of dates and decimals."""
     values: list[Any] = column.to_pandas().astype(object).tolist()
     return values

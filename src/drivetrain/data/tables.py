@@ -1,7 +1,7 @@
-"""Tables as people keep them: CSV, TSV, JSON, JSON Lines, parquet, hub data sets.
+"""Reads tables: CSV, TSV, JSON, JSON Lines, parquet, hub data sets.
 
 CSV and TSV are read by Python's own csv module in its strict mode. pandas is quicker, but cuts a text that holds an
-unquoted comma and joins the lines between two stray quotes, both without a word; here each is an error with its line.
+unquoted comma and joins the lines between two stray quotes, both silently; here each is an error with its line.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
-import pandas as pd
 
 from drivetrain.data.csv_records import Record, checked_records, lines_are_records, records, unquoted_records
 from drivetrain.data.packed_files import ending, is_packed, read_bytes
 from drivetrain.errors import Problem, UserError, clipped, problem
+
+if TYPE_CHECKING:
+    import pandas as pd  # it takes half a second, which runs whose tables are read in blocks do without
 
 NEAR = "did you mean"
 MOST_OF_A_NAME = 40  # characters: a first row of data in the place of names is a text of any length
@@ -32,9 +34,10 @@ LINES = ".txt"  # a text a line, to predict for
 def read_table(
     path: str, field: str, header: bool = True, subset: str | None = None, split: str = "train"
 ) -> pd.DataFrame:
-    """A table with its columns as they are named, or numbered from 0 without a header. Texts stay texts ("NA" too).
+    """Reads a table with its columns as they are named, or numbered from 0 without a header. Texts stay texts ("NA"
+    too).
 
-    path: a file, or a hub id where there is no such file. UserError, on `field`, for what cannot be read or is empty.
+    path: a file, or a hub id if there is no such file. Raises UserError, on `field`, if it cannot be read or is empty.
     """
     file = Path(path)
     if not file.exists() and may_be_hub_id(path):
@@ -54,7 +57,7 @@ def read_table(
 
 
 def check_file(file: Path, path: str, field: str) -> None:
-    """UserError for what is no file, or none that can be a table."""
+    """Raises UserError for a path that is no file, or none that can be a table."""
     if not file.is_file():
         why = f"{path} is a folder, not a file" if file.is_dir() else f"{path} does not exist"
         raise problem(field, why, f"paths are taken from the current folder, {Path.cwd()}")
@@ -69,7 +72,8 @@ def check_file(file: Path, path: str, field: str) -> None:
 
 
 def column(table: pd.DataFrame, name: str | int, path: str, field: str) -> pd.Series:
-    """One column, by name or position, of plain values. UserError with the nearest name if it is not there."""
+    """Returns one column, by name or position, of plain values. Raises UserError with the nearest name if it is
+    missing."""
     place = place_of(list(table.columns), name, path, field)
     values = table.iloc[:, place]
     refuse_nested(values, name, path, field)
@@ -77,14 +81,14 @@ def column(table: pd.DataFrame, name: str | int, path: str, field: str) -> pd.Se
 
 
 def refuse_nested(values: Iterable[Any], name: str | int, path: str, field: str) -> None:
-    """UserError for a column whose values are lists, objects or bytes."""
+    """Raises UserError for a column whose values are lists, objects or bytes."""
     nested = next((v for v in values if isinstance(v, list | dict | tuple | bytes | np.ndarray)), None)
     if nested is not None:
         raise problem(field, f"column {name!r} of {path} holds {type(nested).__name__}s", "give a column of texts")
 
 
 def place_of(names: list[Any], name: str | int, path: str, field: str) -> int:
-    """The position of a column. UserError with the nearest name if it is not there."""
+    """Returns the position of a column. Raises UserError with the nearest name if it is missing."""
     if isinstance(name, int):
         if 0 <= name < len(names):
             return name
@@ -101,7 +105,8 @@ def place_of(names: list[Any], name: str | int, path: str, field: str) -> int:
 
 
 def with_header_hint(problems: Sequence[Problem], names: Sequence[Any]) -> list[Problem]:
-    """Problems of columns of which none was found; with the fix for a file whose first row is data, if no name is near.
+    """Returns the problems of columns of which none was found; with the fix for a file whose first row is data, if no
+    name is near.
 
     names: of the file's columns, its first row.
     """
@@ -113,6 +118,8 @@ def with_header_hint(problems: Sequence[Problem], names: Sequence[Any]) -> list[
 
 
 def _read(file: Path, header: bool) -> pd.DataFrame:
+    import pandas as pd
+
     if ending(file) == ".parquet":
         return pd.read_parquet(file)
     text = read_bytes(file).decode("utf-8-sig")
@@ -132,7 +139,9 @@ def _read(file: Path, header: bool) -> pd.DataFrame:
 
 
 def _table(found: Iterator[Record], header: bool) -> pd.DataFrame:
-    """The records as strings, all as wide as the first."""
+    """Returns the records as strings, all as wide as the first."""
+    import pandas as pd
+
     first = next(found, None)
     if first is None:
         raise ValueError("it holds blank lines only")
@@ -145,7 +154,8 @@ def _table(found: Iterator[Record], header: bool) -> pd.DataFrame:
 
 
 def json_lines(text: TextIO) -> Iterator[dict[str, Any]]:
-    """The object of each line. text: opened with newline=None. ValueError names the line that holds none."""
+    """Yields the object of each line. text: opened with newline=None. Raises ValueError with the line that holds
+    none."""
     for number, line in enumerate(text, start=1):
         if line.strip():
             try:
@@ -158,7 +168,7 @@ def json_lines(text: TextIO) -> Iterator[dict[str, Any]]:
 
 
 def not_utf8(error: UnicodeDecodeError, path: str, field: str, first_line: int = 1) -> UserError:
-    """first_line: of the file, where what could not be decoded begins."""
+    """Returns the error of another encoding. first_line: the one in which undecodable bytes begin."""
     line = error.object.count(b"\n", 0, error.start) + first_line
     guess = guess_encoding(error.object)
     name = Path(path).name
@@ -180,12 +190,12 @@ ARCHIVES = {
 
 
 def archive_kind(start: bytes) -> str | None:
-    """Return what a file is that begins so, if that is an archive and no text."""
+    """Returns the kind of archive of a file that begins so, if it is one and no text."""
     return next((kind for mark, kind in ARCHIVES.items() if start.startswith(mark)), None)
 
 
 def guess_encoding(data: bytes) -> str:
-    """The likely encoding of a text that is not UTF-8, by the name that iconv takes."""
+    """Guesses the encoding of a text that is not UTF-8, by the name that iconv takes."""
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return "UTF-16"
     for codec, name in (("gb2312", "GB18030"), ("big5", "BIG5"), ("shift_jis", "SHIFT_JIS")):
@@ -198,14 +208,15 @@ def guess_encoding(data: bytes) -> str:
 
 
 def may_be_hub_id(path: str) -> bool:
-    """Whether a path that is not there can be meant as the id of a data set on the hub."""
+    """Returns whether a path that does not exist can be the id of a data set on the hub."""
     given = Path(path)
     named = path.startswith((".", "/", "~")) or ending(given) in {*READERS, ".txt", ".zip"} or is_packed(given)
     return not named and len(given.parts) <= 2
 
 
 def load_from_hub(name: str, field: str, subset: str | None, split: str, **options: Any) -> Any:
-    """One split as the package datasets has it. options: more of its `load_dataset`. UserError if it cannot be had."""
+    """Returns one split, loaded by the package datasets. options: more of its `load_dataset`. Raises UserError if it is
+    not available."""
     datasets = import_datasets(field, f"{name} is no file here, and ")
     try:
         _check_reachable(name, datasets)
@@ -220,7 +231,8 @@ def load_from_hub(name: str, field: str, subset: str | None, split: str, **optio
 
 
 def _check_reachable(name: str, datasets: Any) -> None:
-    """One quick question, as `load_dataset` tries for half a minute; what it has in its cache needs no network."""
+    """Checks quickly whether the hub answers, since `load_dataset` tries for half a minute; cached data sets need no
+    network."""
     from huggingface_hub import HfApi
 
     if not (Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___")).exists():
@@ -228,13 +240,14 @@ def _check_reachable(name: str, datasets: Any) -> None:
 
 
 def without_code(datasets: Any) -> dict[str, bool]:
-    """Arguments of load_dataset that refuse a data set's own code; newer versions run none, and take no such word."""
+    """Returns arguments of load_dataset that refuse a data set's own code; newer versions run none, and have no such
+    argument."""
     takes_it = "trust_remote_code" in inspect.signature(datasets.load_dataset).parameters
     return {"trust_remote_code": False} if takes_it else {}
 
 
 def import_datasets(field: str, because: str = "") -> Any:
-    """The optional package for hub data sets."""
+    """Imports the optional package for hub data sets."""
     try:
         import datasets
     except ImportError:

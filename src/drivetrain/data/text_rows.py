@@ -1,4 +1,4 @@
-"""A table's texts and labels as arrays on disk: read in blocks once, mapped by everyone after that."""
+"""A table's texts and labels as arrays on disk: read in blocks once, mapped by every later reader."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAID_FROM = 50_000_000  # bytes that take a second or more
 
 
 class MappedTexts(Sequence[str]):
-    """UTF-8 texts that lie end to end in a file; `indices`: which of them these are."""
+    """UTF-8 texts that lie end to end in a file; `indices`: of these texts among them."""
 
     def __init__(self, content: np.ndarray, ends: np.ndarray, indices: np.ndarray | None = None) -> None:
         # no memmaps, whose own slicing takes longer than a text's decoding
@@ -66,7 +66,8 @@ class MappedTexts(Sequence[str]):
 
 
 def place_of_row(row: int, files: Sequence[tuple[str, int]], path: str) -> str:
-    """File and row of a row that is counted over all files. files: of each its name, and how many rows end with it."""
+    """Returns file and row of a row that is counted over all files. files: name of each, and how many rows end with
+    it."""
     if len(files) < 2:
         return f"row {row} of {path}"
     before = 0
@@ -79,7 +80,8 @@ def place_of_row(row: int, files: Sequence[tuple[str, int]], path: str) -> str:
 
 @dataclass(frozen=True)
 class TextRows:
-    """A finished store's texts. labels: numbers into `label_names`, which are sorted; bad: numbers of rows without."""
+    """A finished store's texts. labels: numbers into `label_names`, which are sorted; bad: numbers of rows without a
+    label or text."""
 
     store: Store
 
@@ -107,11 +109,11 @@ class TextRows:
 def open_text_rows(
     files: Sequence[Path], path: str, field: str, header: bool, columns: dict[str, str | int], root: Path
 ) -> tuple[TextRows, str | None]:
-    """files: shards of one table, of which each has the columns; path: what they are called together.
-    columns: text_column, text_pair_column, label_column → name or position, of those that are wanted.
+    """Reads `files`, shards of one table that each have the columns; path: their common name. columns: text_column,
+    text_pair_column, label_column → name or position, for those that are wanted.
 
-    UserError for what cannot be read, with all problems of the columns at once. Returns a warning too if the cache
-    cannot be used.
+    Raises UserError for files that cannot be read, with all problems of the columns at once. Returns a warning too if
+    the cache cannot be used.
     """
     try:
         sources = [SourceFile(file, field) for file in files]
@@ -182,7 +184,8 @@ class _Pass:
         return {role: _style(kinds) for role, kinds in self._kinds.items()}
 
     def write(self) -> bool:
-        """Whether the store is finished; it is not where numbers among the texts have another style than was given."""
+        """Returns whether the store is finished; it is not if numbers among the texts have another style than
+        assumed."""
         rows, kept, ends = 0, 0, []
         with Writer(self._folder) as writer:
             for source in self._sources:
@@ -271,7 +274,7 @@ _MISSING = ("NaTType", "NAType")  # pandas' own
 
 
 def _kinds(values: Sequence[Any]) -> set[str]:
-    """Of a block's values: text, int, whole or broken floats, missing."""
+    """Returns the kinds among a block's values: text, int, whole or broken floats, missing."""
     types = set(map(type, values))
     if types == {str}:
         return {"text"}
@@ -289,7 +292,8 @@ def _kinds(values: Sequence[Any]) -> set[str]:
 
 
 def _style(kinds: set[str]) -> str:
-    """How numbers are written: whole ones without a point, unless others of their column have digits behind it."""
+    """Returns how numbers are written: whole ones without a point, unless others of their column have digits behind
+    it."""
     if "text" in kinds or "float" not in kinds:
         return "plain"
     return "float" if "broken" in kinds else "whole"

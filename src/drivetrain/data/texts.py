@@ -1,4 +1,4 @@
-"""A table of texts → labelled texts, with what was dropped and why."""
+"""Reads a table of texts as labelled texts, and reports which rows were dropped and why."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from drivetrain.config.language import most_dropped
 from drivetrain.config.workload import TextData
@@ -22,12 +21,15 @@ from drivetrain.data.tables import LINES, check_file, column, may_be_hub_id, not
 from drivetrain.data.text_rows import MappedTexts, TextRows, open_text_rows, place_of_row
 from drivetrain.errors import Problem, UserError, problem, together
 
+if TYPE_CHECKING:
+    import pandas as pd  # as in tables.py
+
 
 @dataclass(frozen=True)
 class Texts:
     """N texts. numbers: (N,) of their labels among `label_names`, which are sorted; rows: (N,) row numbers, from 1.
 
-    store, indices: where they lie on disk, if they do, and which of its texts these are (None: all).
+    store, indices: the store on disk, if any, and the indices of these texts in it (None: all).
     """
 
     first: Sequence[str]
@@ -39,10 +41,11 @@ class Texts:
     warning: str | None = None  # where the cache could not be used
     store: TextRows | None = None
     indices: np.ndarray | None = None
+    kind: str = "row"  # what `rows` counts: of a file of texts alone, lines
 
     @property
     def labels(self) -> np.ndarray:
-        """(N,) as they stand in the file, as strings."""
+        """The labels as they stand in the file, (N,), as strings."""
         return np.array(self.label_names, dtype=object)[self.numbers]
 
     def take(self, indices: np.ndarray) -> Texts:
@@ -62,7 +65,7 @@ def _taken(texts: Sequence[str], indices: np.ndarray) -> Sequence[str]:
 
 
 def num_shared(texts: Texts, others: Texts) -> int:
-    """How many of the others are among the texts, pairs as pairs."""
+    """Returns how many of the others are among the texts, pairs as pairs."""
     if texts.store is not None and others.store is not None:
         known, asked = (each.store.store.array("hashes") for each in (texts, others))  # type: ignore[union-attr]
         known = known if texts.indices is None else known[texts.indices]
@@ -76,8 +79,8 @@ def _joined(texts: Texts) -> Iterable[Any]:
 
 
 def read_texts(config: TextData, path: str, field: str, labelled: bool = True, split: str = "train") -> Texts:
-    """Read, leave out rows without text, and check. UserError with all problems of the columns at once, and for more
-    rows without text than `bad_rows` lets go. Of texts that are `labelled` none may lack its label."""
+    """Reads, leaves out rows without text, and checks. Raises UserError with all problems of the columns at once, and
+    for more rows without text than `bad_rows` allows. If texts are `labelled`, none may lack its label."""
     if not labelled and config.text_pair_column is None and Path(path).suffix.lower() == LINES:
         return _lines(path, field)
     wanted: dict[str, str | int] = {"text_column": config.text_column}
@@ -95,7 +98,7 @@ def read_texts(config: TextData, path: str, field: str, labelled: bool = True, s
 
 
 def _mapped(path: str, field: str, config: TextData, wanted: dict[str, str | int]) -> tuple[Texts, str | None]:
-    """Of a file, a folder of files or a pattern, whose texts are mapped from disk."""
+    """Reads a file, a folder of files or a pattern, whose texts are mapped from disk."""
     files = list(data_files(path, field, IN_BLOCKS).values())
     if len(files) == 1:
         check_file(files[0], path if Path(path) == files[0] else str(files[0]), field)
@@ -112,7 +115,7 @@ def _mapped(path: str, field: str, config: TextData, wanted: dict[str, str | int
 
 
 def _held(path: str, field: str, config: TextData, wanted: dict[str, str | int], split: str) -> Texts:
-    """Of a hub data set, whose rows are held in memory."""
+    """Reads a hub data set, whose rows are held in memory."""
     table = read_table(path, field, config.header, config.subset, split)
     columns: dict[str, pd.Series] = {}
     problems: list[Problem] = []
@@ -129,14 +132,16 @@ def _held(path: str, field: str, config: TextData, wanted: dict[str, str | int],
 def _without_header(
     problems: list[Problem], found: Sequence[str] | dict[str, Any], table: pd.DataFrame, config: TextData
 ) -> list[Problem]:
-    """The problems; where no column was found at all, with the fix for a file whose first row is data."""
+    """Returns the problems; if no column was found at all, with the fix for a file whose first row is data."""
     if found or not config.header:
         return problems
     return with_header_hint(problems, list(table.columns))
 
 
 def _lines(path: str, field: str) -> Texts:
-    """A text a line; lines without one are bad rows."""
+    """Reads a text a line; lines without one are bad rows."""
+    import pandas as pd
+
     file = Path(path)
     if not file.is_file():
         raise problem(field, f"{path} does not exist", f"paths are taken from the current folder, {Path.cwd()}")
@@ -145,7 +150,7 @@ def _lines(path: str, field: str) -> Texts:
         lines = [line.rstrip("\n") for line in io.StringIO(file.read_bytes().decode("utf-8-sig"), newline=None)]
     except UnicodeDecodeError as error:
         raise not_utf8(error, path, field) from None
-    return _texts({"text_column": pd.Series(lines, dtype=object)}, path, field)
+    return _texts({"text_column": pd.Series(lines, dtype=object)}, path, field, "line")
 
 
 def _check_few_are_bad(texts: Texts, config: TextData, path: str, field: str) -> None:
@@ -155,12 +160,13 @@ def _check_few_are_bad(texts: Texts, config: TextData, path: str, field: str) ->
         raise UserError(problems)
 
 
-def _texts(columns: dict[str, pd.Series], path: str, field: str) -> Texts:
+def _texts(columns: dict[str, pd.Series], path: str, field: str, kind: str = "row") -> Texts:
     first = _strings(columns["text_column"])
     second = _strings(columns["text_pair_column"]) if "text_pair_column" in columns else None
     kept = np.flatnonzero([bool(text.strip()) for text in first])
     if not len(kept):
-        raise problem(field, f"no row of {path} has a text", "check text_column")
+        fix = "check text_column" if kind == "row" else "give a text a line"
+        raise problem(field, f"no {kind} of {path} has a text", fix)
     labels = np.full(len(first), "", dtype=object)
     if "label_column" in columns:
         labels = np.array(_strings(columns["label_column"]), dtype=object)
@@ -169,22 +175,25 @@ def _texts(columns: dict[str, pd.Series], path: str, field: str) -> Texts:
             shown = ", ".join(map(str, unlabelled[:5])) + (" ..." if len(unlabelled) > 5 else "")
             raise problem(field, f"{len(unlabelled)} rows of {path} have no label: {shown}", "label or remove them")
     names, numbers = np.unique(labels.astype(str), return_inverse=True)
-    everything = Texts(first, second, numbers, names.tolist(), np.arange(1, len(first) + 1))
+    everything = Texts(first, second, numbers, names.tolist(), np.arange(1, len(first) + 1), kind=kind)
     lacking = np.setdiff1d(np.arange(len(first)), kept)
     return replace(
-        everything.take(kept), bad=tuple(BadRow(f"row {i + 1} of {path}", "it has no text") for i in lacking)
+        everything.take(kept), bad=tuple(BadRow(f"{kind} {i + 1} of {path}", "it has no text") for i in lacking)
     )
 
 
 def _strings(values: pd.Series) -> list[str]:
-    """Missing values are empty; whole floats that pandas made of integers are integers again."""
+    """Returns strings. Missing values are empty; whole floats that pandas made of integers are integers again."""
+    import pandas as pd
+
     if pd.api.types.is_float_dtype(values) and (values.dropna() % 1 == 0).all():
         values = values.astype("Int64")
     return ["" if pd.isna(value) else str(value) for value in values.astype(object)]
 
 
 def class_names(labels: Collection[str], field: str, count: int | None = None, column: str = "") -> list[str]:
-    """Sorted, as numbers if all are. UserError if there is only one. count: samples, where `labels` has each once.
+    """Returns the classes, sorted, as numbers if all are. Raises UserError if there is only one. count: samples, if
+    `labels` has each once.
 
     column: of the table that the labels stand in.
     """
@@ -210,7 +219,7 @@ def class_names(labels: Collection[str], field: str, count: int | None = None, c
 
 
 def encode(labels: np.ndarray, names: Sequence[str], path: str, field: str) -> np.ndarray:
-    """Labels → their numbers. UserError for labels that training does not know."""
+    """Returns the numbers of labels. Raises UserError for labels that training does not know."""
     numbers = {name: number for number, name in enumerate(names)}
     unknown = sorted({str(label) for label in labels} - numbers.keys())
     if unknown:

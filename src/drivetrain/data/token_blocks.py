@@ -1,7 +1,7 @@
-"""Texts of a store → tokens of a store, a block of texts at a time, in several processes where that pays.
+"""Tokenises the texts of a store into another store, a block of texts at a time, in several processes where that pays.
 
-Each block is a file that is there whole or not at all. After a kill the next builder takes those that are there, so
-that the arrays are the same as if there had been none.
+Each block is a file that is complete or absent. After a kill the next builder takes the existing ones, so that the
+arrays are the same as without a kill.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from drivetrain.data.tokenised import Tokens, tokenise_block
 def stored_tokens(
     tokenizer: Any, rows: TextRows, indices: np.ndarray | None, max_length: int, cache: Path | None
 ) -> tuple[Tokens, str | None]:
-    """Tokens of these rows, made once a machine. Returns a warning too if the cache cannot be used.
+    """Returns the tokens of these rows, made once a machine, and a warning if the cache cannot be used.
 
     cache: None for drivetrain's own folder in the user's cache.
     """
@@ -55,7 +55,7 @@ def _tokens_of(
 
 
 def _sizes(rows: TextRows, indices: np.ndarray | None) -> np.ndarray:
-    """Bytes of each text, its pair included."""
+    """Returns the bytes of each text, its pair included."""
     sizes = np.zeros(len(rows.store.array("rows")), np.int64)
     for name in ("first_ends", "second_ends"):
         if name in rows.store:

@@ -22,10 +22,11 @@ Arrays = Mapping[str, np.ndarray]
 def cached(
     folder: Path | None, key: str, make: Callable[[], Arrays], check: Callable[[Arrays], bool]
 ) -> tuple[Arrays, str | None]:
-    """The arrays of that key, from the cache if they are there and `check` finds them whole, else made and written.
+    """Returns the arrays of that key, from the cache if they are there and `check` finds them complete, else made and
+    written.
 
-    Of several processes that want the same, ranks or runs, one makes it while the others wait for its file: outside of
-    any collective, so that hours of tokenising run into no process group's timeout, and once on each host.
+    If several processes need the same, ranks or runs, one makes it while the others wait for its file: outside of any
+    collective, so that hours of tokenising run into no process group's timeout, and once on each host.
 
     folder: None for drivetrain's own in the user's cache. Returns a warning too if the cache cannot be used.
     """
@@ -43,7 +44,8 @@ def cached(
 
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """The kernel lets go of the lock of a process that ends, however it does. Without a lock where none can be had."""
+    """Holds a lock, which the kernel releases when its process ends in any way. Works without one where the disk has no
+    locks."""
     lock = FileLock(file)
     with suppress(OSError, NotImplementedError):  # _write will tell of the folder
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +59,7 @@ def _alone(file: Path) -> Iterator[None]:
 
 
 def content_key(header: Any, tokenizer: Any, texts: Iterable[str]) -> str:
-    """Of all that decides the arrays. header: JSON-able options of what makes them."""
+    """Returns the key of everything that decides the arrays. header: JSON-able options of their maker."""
     import tokenizers
     import transformers
 
@@ -88,7 +90,7 @@ def _default_folder() -> Path:
 
 
 def _read(file: Path, check: Callable[[Arrays], bool]) -> tuple[Arrays | None, str | None]:
-    """(arrays, None), or (None, None) if they are not there, or (None, what is wrong with them)."""
+    """Returns (arrays, None), or (None, None) if they are missing, or (None, what is wrong with them)."""
     try:
         with file.open("rb") as opened, np.load(opened, allow_pickle=False) as held:  # checks a CRC of each array
             arrays = dict(held)
@@ -102,7 +104,7 @@ def _read(file: Path, check: Callable[[Arrays], bool]) -> tuple[Arrays | None, s
 
 
 def _write(file: Path, arrays: Arrays) -> str | None:
-    """Aside, then renamed. Returns a warning if that fails."""
+    """Writes aside, then renames. Returns a warning if that fails."""
     aside = file.with_suffix(f".{os.getpid()}.partial")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Texts → token ids, once: the result is cached by content."""
+"""Turns texts into token ids, once: the result is cached by content."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ DESCRIBED = ("tokenizer.json", "tokenizer_config.json", "config.json")  # any sa
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token ids of N texts, end to end. ids: (total,) int32; offsets: (N + 1,) int64; segments: (total,) int8, which of
-    a pair a token is of, or None for single texts; cut: (N,) bool, whether a text is longer than max_length."""
+    """Token ids of N texts, end to end. ids: (total,) int32; offsets: (N + 1,) int64; segments: (total,) int8, the text
+    of a pair that a token belongs to, or None for single texts; cut: (N,) bool, whether a text is longer than
+    max_length."""
 
     ids: np.ndarray
     offsets: np.ndarray
@@ -36,7 +37,7 @@ class Tokens:
 
     @property
     def truncated(self) -> int:
-        """Texts longer than max_length."""
+        """The number of texts longer than max_length."""
         return int(self.cut.sum())
 
     @property
@@ -46,7 +47,7 @@ class Tokens:
 
 
 def load_tokenizer(given: str, field: str, trusted: bool = False) -> Any:
-    """A fast Transformers tokenizer from a folder, a hub id, or a bare WordPiece vocab.txt (BERT's).
+    """Loads a fast Transformers tokenizer from a folder, a hub id, or a bare WordPiece vocab.txt (BERT's).
 
     trusted: whether Python code that lies beside it may run.
     """
@@ -85,7 +86,7 @@ def load_tokenizer(given: str, field: str, trusted: bool = False) -> Any:
 
 
 def _check_has_tokenizer(folder: Path, given: str, field: str) -> None:
-    """UserError where no file looks like one's: Transformers would name the formats that it tried."""
+    """Raises UserError if no file looks like a tokenizer's: Transformers would name the formats that it tried."""
     names, endings = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece"), (".model", ".tiktoken", ".bpe")
     if any(each.name.startswith(names) or each.suffix in endings for each in folder.iterdir()):
         return
@@ -101,7 +102,7 @@ def _check_has_tokenizer(folder: Path, given: str, field: str) -> None:
 def tokenise(
     tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int, cache: Path | None
 ) -> tuple[Tokens, str | None]:
-    """Tokens of the texts, from the cache if it holds them. Returns a warning too if the cache cannot be used."""
+    """Returns the tokens of the texts, from the cache if it holds them, and a warning if the cache cannot be used."""
     header = ["cut", max_length, pairs is not None, tokenizer.truncation_side]
     key = content_key(header, tokenizer, (*texts, *(pairs or ())))
 
@@ -136,7 +137,8 @@ def _tokenise(tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None,
 
 
 def tokenise_block(tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int) -> Tokens:
-    """Tokens of a block of texts. A text far over max_length is cut first, where its tokens stay the same."""
+    """Returns the tokens of a block of texts. A text far over max_length is cut first, where its tokens stay the
+    same."""
     if pairs is None:
         texts = [_beginning(tokenizer, text, max_length) for text in texts]
     encoded = tokenizer(
@@ -161,10 +163,10 @@ def tokenise_block(tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | 
 
 
 def _beginning(tokenizer: Any, text: str, max_length: int) -> str:
-    """The text, or a beginning of it with the same first max_length tokens.
+    """Returns the text, or a beginning of it with the same first max_length tokens.
 
-    A token depends on its neighbourhood alone, yet on how much of it no tokenizer says: a beginning is taken only if it
-    has twice as many tokens as are kept, and one of twice its length has the same ones among those.
+    A token depends on its neighbourhood alone, but no tokenizer states on how much of it: a beginning is taken only if
+    it has twice as many tokens as are kept, and one of twice its length has the same ones among those.
     """
     size = 8 * max_length + 2048
     if len(text) <= 8 * size or tokenizer.truncation_side != "right":
@@ -179,7 +181,7 @@ def _beginning(tokenizer: Any, text: str, max_length: int) -> str:
 
 
 def _before_space(text: str, end: int) -> int:
-    """A place near `end` where a word ends; `end` itself where there is none."""
+    """Returns a place near `end` where a word ends; `end` itself if there is none."""
     start = end - 1024
     found = max(text.rfind(space, start, end) for space in (" ", "\n"))
     return found if found > start else end
@@ -188,7 +190,8 @@ def _before_space(text: str, end: int) -> int:
 def _is_truncated(
     tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, lengths: Sequence[int], max_length: int
 ) -> np.ndarray:
-    """(N,) bool: of a slow tokenizer's texts of max_length tokens, those that have more when they may."""
+    """Returns (N,) bool: for a slow tokenizer's texts of max_length tokens, whether they have more without the
+    limit."""
     cut = np.zeros(len(texts), dtype=bool)
     full = [i for i, length in enumerate(lengths) if length == max_length]
     if full:
@@ -204,7 +207,8 @@ def _is_truncated(
 
 
 def _word_piece(path: Path, field: str) -> Any:
-    """BERT's tokenizer over one token a line. A vocabulary with capital letters keeps case, another lowers it."""
+    """Makes BERT's tokenizer from a file of one token a line. A vocabulary with capital letters keeps case, another
+    lowers it."""
     from transformers import BertTokenizerFast
 
     try:
@@ -226,7 +230,7 @@ def _word_piece(path: Path, field: str) -> Any:
 
 
 def _as_published_by_openai(folder: Path) -> Any:
-    """GPT-2's byte-level BPE under the file names of its first publication. Its last token ends a text."""
+    """Makes GPT-2's byte-level BPE from the file names of its first publication. Its last token ends a text."""
     from transformers import GPT2TokenizerFast
 
     merges = [tuple(line.split()) for line in (folder / "vocab.bpe").read_text("utf-8").split("\n")[1:] if line]

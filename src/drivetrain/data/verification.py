@@ -1,4 +1,5 @@
-"""Whether data files hold what runs of this machine took them to hold: all bytes read, against the digest kept."""
+"""Verifies that data files hold what runs of this machine recorded: all bytes are read, and compared with the kept
+digest."""
 
 from __future__ import annotations
 
@@ -18,17 +19,17 @@ from drivetrain.data.table_blocks import IN_BLOCKS
 
 @dataclass(frozen=True)
 class Verified:
-    """same: what the next start takes it for; changed: something else, which the next start now reads anew;
-    not known: no digest of it as it is now is kept, so that the next start reads it anyway."""
+    """The result. same: as the next start expects; changed: other bytes, which the next start now reads anew; not
+    known: no digest of the present file is kept, so that the next start reads it anyway."""
 
     path: str
     state: Literal["same", "changed", "not known"]
 
 
 def verified(data: LanguageData | TextData) -> Iterator[Verified]:
-    """Read all files of a run's data. UserError for files that cannot be found or change meanwhile.
+    """Reads all files of a run's data. Raises UserError for files that cannot be found or change meanwhile.
 
-    Where a file is changed its digest is removed, so that nothing is trained on what it held before.
+    The digest of a changed file is removed, so that nothing is trained on its earlier content.
     """
     root = data.cache or default_root()
     for path, field in _paths(data):
@@ -46,7 +47,7 @@ def verified(data: LanguageData | TextData) -> Iterator[Verified]:
 
 
 def _paths(data: LanguageData | TextData) -> Iterator[tuple[str, str]]:
-    """Each path and its field; of registered names the path that is registered."""
+    """Returns each path and its field; for registered names the registered path."""
     for name in ("train", "evaluation"):
         given, field = getattr(data, name), f"workload.data.{name}"
         if given is None:

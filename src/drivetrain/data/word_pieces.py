@@ -1,4 +1,4 @@
-"""A WordPiece vocabulary made of texts, for a BERT that starts from nothing.
+"""Makes a WordPiece vocabulary of texts, for a BERT that is trained from scratch.
 
 Schuster and Nakajima 2012, "Japanese and Korean Voice Search"; the learning by pair frequencies is the tokenizers
 package's. As in BERT, each Chinese character is a token of its own.
@@ -12,7 +12,8 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def vocabulary(texts: Iterable[str], size: int) -> list[str]:
-    """The tokens in the order of their ids, as a vocab.txt has them: the special ones, then at most `size` in all."""
+    """Returns the tokens in the order of their ids, as in a vocab.txt: the special ones, then others, at most `size` in
+    all."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))

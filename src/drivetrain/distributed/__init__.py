@@ -1,1 +1,1 @@
-"""This process among those of the run: what they do together, the shards they hold, their random numbers."""
+"""This process among the ranks of the run: their collectives, the shards they hold, their random numbers."""

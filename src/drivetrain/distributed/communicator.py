@@ -1,4 +1,4 @@
-"""This process among those of the run, and what they do together. With one process every call is trivial.
+"""This process among the ranks of the run, and the operations they do together. With one process every call is trivial.
 
 Tensors travel through the default group (NCCL between GPUs, gloo between CPUs). Python objects and requests to stop
 travel through a gloo group of their own, so that they never wait for a GPU nor mix with the model's collectives.
@@ -27,7 +27,8 @@ def is_first_rank() -> bool:
 
 @functools.cache
 def _control_group(world: dist.ProcessGroup | None, purpose: str) -> dist.ProcessGroup:
-    """One for a world, however many engines it sees: the threads of a gloo group look for messages all the time."""
+    """Returns one group for a world, for all its engines: the threads of a gloo group poll for messages all the
+    time."""
     del world, purpose
     group = dist.new_group(backend="gloo", timeout=PATIENCE)
     assert isinstance(group, dist.ProcessGroup)
@@ -36,8 +37,8 @@ def _control_group(world: dist.ProcessGroup | None, purpose: str) -> dist.Proces
 
 class Communicator:
     def __init__(self, purpose: str = "control") -> None:
-        """Looks for a process group that was made before. purpose: of another thread's calls, which those of this one
-        must not mix with; all ranks make it."""
+        """Finds the process group that was made before. purpose: names a thread whose calls must not mix with this
+        one's; all ranks make it."""
         joined = dist.is_initialized()
         self.rank = dist.get_rank() if joined else 0
         self.world = dist.get_world_size() if joined else 1
@@ -49,13 +50,13 @@ class Communicator:
         return self.rank == 0
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Summed over the ranks, in place."""
+        """Sums over the ranks, in place."""
         if self.world > 1:
             dist.all_reduce(tensor)
         return tensor
 
     def sum_soon(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Begins to sum over the ranks, in place; the sum is there when it is called for."""
+        """Begins to sum over the ranks, in place; the returned function waits for the sum."""
         if self.world == 1:
             return lambda: tensor
         work = dist.all_reduce(tensor, async_op=True)
@@ -73,7 +74,7 @@ class Communicator:
                 dist.broadcast(tensor, src=0)
 
     def gather(self, value: T) -> list[T] | None:
-        """Every rank's picklable value in order on the first rank, None on the others."""
+        """Returns every rank's picklable value in order on the first rank, None on the others."""
         if self._control is None:
             return [value]
         values: list[T] | None = [value] * self.world if self.is_first else None
@@ -88,7 +89,7 @@ class Communicator:
         return values
 
     def send_to_first(self, value: Any) -> None:
-        """A picklable value, which the first rank has to receive."""
+        """Sends a picklable value, which the first rank has to receive."""
         dist.send_object_list([value], dst=0, group=self._control)
 
     def receive(self, source: int) -> Any:
@@ -97,8 +98,8 @@ class Communicator:
         return box[0]
 
     def on_first(self, do: Callable[[], T]) -> T:
-        """The first rank does it; all get the (picklable) result, or the same UserError or RunError. An error of other
-        kinds is the first rank's alone, and the others get a PeerError."""
+        """Calls a function on the first rank; all get its (picklable) result, or the same UserError or RunError. Other
+        errors stay on the first rank, and the others get a PeerError."""
         if self._control is None:
             return do()
         box: list[Any] = [None, None]
@@ -117,14 +118,14 @@ class Communicator:
         return cast(T, result)
 
     def _told(self, error: Exception, *known: type[Exception]) -> Exception:
-        """What the other ranks get, to whom it has to be pickled."""
+        """Returns the error that the other ranks get, in a form that can be pickled."""
         if isinstance(error, known):
             return error
         return PeerError(f"rank {self.rank} failed: {type(error).__name__}: {error}")
 
     def on_each(self, do: Callable[[], T]) -> list[T]:
-        """Every rank does it; all get the (picklable) results in order, or the error of the first rank that met one,
-        as a PeerError if nobody foresaw it."""
+        """Calls a function on every rank; all get the (picklable) results in order, or the error of the first rank that
+        failed: as a PeerError if it is neither a UserError nor a RunError."""
         if self._control is None:
             return [do()]
         outcome: tuple[T | None, Exception | None]
@@ -141,9 +142,9 @@ class Communicator:
         return [cast(T, result) for result, _ in outcomes]
 
     def any_asked(self, flag: bool) -> bool:
-        """Whether a rank's flag was set: the same answer on all ranks, to be called once a step.
+        """Returns whether any rank's flag was set: the same answer on all ranks, to be called once a step.
 
-        On several ranks it answers for the call before, so that nobody waits for the slowest.
+        On several ranks it answers for the previous call, so that no rank waits for the slowest.
         """
         if self._control is None:
             return flag
@@ -155,7 +156,7 @@ class Communicator:
         return asked
 
     def close(self) -> None:
-        """No call is left under way."""
+        """Completes the calls that are under way."""
         self._answer()
 
     def _answer(self) -> bool:

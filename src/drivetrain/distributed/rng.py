@@ -1,4 +1,4 @@
-"""Every random generator's state, so that a resumed run draws what the uninterrupted one would have drawn."""
+"""Saves every random generator's state, so that a resumed run draws what the uninterrupted one would have drawn."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ def seed_everything(seed: int) -> None:
 
 
 def seed_rank(seed: int, rank: int) -> None:
-    """Another stream for each rank: equal dropout masks on all would be no dropout of the whole batch."""
+    """Seeds another stream for each rank: equal dropout masks on all would be no dropout of the whole batch."""
     first, *_ = np.random.SeedSequence([seed, rank]).generate_state(1)
     seed_everything(int(first))
 
 
 def rng_mark() -> tuple[Any, Any]:
-    """torch's generators alone, in a microsecond; the others take a hundred. Of GPUs this process's own: the states of
-    other visible ones are other ranks', and asking for them would start each of those devices here."""
+    """Returns the state of torch's generators alone, in a microsecond; the others take a hundred. On GPUs only this
+    process's own: the states of other visible ones are other ranks', and reading them would start those devices here.
+    """
     return torch.get_rng_state(), [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
 
 
@@ -34,12 +35,12 @@ def restore_mark(mark: tuple[Any, Any]) -> None:
 
 
 def _own(states: list[torch.Tensor]) -> torch.Tensor:
-    """This process's among the states of a checkpoint, where earlier versions kept one for each visible device."""
+    """Returns this process's state among those of a checkpoint; earlier versions kept one for each visible device."""
     return states[0] if len(states) == 1 else states[torch.cuda.current_device() % len(states)]
 
 
 def rng_state(mark: tuple[Any, Any] | None = None) -> dict[str, Any]:
-    """JSON-able but for the tensors. mark: torch's generators as they were then."""
+    """Returns the states, JSON-able but for the tensors. mark: torch's generators at an earlier time."""
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     own, cuda = mark or rng_mark()
@@ -66,7 +67,7 @@ def restore_rng_state(state: dict[str, Any]) -> None:
 
 
 def only_torch_drew(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Whether Python's and NumPy's generators are where they were."""
+    """Returns whether Python's and NumPy's generators are unchanged."""
     one, other = before["numpy"], after["numpy"]
     same = before["python"] == after["python"] and one["position"] == other["position"]
     return same and torch.equal(one["keys"], other["keys"])

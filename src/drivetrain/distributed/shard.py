@@ -1,8 +1,8 @@
-"""What a rank holds of a tensor that is spread over ranks, and where it lies in the whole.
+"""Shards: the part of a spread tensor that a rank holds, and its position in the whole tensor.
 
-Whole tensors lie in files row by row. A piece is a box of the whole (DTensor's shards), or a stretch of its numbers in
+Whole tensors lie in files row by row. A shard is a box of the whole (DTensor's shards), or a stretch of its numbers in
 that order (ZeRO's): either way it is runs of numbers that lie next to each other in the file, and every rank can write
-its own into one file without asking another.
+its own into one file without communication.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch.distributed.tensor import DTensor
 
 @dataclass(frozen=True)
 class Shard:
-    """offset: index of the first element in the whole. One number for a flat tensor: counted along the rows."""
+    """A rank's part of a tensor. offset: index of its first element in the whole. One number for a flat tensor: counted
+    along the rows."""
 
     tensor: Tensor
     shape: torch.Size  # of the whole
@@ -31,11 +32,11 @@ class Shard:
 
     @property
     def place(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The same for two pieces only if they are the same part of the whole."""
+        """The position; two shards have the same one only if they are the same part of the whole."""
         return self.offset, tuple(self.tensor.shape)
 
     def runs(self) -> Iterator[tuple[int, Tensor]]:
-        """(number of the first element in the whole, consecutive elements), in order."""
+        """Yields (number of the first element in the whole, consecutive elements), in order."""
         if not self.tensor.numel():
             return
         if len(self.offset) == 1:
@@ -50,12 +51,12 @@ class Shard:
 
 
 def piece_of(tensor: Tensor) -> Tensor | Shard:
-    """This rank's piece of a sharded tensor; any other tensor as it is."""
+    """Returns this rank's shard of a sharded tensor; any other tensor unchanged."""
     return like(tensor.to_local(), tensor) if isinstance(tensor, DTensor) else tensor
 
 
 def like(local: Tensor, sharded: Tensor) -> Tensor | Shard:
-    """What this rank holds of a tensor that is sharded as another one."""
+    """Returns this rank's part of a whole tensor, sharded as another tensor is."""
     if not isinstance(sharded, DTensor):
         return local
     (chunk,) = sharded.__create_chunk_list__()

@@ -1,1 +1,1 @@
-"""What `drivetrain doctor` finds on a machine, and packs for those who help from afar."""
+"""`drivetrain doctor`: examines a machine, and packs the findings for a report of a bug."""

@@ -1,7 +1,7 @@
-"""What a maintainer needs to see of a machine and a run, in one .tar.gz file, without secrets and without data.
+"""Packs what a maintainer needs to see of a machine and a run into one .tar.gz file, without secrets and without data.
 
-Of a run: run.yaml, environment.json, report.json, the end of the events, logs and reports of hangs, and which files
-there are. Checkpoints, samples and links are never packed.
+From a run: run.yaml, environment.json, report.json, the end of the events, logs and reports of hangs, and the list of
+its files. Checkpoints, samples and links are never packed.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ COMMANDS = {"nvidia-smi.txt": ["nvidia-smi"], "nvidia-topology.txt": ["nvidia-sm
 def pack(findings: dict[str, Any], run: Path | None, to: Path) -> dict[str, int]:
     """Writes the bundle. Returns the name and bytes of each file in it.
 
-    findings: the doctor's. run: the folder of a run, or None. UserError for a folder of no run, and where `to` is there
-    already; RunError where it cannot be written.
+    findings: the doctor's. run: the folder of a run, or None. Raises UserError for a folder of no run, or if `to`
+    exists already; RunError if it cannot be written.
     """
     if os.path.lexists(to):
         raise problem("--output", f"{to} is there already", "give another name, or take it away")
@@ -59,7 +59,7 @@ def _of_the_machine(findings: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _packages() -> Iterator[str]:
-    """As `pip freeze` lists them, which is not installed everywhere."""
+    """Lists packages like `pip freeze`, which is not installed everywhere."""
     for found in distributions():
         if found.metadata["Name"]:
             yield f"{found.metadata['Name']}=={found.version}"
@@ -96,7 +96,7 @@ def _is_plain(path: Path) -> bool:
 
 
 def _tail(path: Path) -> str:
-    """The file's end, from the beginning of a line."""
+    """Returns the file's end, from the beginning of a line."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - TAIL_BYTES))

@@ -1,4 +1,4 @@
-"""The kinds of devices that PyTorch knows, what a run can do on each, and how far that was tried."""
+"""The kinds of devices that PyTorch knows, the abilities of each in a run, and how far each was tried."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNUSED = "nothing yet: a run takes the CPU"
 
 @dataclass(frozen=True)
 class Kind:
-    """abilities: what a run can do on such a device. tried: how far this project has shown it."""
+    """A kind of device. abilities: what a run can do on it. tried: how far this project has shown it."""
 
     name: str
     abilities: str
@@ -47,7 +47,8 @@ KINDS = {
 
 
 def present() -> dict[str, str]:
-    """Kinds of devices that PyTorch sees here, by their key in KINDS, and the name of the first device of each."""
+    """Returns the kinds of devices that PyTorch sees here, by their key in KINDS, and the name of the first device of
+    each."""
     found = {"cpu": "this machine"}
     if torch.cuda.is_available():
         found["cuda" if torch.version.hip is None else "rocm"] = torch.cuda.get_device_name()
@@ -59,7 +60,7 @@ def present() -> dict[str, str]:
 
 
 def table() -> dict[str, dict[str, Any]]:
-    """JSON-able: a row for each kind, with the device here or None."""
+    """Returns a row for each kind, JSON-able, with the device here or None."""
     here = present()
     return {
         key: {"name": kind.name, "here": here.get(key), "abilities": kind.abilities, "tried": kind.tried}

@@ -1,4 +1,4 @@
-"""What this machine can do with drivetrain, and why not."""
+"""Examines what this machine can do with drivetrain, and why not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _ON_CPUS = {
 
 
 def examine() -> dict[str, Any]:
-    """JSON-able findings: machine, versions, precisions, packages, compilers, disk, and what was tried on a GPU."""
+    """Returns JSON-able findings: machine, versions, precisions, packages, compilers, disk, and the results of tries on
+    a GPU."""
     machine = detect()
     return {
         **environment.describe(machine),
@@ -64,9 +65,10 @@ def _engine(name: str, machine: Machine) -> tuple[str, str]:
 
 
 def left_builds() -> dict[str, tuple[str, str]]:
-    """What interrupted builds of native extensions left behind, which later starts stumble over.
+    """Returns remains of interrupted builds of native extensions, on which later starts would fail.
 
-    drivetrain builds none for DeepSpeed (but for nvme, and clears such away itself); other programs it stops.
+    drivetrain builds none for DeepSpeed (except for nvme, whose remains it deletes itself); other programs stop at
+    them.
     """
     found = {}
     for folder in extension_builds.folders():

@@ -1,4 +1,4 @@
-"""Leaves out of a text what looks like a secret: values of telling names, passwords in addresses, known tokens."""
+"""Removes from a text what looks like a secret: values of telling names, passwords in addresses, known tokens."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _KNOWN = re.compile(r"\b(hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abp]-|AKIA|eyJ
 
 
 def is_secret(name: str) -> bool:
-    """Whether an environment variable's name says that its value is one."""
+    """Returns whether an environment variable's name marks its value as a secret."""
     return name not in _HARMLESS and _WORDS.search(name) is not None
 
 
 def shown_variables(variables: Mapping[str, str]) -> str:
-    """A line NAME=value for each variable, in order; those that are secrets go without their names too."""
+    """Returns a line NAME=value for each variable, in order; secrets are left out with their names."""
     kept = (f"{name}={masked(value)}" for name, value in sorted(variables.items()) if not is_secret(name))
     return "".join(f"{line}\n" for line in kept)
 
 
 def masked(text: str) -> str:
-    """The text without passwords in addresses and without what has the form of a service's token."""
+    """Returns the text without passwords in addresses and without strings in the form of a service's token."""
     return _KNOWN.sub(LEFT_OUT, _ADDRESS.sub(rf"\1{LEFT_OUT}@", text))
 
 
 def masked_settings(text: str) -> str:
-    """YAML or JSON, a setting a line, without the values of settings whose names say that they are secrets."""
+    """Returns YAML or JSON, a setting a line, without the values of settings whose names mark them as secrets."""
     return "".join(_without(line) for line in masked(text).splitlines(keepends=True))
 
 

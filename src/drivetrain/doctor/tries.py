@@ -1,6 +1,6 @@
-"""Tries what a run on a GPU leans on: NCCL, Triton and NVML.
+"""Tries what a run on a GPU depends on: NCCL, Triton and NVML.
 
-Each try is a process of its own (`python -m drivetrain.doctor.tries`), because what is broken may crash or hang. The
+Each try is a process of its own (`python -m drivetrain.doctor.tries`), because a broken library may crash or hang. The
 same tries work on a CPU, with gloo in NCCL's place and C++ in Triton's.
 """
 
@@ -25,7 +25,7 @@ Answer = tuple[str, str]  # yes, no or "not tried", and what was seen
 
 
 def tried(device: str, count: int) -> dict[str, Answer]:
-    """An answer for each of NAMES. device: "cpu" or "cuda"; count: GPUs that NCCL is to join."""
+    """Returns an answer for each of NAMES. device: "cpu" or "cuda"; count: GPUs that NCCL is to join."""
     if device != "cuda":
         return dict.fromkeys(NAMES, ("not tried", "PyTorch sees no GPU here"))
     return {"NCCL": joined("nccl", device, count), "Triton": compiled(device), "NVML": managed()}
@@ -45,12 +45,12 @@ def compiled(device: str, seconds: float = SECONDS) -> Answer:
 
 
 def managed(seconds: float = SECONDS) -> Answer:
-    """Asks NVIDIA's management library about the first GPU."""
+    """Queries NVIDIA's management library for the first GPU."""
     return _together([["nvml"]], seconds)
 
 
 def _together(given: Sequence[Sequence[str]], seconds: float) -> Answer:
-    """The answer of the first of several processes, or of the one that failed."""
+    """Returns the answer of the first of several processes, or of the one that failed."""
     children = [_started(arguments) for arguments in given]
     deadline = time.monotonic() + seconds
     try:

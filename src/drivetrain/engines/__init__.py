@@ -1,4 +1,4 @@
-"""How a run is spread over devices: one contract, one file an engine."""
+"""Engines spread a run over devices: one contract, one file an engine."""
 
 from __future__ import annotations
 

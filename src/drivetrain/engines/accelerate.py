@@ -1,10 +1,10 @@
-"""Hugging Face Accelerate: its `prepare` wraps the model and the optimizer, by the driver that is asked for.
+"""Hugging Face Accelerate: its `prepare` wraps the model and the optimizer, by the driver that the run file names.
 
-What it wraps is PyTorch's DDP and FSDP2, and DeepSpeed's engine: each driver is that engine with the wrapping replaced,
-and checked as strictly, because Accelerate itself goes on without a word where a driver did not engage.
+The drivers are PyTorch's DDP and FSDP2, and DeepSpeed's engine: each is our engine of that kind with the wrapping
+replaced, and checked as strictly, because Accelerate itself silently goes on where a driver did not engage.
 
-Between CPUs Accelerate knows DDP alone. For the others its `PartialState`, which holds the ranks, is made for CPUs and
-then told that the ranks are GPUs; from there on the ways are the same as on GPUs.
+Between CPUs Accelerate supports DDP alone. For the others its `PartialState`, which holds the ranks, is made for CPUs
+and then declares the ranks to be GPUs; from there on the ways are the same as on GPUs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HOOKS = {"none": "NO", "fp16": "FP16", "bf16": "BF16"}
 
 
 def accelerator(device: torch.device, world: int, *, told_gpus: bool = False, **plugins: Any) -> Any:
-    """A fresh Accelerator among the ranks of the joined group; RunError if it sees other ranks."""
+    """Returns a fresh Accelerator among the ranks of the joined group; raises RunError if it sees other ranks."""
     if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed, which Accelerate imports, warns of its guess
     from accelerate import Accelerator, PartialState
@@ -84,7 +84,7 @@ class AccelerateDdp(DdpEngine):
 
 class AccelerateFsdp(FsdpEngine):
     def _wrap(self, model: nn.Module) -> nn.Module:
-        """Beside an optimizer that is thrown away: Accelerate prepares no model without one."""
+        """Wraps beside an optimizer that is discarded: Accelerate prepares no model without one."""
         from accelerate.utils import FullyShardedDataParallelPlugin, ParallelismConfig
 
         ready_to_shard(model)
@@ -111,7 +111,8 @@ class AccelerateFsdp(FsdpEngine):
 
 @contextmanager
 def _embeddings_answered(model: nn.Module) -> Iterator[None]:
-    """Accelerate asks every model for its embeddings, and Transformers' vision models refuse to answer."""
+    """Answers for a model's embeddings: Accelerate asks every model for them, and Transformers' vision models
+    refuse."""
     names = [name for name in ("get_input_embeddings", "get_output_embeddings") if not _answers(model, name)]
     model.__dict__.update(dict.fromkeys(names, lambda: None))
     try:
@@ -130,7 +131,7 @@ def _answers(model: nn.Module, name: str) -> bool:
 
 
 def _policy(model: nn.Module, options: config.FsdpEngine) -> dict[str, Any]:
-    """Which modules are gathered apart, as Accelerate wants to be told: by size, or by class."""
+    """Returns which modules are gathered separately, in the form that Accelerate takes: by size, or by class."""
     if options.wrap == "size":
         return {"auto_wrap_policy": "size_based_wrap", "min_num_params": options.wrap_min_parameters}
     names = sorted({type(module).__name__ for module in gathered_apart(model, options)})

@@ -1,7 +1,7 @@
-"""What single, dp, ddp and fsdp share: one nn.Module, PyTorch's autograd, gradients averaged over the ranks.
+"""The common part of single, dp, ddp and fsdp: one nn.Module, PyTorch's autograd, gradients averaged over the ranks.
 
-Losses are divided by the valid targets of the whole global batch and multiplied by the number of ranks, over which
-the wrapped module averages: the same gradient on any number of ranks and in any number of pieces.
+Losses are divided by the valid targets of the whole global batch and multiplied by the number of ranks, over which the
+wrapped module averages: the same gradient on any number of ranks and in any number of pieces.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 
 class AutogradEngine(ModelHolder):
-    """An engine of this kind says how the model is wrapped, and the little that follows from it."""
+    """An engine over one module. A subclass defines how the model is wrapped, and the little that follows from it."""
 
     _scaler_type: type[torch.amp.GradScaler] = torch.amp.GradScaler
     _offload: Offload | None = None
@@ -74,13 +74,13 @@ class AutogradEngine(ModelHolder):
 
     @abstractmethod
     def _wrap(self, model: nn.Module) -> nn.Module:
-        """The module that runs forward. The model is on the device, in its dtype, recomputing and compiled."""
+        """Returns the module that runs forward. The model is on the device, in its dtype, recomputing and compiled."""
 
     def _check_engaged(self) -> None:
-        """RunError if `_wrap` did not do what the engine's name says."""
+        """Raises RunError if `_wrap` did not do what the engine's name states."""
 
     def _exchange(self, last: bool) -> AbstractContextManager[Any]:
-        """Around forward and backward of a micro-batch; gradients travel with the window's last one."""
+        """Surrounds forward and backward of a micro-batch; gradients travel with the window's last one."""
         del last
         return nullcontext()
 
@@ -88,16 +88,16 @@ class AutogradEngine(ModelHolder):
         return self._with_auxiliary(workload.build_model()).to(self._device, dtype(self._options.precision.parameters))
 
     def _blocks(self) -> list[nn.Module]:
-        """What repeats in the model, and is recomputed or gathered at once."""
+        """Returns the repeated blocks, which are recomputed or gathered at once."""
         return repeated_blocks(self._model)
 
     def _with_auxiliary(self, model: nn.Module) -> nn.Module:
-        """The model, as it was built, with the models beside it: trained ones become a part of it."""
+        """Returns the model, as it was built, with the models beside it: trained ones become a part of it."""
         self._auxiliary = AuxiliaryModels(self._workload.auxiliary, model, dtype(self._options.precision.parameters))
         return model
 
     def _wrap_auxiliary(self, model: nn.Module) -> Callable[..., Any]:
-        """What runs a frozen or moved model, which lies where it was built."""
+        """Returns the module that runs a frozen or moved model, which lies where it was built."""
         precision = self._options.precision
         return model.to(self._device, dtype(precision.compute if precision.cast else precision.parameters))
 
@@ -106,7 +106,7 @@ class AutogradEngine(ModelHolder):
 
     @property
     def _inference(self) -> nn.Module:
-        """Who runs forward in evaluation and prediction."""
+        """Returns the module that runs forward in evaluation and prediction."""
         return self._forward
 
     # --- setting up --------------------------------------------------------------------------------------------------
@@ -136,10 +136,11 @@ class AutogradEngine(ModelHolder):
             self._warm_up()
 
     def _warm_up(self) -> None:
-        """What must have happened once before the first step, for a resumed run to do the same as this one."""
+        """Runs what must have happened once before the first step, so that a resumed run computes the same as this
+        one."""
 
     def _rehearse(self, backward: Callable[[Tensor], None]) -> None:
-        """With a few samples."""
+        """Warms up with a few samples."""
         some = few_samples(self._workload)
         [context], batch = self._contexts([some]), self._to_device(some.tensors)
 
@@ -219,14 +220,14 @@ class AutogradEngine(ModelHolder):
 
     @property
     def _averaged_over(self) -> int:
-        """Ranks over which the wrapped module averages gradients."""
+        """Returns the number of ranks over which the wrapped module averages gradients."""
         return self.data_world
 
     def _backward(self, loss: Tensor) -> None:
         self._scaler.scale(loss).backward()
 
     def _global_counts(self, micro_batches: Sequence[MicroBatch]) -> Counts:
-        """What each term is divided by: its count over the whole global batch."""
+        """Returns the divisor of each term: its count over the whole global batch."""
         own = own_counts(self._workload, micro_batches)
         return global_counts(own, self.data_world, self.counts_samples, self._ranks, self._device)
 
@@ -251,7 +252,7 @@ class AutogradEngine(ModelHolder):
         follow(companion, self._model)
 
     def _scale(self) -> Tensor | None:
-        """The loss scale of the next step, on the device; None where the loss is not scaled."""
+        """Returns the loss scale of the next step, on the device; None if the loss is not scaled."""
         return self._scaler.scale(torch.ones((), device=self._device)) if self._scaler.is_enabled() else None
 
     def _at_rate(self, lr_factor: float) -> torch.optim.Optimizer:
@@ -261,9 +262,10 @@ class AutogradEngine(ModelHolder):
         return self._optimizer
 
     def _clip(self) -> Tensor:
-        """The global gradient norm in fp32 (a sum of squares overflows fp16 at 256), gradients clipped to the bound.
+        """Clips gradients to the bound; returns the global gradient norm in fp32 (a sum of squares overflows fp16 at
+        256).
 
-        Clipped as torch.nn.utils.clip_grad_norm_ does: by max_norm / (norm + 1e-6) where that is below 1.
+        Clips like torch.nn.utils.clip_grad_norm_: by max_norm / (norm + 1e-6) if that is below 1.
         """
         parameters = [p for p in self._model.parameters() if p.grad is not None]
         gradients = [local_part(p.grad) for p in parameters if p.grad is not None]
@@ -277,7 +279,8 @@ class AutogradEngine(ModelHolder):
         return norm
 
     def _global_norm(self, norms: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """Of all gradients, from the norms of those that this rank holds, and whose they are."""
+        """Returns the norm of all gradients, from the norms of those that this rank holds, and the ranks that share
+        them."""
         del parameters
         return torch.linalg.vector_norm(norms)
 
@@ -324,12 +327,12 @@ class AutogradEngine(ModelHolder):
         return found
 
     def _through(self, batch: MicroBatch, work: Callable[[nn.Module, Batch], T]) -> T:
-        """What `work` makes of the model and a batch."""
+        """Returns the result of `work` on the model and a batch."""
         with autocast(self._options.precision, self._device):
             return work(self._inference, self._to_device(batch.tensors))
 
     def _ready_for_inference(self) -> None:
-        """Buffers that training fills on each rank alone (BatchNorm's statistics) are the first rank's."""
+        """Replaces buffers that training fills on each rank alone (BatchNorm's statistics) by the first rank's."""
         self._ranks.copy_from_first(self._model.buffers())
         self._model.eval()
 

@@ -1,7 +1,7 @@
 """The models beside the trained one: built with it, wrapped by the same engine, in checkpoints with it.
 
 Frozen and moved ones are models of their own, which run without gradient. Trained ones become a part of the model, so
-that whatever shards, sums gradients, updates and saves sees one model.
+that sharding, summing of gradients, updating and saving see one model.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def attached(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def without_attached(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of a checkpoint but those of trained auxiliary models: what the model has where it stands alone."""
+    """Returns weights of a checkpoint without those of trained auxiliary models: the weights of the model when it
+    stands alone."""
     return {name: weight for name, weight in weights.items() if not name.startswith(f"{ATTACHED}.")}
 
 
@@ -70,7 +71,7 @@ class Companion:
 
 
 class AuxiliaryModels:
-    """All models beside one trained model. `callables`: by name, as a loss gets them."""
+    """All models beside one trained model. `callables`: by name, for the loss."""
 
     def __init__(self, settings: Mapping[str, Auxiliary], model: nn.Module, dtype: torch.dtype) -> None:
         """model: the trained one as it was built, on the CPU; trained auxiliary models are attached to it."""
@@ -99,7 +100,7 @@ class AuxiliaryModels:
         return {name: each for name, each in self.companions.items() if each.settings.role == "moved"}
 
     def due(self) -> list[Companion]:
-        """Counts an optimizer step; the models that are synchronised after it."""
+        """Counts an optimizer step; returns the models that are synchronised after it."""
         self.steps += 1
         return [each for each in self.moved.values() if self.steps % each.settings.every == 0]
 
@@ -120,7 +121,7 @@ class AuxiliaryModels:
         return {"steps": self.steps, "frozen": frozen}
 
     def check_frozen(self, saved: Mapping[str, Any]) -> None:
-        """UserError if a frozen model is another than the one that the checkpoint was trained beside."""
+        """Raises UserError if a frozen model differs from the one that the checkpoint was trained beside."""
         for name, each in self.companions.items():
             before = saved.get(name)
             if each.settings.role != "frozen" or before is None:
@@ -135,7 +136,7 @@ class AuxiliaryModels:
 
 
 def _check_follows(name: str, settings: Auxiliary, made: nn.Module, model: nn.Module) -> None:
-    """UserError if a moved model cannot follow the trained one."""
+    """Raises UserError if a moved model cannot follow the trained one."""
     if settings.role != "moved":
         return
     own = {key: parameter.shape for key, parameter in made.named_parameters()}
@@ -162,7 +163,7 @@ def follow(companion: Companion, model: nn.Module) -> None:
 
 @torch.no_grad()
 def fingerprint(model: nn.Module) -> list[float] | None:
-    """Two sums over some numbers of each weight: of their sizes, and of their products with a fixed wave."""
+    """Returns two sums over some numbers of each weight: of their sizes, and of their products with a fixed wave."""
     size = wave = 0.0
     for tensor in model.state_dict().values():
         if tensor.is_meta:

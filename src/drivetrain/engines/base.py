@@ -44,7 +44,7 @@ def untimed(_: str) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What every engine is made with."""
+    """The arguments with which every engine is made."""
 
     precision: Precision
     scaler: Scaler
@@ -60,8 +60,8 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What an optimizer step gives. `scale` and `skipped` wait for the device where the loss is scaled: ask for them
-    once it has other work to do, after the next window is queued."""
+    """The result of an optimizer step. `scale` and `skipped` wait for the device if the loss is scaled: read them once
+    it has other work to do, after the next window is queued."""
 
     grad_norm: Tensor  # scalar: the global norm before clipping, unscaled
     refused: bool  # no update was made, as the host knows
@@ -75,7 +75,7 @@ class StepResult:
 
     @property
     def skipped(self) -> bool:
-        """Whether the step overflowed or was refused; weights and schedule stay."""
+        """Whether the step overflowed or was refused; weights and schedule are unchanged."""
         if self.refused or self.scales is None:
             return self.refused
         used, next_one = self.scales()
@@ -84,7 +84,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Engaged:
-    """What shows that the engine did what its name says."""
+    """Evidence that the engine did what its name states."""
 
     wrapper: str  # type of the module that runs forward
     world_size: int
@@ -112,111 +112,115 @@ class Engine(ABC):
 
     @abstractmethod
     def setup(self, workload: Workload, build_optimizer: OptimizerFactory | None) -> None:
-        """Build and wrap the model; make the optimizer after wrapping (None: for evaluation only).
+        """Builds and wraps the model; makes the optimizer after wrapping (None: for evaluation only).
 
-        RunError if the engine did not engage: a run that asked for shards never trains replicas in silence.
+        Raises RunError if the engine did not engage: a run that requests shards never silently trains replicas.
         """
 
     @abstractmethod
     def engaged(self) -> Engaged:
-        """Looks at the wrapped model, not at what was asked for."""
+        """Returns evidence from the wrapped model, not from the request."""
 
     @abstractmethod
     def measured(self) -> dict[str, Any]:
-        """What only the engine can measure, for this rank's entry in the report."""
+        """Returns what only the engine can measure, for this rank's entry in the report."""
 
     @abstractmethod
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
-        """The whole window, gradients accumulated. Returns this rank's share of the global batch's mean loss (scalar,
-        detached, fp32), which nobody waits for: `summed` makes the loss of it when it is read.
+        """Runs the whole window and accumulates gradients. Returns this rank's share of the global batch's mean loss
+        (scalar, detached, fp32) without waiting for it: `summed` turns it into the loss when it is read.
 
         Times its parts "forward" and "backward", or "forward_backward" where the two overlap.
         """
 
     def expect(self, micro_batches: Sequence[MicroBatch]) -> None:
-        """Tells of the window after the one under way: a GPU may be sent the first of it meanwhile."""
+        """Announces the window after the one under way: its beginning may be sent to a GPU meanwhile."""
         del micro_batches
 
     def savepoint(self) -> Callable[[], None] | None:
-        """Asked before a window: what takes it back if memory runs out in it. None where only a new start can."""
+        """Called before a window: returns a function that undoes it if memory runs out in it. None if only a new start
+        can."""
         return None
 
     @abstractmethod
     def summed(self, losses: Tensor) -> Tensor:
-        """Shares that forward_backward returned (any shape), summed over the ranks. All ranks call it together."""
+        """Returns shares from forward_backward (any shape), summed over the ranks. All ranks call it together."""
 
     @abstractmethod
     def optimizer_step(self, lr_factor: float, judge: StepGuard | None = None) -> StepResult:
-        """Unscale, clip, update at lr_factor times the peak rate, clear gradients.
+        """Unscales, clips, updates at lr_factor times the peak rate, clears gradients.
 
-        judge: asked once on every rank, before the update where the engine makes it itself.
+        judge: called once on every rank, before the update where the engine makes it itself.
         """
 
     @abstractmethod
     def evaluate(self, batches: Iterable[MicroBatch], metrics: Mapping[str, Metric]) -> dict[str, float]:
-        """Mean loss and metrics over all ranks, every sample counted once; the same on each rank."""
+        """Returns mean loss and metrics over all ranks, every sample counted once; the same on each rank."""
 
     @abstractmethod
     def predict(self, batches: Iterable[MicroBatch]) -> Iterator[dict[str, Any]]:
-        """One row a sample, in the order of the whole data, on the first rank; none on the others.
+        """Yields one row a sample, in the order of the whole data, on the first rank; none on the others.
 
         All ranks must exhaust it.
         """
 
     @abstractmethod
     def without_gradient(self, micro_batches: Sequence[MicroBatch], work: Callable[[nn.Module, Batch], T]) -> list[T]:
-        """What `work` makes of the model and each micro-batch, on this rank: log-probabilities, the next tokens.
+        """Yields the result of `work` on the model and each micro-batch, on this rank: log-probabilities, the next
+        tokens.
 
-        The model is in evaluation mode, and afterwards as it was. All ranks must give equally many micro-batches.
+        The model is in evaluation mode, and its mode is restored. All ranks must pass equally many micro-batches.
         """
 
     @abstractmethod
     def state_dict(self) -> State:
-        """{"model", "optimizer", "engine"}, by global parameter names: what going on exactly needs. Where there
-        are such, "auxiliary": the weights of moved models, by name, and "beside": what else belongs to auxiliary
-        models, and the workload's own state.
+        """Returns {"model", "optimizer", "engine"}, by global parameter names: everything that an exact resume needs.
+        If there are any, also "auxiliary": the weights of moved models, by name, and "beside": further state of
+        auxiliary models, and the workload's own state.
 
-        This rank's: tensors that it has whole, and pieces of those that are spread. Nothing is gathered or copied. All
-        ranks must call it; together they have everything.
+        It holds this rank's part: tensors that it has whole, and shards of those that are spread. Nothing is gathered
+        or copied. All ranks must call it; together they have everything.
         """
 
     @abstractmethod
     def load_state_dict(self, state: State) -> None:
-        """Takes the whole state on every rank, tensors in files that are read where they are looked at."""
+        """Loads the whole state on every rank; tensors in files are read when they are accessed."""
 
     @abstractmethod
     def shapes(self) -> dict[str, torch.Size]:
-        """Global shape of each weight; needs no other rank."""
+        """Returns the global shape of each weight, without communication."""
 
     @abstractmethod
     def weights(self) -> dict[str, Tensor]:
-        """The model's part of the state: whole tensors, gathered one after the other, on the first rank alone."""
+        """Returns the model's part of the state: whole tensors, gathered one after the other, on the first rank
+        alone."""
 
     @abstractmethod
     def gradients(self) -> dict[str, Tensor]:
-        """Whole gradients of the last window by parameter name, on every rank (for proofs, between the window and its
-        step; still scaled under a scaled precision)."""
+        """Returns whole gradients of the last window by parameter name, on every rank (for proofs, between the window
+        and its step; still scaled under a scaled precision)."""
 
     @abstractmethod
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Weights only, to evaluate or predict."""
+        """Loads weights only, to evaluate or predict."""
 
     @abstractmethod
     def load_auxiliary(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Weights of moved auxiliary models, by their names, to evaluate beside them."""
+        """Loads weights of moved auxiliary models, by their names, to evaluate beside them."""
 
     @abstractmethod
     def tensors(self) -> list[Tensor]:
-        """Everything this rank holds between steps: parameters, buffers, optimizer state (for measuring memory)."""
+        """Returns everything this rank holds between steps: parameters, buffers, optimizer state (for measuring
+        memory)."""
 
     @abstractmethod
     def save_assets(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
-        """Write what belongs beside the weights: the workload's files, adapters as others read them."""
+        """Writes the files beside the weights: the workload's, and adapters in the form that other software reads."""
 
     @abstractmethod
     def check_base(self, folder: Path) -> list[str]:
-        """UserError if a checkpoint's adapters are of another base than this model's, or would compute something else.
-        Returns what should be known."""
+        """Raises UserError if a checkpoint's adapters are of another base than this model's, or would compute something
+        else. Returns remarks for the user."""
 
     @abstractmethod
     def close(self) -> None: ...

@@ -1,8 +1,8 @@
-"""What torch.compile is given: the blocks that repeat, or the whole model.
+"""Chooses what torch.compile compiles: the blocks that repeat, or the whole model.
 
-Blocks that are alike share one compiled code: what holds their weights is an input to it. So a model of 32 layers takes
-as long to compile as one of a single layer, and what stands between the blocks (hooks that gather, offload or look)
-stays in Python. (PyTorch calls it regional compilation.) A whole model is compiled where nothing in it repeats.
+Blocks that are alike share one compiled code, since their weights are an input to it. So a model of 32 layers takes as
+long to compile as one of a single layer, and hooks between the blocks (that gather, offload or observe) stay in Python.
+(PyTorch calls it regional compilation.) A whole model is compiled if nothing in it repeats.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_KINDS = 4  # the compiler gives up on a function that it has compiled eight
 def compile_model(
     model: nn.Module, blocks: Sequence[nn.Module], what: bool | Literal["blocks"], by_block: bool = False
 ) -> str | Literal[False]:
-    """Compiles in place; parameter names stay. Returns what was compiled, in words; False: nothing.
+    """Compiles in place; parameter names stay. Returns a description of what was compiled; False: nothing.
 
     blocks: those that repeat. what: "blocks": nothing but alike ones. by_block: blocks even where they are not alike.
     """
@@ -37,8 +37,8 @@ def compile_model(
 
 
 def alike(blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    """The blocks, if they are of few kinds, each of which comes several times; else none. A kind: a class, and the
-    shapes of its parameters."""
+    """Returns the blocks, if they are of few kinds, each of which comes several times; else none. A kind is a class and
+    the shapes of its parameters."""
     kinds = Counter(map(_kind, blocks))
     return list(blocks) if kinds and len(kinds) <= MOST_KINDS and min(kinds.values()) > 1 else []
 

@@ -31,7 +31,8 @@ COMPRESSION = {"fp16": fp16_compress_hook, "bf16": bf16_compress_hook}
 
 
 def wrap_ddp(model: nn.Module, device: torch.device, options: config.DdpEngine) -> DistributedDataParallel:
-    """The model is on `device`. Buffers are not copied in every forward: the engine does it before they are used."""
+    """Wraps the model, which is on `device`. Buffers are not copied in every forward: the engine does it before they
+    are used."""
     no_buffers: dict[str, Any] = {NO_BUFFERS: False}
     wrapped = DistributedDataParallel(
         model,
@@ -77,11 +78,11 @@ class DdpEngine(AutogradEngine):
         return build(self._model, lambda cls, groups, options: ZeroRedundancyOptimizer(groups, cls, **options))
 
     def _warm_up(self) -> None:
-        """Forward and backward whose results are thrown away, so that every step sums gradients in one order.
+        """Runs forward and backward and discards the results, so that every step sums gradients in one order.
 
         DDP orders its buckets anew after the first backward pass, and with them the order in which gradients are
-        summed; a resumed run must not do that one step later than the run it goes on from. With static_graph its
-        first exchange comes after the whole backward pass, also in another order, and only the second pass rebuilds.
+        summed; a resumed run must not do that one step later than the run it goes on from. With static_graph its first
+        exchange comes after the whole backward pass, also in another order, and only the second pass rebuilds.
         """
 
         for _ in range(2):
@@ -90,7 +91,7 @@ class DdpEngine(AutogradEngine):
         self._model.zero_grad(set_to_none=True)
 
     def _check_used(self) -> None:
-        """UserError if a parameter got no gradient: DDP would wait for it in the next step."""
+        """Raises UserError if a parameter got no gradient: DDP would wait for it in the next step."""
         parameters = self._model.named_parameters()
         unused = [name for name, parameter in parameters if parameter.requires_grad and parameter.grad is None]
         if unused and not self._config.find_unused and not self._config.static_graph:
@@ -109,7 +110,8 @@ class DdpEngine(AutogradEngine):
             ) from error
 
     def _optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """With shard_optimizer this rank's parameters' moments; the groups are of all."""
+        """Returns the optimizer's state; with shard_optimizer the moments of this rank's parameters, with the groups of
+        all."""
         if not self._config.shard_optimizer:
             return super()._optimizer_state(optimizer)
         own = optimizer_state(self._model, cast(Any, optimizer).optim)["state"]

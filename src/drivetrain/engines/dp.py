@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def wrap_dp(model: nn.Module, device: torch.device, replicas: int) -> ThreadReplicas | GpuReplicas:
-    """The model is on `device`, the first of the replicas' devices."""
+    """Wraps the model, which is on `device`, the first of the replicas' devices."""
     if device.type == "cpu":
         return ThreadReplicas(model, replicas)
     return GpuReplicas(model, device_ids=list(range(device.index, device.index + replicas)))
@@ -49,7 +49,8 @@ class DpEngine(AloneEngine):
         return found
 
     def _forget_replicas(self) -> None:
-        """Those that forwards without gradient share have the weights as they were when they were made."""
+        """Drops the replicas that forwards without gradient share: they have the weights of the time when they were
+        made."""
         cast(ThreadReplicas | GpuReplicas, self._forward).forget()
 
     def engaged(self) -> Engaged:

@@ -35,7 +35,7 @@ TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def fsdp_mesh(device_type: str, world: int, options: config.FsdpEngine) -> DeviceMesh:
-    """(shard,), or (replicate, shard) for hybrid sharding."""
+    """Returns a mesh (shard,), or (replicate, shard) for hybrid sharding."""
     if options.hybrid is None:
         return init_device_mesh(device_type, (world,), mesh_dim_names=("shard",))
     sizes = (world // options.hybrid, options.hybrid)
@@ -43,14 +43,15 @@ def fsdp_mesh(device_type: str, world: int, options: config.FsdpEngine) -> Devic
 
 
 def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
-    """Copies of the parameters in 16 bits where the precision says so; gradients are summed in fp32 all the same."""
+    """Returns the policy: copies of the parameters in 16 bits if the precision has them; gradients are always summed in
+    fp32."""
     if not precision.cast:
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=dtype(precision.compute), reduce_dtype=torch.float32)
 
 
 def wrap_fsdp(model: nn.Module, mesh: DeviceMesh, options: config.FsdpEngine, precision: Precision) -> None:
-    """Shard in place, innermost modules first; parameter names stay. Parameters move to the mesh's device."""
+    """Shards in place, innermost modules first; parameter names stay. Parameters move to the mesh's device."""
     settings: dict[str, Any] = {
         "mesh": mesh,
         "reshard_after_forward": options.reshard,
@@ -69,13 +70,13 @@ def wrap_fsdp(model: nn.Module, mesh: DeviceMesh, options: config.FsdpEngine, pr
 
 
 def shard(module: nn.Module, settings: dict[str, Any]) -> None:
-    """fully_shard, which in torch 2.11 fails at parameters of whole numbers."""
+    """Calls fully_shard, which in torch 2.11 fails at parameters of whole numbers."""
     with CodesMayBeSharded():
         fully_shard(module, **settings)
 
 
 class CodesMayBeSharded(TorchFunctionMode):
-    """Within, torch 2.11's fully_shard takes parameters of whole numbers: the codes of a quantised base.
+    """While the block runs, torch 2.11's fully_shard takes parameters of whole numbers: the codes of a quantised base.
 
     It makes a parameter of each shard with requires_grad=True at first, which torch refuses for them, and only then
     asks the original for the right value (`FSDPParam._init_sharded_param`). Later versions pass that value on.
@@ -89,8 +90,8 @@ class CodesMayBeSharded(TorchFunctionMode):
 
 
 def shard_outermost(model: nn.Module, has_inner: bool, settings: dict[str, Any]) -> None:
-    """What the model holds outside of the modules within (has_inner) is needed again as soon as backward begins: as by
-    fully_shard's own default it is kept until then, unless no backward will follow."""
+    """Shards the root. What the model holds outside of the modules within (has_inner) is needed again as soon as
+    backward begins: as by fully_shard's own default it is kept until then, unless no backward will follow."""
     if settings["reshard_after_forward"] is True and has_inner:
         settings = {**settings, "reshard_after_forward": None}
     shard(model, settings)
@@ -104,7 +105,8 @@ def _free_without_backward(model: nn.Module, args: Any, output: Any) -> None:
 
 
 def _check_shared(model: nn.Module, apart: list[nn.Module]) -> None:
-    """UserError if a weight is in two modules that are gathered apart, or in one of them and outside of it."""
+    """Raises UserError if a weight is in two modules that are gathered separately, or in one of them and outside of
+    it."""
     known = {id(module) for module in apart}
     prefixes = [f"{name}." for name, module in model.named_modules() if id(module) in known]
     places: dict[int, tuple[str, str]] = {}
@@ -117,22 +119,22 @@ def _check_shared(model: nn.Module, apart: list[nn.Module]) -> None:
 
 
 def ready_to_shard(model: nn.Module) -> None:
-    """UserError if a parameter cannot be cut."""
+    """Raises UserError if a parameter cannot be cut."""
     refuse_scalars(model, "fsdp")
     for parameter in model.parameters():  # channels-last filters: fully_shard takes none
         parameter.data = parameter.data.contiguous()
 
 
 def refuse_cast_codes(model: nn.Module, precision: Precision) -> None:
-    """UserError where copies of the parameters in 16 bits would be made of the codes of a quantised base, too: torch
-    before 2.13 makes them of whole numbers (`FSDPParam.init_dtype_attrs`)."""
+    """Raises UserError if 16-bit copies of the parameters would be made of a quantised base's codes too: torch before
+    2.13 makes them of whole numbers (`FSDPParam.init_dtype_attrs`)."""
     if precision.cast and TORCH < (2, 13) and not all(p.is_floating_point() for p in model.parameters()):
         why = f"under fsdp, torch {torch.__version__} would turn the codes of the quantised base into 16-bit floats"
         raise problem("precision", why, "give bf16-mixed, or install torch 2.13 or newer")
 
 
 def gathered_apart(model: nn.Module, options: config.FsdpEngine) -> list[nn.Module]:
-    """The modules that are gathered and freed on their own, innermost first; what is left goes with the model."""
+    """Returns the modules that are gathered and freed on their own, innermost first; the rest goes with the model."""
     if options.wrap == "block":
         return repeated_blocks(model)
     inner_first = [module for module in reversed(list(model.modules())) if module is not model]
@@ -146,7 +148,8 @@ def gathered_apart(model: nn.Module, options: config.FsdpEngine) -> list[nn.Modu
 
 
 def _large_enough(inner_first: list[nn.Module], least: int) -> Iterator[nn.Module]:
-    """Modules that hold so many parameters beside those of chosen ones within them (containers are never called)."""
+    """Returns modules with at least so many parameters beside those of chosen ones within them (containers are never
+    called)."""
     taken: set[int] = set()
     for module in inner_first:
         own = [p for p in module.parameters() if id(p) not in taken]
@@ -157,8 +160,8 @@ def _large_enough(inner_first: list[nn.Module], least: int) -> Iterator[nn.Modul
 
 @torch.no_grad()
 def give_memory(model: nn.Module, parameters_on: torch.device, buffers_on: torch.device) -> None:
-    """Replace meta tensors by empty ones. Only parameters are kept in CPU memory where FSDP offloads: buffers lie on
-    the device on every rank, or ranks would exchange them through different backends and wait for ever."""
+    """Replaces meta tensors by empty ones. If FSDP offloads, only parameters are kept in CPU memory: buffers lie on the
+    device on every rank, or ranks would exchange them through different backends and wait for ever."""
     model.to_empty(device=parameters_on)
     for module in model.modules():
         for name, buffer in module._buffers.items():
@@ -167,26 +170,26 @@ def give_memory(model: nn.Module, parameters_on: torch.device, buffers_on: torch
 
 
 class SameParameters:
-    """RunError if a parameter gets a gradient on some ranks only.
+    """Raises RunError if a parameter gets a gradient on some ranks only.
 
-    FSDP reduces what has a gradient, in order: with other parameters on another rank it would sum gradients of
-    different ones, in silence where their sizes agree.
+    FSDP reduces parameters that have a gradient, in order: with other parameters on another rank it would sum gradients
+    of different ones, silently if their sizes agree.
     """
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup | None, device: torch.device, fix: str) -> None:
-        """fix: what may be done but to let every batch use all parameters."""
+        """fix: remedies other than letting every batch use all parameters."""
         self._named, self._group, self._device, self._fix = dict(model.named_parameters()), group, device, fix
         self._uneven: Later | None = None  # a parameter → not 0 if only some ranks had its gradient in the last window
 
     def look(self) -> None:
-        """After a window. A GPU is asked for the window before, which it is done with."""
+        """Checks after a window. On a GPU the window before is checked, which has completed."""
         got = sent(torch.tensor([p.grad is not None for p in self._named.values()], dtype=torch.int32), self._device)
         dist.all_reduce(got, group=self._group)
         before, self._uneven = self._uneven, Later(got % dist.get_world_size(self._group))
         self._refuse(before if works_behind(self._device) else self._uneven)
 
     def check(self) -> None:
-        """Of the last window too, before anything is saved."""
+        """Checks the last window too, before anything is saved."""
         self._refuse(self._uneven)
 
     def _refuse(self, uneven: Later | None) -> None:
@@ -204,7 +207,7 @@ class FsdpEngine(AutogradEngine):
     _compiles_by_block = True  # gathering stays between the compiled parts
 
     def _built(self, workload: Workload) -> nn.Module:
-        """On the CPU: sharding moves each piece to the device."""
+        """Builds on the CPU: sharding moves each piece to the device."""
         builds = self._ranks.is_first or not self._config.meta
         with nullcontext() if builds else torch.device("meta"):
             return self._with_auxiliary(workload.build_model()).to(dtype(self._options.precision.parameters))
@@ -213,7 +216,7 @@ class FsdpEngine(AutogradEngine):
         return self._sharded(model, self._config)
 
     def _wrap_auxiliary(self, model: nn.Module) -> nn.Module:
-        """Sharded by its own blocks, whatever classes the trained model's are."""
+        """Wraps an auxiliary model, sharded by its own blocks, whatever the trained model's classes."""
         return FsdpEngine._sharded(self, model, self._config.model_copy(update={"wrap": "block"}))
 
     def _sharded(self, model: nn.Module, options: config.FsdpEngine) -> nn.Module:
@@ -227,7 +230,7 @@ class FsdpEngine(AutogradEngine):
 
     @torch.no_grad()
     def _fill(self, model: nn.Module, whole: dict[str, Tensor], buffers: list[Tensor]) -> None:
-        """Each rank's shards, from the only rank that has built the weights."""
+        """Fills each rank's shards, from the only rank that has built the weights."""
         if not self._ranks.is_first:
             give_memory(model, torch.device("cpu") if self._config.offload else self._device, self._device)
         for name, held in model.state_dict().items():

@@ -1,8 +1,8 @@
-"""Gradients of replicas summed over their ranks in buckets, from within backward.
+"""Sums gradients of replicas over their ranks in buckets, from within backward.
 
 Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", section 3.2. Unlike
-DistributedDataParallel it wraps nothing, takes sharded parameters, and needs not be told which backward is the last:
-a schedule of a pipeline may run them in any order, and a zero-bubble one past the hooks.
+DistributedDataParallel it wraps nothing, takes sharded parameters, and need not know which backward is the last: a
+schedule of a pipeline may run them in any order, and a zero-bubble one past the hooks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class _Bucket:
         self._work: dist.Work | None = None
 
     def start(self) -> None:
-        """Parameters without a gradient take part with zeros; the numbers at the end say who had one."""
+        """Starts the sum. Parameters without a gradient take part with zeros; the numbers at the end state which ranks
+        had one."""
         for parameter in self.parameters:
             place_gradient(parameter)
         like = local_part(self.parameters[0])
@@ -42,7 +43,7 @@ class _Bucket:
 
     @property
     def is_done(self) -> bool:
-        """Whether nobody would wait for its sums."""
+        """Returns whether its sums are complete, so that reading them does not wait."""
         return self._work is not None and self._work.is_completed()
 
     def finish(self) -> None:
@@ -61,7 +62,8 @@ class _Bucket:
 
 
 class GradientSum:
-    """Of a model's trained parameters over a group. All its ranks must have the same parameters in the same order."""
+    """Sums the gradients of a model's trained parameters over a group. All its ranks must have the same parameters in
+    the same order."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
         self._buckets = [_Bucket(some, group) for some in _bucketed(p for p in parameters if p.requires_grad)]
@@ -72,7 +74,7 @@ class GradientSum:
             parameter.register_post_accumulate_grad_hook(self._arrived)
 
     def expect(self, backwards: int) -> None:
-        """A window begins, in which gradients arrive at most so often."""
+        """Begins a window, in which gradients arrive at most so often."""
         self._left = dict.fromkeys(self._bucket_of, backwards)
         self._started = self._finished = 0
         for bucket in self._buckets:
@@ -94,7 +96,7 @@ class GradientSum:
             self._finished += 1
 
     def finish(self) -> None:
-        """The window is over: its gradients are sums over the ranks."""
+        """Ends the window: its gradients are sums over the ranks."""
         for bucket in self._buckets[self._started :]:
             bucket.start()
         for bucket in self._buckets[self._finished :]:
@@ -103,7 +105,7 @@ class GradientSum:
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
-    """At once, of parameters that have a gradient on all ranks of the group or on none."""
+    """Sums at once, for parameters that have a gradient on all ranks of the group or on none."""
     gradients = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return
@@ -114,7 +116,8 @@ def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) 
 
 
 def _bucketed(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """In the order in which backward completes them, more or less: from the last to the first."""
+    """Divides parameters into buckets, roughly in the order in which backward completes them: from the last to the
+    first."""
     buckets: list[list[nn.Parameter]] = []
     room = 0
     for parameter in reversed(list(parameters)):

@@ -1,8 +1,8 @@
 """An optimizer's update, unless it is refused.
 
-Where the answer is on the device, torch's fused kernels read it there: it takes the place in which a gradient scaler
+If the decision is on the device, torch's fused kernels read it there: it takes the place in which a gradient scaler
 leaves whether gradients overflowed (`found_inf`), and where it is 1 they change neither weights nor state. Optimizers
-without such kernels update all the same; the numbers then tell of it when they are read.
+without such kernels always update; the numbers show it when they are read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from drivetrain.engines.base import StepGuard
 def update(
     scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, norm: Tensor, judge: StepGuard | None
 ) -> tuple[bool, bool]:
-    """Whether it was refused, and whether that was left to the device."""
+    """Updates; returns whether it was refused, and whether that was left to the device."""
     refused = False if judge is None else judge(norm)
     if isinstance(refused, Tensor):
         return False, _held_back(scaler, optimizer, refused)
@@ -42,9 +42,10 @@ def _held_back(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, r
 
 
 def _beside(optimizer: torch.optim.Optimizer, flag: Tensor) -> Tensor:
-    """The flag as a kernel over these parameters takes it: on their device; over shards, as one of their mesh.
+    """Returns the flag in the form that a kernel over these parameters takes: on their device; for shards, on their
+    mesh.
 
-    Of parameters in CPU memory (FSDP's offload) it is waited for here: the fused kernel would copy it without waiting
+    For parameters in CPU memory (FSDP's offload) it is waited for here: the fused kernel would copy it without waiting
     and read it at once.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

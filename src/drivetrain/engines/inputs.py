@@ -1,4 +1,4 @@
-"""Batches on the device, a GPU's before they are needed."""
+"""Moves batches to the device; to a GPU before they are needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Inputs:
         self._ahead = Ahead(device) if device.type == "cuda" else None
 
     def __call__(self, batch: Batch) -> Batch:
-        """Returns it on the device."""
+        """Returns the batch on the device."""
         moved = None if self._ahead is None else self._ahead.take(batch)
         if moved is not None:
             return moved

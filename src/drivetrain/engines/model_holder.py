@@ -1,4 +1,5 @@
-"""An engine's state by global names: its model, optimizer and the models beside it, to checkpoints and back."""
+"""Converts an engine's state, its model, optimizer and the models beside it, to global names for checkpoints, and
+back."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from drivetrain.workloads.base import Workload
 
 
 class ModelHolder(Engine):
-    """Holds one wrapped model, what updates it, and the models beside it."""
+    """Holds one wrapped model, its optimizer, and the models beside it."""
 
     _ranks: Communicator
     _workload: Workload
@@ -69,7 +70,7 @@ class ModelHolder(Engine):
             self._scaler.load_state_dict(state["engine"]["scaler"])
 
     def _load_beside(self, state: State) -> None:
-        """Auxiliary models and the workload's own state; a checkpoint without them is of a run that had none."""
+        """Loads auxiliary models and the workload's own state; a checkpoint without them is of a run that had none."""
         beside = state.get("beside") or {}
         saved = beside.get("auxiliary") or {}
         self._ranks.on_first(lambda: self._auxiliary.check_frozen(saved.get("frozen", {})))
@@ -105,7 +106,7 @@ class ModelHolder(Engine):
         return {name: gathered(p.grad) for name, p in self._model.named_parameters() if p.grad is not None}
 
     def _gather(self, held: Tensor) -> Tensor | None:
-        """The whole tensor on the first rank, None elsewhere. A sharded one goes to CPU memory at once."""
+        """Returns the whole tensor on the first rank, None elsewhere. A sharded one goes to CPU memory at once."""
         whole = gathered(held)
         if not self._ranks.is_first:
             return None

@@ -1,11 +1,11 @@
-"""torchao's quantised moments as plain tensors of the whole parameter, by name: what a checkpoint holds of them.
+"""Converts torchao's quantised moments to plain tensors of the whole parameter, by name, for checkpoints.
 
 A moment is the codes of its numbers, a scale for each block of them and the table that codes point into. Saved as they
 are, and not as the numbers they stand for, because quantising those again gives other scales: the table reaches 1 but
 not -1, so a block whose largest number is negative shrinks a little each time.
 
-Of a sharded moment that is loaded each scale is repeated for all numbers of its block, so that it is cut as the
-parameter itself is; then one a block is kept.
+When a sharded moment is loaded, each scale is repeated for all numbers of its block, so that it is cut as the parameter
+itself is; then one a block is kept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TABLE = "qmap"  # the same for all numbers
 
 @torch.no_grad()
 def held(tensor: Tensor) -> list[Tensor]:
-    """What occupies memory: the parts of a quantised moment, else the tensor itself."""
+    """Returns the tensors that occupy memory: the parts of a quantised moment, else the tensor itself."""
     local: Any = _local(tensor)
     return [getattr(local, name) for name in local.tensor_attrs] if is_quantised(tensor) else [tensor]
 
@@ -46,7 +46,7 @@ def are_parts(value: Any) -> bool:
 
 @torch.no_grad()
 def parts(moment: Tensor) -> dict[str, Any]:
-    """The moment's parts; of a sharded one this rank's pieces of them."""
+    """Returns the moment's parts; for a sharded one this rank's pieces of them."""
     local: Any = _local(moment)
     names, context = local.__tensor_flatten__()
     found: dict[str, Tensor | Shard] = {}
@@ -60,9 +60,10 @@ def parts(moment: Tensor) -> dict[str, Any]:
 
 @torch.no_grad()
 def joined(saved: dict[str, Any], parameter: Tensor, place: Callable[[Tensor], Tensor]) -> Tensor:
-    """The reverse: the moment of this rank's part of the parameter. place: a whole tensor → sharded as the parameter.
+    """Reverses `parts`: returns the moment of this rank's part of the parameter. place: a whole tensor → sharded as the
+    parameter.
 
-    Where blocks do not fill the shards of this layout it comes as the numbers it stands for.
+    If blocks do not fill the shards of this layout, it is returned dequantised.
     """
     cls = getattr(import_module(f"torchao.optim.{MODULES[saved[KIND]]}"), saved[KIND])
     names = cls.tensor_attrs
@@ -81,7 +82,7 @@ def joined(saved: dict[str, Any], parameter: Tensor, place: Callable[[Tensor], T
 
 
 def _piece(part: Tensor, moment: DTensor) -> Shard:
-    """One entry stands for several numbers that lie next to each other, in a shard of whole rows."""
+    """Returns the place of a part: one entry stands for several neighbouring numbers, in a shard of whole rows."""
     within = cast(Shard, like(moment.to_local(), moment))
     if any(within.offset[1:]) or within.tensor.shape[1:] != moment.shape[1:]:
         raise RunError(f"a quantised moment of {tuple(moment.shape)} is cut within its rows")
@@ -101,7 +102,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _spread(part: Tensor, every: int, like: Tensor) -> Tensor:
-    """One entry for `every` numbers → one for each; bytes where they are bytes, which travel in any case."""
+    """Repeats one entry for `every` numbers → one for each; bytes stay bytes, which every backend sends."""
     part = part.view(torch.uint8) if part.dtype.itemsize == 1 else part
     return part if every == 1 else part.repeat_interleave(every).view(like.shape)
 
@@ -111,7 +112,7 @@ def _one_of(spread: Tensor, every: int) -> Tensor:
 
 
 def _as(local: Tensor, sharded: Any) -> Tensor:
-    """A tensor of this rank as its shard of one that is sharded like another."""
+    """Returns a tensor of this rank as its shard of one that is sharded like another."""
     return DTensor.from_local(
         local, sharded.device_mesh, sharded.placements, run_check=False, shape=sharded.shape, stride=sharded.stride()
     )

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 
 class GpuReplicas(nn.DataParallel):
-    """nn.DataParallel, but for inference the replicas are made once."""
+    """nn.DataParallel, except that for inference the replicas are made once."""
 
     _kept: list[nn.Module] | None = None
 
@@ -28,7 +28,7 @@ class GpuReplicas(nn.DataParallel):
         return len(self.device_ids)
 
     def forget(self) -> None:
-        """The weights change: the next inference makes new replicas."""
+        """Drops the replicas, since the weights change: the next inference makes new ones."""
         self._kept = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -42,7 +42,7 @@ class GpuReplicas(nn.DataParallel):
 
 
 class ThreadReplicas(nn.Module):
-    """`module` on `replicas` threads of the CPU, as GpuReplicas on GPUs."""
+    """`module` on `replicas` threads of the CPU, with the interface of GpuReplicas."""
 
     def __init__(self, module: nn.Module, replicas: int) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class ThreadReplicas(nn.Module):
 
 @contextmanager
 def _seen_by(modes: list[TorchDispatchMode]) -> Iterator[None]:
-    """What watches the operators of another thread (memory, FLOPs) watches those of this one too."""
+    """Makes observers of another thread's operators (memory, FLOPs) observe this one's too."""
     for mode in modes:
         _push_mode(mode)
     try:
@@ -94,7 +94,8 @@ def _seen_by(modes: list[TorchDispatchMode]) -> Iterator[None]:
 
 
 def scatter(value: Any, parts: int) -> list[Any]:
-    """A nest of tensors in at most `parts` nests: tensors cut along their first dimension, the rest in each."""
+    """Divides a nest of tensors into at most `parts` nests: tensors are cut along their first dimension, the rest is in
+    each."""
     sizes = {tensor.shape[0] for tensor in _tensors(value)}
     if not sizes:
         return [value]
@@ -113,7 +114,7 @@ class _Piece:
 
 
 def gather(outputs: list[Any]) -> Any:
-    """The reverse, for what models return: tensors, sequences, mappings (as transformers' outputs), None."""
+    """Reverses `scatter` for models' outputs: tensors, sequences, mappings (as transformers' outputs), None."""
     first = outputs[0]
     if isinstance(first, Tensor):
         whole = [output[None] if output.dim() == 0 else output for output in outputs]
@@ -127,7 +128,7 @@ def gather(outputs: list[Any]) -> Any:
 
 
 def replicate(module: nn.Module, count: int) -> list[nn.Module]:
-    """Copies whose weights are results of `clone`, so that their gradients are summed in the module's own.
+    """Makes copies whose weights are results of `clone`, so that their gradients are summed in the module's own.
 
     The first copy keeps the module's buffers, the others have copies that are lost: as under nn.DataParallel.
     """

@@ -11,7 +11,7 @@ from drivetrain.memory.shortage import Undo
 
 
 class AloneEngine(AutogradEngine):
-    """One process: a window that does not fit is nobody else's business, and can be taken back."""
+    """One process: a window that does not fit concerns no other rank, and can be undone."""
 
     _undo: Undo | None = None
 

@@ -22,24 +22,24 @@ Told = Callable[[Tensor], Any]  # a held tensor → as it is to be told: itself,
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor."""
+    """Returns this rank's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """The whole of a sharded tensor; all ranks must ask."""
+    """Returns the whole of a sharded tensor; all ranks must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def placed_as(whole: Tensor, held: Tensor) -> Tensor:
-    """This rank's part of a whole tensor, sharded as `held` is; needs no other rank."""
+    """Returns this rank's part of a whole tensor, sharded as `held` is, without communication."""
     if not isinstance(held, DTensor):
         return whole
     return distribute_tensor(whole.to(held.device), held.device_mesh, held.placements, src_data_rank=None)
 
 
 def refuse_scalars(model: nn.Module, engine: str) -> None:
-    """UserError for parameters without a dimension, which cannot be cut."""
+    """Raises UserError for parameters without a dimension, which cannot be cut."""
     scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
     if scalars:
         why = f"{engine} cannot shard parameters without a dimension: {', '.join(scalars)}"
@@ -47,7 +47,7 @@ def refuse_scalars(model: nn.Module, engine: str) -> None:
 
 
 def place_gradient(parameter: Tensor) -> None:
-    """Sharded as its parameter is, in place; DTensor leaves sums over ranks to whoever needs them."""
+    """Shards a gradient as its parameter is, in place; DTensor leaves sums over ranks to its user."""
     gradient = parameter.grad
     if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
         placed = gradient.redistribute(placements=parameter.placements)  # itself where they agree
@@ -55,13 +55,14 @@ def place_gradient(parameter: Tensor) -> None:
 
 
 def kept(model: nn.Module, state: Mapping[str, T]) -> dict[str, T]:
-    """Of a state by the model's names what checkpoints hold: all of it, or what is trained beside a frozen base."""
+    """Returns the part of a state, by the model's names, that checkpoints hold: all, or what is trained beside a frozen
+    base."""
     names: frozenset[str] | None = getattr(model, KEPT, None)
     return {name: value for name, value in state.items() if names is None or name in names}
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """All that `kept` names."""
+    """Loads all that `kept` names."""
     held = kept(model, model.state_dict())
     if held.keys() != weights.keys():
         raise RunError(f"these weights are of another model: {', '.join(sorted(held.keys() ^ weights.keys())[:5])}")
@@ -69,9 +70,10 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, told: Told = piece_of) -> dict[str, Any]:
-    """optimizer.state_dict() with names for numbers: {"state": {name: ...}, "param_groups": [{"params": [name]}]}.
+    """Returns optimizer.state_dict() with names for numbers: {"state": {name: ...}, "param_groups": [{"params":
+    [name]}]}.
 
-    Of sharded tensors this rank's pieces. A quantised moment is its parts (quantised.py).
+    Sharded tensors are this rank's pieces. A quantised moment is its parts (quantised.py).
     """
     names = _names_by_position(model, optimizer)
     saved = optimizer.state_dict()
@@ -81,8 +83,8 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, told: To
 
 
 def load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """The reverse; `optimizer` must hold the same parameters, on any engine, in groups and an order of its own. It
-    keeps its own hyper-parameters. UserError if others were trained."""
+    """Reverses `optimizer_state`; `optimizer` must hold the same parameters, on any engine, in groups and an order of
+    its own. It keeps its own hyper-parameters. Raises UserError if others were trained."""
     positions = {name: i for i, name in _names_by_position(model, optimizer).items()}
     held = dict(model.named_parameters())
     check_trained(positions.keys(), held.keys(), saved["param_groups"])
@@ -103,7 +105,7 @@ def load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, sav
 
 
 def check_trained(own: Collection[str], here: Collection[str], saved: Iterable[Mapping[str, Any]]) -> None:
-    """UserError if these groups are of other parameters than this run trains. here: all that this rank's model has."""
+    """Raises UserError if these groups are of other parameters than this run trains. here: all of this rank's model."""
     before = {name for group in saved for name in group["params"]}
     frozen = [name for name in here if name in before and name not in own]
     added = [name for name in own if name not in before]
@@ -119,14 +121,15 @@ def check_trained(own: Collection[str], here: Collection[str], saved: Iterable[M
 
 
 def group_with(groups: Iterable[dict[str, Any]], names: Sequence[str]) -> dict[str, Any]:
-    """The one that these were in: its counters are theirs."""
+    """Returns the saved group of these parameters: its counters are theirs."""
     return next((group for group in groups if names and names[0] in group["params"]), {})
 
 
 def chosen(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, Any]:
-    """What this run says of a group, whatever was saved: its rate and other arguments, the kernels that update it.
+    """Returns this run's own settings of a group, instead of the saved ones: its rate and other arguments, the kernels
+    that update it.
 
-    What is left (counters that some optimizers keep in their groups) is state.
+    The rest (counters that some optimizers keep in their groups) is state.
     """
     arguments = inspect.signature(type(getattr(optimizer, "optim", optimizer))).parameters
     own = {"peak_lr", "fused", "foreach", "capturable", *arguments} - {"params"}
@@ -134,7 +137,7 @@ def chosen(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str,
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """What the optimizer holds on this rank."""
+    """Returns the optimizer's tensors on this rank."""
     states = getattr(optimizer, "optim", optimizer).state.values()  # ZeroRedundancyOptimizer keeps one within
     values = [value for state in states for value in state.values()]
     found = [part for value in values if isinstance(value, Tensor) for part in quantised.held(value)]
@@ -142,7 +145,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def held_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """On this rank, between steps, but for gradients: those are there at the end of a window."""
+    """Returns the bytes on this rank between steps, without gradients: those exist at the end of a window."""
     parts = {"frozen": 0, "trained": 0, "gradients": 0}
     for parameter in model.parameters():
         size = local_part(parameter).nbytes
@@ -167,7 +170,7 @@ def _told_value(value: Any, told: Told) -> Any:
 
 
 def _placed_value(value: Any, parameter: Tensor) -> Any:
-    """Moments are sharded as their parameter; counters stay whole."""
+    """Shards moments as their parameter; counters stay whole."""
     if quantised.are_parts(value):
         return quantised.joined(value, parameter, lambda whole: placed_as(whole, parameter))
     is_moment = isinstance(value, Tensor) and value.shape == parameter.shape

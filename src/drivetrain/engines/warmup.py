@@ -1,4 +1,4 @@
-"""Forward and backward before the first step, of which nothing stays but what frameworks build on the way."""
+"""Runs forward and backward before the first step, so that frameworks build what they need; nothing else remains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from drivetrain.distributed.rng import restore_rng_state, rng_state
 
 
 def rehearse(model: nn.Module, loss: Callable[[], Tensor], backward: Callable[[Tensor], None]) -> None:
-    """Gradients of 0; generators and buffers end as they were."""
+    """Runs with gradients of 0; restores generators and buffers afterwards."""
     state, buffers = rng_state(), [buffer.clone() for buffer in model.buffers()]
     model.train()
     backward(loss() * 0)

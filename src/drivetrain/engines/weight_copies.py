@@ -1,11 +1,13 @@
-"""16-bit copies of a model's fp32 weights, in their place while it computes (Micikevicius et al. 2018, section 3.1).
+"""Puts 16-bit copies of a model's fp32 weights in their place while it computes (Micikevicius et al. 2018, section
+3.1).
 
-The parameters stay what they are: fp32, the optimizer's, and what checkpoints hold. A copy is cast from its parameter
-once a window, as an operation that autograd knows: its gradient comes back through the cast, so gradients accumulate
-over micro-batches and travel between ranks in fp32, as under FSDP2's MixedPrecisionPolicy. Beside fp32 weights,
-gradients and optimizer state a window holds 2 bytes more a parameter; between windows nothing is there.
+The parameters stay fp32, in the optimizer and in checkpoints. A copy is cast from its parameter once a window, as an
+operation that autograd knows: its gradient comes back through the cast, so gradients accumulate over micro-batches and
+travel between ranks in fp32, as under FSDP2's MixedPrecisionPolicy. Beside fp32 weights, gradients and optimizer state
+a window holds 2 bytes more a parameter; between windows none.
 
-Modules find the copies where their parameters were, until the backward pass is over: recomputed blocks ask again.
+Modules find the copies in place of their parameters until the backward pass is over, since recomputed blocks read them
+again.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ class WeightCopies:
         """model: its fp32 parameters are copied, others (quantised ones, say) stay, and so do those of normalisation
         that keeps running statistics, whose kernels take 16-bit inputs beside fp32 weights. Tied weights share a copy.
 
-        Nothing is copied where the precision computes in its parameters' dtype, or None is given.
+        Nothing is copied if the precision computes in its parameters' dtype, or is None.
         """
         casts = precision is not None and precision.cast
         if casts:
@@ -44,7 +46,7 @@ class WeightCopies:
         self._recurrent = [module for module in modules if isinstance(module, nn.RNNBase)]
 
     def made(self) -> Sequence[Tensor]:
-        """Fresh copies of the weights as they are now, with gradients that reach the weights if those are enabled."""
+        """Returns fresh copies of the present weights, with gradients that reach the weights if those are enabled."""
         copies: dict[int, Tensor] = {}
         for _, _, parameter in self._slots:
             if id(parameter) not in copies:
@@ -53,8 +55,8 @@ class WeightCopies:
 
     @contextmanager
     def in_place(self, copies: Sequence[Tensor]) -> Iterator[None]:
-        """Let the modules compute with `copies`, which `made` gave. RunError if the model wrote to one of them, since
-        that would be lost."""
+        """Lets the modules compute with `copies`, which `made` returned. Raises RunError if the model wrote to one of
+        them, since that would be lost."""
         try:
             for (module, name, _), copy in zip(self._slots, copies, strict=True):
                 module._parameters[name] = copy  # type: ignore[assignment]  # a parameter's place, and no parameter
@@ -67,7 +69,7 @@ class WeightCopies:
             self._refresh()
 
     def _refresh(self) -> None:
-        """Recurrent layers keep a list of their weights beside them."""
+        """Refreshes recurrent layers, which keep a list of their weights beside them."""
         for module in self._recurrent:
             module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
 
@@ -82,7 +84,7 @@ def _check_unwritten(slots: Sequence[tuple[nn.Module, str, nn.Parameter]], copie
 
 
 def _refuse_uncopied(model: nn.Module) -> None:
-    """UserError for layers that cannot compute with a 16-bit copy."""
+    """Raises UserError for layers that cannot compute with a 16-bit copy."""
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
             why = f"{name} has sparse gradients, which cannot come back through a 16-bit copy"

@@ -24,7 +24,7 @@ Counts = Callable[[], "Sequence[int] | Tensor"]  # one number a term, in the ord
 
 
 def own_counts(workload: Workload, micro_batches: Sequence[MicroBatch]) -> list[int]:
-    """This rank's count of each term, over a window's micro-batches."""
+    """Returns this rank's count of each term, over a window's micro-batches."""
     found = [workload.counts(batch.tensors) for batch in micro_batches if batch.counts]
     return [sum(counts[name] for counts in found) for name in workload.terms]
 
@@ -32,8 +32,8 @@ def own_counts(workload: Workload, micro_batches: Sequence[MicroBatch]) -> list[
 def global_counts(
     own: Sequence[int], data_world: int, counts: bool, ranks: Communicator, device: torch.device
 ) -> Counts:
-    """Each term's count over the global batch. It travels meanwhile; on several GPUs it stays there, so that the host
-    does not wait for it. counts: whether this rank's samples are its alone to count."""
+    """Returns each term's count over the global batch. The sum runs in the background; on several GPUs it stays there,
+    so that the host does not wait for it. counts: whether this rank's samples are its alone to count."""
     if data_world == 1:
         return lambda: [max(1, count) for count in own]
     mine = sent(torch.tensor(own if counts else [0] * len(own)), device)
@@ -49,7 +49,7 @@ class WindowLoss:
         self.shares = torch.zeros(len(self._weights), device=device) if len(self._weights) > 1 else None
 
     def part(self, sums: Mapping[str, Tensor], counts: bool) -> Tensor:
-        """A micro-batch's part of the loss (scalar). counts: False for a filler, whose gradient is to be 0."""
+        """Returns a micro-batch's part of the loss (scalar). counts: False for a filler, whose gradient is 0."""
         divisors = self._counts()
         means = [sums[name] / divisors[number] for number, name in enumerate(self._weights)]
         if self.shares is not None and counts:
@@ -71,7 +71,7 @@ def gathered_statistics(
     ranks: Communicator,
     device: torch.device,
 ) -> list[Statistics]:
-    """Statistics of the global batch as each micro-batch's loss gets them. All ranks call it together.
+    """Returns statistics of the global batch for each micro-batch's loss. All ranks call it together.
 
     counts: whether this rank's samples are its alone to count.
     """
@@ -80,7 +80,7 @@ def gathered_statistics(
 
 
 def joined_partials(partials: Sequence[Partial], micro_batches: Sequence[MicroBatch]) -> Joined:
-    """One rank's sums, in double precision, and its rows one below the other."""
+    """Returns one rank's sums, in double precision, and its rows one below the other."""
     sums: dict[str, Tensor] = {}
     rows: dict[str, list[Tensor]] = {}
     positions: list[int] = []
@@ -98,7 +98,7 @@ def joined_partials(partials: Sequence[Partial], micro_batches: Sequence[MicroBa
 
 
 def combined(everyone: Sequence[Joined], micro_batches: Sequence[MicroBatch], device: torch.device) -> list[Statistics]:
-    """Joins the statistics of all ranks. RunError where a workload gives no row for a sample.
+    """Joins the statistics of all ranks. Raises RunError if a workload returns no row for a sample.
 
     Sums are added in the order of the ranks, so that all have the same bits; rows come in that of the global batch.
     """
@@ -119,14 +119,14 @@ def combined(everyone: Sequence[Joined], micro_batches: Sequence[MicroBatch], de
 
 
 def _own(batch: MicroBatch, device: torch.device) -> Tensor | None:
-    """A filler repeats a sample of the global batch, whichever."""
+    """Returns the positions; a filler repeats any sample of the global batch."""
     if not batch.counts:
         return torch.zeros(len(next(iter(batch.tensors.values()))), dtype=torch.int64, device=device)
     return None if batch.positions is None else sent(torch.from_numpy(batch.positions), device)
 
 
 def few_samples(workload: Workload, count: int = 2) -> MicroBatch:
-    """The first samples as a micro-batch of which each is the global batch's."""
+    """Returns the first samples as a micro-batch, each one also a sample of the global batch."""
     tensors = few(workload, count)
     return MicroBatch(tensors, positions=np.arange(len(draws(workload.train, count))))
 
@@ -148,7 +148,7 @@ class EvaluatedLoss:
             self.sums[number, 1] += outputs.terms[name][1]
 
     def values(self, summed: Tensor) -> dict[str, float]:
-        """summed: `sums` over all ranks. The loss, and of several terms each one as loss_<name>."""
+        """Returns the loss, and of several terms each one as loss_<name>. summed: `sums` over all ranks."""
         means = [total / max(1, count) for total, count in summed.tolist()]
         if len(means) == 1:
             return {"loss": means[0] * next(iter(self._weights.values()))}

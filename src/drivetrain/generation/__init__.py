@@ -1,1 +1,1 @@
-"""Has a model make something under any engine: answers to prompts, log-probabilities, samples to train on."""
+"""Generates with a model under any engine: answers to prompts, log-probabilities, samples to train on."""

@@ -1,7 +1,7 @@
 """Passes of the model over samples that each rank has of its own: log-probabilities of them, and answers to prompts.
 
-An engine's forward pass may talk to the other ranks, so all of them run equally many: a rank that has fewer batches, or
-whose answers are complete, repeats one whose results it drops. All ranks call each method together.
+An engine's forward pass may communicate with the other ranks, so all of them run equally many: a rank that has fewer
+batches, or whose answers are complete, repeats one whose results it drops. All ranks call each method together.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ T = TypeVar("T")
 
 
 class Passes:
-    """The engine's passes without gradient, as `Workload`s that make samples use them (workloads.base.Making)."""
+    """The engine's passes without gradient, in the form that `Workload`s which make samples use
+    (workloads.base.Making)."""
 
     def __init__(self, engine: Engine, workload: Workload, ranks: Communicator, batch_size: int) -> None:
         """batch_size: samples that run forward at once."""
         self._engine, self._workload, self._ranks, self._batch_size = engine, workload, ranks, batch_size
 
     def each(self, samples: Sequence[Any], work: Callable[[nn.Module, Batch, LossContext], Sequence[T]]) -> list[T]:
-        """Returns what `work` makes of each sample, in their order: one result a sample of the batch that it gets.
+        """Returns the result of `work` for each sample, in their order: one result a sample of the batch that it gets.
 
         samples: this rank's, as `collate` takes them; ranks may have different numbers.
         """
@@ -45,10 +46,10 @@ class Passes:
         return [result for results in found[: len(chunks)] for result in results]
 
     def answers(self, prompts: Sequence[Prompt], draws: Sequence[int]) -> list[list[int]]:
-        """The new tokens of an answer to each of this rank's prompts.
+        """Returns the new tokens of an answer to each of this rank's prompts.
 
-        draws: a number for each, which decides together with the run's seed what is drawn for it, whatever other
-        prompts are beside it. ValueError if one comes twice.
+        draws: a number for each, which with the run's seed decides what is drawn for it, independently of other
+        prompts. Raises ValueError if one comes twice.
         """
         workload = self._workload
         assert isinstance(workload, Generates), "the workload's model writes no tokens"
@@ -70,7 +71,7 @@ class Passes:
                 written[number].append(token)
 
     def _agreed(self, tokens: list[int]) -> list[int]:
-        """Ranks that share samples go on with the same tokens, whatever the last bits of their logits are."""
+        """Makes ranks that share samples go on with the same tokens, even if the last bits of their logits differ."""
         rank = self._engine.data_rank
         everyone = self._ranks.all_gather((rank, self._engine.counts_samples, tokens))
         return next(found for other, counts, found in everyone if other == rank and counts)

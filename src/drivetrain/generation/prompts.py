@@ -1,8 +1,8 @@
-"""Prompts continued under any engine, token by token.
+"""Continues prompts under any engine, token by token.
 
 Each token is a forward pass over the whole sequences, through the engine's own `predict`: no engine has to hold a whole
-model or a cache of keys and values for it. The first rank tells all others each token, so that every rank takes the
-same forward passes, whatever the last bits of its logits are.
+model or a cache of keys and values for it. The first rank sends each token to all others, so that every rank takes the
+same forward passes, even if the last bits of its logits differ.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from drivetrain.workloads.generating import Generates, Prompt
 
 
 def generate(engine: Engine, workload: Generates, ranks: Communicator) -> list[dict[str, Any]]:
-    """{"prompt", "answer", "reference"} of each of the workload's prompts. All ranks call it together."""
+    """Returns {"prompt", "answer", "reference"} of each of the workload's prompts. All ranks call it together."""
     return list(answers(engine, workload, ranks, dict(enumerate(workload.prompts))).values())
 
 
 def answers(
     engine: Engine, workload: Generates, ranks: Communicator, prompts: Mapping[int, Prompt]
 ) -> dict[int, dict[str, Any]]:
-    """Prompt's number → {"prompt", "answer", "reference"}. All ranks call it together.
+    """Returns prompt's number → {"prompt", "answer", "reference"}. All ranks call it together.
 
-    Training goes on as if nothing had happened: random generators end as they were.
+    Training is not affected: random generators end as they were.
     """
     state = rng_state()
     written: dict[int, list[int]] = {number: [] for number in prompts}
@@ -53,7 +53,7 @@ def answers(
 
 
 def uncompiled() -> AbstractContextManager[Any]:
-    """Sequences grow with each token: compiled code would be made for every length. A compiler that nobody has
-    imported has compiled nothing."""
+    """Runs without compilation: sequences grow with each token, and every length would be compiled. A compiler that was
+    never imported has compiled nothing."""
     has_compiled = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if has_compiled else nullcontext()

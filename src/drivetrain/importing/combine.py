@@ -1,4 +1,4 @@
-"""What the files say, the run file below it, and the defaults of the other software as one run file."""
+"""Combines the files, the run file below them, and the other software's defaults into one run file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH = ("batch_size", "batch_size_per_device")
 
 
 def combined(joined: Joined, onto: Mapping[str, Any]) -> tuple[dict[str, Any], list[Note]]:
-    """The run file, in the order of its fields, and a note for each default that was written out."""
+    """Returns the run file, in the order of its fields, and a note for each default that was written out."""
     raw = _without_what_they_say(onto, joined)
     for name, value in joined.settings.items():
         _put(raw, name, value)
@@ -54,7 +54,7 @@ def _without_what_they_say(onto: Mapping[str, Any], joined: Joined) -> dict[str,
 
 
 def _ordered(raw: dict[str, Any]) -> dict[str, Any]:
-    """In the order of the fields; keys of the user's choice stay as they are."""
+    """Orders keys like the fields; keys of the user's choice stay in their order."""
     order = {".".join(path): place for place, (path, _) in enumerate(field_paths())}
     order["workload.type"] = -1  # the first of any workload
 
@@ -75,7 +75,8 @@ Verdict = tuple[RunConfig | None, list[Problem], list[str]]
 
 
 def judged(raw: Mapping[str, Any], joined: Joined, onto: str | None) -> Verdict:
-    """The run (None if something is missing), what is wrong, named by who said it, and what is missing."""
+    """Returns the run (None if something is missing), its problems, named by the file they come from, and the missing
+    fields."""
     run, found = validate(copy.deepcopy(dict(raw)), [])
     absent = [name for name in ("workload", "loop") if name not in raw]
     problems = [_named(problem, joined, onto) for problem in found if problem.field not in absent]
@@ -88,7 +89,7 @@ def judged(raw: Mapping[str, Any], joined: Joined, onto: str | None) -> Verdict:
 
 
 def _named(problem: Problem, joined: Joined, onto: str | None) -> Problem:
-    """With the file and the key it comes from."""
+    """Names the file and the key that a problem comes from."""
     name = next((name for name in joined.settings if _covers(name, problem.field)), None)
     if name is None:
         return Problem(f"{onto}: {problem.field}" if onto else problem.field, problem.why, problem.fix)

@@ -1,4 +1,5 @@
-"""DeepSpeed's JSON and Accelerate's YAML: config/ translates them; here their defaults and the odd value are met."""
+"""Adds other software's defaults to DeepSpeed's JSON and Accelerate's YAML, which config/ translates, and handles a few
+odd values."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ Translate = Callable[[Mapping[str, Any]], Translation]
 
 
 def of_deepspeed(source: Source, driver: str | None) -> TranslatedFile:  # noqa: ARG001 - it names the engine itself
-    """What is meant for DeepSpeed alone stays in engine.config; all else is said once, in the run file's words."""
+    """Translates DeepSpeed's JSON. Keys for DeepSpeed alone stay in engine.config; all others become fields of the run
+    file."""
     found = TranslatedFile(source)
     found.translation = _checked(found, deepspeed.translate, source.raw)
     settings = found.translation.settings
@@ -31,7 +33,7 @@ def of_deepspeed(source: Source, driver: str | None) -> TranslatedFile:  # noqa:
 
 
 def _with_places(passed: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A block of offloading options without its device would say that there is none."""
+    """Adds the device to blocks of offloading options: without it they would mean none."""
     zero = passed.get("zero_optimization", {})
     places = {"offload_optimizer": "engine.offload_optimizer", "offload_param": "engine.offload_parameters"}
     blocks = {name: {"device": settings[to], **zero[name]} for name, to in places.items() if name in zero}
@@ -45,7 +47,7 @@ def _scaling(found: TranslatedFile) -> None:
 
 
 def _rising(found: TranslatedFile) -> None:
-    """Its schedules warm up over 1000 steps (and by a logarithm, which config/ tells) unless told otherwise."""
+    """Sets the default warm-up of its schedules, over 1000 steps (by a logarithm, which config/ reports)."""
     settings, scheduler = found.translation.settings, found.source.raw.get("scheduler")
     if not isinstance(scheduler, dict) or "schedule.name" not in settings:
         return
@@ -77,7 +79,7 @@ def of_accelerate(source: Source, driver: str | None) -> TranslatedFile:  # noqa
 
 
 def _without_file(raw: dict[str, Any]) -> str | None:
-    """Take deepspeed_config_file out: it is a source of its own."""
+    """Takes deepspeed_config_file out: it is a source of its own."""
     block = raw.get("deepspeed_config")
     if not isinstance(block, dict) or not isinstance(block.get("deepspeed_config_file"), str):
         return None
@@ -86,7 +88,7 @@ def _without_file(raw: dict[str, Any]) -> str | None:
 
 
 def _alone(found: TranslatedFile) -> None:
-    """distributed_type NO is one process: no DDP. Another file may name an engine nevertheless."""
+    """Reads distributed_type NO as one process without DDP. Another file may still name an engine."""
     translation = found.translation
     translation.settings["engine.name"] = "single"
     found.soft.add("engine.name")
@@ -106,7 +108,7 @@ PREFIXES = {"fsdp_config": "fsdp_", "dynamo_config": "dynamo_"}
 
 
 def _as_written(found: TranslatedFile) -> None:
-    """Notes under the keys of the file: prefixes that may be left out are as they were; one machine is told too."""
+    """Puts notes under the keys of the file: optional prefixes are restored; a single machine is noted too."""
     written = set(leaves(found.source.raw))
     notes = []
     for note in found.notes:
@@ -120,7 +122,7 @@ def _as_written(found: TranslatedFile) -> None:
 
 
 def _checked(found: TranslatedFile, translate: Translate, raw: Mapping[str, Any], context: str = "") -> Translation:
-    """The translation, and a problem for each key whose value is junk: without it, another run would be made.
+    """Returns the translation, and a problem for each key with an invalid value: without it, another run would be made.
 
     context: the key that others depend on.
     """

@@ -1,4 +1,4 @@
-"""The keys of a file, looked at one by one or several together, and what becomes of them."""
+"""Reads the keys of a file, one by one or several together, and records what becomes of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OF_JUNK = (TypeError, AttributeError, ValueError, KeyError, IndexError, Overflow
 
 @dataclass
 class KeyReader:
-    """prefix: of the keys, with its dot. A key that is null counts as not given."""
+    """Reads keys. prefix: of the keys, with its dot. A key that is null counts as missing."""
 
     raw: Mapping[str, Any]
     found: TranslatedFile
@@ -51,13 +51,13 @@ class KeyReader:
         return str(self.take(name, default)).strip().lower()
 
     def block(self, name: str) -> KeyReader:
-        """The keys within a key."""
+        """Returns a reader of the keys within a key."""
         return KeyReader(mapping(self.prefix + name, self.take(name, {})), self.found, f"{self.prefix}{name}.")
 
     def set(self, name: str, to: str, value: Any, why: str = "", default: Any = None, is_soft: bool = False) -> None:
-        """The key became the field `to`; not given, the field's default is that of the other software.
+        """Makes the key the field `to`; if it is missing, the field's default is that of the other software.
 
-        default: that value; is_soft: the key only says what happens anyway.
+        default: that value; is_soft: the key states only what happens anyway.
         """
         if not self.has(name):
             self.found.defaults[to] = Default(self.prefix + name, value)
@@ -67,13 +67,13 @@ class KeyReader:
             self.found.soft.add(to)
 
     def note(self, name: str, fate: Fate, why: str, alters: bool = False) -> None:
-        """Only where the key is there. alters: it is dropped, and without it something else is trained."""
+        """Adds a note, only if the key is there. alters: it is dropped, and without it something else is trained."""
         self.used.add(name)
         if name in self.raw:
             self.found.translation.note(self.prefix + name, fate, why, alters)
 
     def lose(self, name: str, why: str) -> None:
-        """The key has no counterpart, and without it something else is trained."""
+        """Refuses a key that has no counterpart, and without which something else is trained."""
         self.note(name, "refused", why, alters=True)
 
     def off(self, *names: str, why: str = "it is off") -> None:
@@ -81,7 +81,7 @@ class KeyReader:
             self.note(name, "unneeded", why)
 
     def rest(self, handlers: Mapping[str, Handler]) -> None:
-        """Every key not looked at yet, by its handler; an unknown one is refused."""
+        """Passes every key not read yet to its handler; an unknown one is refused."""
         noted = {note.key for note in self.found.notes}
         for name, value in self.raw.items():
             if name in self.used:
@@ -108,7 +108,7 @@ def in_turn(given: KeyReader, groups: Sequence[Callable[[KeyReader], None]]) -> 
 
 
 def with_errors(found: TranslatedFile, work: Callable[[], None]) -> None:
-    """What cannot be read is kept, so that all of it is told at once."""
+    """Collects keys that cannot be read, so that all are reported at once."""
     try:
         work()
     except UserError as error:

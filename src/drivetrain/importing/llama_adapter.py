@@ -1,6 +1,6 @@
-"""LLaMA-Factory's keys of adapters (LoRA and its kin) and of a base in few bits.
+"""Translates LLaMA-Factory's keys of adapters (LoRA and its variants) and of a base in few bits.
 
-What each means there: hparams/finetuning_args.py, hparams/model_args.py, model/adapter.py,
+Sources of their meaning: hparams/finetuning_args.py, hparams/model_args.py, model/adapter.py,
 model/model_utils/quantization.py and train/trainer_utils.py of LLaMA-Factory 0.9.
 """
 
@@ -32,7 +32,7 @@ BITSANDBYTES = ("bnb", "bitsandbytes")
 
 
 def lacking(given: KeyReader) -> tuple[str, str] | None:
-    """The key, and why nothing here trains such an adapter or such a base."""
+    """Returns the key because of which no such adapter or base can be trained here, and the reason."""
     if given.switch("train_from_scratch") and is_lora(given):
         return "train_from_scratch", "nobody could load an adapter of a model that is made at random"
     bits, method = given.count("quantization_bit", 0), given.word("quantization_method", "bnb")
@@ -51,7 +51,7 @@ def lacking(given: KeyReader) -> tuple[str, str] | None:
 
 
 def adapters(given: KeyReader) -> None:
-    """A new adapter, or saved ones: the last is trained on, or all stay as they are below a new one."""
+    """Translates a new adapter, or saved ones: the last is trained on, or all stay frozen below a new one."""
     if not is_lora(given):
         given.off(*OF_NEW, *OF_RATES, "create_new_adapter", why="it is of finetuning_type lora")
         given.lose("adapter_name_or_path", "adapters are of finetuning_type lora: merge it into the model")
@@ -100,7 +100,7 @@ def _new(given: KeyReader) -> None:
 
 
 def plain(value: float) -> float:
-    """A whole number as one."""
+    """Returns a whole number as an int."""
     return int(value) if value.is_integer() else value
 
 
@@ -117,7 +117,7 @@ def _start(given: KeyReader) -> None:
 
 
 def _rates(given: KeyReader) -> None:
-    """LoRA+. There whatever is a vector (the lengths that DoRA learns) has the rate of B too."""
+    """Translates LoRA+. In LLaMA-Factory every vector (the lengths that DoRA learns) has the rate of B too."""
     ratio = given.number("loraplus_lr_ratio", 0.0)
     if not ratio:
         given.off(*OF_RATES)
@@ -128,7 +128,7 @@ def _rates(given: KeyReader) -> None:
 
 
 def _stacked(given: KeyReader, paths: Sequence[str], with_new: bool) -> None:
-    """A list: what was said of the trained one, above those that stay as they are."""
+    """Returns a list: the trained adapter, above frozen ones."""
     found = given.found
     said = {name: found.translation.settings.pop(name) for name in [*found.translation.settings] if _is_of(name)}
     said = {name: found.defaults.pop(name).value for name in [*found.defaults] if _is_of(name)} | said
@@ -148,7 +148,7 @@ def _is_of(name: str) -> bool:
 
 
 def quantised(given: KeyReader) -> None:
-    """Of a base that lacking() lets through."""
+    """Translates a base that lacking() accepts."""
     bits = given.count("quantization_bit", 0)
     if not bits:
         given.off(*OF_BASE, why="nothing is quantised")

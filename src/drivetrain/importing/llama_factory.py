@@ -1,4 +1,4 @@
-"""A LLaMA-Factory YAML in this project's words: TrainingArguments, and its own keys of model, data and method.
+"""Translates a LLaMA-Factory YAML: TrainingArguments, and its own keys of model, data and method.
 
 Keys: the argument classes of LLaMA-Factory 0.9, https://llamafactory.readthedocs.io
 """
@@ -21,7 +21,7 @@ UNREADABLE = llama_language.Unwritten("stage", "refused", "a value that decides 
 
 
 def translate(source: Source, driver: str | None) -> TranslatedFile:
-    """The workload too, where what is trained can be trained here; else its keys are told with the reason."""
+    """Translates the workload too, if it can be trained here; else its keys are reported with the reason."""
     found = TranslatedFile(source)
     given = KeyReader(source.raw, found, source.prefix)
     of_training = training_arguments.groups(driver)
@@ -40,7 +40,7 @@ def translate(source: Source, driver: str | None) -> TranslatedFile:
 
 
 def _precision(given: KeyReader, driver: str | None) -> None:
-    """pure_bf16: everything is kept and computed in bf16."""
+    """Translates pure_bf16: everything is kept and computed in bf16."""
     if _fp8(given, driver):
         given.off("bf16", "fp16", "tf32", "pure_bf16", why="fp8 says it")
         return
@@ -59,7 +59,7 @@ def _precision(given: KeyReader, driver: str | None) -> None:
 
 
 def _fp8(given: KeyReader, driver: str | None) -> bool:
-    """Products of linear layers; all else is as under bf16. Whether it can be had."""
+    """Translates products of linear layers in fp8; all else is as under bf16. Returns whether it is possible."""
     can = given.switch("fp8") and driver != "deepspeed"
     if can:
         given.set("fp8", "precision", "fp8-mixed", "the first linear layer too; there it stays in 16 bits")
@@ -76,7 +76,7 @@ def _fp8(given: KeyReader, driver: str | None) -> bool:
 
 
 def _recompute(given: KeyReader) -> None:
-    """It recomputes unless it is told not to; with Unsloth's way of it, from inputs that are kept in CPU memory."""
+    """Translates recompute, which is on by default; Unsloth's variant keeps inputs in CPU memory."""
     if any(given.raw.get(key) is not None for key in ("gradient_checkpointing", "activation_checkpointing")):
         given.off("disable_gradient_checkpointing", why="gradient_checkpointing says it")
     elif given.has("disable_gradient_checkpointing"):
@@ -91,7 +91,7 @@ def _recompute(given: KeyReader) -> None:
 
 
 def _unwritten(found: llama_language.Unwritten) -> dict[str, Handler]:
-    """The workload's keys where none is written."""
+    """Notes the workload's keys where none is written."""
     told = fated(found.fate, f"no workload is written: {found.why}")
     decides = fated(found.fate, found.why, found.alters)
     handlers = dict.fromkeys((*llama_model.KEYS, *llama_model.TOGETHER, *llama_adapter.TOGETHER), told)

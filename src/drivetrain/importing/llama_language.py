@@ -1,6 +1,7 @@
-"""LLaMA-Factory's keys of model and data as a language_model workload: what trains the same, and where that cannot be.
+"""Translates LLaMA-Factory's keys of model and data to a language_model workload that trains the same, or states why it
+cannot.
 
-What each key means there: the argument classes and data processors of LLaMA-Factory 0.9 (hparams/, data/processor/,
+Sources of their meaning: the argument classes and data processors of LLaMA-Factory 0.9 (hparams/, data/processor/,
 data/loader.py, model/model_utils/rope.py). A list of names is a text with commas, or a list.
 """
 
@@ -25,7 +26,7 @@ BUFFER = 16_384
 
 
 class Unwritten(NamedTuple):
-    """There is no workload, because of a key."""
+    """A key because of which there is no workload."""
 
     key: str
     fate: Fate
@@ -34,7 +35,7 @@ class Unwritten(NamedTuple):
 
 
 def unwritten(given: KeyReader) -> Unwritten | None:
-    """Why nothing here trains the same as this file does; None where a workload can be written."""
+    """Returns why nothing here trains the same as this file does; None if a workload can be written."""
     stage, method = given.word("stage", "sft"), given.word("finetuning_type", "lora")
     if stage not in STAGES:
         return Unwritten("stage", "refused", f"{stage}: {PREFERENCES}", alters=True)
@@ -66,7 +67,7 @@ def _without_data(given: KeyReader) -> Unwritten | None:
 
 
 def groups() -> list[Callable[[KeyReader], None]]:
-    """What is read together, since one key decides what another means."""
+    """Reads groups of keys of which one decides what another means."""
     of_data = [_template, _sources, _evaluation, _length, _packing, _streaming, _train_on]
     return [_stage, *llama_weights.GROUPS, llama_adapter.adapters, llama_adapter.quantised, *of_data]
 
@@ -81,7 +82,7 @@ def _is_text(given: KeyReader) -> bool:
 
 
 def _packs(given: KeyReader) -> bool:
-    """Pre-training packs unless told not to."""
+    """Returns whether samples are packed: pre-training packs by default."""
     return given.switch("packing", _is_text(given)) or given.switch("neat_packing")
 
 
@@ -164,7 +165,7 @@ def _source(given: KeyReader, name: str, weight: float | None) -> Any:
 
 
 def _weights(given: KeyReader, count: int) -> list[float | None]:
-    """Of each data set; none where every sample comes once."""
+    """Returns the weights of each data set; none if every sample comes once."""
     mix, shares = given.word("mix_strategy", "concat"), names_of(given, "interleave_probs")
     mixes = mix in ("interleave_under", "interleave_over") and count > 1
     if mixes:
@@ -196,7 +197,7 @@ def _share(given: KeyReader, text: str) -> float:
 
 
 def _evaluation(given: KeyReader) -> None:
-    """Nothing is held out unless it is asked for."""
+    """Translates evaluation: by default nothing is held out."""
     names, share = names_of(given, "eval_dataset"), given.number("val_size", 0.0)
     if names:
         given.set("eval_dataset", f"{DATA}.evaluation", [_source(given, name, None) for name in names])

@@ -1,4 +1,5 @@
-"""What a model's folder says of it, where it is here, and LLaMA-Factory's keys of model and data that stand alone."""
+"""Reads a local model's folder, and translates LLaMA-Factory's keys of model and data that are independent of
+others."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ NOT_FIELDS = {"_name_or_path", "architectures", "auto_map", "dtype", "torch_dtyp
 
 
 def published_config(path: str) -> dict[str, Any] | None:
-    """The fields of a Transformers folder's config.json; None where there is no such folder."""
+    """Returns the fields of a Transformers folder's config.json; None if there is no such folder."""
     file = Path(path).expanduser() / "config.json"
     try:
         held = read_json(file) if file.is_file() else {}
@@ -24,7 +25,7 @@ def published_config(path: str) -> dict[str, Any] | None:
 
 
 def context_of(path: str) -> int | None:
-    """Positions that the model in this folder was trained with, as far as its config.json says."""
+    """Returns the positions that the model in this folder was trained with, as far as its config.json states them."""
     config = published_config(path) or {}
     scaling = config.get("rope_scaling")
     first = scaling.get("original_max_position_embeddings") if isinstance(scaling, dict) else None
@@ -37,7 +38,7 @@ def _all(names: str, handler: Handler) -> dict[str, Handler]:
 
 
 def _only(value: Any, why: str, otherwise: str, fate: Fate = "refused", alters: bool = False) -> Handler:
-    """Without need where the value is this one."""
+    """Returns a handler of a key that needs no counterpart if it has this value."""
 
     def handle(key: str, given: Any, into: Translation) -> None:
         same = given == value

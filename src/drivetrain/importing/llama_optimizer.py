@@ -1,6 +1,6 @@
-"""LLaMA-Factory's optimizers that are none of the Trainer's: GaLore.
+"""Translates LLaMA-Factory's optimizers that are not the Trainer's: GaLore.
 
-What each key means there: hparams/finetuning_args.py and train/trainer_utils.py of LLaMA-Factory 0.9.
+Sources of their meaning: hparams/finetuning_args.py and train/trainer_utils.py of LLaMA-Factory 0.9.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def optimizer(given: KeyReader) -> None:
 
 
 def _lacking(given: KeyReader) -> str | None:
-    """Why GaLore is not taken over."""
+    """Returns why GaLore is not translated."""
     if is_lora(given):
         return "an adapter's matrices are small already: LLaMA-Factory refuses lora and GaLore together"
     over = given.word("optim", "adamw_torch")

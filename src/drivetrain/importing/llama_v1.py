@@ -1,7 +1,7 @@
-"""A LLaMA-Factory v1 YAML in this project's words: its own keys and defaults, which are not those of version 0.
+"""Translates a LLaMA-Factory v1 YAML, whose keys and defaults are not those of version 0.
 
-Keys: the argument classes and trainers of LLaMA-Factory's src/llamafactory/v1 (config/, core/, plugins/). What is
-trained (sft, dpo, rm) is a word of its command line, so that a file is read as sft unless its data say otherwise.
+Keys: the argument classes and trainers of LLaMA-Factory's src/llamafactory/v1 (config/, core/, plugins/). The stage
+(sft, dpo, rm) is a word of its command line, so that a file is read as sft unless its data show another one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BY_TOKENS = (
 
 
 def translate(source: Source, driver: str | None) -> TranslatedFile:
-    """The workload too, where its model and data can be had here."""
+    """Translates the workload too, if its model and data are available here."""
     found = TranslatedFile(source)
     given = KeyReader(source.raw, found, source.prefix)
     groups = [_engine, lambda given: _precision(given, driver), _batch, _optimizer, _length, _rhythm, _running]
@@ -30,7 +30,7 @@ def translate(source: Source, driver: str | None) -> TranslatedFile:
 
 
 def engine_of(raw: dict[str, object]) -> str | None:
-    """The engine that dist_config names."""
+    """Returns the engine that dist_config names."""
     block = raw.get("dist_config")
     return ENGINES.get(str(block.get("name"))) if isinstance(block, dict) else None
 
@@ -42,7 +42,7 @@ ENGINES = {"fsdp2": "fsdp", "fsdpturbo": "fsdp", "deepspeed": "deepspeed"}
 
 
 def _engine(given: KeyReader) -> None:
-    """Without dist_config several ranks are replicas (DDP), which the launcher decides."""
+    """Translates the engine. Without dist_config several ranks are replicas (DDP), which the launcher decides."""
     if not given.take("dist_config"):
         given.off("dist_config", why="ranks are replicas; engine and processes say it")
         return
@@ -74,7 +74,7 @@ DIST: dict[str, Handler] = {
 
 
 def _precision(given: KeyReader, driver: str | None) -> None:
-    """bf16 is read under fsdp2 alone: weights in fp32, copies of them in bf16."""
+    """Translates the precision. bf16 is read under fsdp2 alone: weights in fp32, copies of them in bf16."""
     on = given.switch("bf16", True)
     if driver in ("fsdp", "mesh", "deepspeed"):
         copied = COPIED.get(driver, {}).get("bf16", "bf16-mixed")
@@ -105,7 +105,7 @@ def _batch(given: KeyReader) -> None:
 
 
 def _optimizer(given: KeyReader) -> None:
-    """torch's AdamW at its own weight decay, at a constant rate."""
+    """Translates the optimizer: torch's AdamW at its own weight decay, at a constant rate."""
     given.set("learning_rate", "optimizer.lr", given.number("learning_rate", 1e-4))
     block = given.block("optim_config") if given.take("optim_config") else None
     if block is None:
@@ -139,7 +139,7 @@ def _length(given: KeyReader) -> None:
 
 
 def _rhythm(given: KeyReader) -> None:
-    """It saves at the end alone, unless a cadence is given."""
+    """Translates cadences. It saves at the end alone by default."""
     if given.has("save_epochs"):
         often = given.number("save_epochs", 1.0)
         why = "a run saves at each evaluation, which is after each epoch, and at the end"

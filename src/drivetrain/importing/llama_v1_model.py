@@ -1,6 +1,6 @@
-"""LLaMA-Factory v1's keys of model, adapter, quantised base and data as a language_model workload.
+"""Translates LLaMA-Factory v1's keys of model, adapter, quantised base and data to a language_model workload.
 
-What each means there: v1/core/model_engine.py, v1/core/data_engine.py, v1/plugins/model_plugins and data_plugins.
+Sources of their meaning: v1/core/model_engine.py, v1/core/data_engine.py, v1/plugins/model_plugins and data_plugins.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FREEZE = "freeze_trainable_layers"
 
 
 def workload(given: KeyReader) -> None:
-    """Model, adapter and data; what cannot be had leaves its keys with the reason."""
+    """Translates model, adapter and data; keys of parts that are not available are noted with the reason."""
     why = _unwritten(given)
     if why is not None:
         _without(given, why)
@@ -61,7 +61,7 @@ def _method(given: KeyReader) -> Unwritten | None:
 
 
 def _without_data(given: KeyReader) -> Unwritten | None:
-    """Data that are not here, or of no form that is read."""
+    """Handles data that are missing, or of no known form."""
     path = str(given.take("train_dataset", ""))
     if not given.take("model") or not path:
         key = "train_dataset" if given.take("model") else "model"
@@ -85,7 +85,7 @@ def _without_data(given: KeyReader) -> Unwritten | None:
 
 
 def _sets(given: KeyReader, path: str) -> dict[str, Any] | None:
-    """The data sets that a YAML names: of the current folder, or of the file's and those above it."""
+    """Returns the data sets that a YAML names: relative to the current folder, or to the file's and those above it."""
     folder = given.found.source.folder.absolute()
     places = [place / path for place in (Path(), folder, *folder.parents)]
     file = next((place for place in places if place.is_file()), None)

@@ -1,4 +1,4 @@
-"""LLaMA-Factory's keys of the model: which one, how it computes, and which of its weights are trained."""
+"""Translates LLaMA-Factory's keys of the model: which one, how it computes, and which of its weights are trained."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ CUTOFF = 2048  # tokens, where cutoff_len is not given
 
 
 def is_lora(given: KeyReader) -> bool:
-    """What is trained unless something else is said. The key is not used up by asking."""
+    """Returns whether LoRA is trained, which is the default. The key still counts as unread."""
     return str(given.raw.get("finetuning_type") or "lora").strip().lower() == "lora"
 
 
 def names_of(given: KeyReader, key: str) -> list[str]:
-    """A text with commas, or a list."""
+    """Returns the names in a text with commas, or in a list."""
     value = given.take(key, [])
     parts = value if isinstance(value, list) else str(value).split(",")
     return [str(part).strip() for part in parts if str(part).strip()]
 
 
 def cutoff(given: KeyReader) -> int:
-    """A place of each pack is left empty there, where packing was asked for."""
+    """Translates the length. With packing LLaMA-Factory leaves a place of each pack empty."""
     asked = given.switch("packing") or given.switch("neat_packing")
     return given.count("cutoff_len", CUTOFF) - asked
 
@@ -61,7 +61,7 @@ def _named(given: KeyReader) -> None:
 
 
 def _rope(given: KeyReader) -> None:
-    """The factor follows from the model's context there: cutoff_len over it, rounded up."""
+    """Translates rope scaling, whose factor follows from the model's context: cutoff_len over it, rounded up."""
     kind = given.word("rope_scaling", "none")
     if kind == "none":
         given.off("rope_scaling")
@@ -77,7 +77,7 @@ def _rope(given: KeyReader) -> None:
 
 
 def _trained(given: KeyReader) -> None:
-    """Which weights."""
+    """Translates which weights are trained."""
     if given.word("finetuning_type", "lora") != "freeze":
         if not is_lora(given):
             given.note("finetuning_type", "mapped", "all parameters are trained")

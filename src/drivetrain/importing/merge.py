@@ -1,4 +1,4 @@
-"""Several files as one: what they say together, and where they contradict one another."""
+"""Merges several files: their common settings, and their contradictions."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def join(founds: Sequence[TranslatedFile]) -> Joined:
 
 
 def alternatives(name: str) -> tuple[str, ...]:
-    """The field and those that a run file has in its place."""
+    """Returns the field and its alternatives in a run file."""
     return next((names for names in EXCLUSIVE if name in names), (name,))
 
 
 def _field(name: str, saying: Sequence[TranslatedFile], joined: Joined) -> None:
-    """Who only says what happens anyway yields to the others; the others have to agree."""
+    """Merges a field. A file that states only what happens anyway yields to the others; those have to agree."""
     firm = [found for found in saying if not _is_soft(found, name)] or list(saying)
     first = firm[0]
     value = first.translation.settings[name]
@@ -66,7 +66,7 @@ def _field(name: str, saying: Sequence[TranslatedFile], joined: Joined) -> None:
 
 
 def _is_soft(found: TranslatedFile, name: str) -> bool:
-    """A switch that is off is written by every configurator, and says little."""
+    """Returns whether a setting is soft: a switch that is off is written by every configurator, and means little."""
     value = found.translation.settings[name]
     return name in found.soft or value is False or value in ("auto", "none")
 
@@ -77,14 +77,14 @@ def _said(found: TranslatedFile, name: str) -> str:
 
 
 def _yield(found: TranslatedFile, name: str, why: str) -> None:
-    """This file's word on a field does not count; its notes say so."""
+    """Ignores this file's value of a field, with a note."""
     del found.translation.settings[name]
     notes = [Note(n.key, "unneeded", f"{name}: {why}") if n.to == name else n for n in found.notes]
     found.translation.notes = notes
 
 
 def _engine(founds: Sequence[TranslatedFile]) -> None:
-    """A file whose engine does not count says nothing of engines at all."""
+    """Ignores all engine settings of a file whose engine does not count."""
     naming = [found for found in founds if "engine.name" in found.translation.settings]
     firm = [found for found in naming if "engine.name" not in found.soft]
     firm = firm or [found for found in naming if found.translation.settings["engine.name"] != "single"]
@@ -97,7 +97,7 @@ def _engine(founds: Sequence[TranslatedFile]) -> None:
 
 
 def _one_length(joined: Joined) -> None:
-    """A DeepSpeed schedule's total_num_steps is a length only where nothing else says one."""
+    """Reads a DeepSpeed schedule's total_num_steps as a length only if no other file states one."""
     steps = joined.by.get("loop.steps")
     if steps is not None and steps.source.kind == "deepspeed" and "loop.epochs" in joined.settings:
         _yield(steps, "loop.steps", f"{joined.by['loop.epochs'].source.label} says the length, in epochs")
@@ -105,7 +105,7 @@ def _one_length(joined: Joined) -> None:
 
 
 def _one_batch(joined: Joined) -> None:
-    """The global batch and the one of a device, said by two files or by one, are one batch where they fit."""
+    """Merges the global batch and that of a device, from two files or one, if they fit."""
     whole, each = joined.settings.get("batch_size"), joined.settings.get("batch_size_per_device")
     if whole is None or each is None:
         return
@@ -120,7 +120,7 @@ def _one_batch(joined: Joined) -> None:
 
 
 def _sharing(joined: Joined) -> int:
-    """Ranks that work on one sample."""
+    """Returns the number of ranks that work on one sample."""
     return math.prod(joined.settings.get(f"engine.{degree}", 1) for degree in ("pp", "cp", "tp"))
 
 

@@ -1,6 +1,7 @@
-"""Ranks that share a sample in other software (tensor, context and sequence parallel) as degrees of engine=mesh.
+"""Translates ranks that share a sample in other software (tensor, context and sequence parallel) to degrees of
+engine=mesh.
 
-There as here the data ranks are the world over these degrees, so that what is said of one device is said of one such
+In both the number of data ranks is the world size over these degrees, so that settings of one device hold for one such
 group: batch_size_per_device of a run on the mesh counts groups.
 """
 
@@ -38,7 +39,7 @@ UNSHARED = "engine=mesh has no such option"
 
 
 def is_shared(source: Source) -> bool:
-    """Whether several ranks work on one sample."""
+    """Returns whether several ranks work on one sample."""
     try:
         return any(degree > 1 for _, _, degree in _degrees(source))
     except OF_JUNK:
@@ -46,7 +47,7 @@ def is_shared(source: Source) -> bool:
 
 
 def _degrees(source: Source) -> Iterator[tuple[str, str, int]]:
-    """Key, degree of the mesh, and how many ranks, of each that the file gives."""
+    """Yields key, degree of the mesh, and number of ranks, for each that the file sets."""
     for key, to in DEGREES.get(source.kind, {}).items():
         node: Any = source.raw
         for part in key.split("."):
@@ -56,7 +57,7 @@ def _degrees(source: Source) -> Iterator[tuple[str, str, int]]:
 
 
 def onto_the_mesh(found: TranslatedFile) -> None:
-    """Write the degrees that the file gives, and its sharding in the mesh's words; call where any file has degrees."""
+    """Writes the file's degrees and its sharding as fields of the mesh; called if any file has degrees."""
     with_errors(found, lambda: _lay_out(found))
 
 
@@ -83,7 +84,7 @@ def _lay_out(found: TranslatedFile) -> None:
 
 
 def _shards(found: TranslatedFile) -> bool | None:
-    """Whether ranks keep shards of parameters; None where the file does not say."""
+    """Returns whether ranks keep shards of parameters; None if the file does not state it."""
     settings, default = found.translation.settings, found.defaults.get("engine.stage")
     stage = settings.get("engine.stage", None if default is None else default.value)
     if settings.get("engine.name") == "deepspeed":
@@ -92,7 +93,7 @@ def _shards(found: TranslatedFile) -> bool | None:
 
 
 def _take_out(found: TranslatedFile) -> None:
-    """What engine=mesh has no word for: what is left to say, says `shard`."""
+    """Takes settings out for which engine=mesh has no field; `shard` covers the rest."""
     settings = found.translation.settings
     gone = {name for name in settings if name.startswith("engine.") and name not in OPTIONS}
     for name in gone:
@@ -115,7 +116,7 @@ def _take_out(found: TranslatedFile) -> None:
 
 
 def _wraps(note: Note) -> bool:
-    """fsdp_auto_wrap_policy, which decides on engine.wrap together with other keys."""
+    """Translates fsdp_auto_wrap_policy, which decides on engine.wrap together with other keys."""
     return note.key.endswith(accelerate.POLICY.removeprefix("fsdp_"))
 
 
@@ -123,7 +124,8 @@ OFFLOADS = ("engine.offload", "engine.offload_optimizer", "engine.offload_parame
 
 
 def _data_ranks(found: TranslatedFile) -> None:
-    """Accelerate counts the ranks that replicate and those that shard; its product is the world size."""
+    """Translates data ranks: Accelerate counts those that replicate and those that shard; their product is the world
+    size."""
     block = found.source.raw.get("parallelism_config")
     if not isinstance(block, Mapping):
         return
@@ -148,7 +150,7 @@ def _data_ranks(found: TranslatedFile) -> None:
 
 
 def _whole_copies(found: TranslatedFile) -> None:
-    """A mesh keeps one copy of the weights, in fp32, and computes under autocast."""
+    """Notes that a mesh keeps one copy of the weights, in fp32, and computes under autocast."""
     settings = found.translation.settings
     name = settings.get("precision")
     if name not in FULL:

@@ -1,7 +1,7 @@
-"""A configuration written in Python, read without running any of it.
+"""Reads a configuration written in Python, without running any of it.
 
-Names that are assigned constants, dict(...), lists, earlier names and arithmetic of them get their values. What is
-imported stays a name. Whatever else stands there is not computed: it becomes `Unknown`, and is told.
+Names that are assigned constants, dict(...), lists, earlier names and arithmetic of them get their values. Imported
+objects stay names. Any other expression is not computed: it becomes `Unknown`, and is reported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ READ_BY = "names read by"  # among the values: name → names whose values it is
 
 
 def read_python(path: Path) -> dict[str, Any]:
-    """Top-level names and their values, in order, with SKIPPED and READ_BY. UserError if it is no Python file."""
+    """Returns top-level names and their values, in order, with SKIPPED and READ_BY. Raises UserError if it is no Python
+    file."""
     reader = _Reader([followed(path)])
     reader.read(path)
     read_by = {name: sorted(by) for name, by in reader.scope.read_by.items()}
@@ -56,7 +57,7 @@ class _Reader:
             self._skip(node)
 
     def _skip(self, node: ast.stmt) -> None:
-        """Not run: the names that it would set are not known from here on."""
+        """Skips a statement: the names that it would set are unknown from here on."""
         text = clipped(ast.unparse(node).splitlines()[0])
         self.skipped[f"line {node.lineno}"] = text
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -77,7 +78,7 @@ class _Reader:
         return False
 
     def _expression(self, node: Any) -> bool:
-        """A docstring, or a list or dict that grows."""
+        """Reads a docstring, or a list or dict that grows."""
         if isinstance(node.value, ast.Constant):
             return True
         call = node.value
@@ -144,7 +145,7 @@ class _Reader:
         return True
 
     def _with(self, node: Any) -> bool:
-        """`with read_base():` takes in other configurations; any other block is not run."""
+        """Reads other configurations for `with read_base():`; any other block is skipped."""
         opened = [ast.unparse(item.context_expr) for item in node.items]
         if opened != ["read_base()"] or not all(isinstance(part, ast.ImportFrom) for part in node.body):
             return False
@@ -182,7 +183,7 @@ class _Reader:
         self.scope.imported |= base.scope.imported
 
     def _of_files(self, bases: Any) -> dict[str, Any]:
-        """`_base_ = "../base.py"`, or several."""
+        """Reads the files of `_base_ = "../base.py"`, or several."""
         names = bases if isinstance(bases, list) else [bases]
         values: dict[str, Any] = {}
         for name in names:
@@ -218,7 +219,7 @@ def _parsed(path: Path) -> ast.Module:
 
 
 def _merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """What `_base_` means: a mapping is changed key by key, unless it says _delete_."""
+    """Applies `_base_`: a mapping is changed key by key, unless it has _delete_."""
     merged = dict(base)
     for name, value in own.items():
         below = merged.get(name)

@@ -1,4 +1,4 @@
-"""Expressions of a configuration written in Python, computed from constants and earlier names alone."""
+"""Computes expressions of a configuration written in Python, from constants and earlier names alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def clipped(text: str) -> str:
 
 @dataclass
 class Scope:
-    """What the names mean at this point of the file."""
+    """The names and their values at this point of the file."""
 
     values: dict[str, Any] = field(default_factory=dict)
     imported: dict[str, Name] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Scope:
     target: str = ""  # the name that is being assigned
 
     def value(self, node: ast.expr) -> Any:
-        """The value, or `Unknown`."""
+        """Returns the value, or `Unknown`."""
         handler = _VALUES.get(type(node))
         found = handler(self, node) if handler is not None else None
         if handler is None or found is _NOT_COMPUTED:
@@ -112,7 +112,7 @@ class Scope:
         return found
 
     def _call(self, node: Any) -> Any:
-        """dict(...) only."""
+        """Evaluates dict(...) only."""
         if not (isinstance(node.func, ast.Name) and node.func.id == "dict" and "dict" not in self.values):
             return _NOT_COMPUTED
         if not node.args:
@@ -157,7 +157,7 @@ class Scope:
         return value
 
     def _text(self, node: Any) -> Any:
-        """f"{name}_e3" of what is known."""
+        """Evaluates f"{name}_e3" if all its parts are known."""
         parts = []
         for part in node.values:
             value = self.value(part.value) if isinstance(part, ast.FormattedValue) else part.value

@@ -1,4 +1,4 @@
-"""What a file is: the software it configures, told by its keys."""
+"""Recognises the software that a file configures, by its keys."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 
 def read(path: Path) -> Source:
-    """UserError if the file cannot be read, or is of no known kind."""
+    """Reads a file. Raises UserError if it cannot be read, or is of no known kind."""
     if path.is_dir():
         raise problem(str(path), "is a folder", CURE)
     reader = READERS.get(path.suffix.lower())
@@ -121,7 +121,7 @@ def _some(names: Iterable[str]) -> str:
 
 
 def _hold_something(path: Path) -> None:
-    """An empty file is told here: what the readers say of one is meant for run files."""
+    """Reports empty files: the readers' errors about them are meant for run files."""
     try:
         text = read_text(path, MOST_JSON_BYTES)
     except UserError:

@@ -1,4 +1,4 @@
-"""Transformers' TrainingArguments in this project's words, as its own JSON or within LLaMA-Factory's YAML.
+"""Translates Transformers' TrainingArguments, as their own JSON or within LLaMA-Factory's YAML.
 
 Keys and defaults: Transformers 4.46 and 5.23, https://huggingface.co/docs/transformers/main_classes/trainer
 """
@@ -20,7 +20,7 @@ COPIED = {"fsdp": {"bf16": "bf16-master"}, "deepspeed": {"bf16": "bf16-master", 
 
 
 def translate(source: Source, driver: str | None) -> TranslatedFile:
-    """driver: the engine that any of the files names."""
+    """Translates a file. driver: the engine that any of the files names."""
     found = TranslatedFile(source)
     given = KeyReader(source.raw, found, source.prefix)
     in_turn(given, groups(driver))
@@ -29,7 +29,7 @@ def translate(source: Source, driver: str | None) -> TranslatedFile:
 
 
 def groups(driver: str | None) -> list[Any]:
-    """What is read together, since one key decides what another means."""
+    """Reads groups of keys of which one decides what another means."""
     return [lambda given: precision(given, driver), batch, optimizer, schedule, *RHYTHM, spread, device]
 
 
@@ -37,9 +37,10 @@ def groups(driver: str | None) -> list[Any]:
 
 
 def precision(given: KeyReader, driver: str | None, mixed: str = "") -> None:
-    """bf16 and fp16 are autocast over fp32 weights; FSDP and DeepSpeed make copies of the weights instead.
+    """Translates the precision: bf16 and fp16 are autocast over fp32 weights; FSDP and DeepSpeed make copies of the
+    weights instead.
 
-    mixed: what else is not the same under autocast.
+    mixed: further differences under autocast.
     """
     on = [name for name in ("bf16", "fp16") if given.switch(name)]
     tf32 = given.switch("tf32")
@@ -69,7 +70,8 @@ def _uncopied(name: str, driver: str | None) -> bool:
 
 
 def batch(given: KeyReader) -> None:
-    """per_device_train_batch_size runs at once, gradient_accumulation_steps times a step, on each device."""
+    """Translates the batch: per_device_train_batch_size runs at once, gradient_accumulation_steps times a step, on each
+    device."""
     old, new, steps_key = "per_gpu_train_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps"
     size_key = old if given.has(old) and not given.has(new) else new
     given.off(old, why=f"{new} says it")
@@ -154,7 +156,7 @@ def schedule(given: KeyReader) -> None:
 
 
 def _options(given: KeyReader, shape: str) -> None:
-    """Take lr_scheduler_kwargs over, and the defaults that some shapes have for them there."""
+    """Translates lr_scheduler_kwargs, and the defaults that some shapes have for them there."""
     settings = given.found.translation.settings
     if shape == "warmup_stable_decay":
         settings["schedule.decay_shape"] = "cosine"
@@ -178,7 +180,7 @@ def _options(given: KeyReader, shape: str) -> None:
 
 
 def _lowest(within: KeyReader, key: str, peak: float) -> None:
-    """Take over the rate at which a schedule ends, as a share of the peak."""
+    """Translates the rate at which a schedule ends, as a share of the peak."""
     if within.has(key) and peak > 0:
         within.set(key, "schedule.final_lr_ratio", float(f"{within.number(key, 0.0) / peak:.12g}"))
 
@@ -194,7 +196,7 @@ def _stable(within: KeyReader) -> None:
 
 
 def _warmup(given: KeyReader) -> None:
-    """warmup_steps wins over warmup_ratio, and below 1 it is itself a ratio."""
+    """Translates the warm-up: warmup_steps wins over warmup_ratio, and below 1 it is itself a ratio."""
     steps, ratio = given.number("warmup_steps", 0.0), given.number("warmup_ratio", 0.0)
     if 0 < steps < 1:
         given.set("warmup_steps", "schedule.warmup_ratio", steps)

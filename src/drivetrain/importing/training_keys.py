@@ -1,4 +1,5 @@
-"""TrainingArguments: the keys that mean something on their own, those that mean nothing here, and the optimizers."""
+"""Translates keys of TrainingArguments that are independent of others, those without meaning here, and the
+optimizers."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def _compile_backend(key: str, value: Any, into: Translation) -> None:
 
 
 def _one_of(allowed: tuple[Any, ...], why: str, otherwise: str, alters: bool = False) -> Handler:
-    """Without need where the value is one of these, else refused."""
+    """Returns a handler of a key that needs no counterpart if it has one of these values, and is refused otherwise."""
 
     def handle(key: str, value: Any, into: Translation) -> None:
         if value in allowed:
@@ -51,7 +52,7 @@ def _one_of(allowed: tuple[Any, ...], why: str, otherwise: str, alters: bool = F
 
 
 def _dealing(key: str, value: Any, into: Translation) -> None:
-    """accelerator_config: how samples are dealt to ranks."""
+    """Translates accelerator_config: how samples are divided among ranks."""
     for name, given in (value or {}).items():
         if name == "split_batches" and given:
             into.note(f"{key}.{name}", "refused", SPLIT, alters=True)

@@ -1,4 +1,4 @@
-"""TrainingArguments: how long a run is, and when it evaluates, saves and logs."""
+"""Translates from TrainingArguments how long a run is, and when it evaluates, saves and logs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from drivetrain.importing.key_reader import KeyReader
 
 
 def length(given: KeyReader) -> None:
-    """max_steps, where it is given, wins over num_train_epochs."""
+    """Translates the length: max_steps, if it is set, wins over num_train_epochs."""
     steps = given.count("max_steps", -1)
     epochs = given.number("num_train_epochs", 3.0)
     if steps > 0:
@@ -25,7 +25,7 @@ def length(given: KeyReader) -> None:
 
 
 def clipping(given: KeyReader) -> None:
-    """At 0 and below nothing is clipped."""
+    """Translates clipping: at 0 and below nothing is clipped."""
     norm = given.number("max_grad_norm", 1.0)
     given.set("max_grad_norm", "loop.max_grad_norm", norm if norm > 0 else None, default=1.0)
 
@@ -52,7 +52,7 @@ def evaluation(given: KeyReader) -> None:
 
 
 def _every(given: KeyReader, key: str, to: str, default: int, why: str = "") -> None:
-    """A cadence in steps; between 0 and 1 it is a share of all steps, which max_steps says."""
+    """Translates a cadence in steps; between 0 and 1 it is a share of all steps, which max_steps states."""
     every, steps = given.number(key, default), given.count("max_steps", -1)
     if every >= 1:
         given.set(key, to, given.count(key, default), why)
@@ -88,7 +88,8 @@ def saving(given: KeyReader) -> None:
 
 
 def at_the_end(given: KeyReader, key: str) -> None:
-    """A cadence that never comes: there a run saves at its end only, as it does here once the cadence is its length."""
+    """Translates a cadence that never comes: there a run saves at its end only, as here with a cadence of its
+    length."""
     steps = given.found.translation.settings.get("loop.steps")
     if steps is None:
         given.note(key, "changed", "a run saves at each evaluation and at the end; there at the end only")
@@ -97,7 +98,7 @@ def at_the_end(given: KeyReader, key: str) -> None:
 
 
 def _unsaved(given: KeyReader) -> str:
-    """What to tell where evaluations come at steps that are not saved, the best of which then cannot be kept."""
+    """Returns a note if evaluations come at steps that are not saved, the best of which then cannot be kept."""
     saved = given.number("save_steps", 500)
     strategy = given.word("eval_strategy" if given.has("eval_strategy") else "evaluation_strategy", "no")
     evaluated = given.number(_steps_key(given), 500) if strategy == "steps" else 0.0  # epochs end at any step
@@ -107,7 +108,7 @@ def _unsaved(given: KeyReader) -> str:
 
 
 def _steps_key(given: KeyReader) -> str:
-    """What says when a run evaluates that does so by steps."""
+    """Returns the key that states when a run evaluates that does so by steps."""
     return "eval_steps" if given.has("eval_steps") and given.number("eval_steps", 0) != 0 else "logging_steps"
 
 

@@ -1,4 +1,4 @@
-"""TrainingArguments: deepspeed, fsdp and the options of DDP."""
+"""Translates deepspeed, fsdp and the options of DDP from TrainingArguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HYBRID = "give engine.hybrid, the ranks of a machine, which it takes from the la
 
 
 def is_sharded(raw: Any) -> bool:
-    """Whether the keys say FSDP."""
+    """Returns whether the keys select FSDP."""
     given = raw.get("fsdp")
     return given not in (None, False, "", [], "false", "False", "no")
 
@@ -71,7 +71,7 @@ def _words(given: KeyReader) -> list[str]:
 
 
 def _options(given: KeyReader) -> None:
-    """fsdp_config, whose keys may have the prefix fsdp_ or not; and two of them in the old place."""
+    """Reads fsdp_config, whose keys may have the prefix fsdp_ or not; and two of them in the old place."""
     old = ("fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap")
     block = given.take("fsdp_config", {})
     if not isinstance(block, dict):
@@ -127,7 +127,8 @@ DDP = {
 
 
 def _ddp(given: KeyReader, alone: bool) -> None:
-    """alone: the file names no other engine. An option that is off says nothing of the engine."""
+    """Translates options of DDP. alone: the file names no other engine. An option that is off does not choose the
+    engine."""
     for key, option in DDP.items():
         value = given.take(key)
         if value in (None, False, "false", "False"):

@@ -1,4 +1,4 @@
-"""One file of other software, and what it comes to here. Every key it holds ends up with a note."""
+"""One file of other software, and its translation. Every key it holds ends up with a note."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEEPEST = 50
 
 @dataclass(frozen=True)
 class Source:
-    """What was read. label: how the user knows it; prefix: of its keys, where it stands within another file."""
+    """A file that was read. label: the user's name for it; prefix: of its keys, if it stands within another file."""
 
     label: str
     kind: str
@@ -31,7 +31,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Default:
-    """What the other software does when it is told nothing."""
+    """A default of the other software."""
 
     key: str
     value: Any
@@ -39,9 +39,10 @@ class Default:
 
 @dataclass
 class TranslatedFile:
-    """What a source comes to. `translation.settings` holds what it says, `defaults` what it leaves to its software.
+    """The translation of a source. `translation.settings` holds its settings, `defaults` what it leaves to its
+    software.
 
-    soft: fields that are said, yet only to be what they are anyway; another file's word counts more.
+    soft: fields that it sets only to their defaults; another file's value counts more.
     """
 
     source: Source
@@ -55,7 +56,7 @@ class TranslatedFile:
         return self.translation.notes
 
     def key_of(self, field_name: str) -> str | None:
-        """The key that became this field."""
+        """Returns the key that became this field."""
         return next((note.key for note in self.notes if note.to == field_name), None)
 
 
@@ -63,7 +64,7 @@ class TranslatedFile:
 
 
 def leaves(raw: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """Dotted keys of all that holds no further keys. A list of mappings counts as a mapping of positions."""
+    """Yields dotted keys of all values without further keys. A list of mappings counts as a mapping of positions."""
     if isinstance(raw, list) and any(isinstance(part, dict) for part in raw):
         raw = {str(position): part for position, part in enumerate(raw)}
     if isinstance(raw, dict) and raw:
@@ -74,7 +75,7 @@ def leaves(raw: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 def complete(found: TranslatedFile, known: Sequence[str]) -> None:
-    """Give a note to every key that has none yet: its block's, or that nothing was done with it.
+    """Adds a note to every key that has none yet: its block's, or that it was not used.
 
     known: names a misspelt key may have meant.
     """
@@ -113,7 +114,7 @@ def _named(note: Note, known: Sequence[str]) -> Note:
 
 
 def settle(found: TranslatedFile) -> None:
-    """Two keys of a file may be about one field: a switch that is off yields, other differences are problems."""
+    """Settles two keys of a file about one field: a switch that is off yields, other differences are problems."""
     for saying in list(found.translation.conflicts()):
         name = saying[0].to
         if all(isinstance(note.value, bool) for note in saying):
@@ -134,7 +135,8 @@ def settle(found: TranslatedFile) -> None:
 
 
 def plain(raw: Any) -> Any:
-    """The same with keys as text. ValueError if no run file could hold it: it refers to itself, is huge, has a NaN."""
+    """Returns the value with keys as text. Raises ValueError if no run file could hold it: it refers to itself, is
+    huge, has a NaN."""
     counted = iter(range(MOST_VALUES))
 
     def copied(value: Any, depth: int) -> Any:

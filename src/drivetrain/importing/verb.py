@@ -1,4 +1,5 @@
-"""Import: read, translate, join, combine, write. Nothing is written before all of it is known to be right."""
+"""Imports files: reads, translates, merges, combines, writes. Nothing is written before everything is known to be
+right."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def import_files(
     overwrite: bool = False,
     without: Collection[str] = (),
 ) -> Imported:
-    """Raises UserError with every problem of every file; then nothing was written.
+    """Imports files. Raises UserError with every problem of every file; then nothing was written.
 
     without: keys that may be dropped although something else is trained without them.
     """
@@ -85,7 +86,7 @@ def _kept(problems: list[Problem], work: Callable[[], T]) -> T | None:
 
 
 def _sources(files: Sequence[Path], problems: list[Problem]) -> list[Source]:
-    """The files, and the DeepSpeed configurations within them or named by them."""
+    """Returns the files, and the DeepSpeed configurations within them or named by them."""
     given = [source for file in dict.fromkeys(files) if (source := _kept(problems, partial(read, file)))]
     named = []
     for source in given:
@@ -104,7 +105,8 @@ DEEPSPEED_WITHIN = {
 
 
 def _deepspeed_of(source: Source, given: Sequence[Source]) -> Source | None:
-    """What `deepspeed` of TrainingArguments, or deepspeed_config_file of Accelerate, leads to."""
+    """Returns the configuration that `deepspeed` of TrainingArguments, or deepspeed_config_file of Accelerate,
+    names."""
     within, key = DEEPSPEED_WITHIN.get(source.kind, ("", ""))
     block = source.raw.get(within) if within else source.raw
     value = block.get(key) if isinstance(block, dict) else None
@@ -149,7 +151,8 @@ def _translated(sources: Sequence[Source], problems: list[Problem]) -> list[Tran
 
 
 def _dropped(founds: Sequence[TranslatedFile], without: Collection[str]) -> list[Problem]:
-    """A problem for each key that is dropped although something else is trained without it, unless `without` has it."""
+    """Returns a problem for each key that is dropped although something else is trained without it, unless `without`
+    has it."""
     notes = [(found, note) for found in founds for note in found.translation.with_fate("refused", "later")]
     altering = [(found, note) for found, note in notes if note.alters and not any(_names(n, note) for n in without)]
     fix = "take it out, or accept by --without {} that something else is trained"
@@ -159,12 +162,12 @@ def _dropped(founds: Sequence[TranslatedFile], without: Collection[str]) -> list
 
 
 def _names(name: str, note: Note) -> bool:
-    """Whether this is the note's key, its end, or a block that it is in."""
+    """Returns whether this is the note's key, its end, or a block that it is in."""
     return f".{name}." in f".{note.key}."
 
 
 def _readable(note: Note) -> Note:
-    """With its value as the run file has it, where Python would write None, True and quotes."""
+    """Returns a key with its value as in the run file; Python would write None, True and quotes."""
     said = f"{note.to}: {note.value}"
     if not note.to or not note.why.startswith(said):
         return note
@@ -172,7 +175,7 @@ def _readable(note: Note) -> Note:
 
 
 def _driver(source: Source) -> str | None:
-    """The engine that decides what bf16 and fp16 mean."""
+    """Returns the engine that decides what bf16 and fp16 mean."""
     raw: dict[str, Any] = source.raw
     if source.kind == "deepspeed":
         return "deepspeed"

@@ -1,4 +1,4 @@
-"""The run file to disk: written aside, read back, compared, and only then put in its place."""
+"""Writes the run file to disk: aside, reads it back, compares, and only then puts it in its place."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ABOUT = {
 
 
 def header(made: str, notes: Iterable[Note], defaults: Sequence[Note]) -> str:
-    """Comment lines: from what the run file was made, and what is not as it was there."""
+    """Returns comment lines: the sources of the run file, and what differs from them."""
     lines = [f"Imported from {made}."]
     grouped: dict[tuple[str, str], list[str]] = {}
     for note in notes:
@@ -49,7 +49,7 @@ def _some(keys: Sequence[str]) -> str:
 
 
 def _wrapped(line: str) -> list[str]:
-    """Within WIDTH, and without a character that could end a comment."""
+    """Wraps within WIDTH, and removes characters that could end a comment."""
     indent = " " * (len(line) - len(line.lstrip()))
     words = "".join(c if c.isprintable() else "?" for c in line).split()
     lines = [indent]
@@ -61,7 +61,7 @@ def _wrapped(line: str) -> list[str]:
 
 
 def check_place(path: Path, overwrite: bool, sources: Sequence[Path]) -> None:
-    """UserError if nothing may be written there."""
+    """Raises UserError if nothing may be written there."""
     field = "--output"
     if path.suffix.lower() not in (".yaml", ".yml"):
         raise problem(field, f"{path} does not end in .yaml", "give a YAML file")
@@ -97,7 +97,7 @@ def _holds(path: Path, raw: dict[str, Any]) -> bool:
 
 
 def as_yaml(raw: dict[str, Any]) -> str:
-    """Blocks on lines of their own, lists of values in one line."""
+    """Returns blocks on lines of their own, lists of values in one line."""
     yaml = YAML(typ="rt", pure=True)
     yaml.default_flow_style = False
     yaml.width = 4096
@@ -110,7 +110,7 @@ def as_yaml(raw: dict[str, Any]) -> str:
 
 
 def in_yaml(value: Any) -> str:
-    """A value as a run file has it, in one line."""
+    """Returns a value as a run file has it, in one line."""
     yaml = YAML(typ="rt", pure=True)
     yaml.default_flow_style = True
     yaml.width = 2**20

@@ -1,4 +1,4 @@
-"""An XTuner configuration (mmengine's style) in this project's words.
+"""Translates an XTuner configuration (mmengine's style).
 
 Keys: XTuner 0.1 and mmengine's Runner, https://mmengine.readthedocs.io. Its counts are iterations, one a micro-batch;
 here a step is one update of the weights.
@@ -30,7 +30,7 @@ Group = Callable[[KeyReader, int], None]  # with the iterations of a step
 
 
 def check(raw: Mapping[str, Any], label: str) -> None:
-    """UserError if the Python file is something else."""
+    """Raises UserError if the Python file is something else."""
     if not any(name in raw for name in NEEDED):
         text = str(raw.get("trainer", ""))
         style = "an XTuner V1 file, which is another format" if "Trainer" in text else "no mmengine configuration"
@@ -59,7 +59,7 @@ def translate(source: Source, driver: str | None) -> TranslatedFile:
 
 
 def _variable(readers: list[str]) -> Handler:
-    """A name that only serves within the file."""
+    """Notes a name that only serves within the file."""
 
     def handle(key: str, value: Any, into: Any) -> None:
         near = difflib.get_close_matches(key, list(RUNNER), n=1, cutoff=0.85)
@@ -76,7 +76,7 @@ def _variable(readers: list[str]) -> Handler:
 
 
 def _iterations(given: KeyReader) -> int:
-    """Of one step."""
+    """Returns the iterations of one step."""
     wrapper = given.raw.get("optim_wrapper")
     value = wrapper.get("accumulative_counts") if isinstance(wrapper, dict) else None
     return max(1, count(f"{given.prefix}optim_wrapper.accumulative_counts", 1 if value is None else value))
@@ -120,7 +120,7 @@ def _optimizer(given: KeyReader, driver: str | None) -> None:
 
 
 def _precision(wrapper: KeyReader, driver: str | None) -> None:
-    """AmpOptimWrapper is autocast in `dtype`; by itself it takes float16 on a GPU."""
+    """Translates the precision: AmpOptimWrapper is autocast in `dtype`; by itself it takes float16 on a GPU."""
     kind = str(wrapper.take("type", "OptimWrapper")).rsplit(".", 1)[-1]
     dtype = str(wrapper.take("dtype", "float16")).rsplit(".", 1)[-1]
     if kind == "AmpOptimWrapper":
@@ -216,7 +216,7 @@ def _by_epoch(loop: KeyReader) -> bool:
 
 
 def _cadence(given: KeyReader, key: str) -> int:
-    """An interval that mmengine itself wants above 0: only a checkpoint's may be -1."""
+    """Translates an interval, which mmengine itself requires above 0: only a checkpoint's may be -1."""
     every = given.count(key, 1)
     if every < 1:
         raise problem(given.prefix + key, f"{every} was given", "give 1 or more")

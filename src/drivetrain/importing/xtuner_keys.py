@@ -1,4 +1,4 @@
-"""mmengine's keys: what each means here on its own."""
+"""Translates mmengine's keys that are independent of others."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""XTuner's `model`: PEFT's LoraConfig and Transformers' BitsAndBytesConfig as an adapter and a quantised base.
+"""Translates XTuner's `model`: PEFT's LoraConfig and Transformers' BitsAndBytesConfig to an adapter and a quantised
+base.
 
-What is left out means what PEFT and Transformers take; but for the targets, which XTuner finds: all linear layers.
+Fields left out have the defaults of PEFT and Transformers, except the targets, which XTuner finds: all linear layers.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ OF_PICTURES = ("visual_encoder", "visual_encoder_lora", "llm_lora")
 
 
 def model(given: KeyReader) -> None:
-    """Its adapter and base, whatever model they are of."""
+    """Translates its adapter and base, for any model."""
     if not isinstance(given.take("model"), dict):
         return
     given.note("model", "later", "language models")

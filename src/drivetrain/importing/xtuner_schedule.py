@@ -1,4 +1,4 @@
-"""mmengine's param_scheduler: a warm-up, then a shape. Both count iterations or epochs."""
+"""Translates mmengine's param_scheduler: a warm-up, then a shape. Both count iterations or epochs."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def schedule(given: KeyReader, iterations: int) -> None:
 
 
 def _length(given: KeyReader) -> tuple[float | None, float | None]:
-    """Epochs and iterations of the run, as far as they are said."""
+    """Returns epochs and iterations of the run, as far as they are stated."""
     loop = given.block("train_cfg")
     epochs = loop.number("max_epochs", 0) or None
     return epochs, loop.number("max_iters", 0) or None
 
 
 def _is_warmup(part: dict[str, Any]) -> bool:
-    """A LinearLR that rises."""
+    """Returns whether it is a LinearLR that rises."""
     start = part.get("start_factor", 1 / 3)
     end = part.get("end_factor", 1.0)
     rises = isinstance(start, int | float) and isinstance(end, int | float) and start < end
@@ -84,7 +84,7 @@ def _warmup(part: KeyReader, length: tuple[float | None, float | None], iteratio
 
 
 def _lowest(part: KeyReader, kind: str) -> None:
-    """Where the shape ends, as a share of the peak."""
+    """Returns where the shape ends, as a share of the peak."""
     settings = part.found.translation.settings
     if kind == "LinearLR" and part.has("end_factor"):
         part.set("end_factor", "schedule.final_lr_ratio", part.number("end_factor", 1.0))

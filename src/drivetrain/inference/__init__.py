@@ -1,1 +1,1 @@
-"""What a trained model is used for."""
+"""Uses a trained model: evaluates it, predicts with it."""

@@ -18,7 +18,8 @@ ENDINGS = (".jsonl", ".csv")
 
 
 def check_place(path: Path, run: RunConfig, data: str | None) -> None:
-    """UserError if the name says no form, or predictions would replace anything but earlier ones."""
+    """Raises UserError if the file's name has no known ending, or predictions would replace anything but earlier
+    ones."""
     if path.suffix not in ENDINGS:
         raise problem("--output", f"{path} does not end in .jsonl or .csv", "give one of these, or leave it out")
     given = [*texts(run.model_dump(mode="json")), *([] if data is None else [data])]
@@ -29,7 +30,7 @@ def check_place(path: Path, run: RunConfig, data: str | None) -> None:
 
 
 def _holds_predictions(path: Path) -> bool:
-    """Or nothing. A row begins with the sample's name."""
+    """Returns whether a file is empty or holds predictions. A row begins with the sample's name."""
     if not path.is_file():
         return False
     try:
@@ -41,7 +42,7 @@ def _holds_predictions(path: Path) -> bool:
 
 
 def write_predictions(rows: Iterator[dict[str, Any]], path: Path) -> int:
-    """JSON Lines or, where the name ends in .csv, CSV. Written aside and renamed; returns the number of rows."""
+    """Writes JSON Lines or, if the name ends in .csv, CSV. Written aside and renamed; returns the number of rows."""
     path = followed(path)  # a link stays
     aside = path.with_name(f".{path.name}.partial-{os.getpid()}")
     count = 0
@@ -84,8 +85,8 @@ def _csv_writer(file: Any) -> Any:
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    """A column for each value: {"probabilities": {"cat": 0.9}} becomes {"probabilities.cat": 0.9}. UserError for two
-    values that would have one column."""
+    """Makes a column for each value: {"probabilities": {"cat": 0.9}} becomes {"probabilities.cat": 0.9}. Raises
+    UserError for two values that would have one column."""
     pairs: list[tuple[str, Any]] = []
     for name, value in row.items():
         nested = isinstance(value, dict)

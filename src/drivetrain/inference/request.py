@@ -1,4 +1,4 @@
-"""What predictions are asked for on the command line."""
+"""Reads from the command line which data to predict for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ STDIN = "-"
 
 
 def asked_for(data: str | None, texts: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the file or folder, and the texts that stand in its place. UserError for both, and for an empty stdin."""
+    """Returns the file or folder, and the texts that stand in its place. Raises UserError for both, and for an empty
+    stdin."""
     if data is not None and texts:
         raise problem("--text", f"--data ({data}) was given as well", "give one of the two")
     if data != STDIN:

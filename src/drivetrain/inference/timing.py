@@ -1,4 +1,4 @@
-"""How quickly a run's model predicts, and at what cost: the same report as of a training."""
+"""Measures how quickly a run's model predicts, and at what cost: the same report as for a training."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEAST_STEPS = 20  # the evaluation data are repeated until so many batches are p
 
 
 def time_predictions(run: RunConfig, machine: Machine, checkpoint: str | None) -> RunReport:
-    """Predict the evaluation data at the run's batch and write the report into the run's folder.
+    """Predicts the evaluation data at the run's batch and writes the report into the run's folder.
 
     checkpoint: a folder; None: fresh weights, which predict as quickly. Metrics are of one evaluation, not timed.
     """
@@ -54,7 +54,8 @@ def time_predictions(run: RunConfig, machine: Machine, checkpoint: str | None) -
 
 
 def _predict(run: RunConfig, workload: Workload, engine: Engine, meters: Meters) -> int:
-    """Whole predictions, until enough batches are timed; returns the number of rounds: a batch on each rank."""
+    """Predicts all data repeatedly, until enough batches are timed; returns the number of rounds: a batch on each
+    rank."""
     assert workload.evaluation is not None
     samples, size, world = workload.evaluation, run.evaluation.batch_size or run.micro_batch, engine.data_world
     done = 0

@@ -1,4 +1,4 @@
-"""Evaluate and predict with a checkpoint of a run."""
+"""Evaluates and predicts with a checkpoint of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from drivetrain.workloads.generating import Generates
 
 
 def evaluate(run: RunConfig, machine: Machine, checkpoint: str) -> dict[str, Any]:
-    """Metrics of a checkpoint over the evaluation data: {"checkpoint", "metrics", "samples", "seconds"}."""
+    """Returns a checkpoint's metrics over the evaluation data: {"checkpoint", "metrics", "samples", "seconds"}."""
     with arithmetic(run.precision_spec, machine):
         workload, engine = assemble(run, machine, Communicator(), training=False)
         if workload.evaluation is None:
@@ -43,11 +43,11 @@ def evaluate(run: RunConfig, machine: Machine, checkpoint: str) -> dict[str, Any
 def predict(
     run: RunConfig, machine: Machine, checkpoint: str, data: str | None, texts: Sequence[str] = ()
 ) -> Iterator[dict[str, Any]]:
-    """One row a sample, in order: {"sample": name or number, ...the sample itself, ...what the workload predicts}, and
-    its answer where the workload was asked for answers.
+    """Yields one row a sample, in order: {"sample": name or number, ...the sample itself, ...what the workload
+    predicts}, and its answer where the workload generates answers.
 
     data: a file or a folder; None: the evaluation data. texts: in place of them. On several ranks all must exhaust it;
-    the rows come on the first.
+    the first one yields the rows.
     """
     with arithmetic(run.precision_spec, machine):
         ranks = Communicator()
@@ -73,7 +73,7 @@ def _answered(
     samples: Samples,
     batches: Iterable[MicroBatch],
 ) -> Iterator[dict[str, Any]]:
-    """Rows with their prompts' answers, a batch of each rank at a time: as many prompts at once as samples. Samples
+    """Adds answers to rows with prompts, a batch of each rank at a time: as many prompts at once as samples. Samples
     without a prompt have the same columns."""
     without = dict.fromkeys(("prompt", "answer", "reference"))
     size, start = run.evaluation_batch, 0

@@ -1,4 +1,4 @@
-"""Which checkpoint to use, and its weights in the model."""
+"""Finds the checkpoint to use, and loads its weights into the model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOG = logging.getLogger(__name__)
 
 
 def check_there(run: RunConfig, given: str) -> None:
-    """UserError if there is nothing that could be meant: what can be seen without reading data or checkpoints."""
+    """Raises UserError if there is no such checkpoint, as far as can be seen without reading data or checkpoints."""
     if given not in {"best", "last"}:
         _folder(given)
     elif not steps(RunFolder(run.folder).checkpoints):
@@ -28,7 +28,8 @@ def check_there(run: RunConfig, given: str) -> None:
 
 
 def find_checkpoint(run: RunConfig, workload: Workload, given: str) -> Path:
-    """given: "best", "last" or a path. best: by best.py's rule; without any evaluated checkpoint, the newest."""
+    """Finds a checkpoint. given: "best", "last" or a path. best: by the rule of best_evaluation.py; if none was
+    evaluated, the newest."""
     if given not in {"best", "last"}:
         return _folder(given)
     root = RunFolder(run.folder).checkpoints
@@ -43,7 +44,7 @@ def find_checkpoint(run: RunConfig, workload: Workload, given: str) -> Path:
 
 
 def _say_if_another(root: Path, found: Path, metric: str) -> None:
-    """A warning if the run's best evaluation has no checkpoint: it was not saved, or that is gone or damaged."""
+    """Warns if the run's best evaluation has no checkpoint: it was not saved, or is deleted or damaged."""
     wanted = next((best for path in reversed(steps(root)) if (best := _best_of_the_run(path))), None)
     if wanted and wanted["metric"] == metric and wanted["step"] != read_manifest(found).step:
         value = f"{metric} {wanted['value']:.4f} at step {wanted['step']}"
@@ -51,7 +52,7 @@ def _say_if_another(root: Path, found: Path, metric: str) -> None:
 
 
 def _best_of_the_run(path: Path) -> dict[str, Any] | None:
-    """The best evaluation up to a checkpoint, if it says so."""
+    """Returns the best evaluation up to a checkpoint, if its manifest has it."""
     try:
         found: dict[str, Any] | None = read_manifest(path).facts.get("best")
     except (OSError, ValueError):
@@ -72,7 +73,7 @@ def _none(run: RunConfig) -> UserError:
 
 
 def load_into(engine: Engine, path: Path) -> None:
-    """Put a checkpoint's weights into the engine's model. UserError if they are of another model."""
+    """Loads a checkpoint's weights into the engine's model. Raises UserError if they are of another model."""
     parts = load(path, verify)
     saved = parts["model"]
     check_fits(engine.shapes(), saved, path)

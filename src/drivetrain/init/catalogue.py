@@ -14,13 +14,13 @@ FOLDER = Path(str(files("drivetrain").joinpath("recipes")))
 
 
 def recipes() -> Iterator[tuple[str, str]]:
-    """Name and first sentence of each, in alphabetical order."""
+    """Returns name and first sentence of each recipe, in alphabetical order."""
     for file in sorted(FOLDER.glob("*.yaml")):
         yield file.stem, _first_sentence(file.read_text(encoding="utf-8"))
 
 
 def recipe(name: str) -> Path:
-    """The file of a recipe. UserError with the nearest name where there is none."""
+    """Returns the file of a recipe. Raises UserError with the nearest name if there is none."""
     file = FOLDER / f"{name.removesuffix('.yaml')}.yaml"
     if not file.is_file():
         known = [each for each, _ in recipes()]
@@ -31,7 +31,7 @@ def recipe(name: str) -> Path:
 
 
 def _first_sentence(text: str) -> str:
-    """The comment that a recipe begins with, up to its first full stop."""
+    """Returns the comment that a recipe begins with, up to its first full stop."""
     lines = []
     for line in text.splitlines():
         if not line.startswith("#"):

@@ -25,7 +25,7 @@ PLAIN = (".txt", ".md")
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """text, label: names of columns, or positions where the file has no header. sample: texts of the first rows."""
+    """`text`, `label`: names of columns, or positions where the file has no header. sample: texts of the first rows."""
 
     path: str
     text: str | int
@@ -82,14 +82,14 @@ Kind = LabelledTexts | Conversations | Documents | ClassFolders | PictureTable
 
 
 def is_chinese(texts: Iterable[str]) -> bool:
-    """Whether a third of the letters are Chinese characters."""
+    """Returns whether a third of the letters are Chinese characters."""
     text = "".join(islice(texts, 200))[:20_000]
     letters = sum(character.isalpha() for character in text)
     return letters > 0 and len(HAN.findall(text)) > letters / 3
 
 
 def kind_of(path: Path, text: str | None = None, label: str | None = None) -> Kind:
-    """Returns the kind of data at a path. UserError where it is none that is known.
+    """Returns the kind of data at a path. Raises UserError if the kind is unknown.
 
     text, label: columns that the user names.
     """
@@ -162,7 +162,7 @@ def _labelled(path: Path, table: Any, columns: list[str], text: str | None, labe
 
 
 def _is_header(table: Any, columns: list[str]) -> bool:
-    """Whether the first row names the columns: names are short, no numbers, and no values of their columns."""
+    """Returns whether the first row names the columns: names are short, no numbers, and no values of their columns."""
     for name, values in zip(columns, (table[each].head(ROWS) for each in table.columns), strict=True):
         is_value = values.nunique() < len(values) / 2 and name in set(map(str, values))
         if len(name) > LONG_NAME or is_value or re.fullmatch(r"-?\d+(\.\d+)?", name):
@@ -176,7 +176,8 @@ def _named(columns: Sequence[Any], names: Sequence[str]) -> str | None:
 
 
 def _label(table: Any, names: list[Any], text: str | None) -> Any:
-    """A column that is called so, else the one with the fewest different values, few for the number of rows."""
+    """Returns the column with a usual name for labels, else the one with the fewest different values, few for the
+    number of rows."""
     plain = [name for name in names if name != text and not _nested(table[name])]
     found = _named(plain, LABELS)
     if found is not None:
@@ -187,7 +188,7 @@ def _label(table: Any, names: list[Any], text: str | None) -> Any:
 
 
 def _text(table: Any, names: list[Any]) -> Any:
-    """A column that is called so, else the one with the longest values."""
+    """Returns the column with a usual name for texts, else the one with the longest values."""
     plain = [name for name in names if not _nested(table[name])]
     found = _named(plain, TEXTS)
     if found is not None:
@@ -201,7 +202,7 @@ def _nested(values: Any) -> bool:
 
 
 def _pictures(path: Path, table: Any, columns: list[str], rows: list[Any], label: str | None) -> PictureTable | None:
-    """A table of which a column holds encoded pictures or names of picture files, if it is one."""
+    """Returns a table of which a column holds encoded pictures or names of picture files, if it is one."""
     from drivetrain.init.picture_folders import column_of_files, encoded_column, sides_of
 
     source = "parquet" if path.suffix.lower() == ".parquet" else "table"
@@ -222,7 +223,7 @@ def _pictures(path: Path, table: Any, columns: list[str], rows: list[Any], label
 
 
 def _texts_within(rows: Iterable[Any]) -> list[str]:
-    """All texts of some rows, whatever they are nested in."""
+    """Yields all texts of some rows, however deeply they are nested."""
     found: list[str] = []
 
     def gather(value: Any) -> None:

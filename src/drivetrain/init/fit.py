@@ -1,4 +1,4 @@
-"""A recipe made to fit a user's data: its text with other data, a model for them, and what was decided as comments."""
+"""Fits a recipe to a user's data: its text with other data, a model for them, and each decision as a comment."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ MOST_DISTINCT = 8000  # characters that a model may have one by one
 
 @dataclass
 class Fitted:
-    """decisions: one sentence each, which stand in the file's head. beside: further files by their endings."""
+    """A fitted recipe. decisions: one sentence each, for comments at the top of the file. beside: further files by
+    their endings."""
 
     text: str
     decisions: list[str]
@@ -54,8 +55,11 @@ class Fitted:
 
 
 def fitted(kind: Kind, name: str | None, stem: str) -> Fitted:
-    """A run file for the data. name: of a recipe, or None for the usual one. stem: the run file's name without ending.
-    UserError for a recipe of another kind of data."""
+    """Returns a run file for the data. name: a recipe, or None for the usual one. stem: the run file's name without
+    ending.
+
+    Raises UserError for a recipe for another kind of data.
+    """
     file = recipe(name or RECIPES[type(kind)])
     yaml = YAML(typ="rt")
     yaml.width, yaml.preserve_quotes = 120, True
@@ -244,7 +248,7 @@ def _pictures(run: Any, sides: Any, samples: float, made: Fitted) -> None:
 
 
 def _batch(run: Any, samples: float, made: Fitted) -> None:
-    """A batch that the data fill at least some times an epoch."""
+    """Returns a batch size that gives at least some batches an epoch."""
     most = max(1, int(samples) // STEPS_AN_EPOCH)
     batch = int(run.get("batch_size", 32))
     if batch > most:

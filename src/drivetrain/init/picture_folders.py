@@ -19,7 +19,7 @@ TEXTS = (".txt", ".md", ".json", ".jsonl", ".csv", ".tsv", ".parquet")
 
 
 def in_folder(root: Path) -> Kind:
-    """Class folders, perhaps in train/ and test/; a table beside its pictures; or a folder of texts."""
+    """Finds class folders, perhaps in train/ and test/; a table beside its pictures; or a folder of texts."""
     folders = {path.name.lower(): path for path in sorted(root.iterdir()) if path.is_dir() and path.name[0] != "."}
     train = next((folders[name] for name in TRAIN if name in folders), root)
     evaluation = next((folders[name] for name in EVALUATION if name in folders), None) if train is not root else None
@@ -56,7 +56,7 @@ def _pictures(folder: Path) -> Iterable[Path]:
 
 
 def sides_of(pictures: Iterable[Path]) -> Sequence[tuple[int, int]]:
-    """(width, height) of those that can be read."""
+    """Returns (width, height) of the pictures that can be read."""
     from drivetrain.data.images import file_pictures
 
     names = [str(path) for path in pictures]
@@ -69,7 +69,7 @@ def sides_of(pictures: Iterable[Path]) -> Sequence[tuple[int, int]]:
 
 
 def column_of_files(beside: Path, columns: Sequence[str], rows: Sequence[Any]) -> tuple[str | None, Path | None]:
-    """The column that names picture files, and the folder that they lie in."""
+    """Returns the column that names picture files, and the folder of these files."""
     from drivetrain.data.images import image_suffixes
 
     suffixes = image_suffixes()
@@ -83,7 +83,7 @@ def column_of_files(beside: Path, columns: Sequence[str], rows: Sequence[Any]) -
 
 
 def encoded_column(rows: Sequence[Any]) -> str | None:
-    """The column of a parquet file that holds whole picture files."""
+    """Returns the column of a parquet file that holds whole picture files."""
     for name, value in (rows[0] if rows else {}).items():
         if isinstance(value, bytes) or (isinstance(value, dict) and isinstance(value.get("bytes"), bytes)):
             return str(name)

@@ -1,4 +1,4 @@
-"""Writes the run file of `drivetrain init`, and what it needs beside it."""
+"""Writes the run file of `drivetrain init`, and the files it needs beside it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def written(
     label_column: str | None = None,
     overwrite: bool = False,
 ) -> Written:
-    """Writes a recipe, fitted to the data where there are any. UserError for data of no known kind, and for files that
-    are there already."""
+    """Writes a recipe, fitted to the data if there are any. Raises UserError for data of unknown kind, and for existing
+    files."""
     if to.suffix not in (".yaml", ".yml"):
         raise problem("--output", f"{to} does not end in .yaml", "give a name such as run.yaml")
     if data is None:
@@ -53,7 +53,7 @@ def written(
 
 
 def _as_it_is(name: str, to: Path) -> tuple[dict[Path, str], list[str]]:
-    """The recipe's file, and the Python file that it names, beside it."""
+    """Copies the recipe's file unchanged, and the Python file that it names beside it."""
     file = recipe(name)
     text = file.read_text(encoding="utf-8")
     files = {to: text}

@@ -1,1 +1,1 @@
-"""Starts what a verb does, in as many processes as the run asks for."""
+"""Starts a verb's work, in as many processes as the run asks for."""

@@ -1,7 +1,7 @@
-"""Ranks compare the software beneath them before they form a group, where a mismatch would hang or crash.
+"""Compares the ranks' software before they form a group, where a mismatch would hang or crash.
 
 Each rank puts one short text into the store in which the ranks meet; the first one reads all and answers. NCCL itself
-tells two versions of it apart only by an error of the network.
+reports two versions of it only as an error of the network.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Software = Mapping[str, str]
 def agree(store: dist.Store, rank: int, world: int, own: Software) -> list[str]:
     """Returns warnings about GPUs and drivers that differ between the ranks, on the first rank alone.
 
-    UserError on all ranks where what has to match does not. store: through which the ranks meet.
+    Raises UserError on all ranks if versions differ that have to match. store: the one in which the ranks meet.
     """
     store = dist.PrefixStore("software", store)
     store.set(str(rank), json.dumps(own))
@@ -43,9 +43,9 @@ def agree(store: dist.Store, rank: int, world: int, own: Software) -> list[str]:
 
 
 def differences(everyone: Sequence[Software]) -> dict[str, list[str]]:
-    """A sentence for each item that the ranks do not share: `problems` end the run, `warnings` do not.
+    """Returns a sentence for each item that the ranks do not share: `problems` end the run, `warnings` do not.
 
-    everyone: what each rank has, in the order of the ranks.
+    everyone: the values of each rank, in the order of the ranks.
     """
     found: dict[str, list[str]] = {"problems": [], "warnings": []}
     for name, why in holders(everyone).items():

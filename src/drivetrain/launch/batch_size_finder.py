@@ -1,5 +1,4 @@
-"""`micro_batch_size: auto` gets its number before a training starts, from processes that are started to run out of
-memory."""
+"""Finds the number for `micro_batch_size: auto` before a training starts, by processes that may run out of memory."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ DECIDING = (
 
 
 def fitted(task: Job, folder: Path, meeting: Meeting) -> Job:
-    """The task with the largest size that fits. OutOfMemory if not even one sample does."""
+    """Returns the task with the largest size that fits. Raises OutOfMemory if not even one sample does."""
     known = number_of_before(task)
     if known is not None and task.verb == "train":
         told = f"micro_batch_size is {known}, as the run in the folder has it: --overwrite looks for it anew"
@@ -60,7 +59,7 @@ def fitted(task: Job, folder: Path, meeting: Meeting) -> Job:
 
 
 def number_of_before(task: Job) -> int | None:
-    """What a run that is in the folder had, where nothing changed that decides on it."""
+    """Returns the number of a run in the folder, if nothing has changed that it depends on."""
     file = RunFolder(task.run.folder).run_file
     if (task.verb == "train" and not task.resume) or not file.is_file():
         return None

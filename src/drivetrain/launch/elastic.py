@@ -1,4 +1,5 @@
-"""One attempt of a run's ranks on this machine: torch elastic starts them, and their failures are told once."""
+"""Runs one attempt of a run's ranks on this machine: torch elastic starts them, and their failures are reported
+once."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Died(RankError):
-    """A rank ended and nobody's error says why: it may go well another time."""
+    """A rank ended and no error explains it: another attempt may succeed."""
 
 
 class Hung(Died):
@@ -35,7 +36,7 @@ class Hung(Died):
 
 
 def one_attempt(task: Job, folder: Path, meeting: Meeting, processes: int) -> Result:
-    """The result of this machine's first rank. Died, or the failure that came first."""
+    """Returns the result of this machine's first rank. Raises Died, or the failure that came first."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
@@ -69,7 +70,7 @@ def one_attempt(task: Job, folder: Path, meeting: Meeting, processes: int) -> Re
 
 
 def devices_left(run: RunConfig) -> int:
-    """Ranks that this machine can still start: a GPU may have gone with the rank that died."""
+    """Returns the number of ranks that this machine can still start: a GPU may have gone with the rank that died."""
     from drivetrain.runtime.hardware import detect
 
     wanted = run.processes or 1
@@ -100,7 +101,7 @@ def _launch_config(run: RunConfig, folder: Path, meeting: Meeting, processes: in
 
 
 def _for_ranks(task: Job, processes: int) -> dict[str, str]:
-    """What the ranks' environment gets. A run of one process has the machine to itself, as without a launcher."""
+    """Returns the ranks' environment. A run of one process has the machine to itself, as without a launcher."""
     from drivetrain.memory.allocator import growing_segments
     from drivetrain.runtime.hardware import loopback, usable_cores
 
@@ -114,13 +115,13 @@ def _for_ranks(task: Job, processes: int) -> dict[str, str]:
 
 
 def _pass_on(failure: ChildFailedError | None, meeting: Meeting) -> None:
-    """Tells the other nodes of a failure here, also of a rank that ended without a word."""
+    """Sends the other nodes a failure here, including a rank that ended without an error."""
     if failure is not None and failure.failures:
         meeting.tell_failure(f"rank {min(failure.failures)}")
 
 
 def _result(folder: Path, failure: ChildFailedError | None) -> Result:
-    """The result of this node's first rank, or the failure that came first."""
+    """Returns the result of this node's first rank, or the failure that came first."""
     ended = outcomes(folder)
     bad = [outcome for outcome in ended if outcome.kind != "done"]
     explained = [outcome for outcome in bad if not outcome.lost]
@@ -147,9 +148,9 @@ def _result(folder: Path, failure: ChildFailedError | None) -> Result:
 def _silent(
     failure: ChildFailedError | None, told: set[int], explained: Sequence[RankOutcome]
 ) -> tuple[int, int] | None:
-    """The rank that ended first without a word, and its exit code; None if another rank's error came before.
+    """Returns the rank that ended first without an error, and its exit code; None if another rank's error came before.
 
-    SIGTERM follows another's failure, and SIGKILL after it for a rank that hangs; gloo aborts where a peer is gone.
+    SIGTERM follows another's failure, and SIGKILL after it for a rank that hangs; gloo aborts if a peer is gone.
     """
     if failure is None:
         return None
@@ -170,7 +171,7 @@ def _ended(code: int) -> str:
 
 
 def _last_words(folder: Path, rank: int, code: int) -> str:
-    """What else can be said: the end of the rank's log (the first one's went to the screen)."""
+    """Returns the end of the rank's log (the first one's went to the screen)."""
     logs = sorted(folder.glob(f"logs/**/{rank}/stderr.log"), key=lambda log: log.stat().st_mtime)
     for log in logs[-1:]:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()

@@ -1,4 +1,4 @@
-"""Does a task in this process: all of it, or one rank's part."""
+"""Does a job in this process: all of it, or one rank's part."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from drivetrain.training.run import run
 
 
 def perform(task: Job, attempt: Attempt | None = None, heart: Heart | None = None) -> Result:
-    """Errors of the user's and failed runs are raised. attempt: which of several, for a training."""
+    """Does the job. Users' errors and failed runs are raised. attempt: the number of this start, for a training."""
     if task.objects is not None and not held.held():
         from drivetrain.objects import carry
 
@@ -61,7 +61,7 @@ def _evaluate(task: Job) -> Result:
 
 
 def _predict(task: Job) -> Result:
-    """The number of rows; they go to the task's output or, one JSON object a line, to the screen."""
+    """Returns the number of rows; they go to the job's output or, one JSON object a line, to the screen."""
     assert task.checkpoint is not None
     rows = verbs.predict(task.run, detect(task.run.device), task.checkpoint, task.data, task.texts)
     if not is_first_rank():
@@ -83,7 +83,7 @@ def _time_predictions(task: Job) -> Result:
 
 
 def _trace(task: Job) -> Result:
-    """resume: whether to try one in the middle."""
+    """Records a trace. resume: whether to test one in the middle."""
     found = trace(task.run, detect(task.run.device), task.steps, task.resume, task.evaluates, _tell)
     return Result(code=0, value=found.model_dump())
 

@@ -1,4 +1,4 @@
-"""Under torchrun, `accelerate launch` or `deepspeed` the ranks are there already: they are recognised and joined."""
+"""Under torchrun, `accelerate launch` or `deepspeed` the ranks exist already: recognises and joins them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ON_THIS_NODE = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")  # torchrun's name, and the de
 
 @dataclass(frozen=True)
 class OuterLauncher:
-    """This process as one of those that another launcher started."""
+    """This process as one of those that an external launcher started."""
 
     rank: int
     world_size: int
@@ -32,13 +32,13 @@ class OuterLauncher:
         return cls(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ[own]))
 
     def machine(self, seen: Machine) -> Machine:
-        """This node. Where a scheduler shows each process a GPU of its own (srun --gpus-per-task=1), there are as many
-        as processes, though each sees one."""
+        """Returns this node. If a scheduler shows each process a GPU of its own (srun --gpus-per-task=1), there are as
+        many as processes, though each sees one."""
         apart = seen.device == "cuda" and seen.device_count == 1
         return replace(seen, device_count=self.processes) if apart else seen
 
     def fitted(self, run: RunConfig) -> tuple[RunConfig, list[Problem]]:
-        """The run with the launcher's processes, and what contradicts them."""
+        """Returns the run with the launcher's processes, and the settings that contradict them."""
         nodes = self.world_size // self.processes
         problems = []
         if not run.engine.traits.spreads and self.world_size > 1:
@@ -55,7 +55,7 @@ class OuterLauncher:
 
 
 def end_if_rank(code: int) -> None:
-    """End this process at once if it is one of several ranks that another launcher started; otherwise return.
+    """Ends this process at once if it is one of several ranks that another launcher started; otherwise returns.
 
     gloo's threads may still free tensors of the last collective. They need Python's lock for that, and a thread that
     asks an interpreter for it that is shutting down is ended in the middle of C++, which aborts the process (-6).
@@ -68,7 +68,8 @@ def end_if_rank(code: int) -> None:
 
 
 def accelerate_problems(run: RunConfig) -> Iterator[Problem]:
-    """What `accelerate launch` was told and nobody would do: it tells it to Accelerate, through the environment."""
+    """Reports options of `accelerate launch` that would have no effect: it passes them to Accelerate, through the
+    environment."""
     precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision != "no" and not run.precision.startswith(precision):
         why = f"{run.precision} is the run's, but accelerate launch was told --mixed_precision {precision}"

@@ -1,4 +1,4 @@
-"""Joining the process group: as one of several ranks, or as the only one."""
+"""Joins the process group: as one of several ranks, or as the only one."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from drivetrain.runtime.hardware import detect, interfaces
 
 
 def join(device: str, hang_seconds: int | None = None) -> list[str]:
-    """Join the group that the environment names (RANK, WORLD_SIZE, MASTER_ADDR, ...), on this rank's device.
+    """Joins the group that the environment names (RANK, WORLD_SIZE, MASTER_ADDR, ...), on this rank's device.
 
-    device: "cpu" or "cuda". Tensors of GPUs travel by NCCL, of CPUs by gloo. hang_seconds: after which the launcher
-    ends ranks that hang, so that the group itself has to wait longer. Returns warnings about ranks whose GPUs differ,
-    on the first rank; UserError where ranks differ in what has to be the same.
+    device: "cpu" or "cuda". Tensors of GPUs travel by NCCL, of CPUs by gloo. hang_seconds: the time after which the
+    launcher ends ranks that hang; the group itself has to wait longer. Returns warnings about ranks whose GPUs differ,
+    on the first rank; raises UserError if ranks differ in versions that have to match.
     """
     patience = _patience(hang_seconds)
     own = torch.device("cuda", own_gpu()) if device == "cuda" else None
@@ -62,7 +62,7 @@ def _patience(hang_seconds: int | None) -> timedelta | None:
 
 
 def _not_joined(device: str, error: Exception) -> str:
-    """With what there is to look at: where the ranks were to meet, and through which interfaces."""
+    """Returns the error, with facts for the search: where the ranks were to meet, and through which interfaces."""
     names = ("GLOO_SOCKET_IFNAME", *(["NCCL_SOCKET_IFNAME"] if device == "cuda" else []))
     asked = ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
     there = ", ".join(f"{name} ({address})" for name, address in interfaces().items())
@@ -77,7 +77,7 @@ def _not_joined(device: str, error: Exception) -> str:
 
 @contextmanager
 def group_of_one(wanted: bool) -> Iterator[None]:
-    """Within, an engine that needs a group finds one, though the run has one process."""
+    """While the block runs, an engine that needs a group finds one, though the run has one process."""
     if not wanted or dist.is_initialized():
         yield
         return

@@ -1,4 +1,4 @@
-"""What one verb is to do, as a value that travels to every rank, and what came of it. Free of torch."""
+"""The work of one verb, as a value that travels to every rank, and its result. Free of torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Job(BaseModel):
 
 
 class Result(BaseModel):
-    """code: the exit code. value: JSON-able, what depends on the verb."""
+    """The result of a job. code: the exit code. value: JSON-able, its meaning depends on the verb."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -46,7 +46,7 @@ class Result(BaseModel):
 
 
 def lost(task: Job) -> str:
-    """How an ending goes on to tell what a training that could not save lost."""
+    """Returns the end of an error's message: the training that was lost because it could not be saved."""
     if task.verb != "train":
         return ""
     from drivetrain.checkpoint.directory import steps

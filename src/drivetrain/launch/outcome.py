@@ -1,4 +1,4 @@
-"""What became of one rank, on disk for the process that started it."""
+"""The outcome of one rank, on disk for the process that started it."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class RankOutcome(BaseModel):
 
 
 def outcomes(folder: Path) -> list[RankOutcome]:
-    """Of the ranks that left one, by rank."""
+    """Returns the outcomes of the ranks that left one, by rank."""
     found = [RankOutcome.model_validate_json(path.read_bytes()) for path in folder.glob("rank-*.json")]
     return sorted(found, key=lambda outcome: outcome.rank)
 
 
 def clear(folder: Path) -> None:
-    """Forget what ranks of an earlier attempt left."""
+    """Deletes the outcomes of an earlier attempt."""
     for path in folder.glob("rank-*.json"):
         path.unlink(missing_ok=True)
 
@@ -63,13 +63,13 @@ def failed(rank: int, error: BaseException, traceback: str) -> RankOutcome:
 
 
 def stranded(rank: int, failed: str) -> RankOutcome:
-    """Makes the outcome of a rank that was ended from outside. failed: which rank it waited for."""
+    """Makes the outcome of a rank that was ended from outside. failed: the rank it waited for."""
     message = f"ended because {failed} failed, which it waited for"
     return RankOutcome(rank=rank, kind="run", time=time.monotonic(), message=message, lost=True)
 
 
 def _lost_a_peer(error: BaseException | None) -> bool:
-    """Whether it, or what it came of, is an error of the network between ranks."""
+    """Returns whether it, or its cause, is an error of the network between ranks."""
     while error is not None:
         if type(error).__module__ == "torch.distributed":  # DistBackendError, DistNetworkError, DistStoreError
             return True
@@ -80,7 +80,7 @@ def _lost_a_peer(error: BaseException | None) -> bool:
 
 
 def cause_of(failures: Sequence[RankOutcome]) -> RankOutcome:
-    """The failure that came first; of ranks that failed alike the lowest."""
+    """Returns the failure that came first; among ranks that failed alike the lowest."""
     first = min(failures, key=lambda outcome: outcome.time)
     alike = [
         each
@@ -91,7 +91,7 @@ def cause_of(failures: Sequence[RankOutcome]) -> RankOutcome:
 
 
 def raised(outcome: RankOutcome) -> Exception:
-    """The rank's failure as an error of this process."""
+    """Returns the rank's failure as an error of this process."""
     if outcome.kind == "user":
         where = f" (on rank {outcome.rank})" if outcome.rank else ""  # the first one sees what all see
         return UserError([Problem(p.field, p.why + where, p.fix) for p in outcome.problems])

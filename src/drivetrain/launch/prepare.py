@@ -1,4 +1,4 @@
-"""Run file and options → a run that can start here, or every problem at once."""
+"""Turns run file and options into a run that can start here, or every problem at once."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ def checked(
     output: Path | None = None,
     trust: bool = False,
 ) -> Checked:
-    """UserError with what schema and rules say, and for a checkpoint that is not there.
+    """Reads and checks a run file. Raises UserError with the problems of schema and rules, and for a missing
+    checkpoint.
 
-    nodes: in place of the run file's. checkpoint: what is to be loaded: best, last or a folder. data, output: of
+    nodes: in place of the run file's. checkpoint: the one to load: best, last or a folder. data, output: of
     predictions. trust: whether Python runs that a run's own run.yaml names.
     """
     run, problems = load(run_file, [*overrides, *([] if nodes is None else [f"nodes={nodes}"])])
@@ -54,7 +55,8 @@ def judged_here(
     data: str | None = None,
     output: Path | None = None,
 ) -> Checked:
-    """The run as it starts on this machine, from what a run file's reader found. UserError with all problems."""
+    """Returns the run as it starts on this machine, from the result of a run file's reader. Raises UserError with all
+    problems."""
     if run is None:
         raise UserError(problems)
     if isinstance(run.workload, UserObjects) and not held.held():

@@ -1,4 +1,4 @@
-"""The processes of ranks, as their machine sees them: the state that each is in, and its end."""
+"""The processes of ranks, as their machine sees them: the state of each, and its end."""
 
 from __future__ import annotations
 

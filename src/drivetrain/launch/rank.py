@@ -1,7 +1,7 @@
 """One rank in a process of its own: `python -m drivetrain.launch.rank FOLDER PARENT`.
 
-The folder holds task.json and attempt.json; what came of it goes beside them, as rank-<number>.json. PARENT is the
-process to end with.
+The folder holds task.json and attempt.json; the outcome goes beside them, as rank-<number>.json. The rank ends when the
+process PARENT does.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(folder: Path, parent: int) -> None:
 
 
 def _fitted(task: Job, world: int, local: int) -> Job:
-    """The task on as many ranks as there are; UserError where fewer than asked for cannot do it."""
+    """Returns the task on as many ranks as there are; raises UserError if it needs more."""
     from drivetrain.config import rules
     from drivetrain.config.restarts import shrunk
     from drivetrain.errors import UserError
@@ -73,7 +73,7 @@ def _fitted(task: Job, world: int, local: int) -> Job:
 
 
 def _leave(outcome: RankOutcome, folder: Path, parent: int) -> None:
-    """Tells the parent how this rank ended. Where the parent is gone, so is what this rank's errors say of others."""
+    """Writes for the parent how this rank ended. If the parent is gone, errors about other ranks do not matter."""
     if os.getppid() != parent:
         _end_alone(folder)
     try:
@@ -84,14 +84,14 @@ def _leave(outcome: RankOutcome, folder: Path, parent: int) -> None:
 
 
 def _end_with(parent: int, folder: Path) -> None:
-    """A parent killed in the middle must not leave ranks computing, nor its folder."""
+    """Ends this rank with its parent: a killed parent must not leave ranks computing, nor its folder."""
     while os.getppid() == parent:
         time.sleep(0.5)
     _end_alone(folder)
 
 
 def _end_alone(folder: Path) -> NoReturn:
-    """Ends a rank whose parent is gone, in one line."""
+    """Ends a rank whose parent is gone, with one line."""
     _ending.acquire()  # once: it is never given back
     try:
         _say(f"rank {os.environ['RANK']} ends: the process that started it is gone")

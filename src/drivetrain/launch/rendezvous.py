@@ -1,7 +1,6 @@
-"""Where the nodes of a run find one another, and agree on which attempt of it they are at.
+"""The place where the nodes of a run meet, and agree on the present attempt.
 
-The first node keeps a store at the rendezvous over all restarts. A node that dies is missed by nobody but the ranks, as
-long as it is not this one.
+The first node keeps a store at the rendezvous over all restarts. Any other node that dies is missed only by the ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ SETTLING_SECONDS = 3  # in which a node that lost its ranks to a mistake says th
 
 class Meeting:
     def __init__(self, run: RunConfig, node: Node) -> None:
-        """RunError if nobody is at the rendezvous."""
+        """Raises RunError if no store answers at the rendezvous."""
         self._run, self._node = run, node
         self._number = 0
         self._store: TCPStore | None = None
@@ -39,7 +38,7 @@ class Meeting:
                 self._number = int(self._store.compare_set(NUMBER, "", "0"))
 
     def settings(self) -> dict[str, Any]:
-        """Of torch elastic's rendezvous for this attempt."""
+        """Returns the settings of torch elastic's rendezvous for this attempt."""
         if self._store is None:
             alone = {"min_nodes": 1, "max_nodes": 1, "run_id": str(uuid.uuid4())}
             return {**alone, "rdzv_endpoint": "localhost:0", "rdzv_configs": {}, "local_addr": "127.0.0.1"}
@@ -58,7 +57,7 @@ class Meeting:
         }
 
     def part(self) -> None:
-        """Before the next attempt. RankError if another node has ended the run."""
+        """Separates attempts, before the next one. Raises RankError if another node has ended the run."""
         if self._store is None:
             return
         time.sleep(SETTLING_SECONDS)
@@ -69,13 +68,13 @@ class Meeting:
             self._number = int(self._store.compare_set(NUMBER, str(self._number), str(self._number + 1)))
 
     def try_smaller(self) -> None:
-        """Tell the other nodes that their ranks were ended for smaller micro-batches."""
+        """Tells the other nodes that their ranks were ended for smaller micro-batches."""
         if self._store is not None:
             with self._told():
                 self._store.set(f"{SMALLER}{self._number}", "1")
 
     def tries_smaller(self) -> bool:
-        """Whether another node ended this attempt for that; asked where ranks died."""
+        """Returns whether another node ended this attempt for that; called when ranks died."""
         if self._store is None:
             return False
         time.sleep(SETTLING_SECONDS)
@@ -87,13 +86,13 @@ class Meeting:
         return self._node.rank == 0
 
     def tell(self, what: str, value: str) -> None:
-        """The other nodes, in this attempt."""
+        """Sends a message to the other nodes, in this attempt."""
         if self._store is not None:
             with suppress(RuntimeError):  # the first node is gone, which the ranks notice
                 self._store.set(self._key(what, self._node.rank), value)
 
     def heard(self, what: str) -> dict[int, str]:
-        """What the other nodes told in this attempt, by node."""
+        """Returns the other nodes' messages in this attempt, by node."""
         found: dict[int, str] = {}
         if self._store is None:
             return found
@@ -122,7 +121,7 @@ class Meeting:
         return f"drivetrain/{what}-{self._number}-{node}"
 
     def give_up(self) -> None:
-        """The others need not try again."""
+        """Records that the others need not try again."""
         if self._store is not None:
             try:
                 self._store.set(OVER, "1")

@@ -1,8 +1,8 @@
 """Starts the ranks, and starts them again from the newest good checkpoint when one dies.
 
-A death is what nobody explained: a signal, an exit without a word, a peer that was lost. What the user gave wrong, a
-run that failed and a rank's own exception would only come again, and end the run. A micro-batch that did not fit comes
-in halves then, and counts as no death.
+A death is an end without an explanation: a signal, an exit without an error, a peer that was lost. A user's error, a
+failed run and a rank's own exception would only repeat, and end the run. After a micro-batch that did not fit the ranks
+start with half of it, which does not count as a death.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from drivetrain.runtime.attempt import Attempt
 
 
 def in_ranks(task: Job, node: Node) -> Result:
-    """The task in processes of their own, as often as its run allows."""
+    """Does the task in separate processes, as often as its run allows."""
     with _launch(task, node) as (folder, meeting):
         if task.run.micro_batch_size == AUTO:
             task = fitted(task, folder, meeting)
@@ -33,7 +33,7 @@ def in_ranks(task: Job, node: Node) -> Result:
 
 
 def cut_to_fit(task: Job, node: Node) -> Job:
-    """The task with a number in place of `micro_batch_size: auto`."""
+    """Returns the task with a number in place of `micro_batch_size: auto`."""
     if task.run.micro_batch_size != AUTO:
         return task
     with _launch(task, node) as (folder, meeting):

@@ -1,5 +1,5 @@
-"""A batch script for Slurm: one task a node, each of which starts that node's ranks. A job that saved at its end is put
-into the queue again."""
+"""Writes a batch script for Slurm: one task a node, each of which starts that node's ranks. A job that saved at its end
+is put into the queue again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAVED = 143  # the run's exit code when SIGTERM ended it and it has saved
 
 @dataclass(frozen=True)
 class Allocation:
-    """What the job asks Slurm for."""
+    """The resources that the job requests from Slurm."""
 
     time: str  # HH:MM:SS
     partition: str | None = None
@@ -25,7 +25,7 @@ class Allocation:
 
 
 def sbatch_script(run_file: Path, overrides: Sequence[str], run: RunConfig, allocation: Allocation) -> str:
-    """The script's text; processes and nodes are the run's."""
+    """Returns the script's text; processes and nodes are the run's."""
     asked = {
         "job-name": run.name,
         "nodes": run.nodes,

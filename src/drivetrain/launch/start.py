@@ -1,4 +1,4 @@
-"""Starts what a verb does: here, among the ranks of another launcher, or in processes of its own."""
+"""Starts a verb's work: here, among the ranks of another launcher, or in separate processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from drivetrain.runtime.lock import held
 
 
 def start(task: Job, node: Node | None = None) -> Result:
-    """Do the task in as many processes as its run asks for. A result or errors, as if there were one."""
+    """Does the job in as many processes as its run asks for. Returns a result or raises errors, as if there were one
+    process."""
     node = node or Node()
     outer = OuterLauncher.here()
     if outer is not None:
@@ -36,8 +37,8 @@ def start(task: Job, node: Node | None = None) -> Result:
 
 
 def start_at_terminal(task: Job, node: Node) -> Result:
-    """The same; Ctrl-C, of which command-line libraries make a silent exit, becomes Interrupted, and tells what is
-    lost."""
+    """Does the same; Ctrl-C, which command-line libraries turn into a silent exit, becomes Interrupted, with the
+    training that is lost."""
     try:
         return start(task, node)
     except KeyboardInterrupt:
@@ -45,7 +46,7 @@ def start_at_terminal(task: Job, node: Node) -> Result:
 
 
 def _refuse_again(task: Job) -> None:
-    """torchrun starts the same command again when a rank has died."""
+    """Refuses a second start: torchrun starts the same command again when a rank has died."""
     earlier = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
     if task.overwrite and earlier:
         why = f"torchrun starts this run again (restart {earlier}), and what it saved before would be deleted"
@@ -54,7 +55,7 @@ def _refuse_again(task: Job) -> None:
 
 @contextmanager
 def _own_folder(task: Job, is_first: bool) -> Iterator[Job]:
-    """A training has its folder to itself, over all restarts."""
+    """Locks a training's folder for it, over all restarts."""
     if task.verb != "train" or not is_first:
         yield task
         return

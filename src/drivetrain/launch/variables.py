@@ -1,4 +1,4 @@
-"""Environment variables: no other part of the project sets any, but for the PATH to a compiler's ninja."""
+"""Sets environment variables: no other part of the project sets any, except the PATH to a compiler's ninja."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 
 
 def of_the_run(run: RunConfig, device: str) -> dict[str, str]:
-    """What DeepSpeed, Accelerate, Transformers and oneDNN read from the environment alone. device: "cpu" or "cuda"."""
+    """Returns the variables that DeepSpeed, Accelerate, Transformers and oneDNN read. device: "cpu" or "cuda"."""
     wanted = {"DISABLE_SAFETENSORS_CONVERSION": "1"}  # Transformers would ask the hub to convert pickled weights
     wanted |= run.engine.environment(device, usable_cores())
     if device == "cpu" and run.workload.lengths_vary and not KERNELS.keys() & os.environ:
@@ -32,7 +32,7 @@ def of_the_run(run: RunConfig, device: str) -> dict[str, str]:
 
 @contextmanager
 def variables(added: Mapping[str, str]) -> Iterator[None]:
-    """Set within, where the user has not set them."""
+    """Sets variables while the block runs, unless the user has set them."""
     own = {name: value for name, value in added.items() if name not in os.environ}
     os.environ.update(own)
     try:

@@ -1,1 +1,1 @@
-"""What a run costs: time, memory, utilisation, FLOPs."""
+"""Measures what a run costs: time, memory, utilisation, FLOPs."""

@@ -1,4 +1,4 @@
-"""Floating-point operations of the code run inside."""
+"""Counts the floating-point operations of the code run inside a block."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from drivetrain.measure.observer import Observer
 class FlopCount(Observer):
     """Counts matrix products, convolutions and attention, forward and backward: `total` after the block.
 
-    Of sharded tensors (DTensor) what this rank computes, where PyTorch's own FlopCounterMode counts the whole product.
-    Not counted is what compiled code computes (FlexAttention's kernels; torch.compile), and flash-attn's own kernels.
+    For sharded tensors (DTensor) it counts what this rank computes; PyTorch's own FlopCounterMode counts the whole
+    product. It does not count compiled code (FlexAttention's kernels; torch.compile), and flash-attn's own kernels.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class FlopCount(Observer):
         self._one_at_a_time = threading.Lock()  # dp's replicas on a CPU
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The operator; or what it is made of, so that the products within it are counted."""
+        """Runs the operator, or its decomposition, so that the products within it are counted."""
         if _formula(func) is None and not _has_kernel(func):
             try:
                 with self:
@@ -115,7 +115,8 @@ def _formula(func: Any) -> Callable[..., int] | None:
 
 @functools.cache
 def _has_kernel(func: Any) -> bool:
-    """Of its own: its parts would round otherwise (silu_backward), and what is counted must not change."""
+    """Returns whether the operator has a kernel of its own: its decomposition would round otherwise (silu_backward),
+    and counting must not change results."""
     if not hasattr(func, "has_kernel_for_dispatch_key") or not hasattr(func, "decompose"):
         return True
     return bool(func.has_kernel_for_dispatch_key(DispatchKey.CPU) or func.has_kernel_for_dispatch_key(DispatchKey.CUDA))

@@ -1,4 +1,4 @@
-"""The software beneath a run's device, which all ranks have to have alike."""
+"""Describes the software beneath a run's device, which must be alike on all ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HAVE_TO_MATCH = ("device", "torch", "CUDA", "ROCm", "NCCL")
 
 
 def device_software(machine: Machine) -> dict[str, str]:
-    """Kind of device and build of torch; of a GPU its name, driver, CUDA (or ROCm) and NCCL, each where it is known."""
+    """Returns kind of device and build of torch; for a GPU its name, driver, CUDA (or ROCm) and NCCL, each if known."""
     found: dict[str, str | None] = {"device": machine.device, "torch": str(torch.__version__)}
     if machine.device == "cuda":
         found |= {

@@ -1,4 +1,4 @@
-"""What the device reaches on large matrix products: the yardstick for a model's FLOP/s."""
+"""Measures large matrix products on the device: the reference for a model's FLOP/s."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LEAST_SECONDS = 0.02  # one timed product takes at least this long, or the matr
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of a square matrix product in `dtype`: the median of five, about 0.3 s in all.
+    """Returns the FLOP/s of a square matrix product in `dtype`: the median of five, about 0.3 s in all.
 
     2 n^3 floating-point operations for n x n matrices (Golub and Van Loan, Matrix Computations, 1.1.11).
     """

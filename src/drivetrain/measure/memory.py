@@ -1,4 +1,4 @@
-"""Peak memory, named for what it is: allocated and reserved (CUDA), tensor and resident (CPU)."""
+"""Measures peak memory, by its right name: allocated and reserved (CUDA), tensor and resident (CPU)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CLEAR = Path("/proc/self/clear_refs")
 
 
 def reset_peaks(device: torch.device) -> None:
-    """Start a new peak. Where the kernel keeps no resettable one, the resident peak is since the process began."""
+    """Starts a new peak. Where the kernel cannot reset it, the resident peak is since the process began."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -32,7 +32,7 @@ def reset_peaks(device: torch.device) -> None:
 
 
 def peaks(device: torch.device) -> dict[str, int]:
-    """Bytes since `reset_peaks`: allocated and reserved by torch on CUDA; resident of the process on a CPU."""
+    """Returns bytes since `reset_peaks`: allocated and reserved by torch on CUDA; resident of the process on a CPU."""
     if device.type == "cuda":
         return {
             "allocated": torch.cuda.max_memory_allocated(device),
@@ -48,11 +48,11 @@ def _resident_peak() -> int:
 
 
 class TensorPeak(Observer):
-    """Peak bytes of live CPU tensor storages while active, those given to `track` included.
+    """Peak bytes of live CPU tensor storages while active, those passed to `track` included.
 
     Every storage an operator returns counts from its birth until it is freed, so a peak inside one operator (its
-    scratch space) is not seen; nor is it before it is resized to nothing, which is how FSDP frees what it gathered.
-    Too slow for every step: meant for one.
+    scratch space) is not seen; nor is it before it is resized to nothing, which is how FSDP frees what it gathered. Too
+    slow for every step: meant for one.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class TensorPeak(Observer):
         return max(self.phases)
 
     def begin_phase(self) -> None:
-        """Start a new peak, from what lives now."""
+        """Starts a new peak, from the tensors that live now."""
         with self._one_at_a_time:
             self.phases.append(self._bytes)
 
@@ -88,7 +88,7 @@ class TensorPeak(Observer):
         super().__exit__(*error)
 
     def track(self, tensors: Iterable[Tensor]) -> None:
-        """Count tensors that were there before."""
+        """Counts tensors that existed before."""
         for tensor in tensors:
             self._see(tensor)
             if tensor.is_leaf and tensor.grad is not None:

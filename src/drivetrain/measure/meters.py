@@ -1,6 +1,6 @@
-"""All meters of one run behind one object: the loop says what it is doing, the meters count.
+"""All meters of one run behind one object: the loop reports what it is doing, the meters count.
 
-What measures never ends a run: where a meter fails, its figure is left out and one warning says why.
+A failing meter never ends a run: its figure is left out, and one warning has the reason.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Meters:
         stopwatch: Stopwatch,
         warn: Callable[[str], None] = LOG.warning,
     ) -> None:
-        """holder: who holds the tensors that live between steps. instrument: count FLOPs, tensor memory and traffic in
-        one step (torch.compile'd code cannot be seen into). stopwatch: the one that the engine times its parts with.
-        warn: gets a sentence about each meter that fails."""
+        """holder: the object that holds the tensors that live between steps. instrument: count FLOPs, tensor memory and
+        traffic in one step (torch.compile'd code cannot be seen into). stopwatch: the one that the engine times its
+        parts with. warn: gets a sentence about each meter that fails."""
         self._device = torch.device(machine.device)
         self._dtype, self._memory = getattr(torch, precision.compute), machine.memory_bytes
         self._holder, self._instrument = holder, instrument
@@ -81,7 +81,7 @@ class Meters:
         self._note("utilisation", self._sampler.failure)
 
     def _tried(self, what: str, measure: Callable[[], T]) -> T | None:
-        """The measurement; None, and a warning, where it fails."""
+        """Returns the measurement; None, and a warning, where it fails."""
         try:
             return measure()
         except Exception as error:
@@ -95,11 +95,11 @@ class Meters:
             self._warn(f"{what} could not be measured and is left out: {type(failure).__name__}: {reason}")
 
     def begin(self, step: int) -> None:
-        """step: the one to be made, from 1."""
+        """Records that a step begins. step: counted from 1."""
         self._stopwatch.heart.begin(step)
 
     def batch(self, indices: np.ndarray) -> None:
-        """The step's samples, once they are known."""
+        """Records the step's samples, once they are known."""
         self._stopwatch.heart.batch(len(indices), indices[:SHOWN].tolist())
 
     @contextmanager
@@ -114,7 +114,7 @@ class Meters:
 
     @contextmanager
     def step(self, micro_batches: list[MicroBatch]) -> Iterator[None]:
-        """Around forward, backward and update."""
+        """Surrounds forward, backward and update."""
         elements = sum(next(iter(batch.tensors.values())).numel() for batch in micro_batches)
         if self._instrument and self._steps == INSTRUMENTED_STEP and self._has_room():
             before = self._held()
@@ -135,8 +135,8 @@ class Meters:
         self._elements += elements
 
     def _has_room(self) -> bool:
-        """Whether the machine's memory allows a look at every operator: under it, autograd adds up gradients out of
-        place, so that the largest one is held three times. A warning where it does not."""
+        """Returns whether the machine's memory allows counting every operator: during that, autograd adds up gradients
+        out of place, so that the largest one is held three times. Warns if it does not."""
         if self._device.type != "cpu":
             return True
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -150,7 +150,8 @@ class Meters:
         return False
 
     def _held(self) -> int:
-        """Bytes of what lives between steps: the model, and the optimizer's state once it is there."""
+        """Returns the bytes of tensors that live between steps: the model's, and the optimizer's state once it
+        exists."""
         return sum(tensor.nbytes for tensor in self._holder.tensors())
 
     def _seen(self, what: str, observer: Observer, found: T) -> T | None:
@@ -158,7 +159,7 @@ class Meters:
         return None if what in self._failed else found
 
     def step_done(self, samples: int) -> None:
-        """After all that belongs to a step. Evaluation and saving are not counted into the rate."""
+        """Records the end of a step. Evaluation and saving are not counted into the rate."""
         now = time.perf_counter()
         seconds = now - self._mark - self._aside
         steady = self._steps >= WARM_UP_STEPS and not (self._instrument and self._steps == INSTRUMENTED_STEP)
@@ -168,11 +169,11 @@ class Meters:
         self.samples += samples
 
     def recent_rate(self) -> float:
-        """Samples a second since this was last asked."""
+        """Returns the samples a second since the last call."""
         return self._throughput.recent()
 
     def summary(self, ranks: Communicator) -> dict[str, Any]:
-        """The measured fields of a RunReport: of all ranks together, and of each."""
+        """Returns the measured fields of a RunReport: for all ranks together, and for each."""
         memory = self._tried("peak memory", lambda: peaks(self._device)) or {}
         # after the peaks, to which it would add, and not before the first step, which would wait for it
         yardstick = self._tried("the device's matmul rate", lambda: matmul_rate(self._device, self._dtype))
@@ -201,7 +202,8 @@ class Meters:
 
 @dataclass(frozen=True)
 class TensorPeaks:
-    """Of the first step, in bytes: what lived before and after it; the peak before the update and that within it."""
+    """Peaks of the first step, in bytes: what lived before and after it; the peak before the update and that within
+    it."""
 
     before: int
     after: int
@@ -209,17 +211,17 @@ class TensorPeaks:
     updating: int
 
     def of_a_step(self, held: int) -> int:
-        """The peak of a later step, in which the optimizer's state is there from the beginning.
+        """Returns the peak of a later step, which begins with the optimizer's state.
 
-        held: what lives between steps by now: more than after the first step where that step's update was skipped (of
-        which the scratch memory of an update that is no single kernel then lacks here).
+        held: bytes that live between steps by now: more than after the first step if that step's update was skipped.
+        (The scratch memory of an update that is no single kernel is then missing here.)
         """
         return max(self.computing + held - self.before, self.updating + held - self.after)
 
 
 @dataclass(frozen=True)
 class RankSummary:
-    """What one rank measured."""
+    """The measurements of one rank."""
 
     peak_memory: dict[str, int]
     utilisation: dict[str, Any]
@@ -228,7 +230,7 @@ class RankSummary:
     matmul_rate: float | None
 
     def short(self, rank: int) -> dict[str, Any]:
-        """For the report's list of ranks."""
+        """Returns the row of the report's list of ranks."""
         shares = {key: self.utilisation[key] for key in ("mean", "peak")}
         told = {"rank": rank, "peak_memory": self.peak_memory, "utilisation": shares}
         return told if self.sent is None else {**told, "sent_bytes_per_step": self.sent}

@@ -1,6 +1,6 @@
-"""What NVIDIA's management library (NVML) knows of one GPU, each figure where the GPU has it.
+"""Reads what NVIDIA's management library (NVML) knows of one GPU, each figure where the GPU has it.
 
-Parts of a GPU (MIG), virtual GPUs and those that share the CPU's memory (GB10) refuse some questions; a part shares the
+Parts of a GPU (MIG), virtual GPUs and GPUs that share the CPU's memory (GB10) refuse some questions; a part shares the
 power and the processors of the whole, whose figures are then not this run's.
 """
 
@@ -16,7 +16,7 @@ class Gpu:
     """Utilisation (share of time in which a kernel ran), most memory in use by all processes, energy."""
 
     def __init__(self, device: torch.device) -> None:
-        """Raises whatever NVML does where it cannot be used (no driver, no permission, no such device)."""
+        """Raises any error of NVML where it cannot be used (no driver, no permission, no such device)."""
         import pynvml
 
         pynvml.nvmlInit()
@@ -27,7 +27,7 @@ class Gpu:
         self._energy_start = self._millijoules()
 
     def read(self) -> float | None:
-        """Share in use since about a sample ago, 0 to 1; None where it is not known."""
+        """Returns the share in use since about a sample ago, 0 to 1; None where it is not known."""
         memory = self._asked("nvmlDeviceGetMemoryInfo", lambda found: int(found.used))
         if memory is not None:
             self._memory_peak = max(self._memory_peak or 0, memory)
@@ -39,7 +39,7 @@ class Gpu:
         return {"device_memory_peak_bytes": self._memory_peak, "energy_joules": energy}
 
     def _found(self, uuid: str) -> Any:
-        """NVML's handle of the device with CUDA's UUID, which is a whole GPU's or a part's."""
+        """Returns NVML's handle of the device with CUDA's UUID, which is a whole GPU's or a part's."""
         try:
             handle = self._nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
         except self._nvml.NVMLError:
@@ -58,7 +58,7 @@ class Gpu:
         return None if self._is_part else self._asked("nvmlDeviceGetTotalEnergyConsumption", int)
 
     def _asked(self, question: str, answer: Callable[[Any], Any]) -> Any:
-        """NVML's answer; None where it refuses, and it is not asked again."""
+        """Returns NVML's answer; None where it refuses, and the question is not repeated."""
         if question in self._refused:
             return None
         try:
@@ -69,7 +69,7 @@ class Gpu:
 
 
 def driver_version() -> str | None:
-    """The version of NVIDIA's driver; None where NVML cannot be asked."""
+    """Returns the version of NVIDIA's driver; None where NVML cannot be used."""
     try:
         import pynvml
 

@@ -1,9 +1,9 @@
-"""A look at every operator of one step that changes nothing of the step.
+"""Observes every operator of one step without changing the step.
 
-torch's dispatch modes do the looking. In three ways a mode could change what runs, or end it, which are prevented here:
-torch.compile does not use compiled code under a mode, unless the mode declares that it ignores what is compiled; an
-operator that takes functions (FlexAttention) is an error under a mode that does not declare that it supports such
-operators; and an error in what is counted would come out of the model's forward pass.
+It uses torch's dispatch modes. In three ways a mode could change what runs, or end it, which are prevented here:
+torch.compile does not use compiled code under a mode, unless the mode declares that it ignores compiled code; an
+operator that takes functions (FlexAttention) is an error under a mode that does not declare that it supports them; and
+an error of the counting would come out of the model's forward pass.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Observer(TorchDispatchMode, ABC):
-    """`failure` is the first error of `_observe`, after which nothing more is observed; None as a rule.
+    """`failure` is the first error of `_observe`, after which nothing more is observed; normally None.
 
     Compiled code runs as compiled, unseen.
     """

@@ -16,12 +16,12 @@ MOST_PENDING = 500  # parts whose end the device has not been asked for yet
 class Stopwatch:
     """Seconds spent in named parts; parts do not nest.
 
-    A GPU works behind the program: there a part lasts from when the device reaches its begin to when it reaches its
-    end, waiting included, as CUDA's events tell.
+    A GPU works behind the program: there a part lasts from when the device reaches its beginning to when it reaches its
+    end, waiting included, measured by CUDA's events.
     """
 
     def __init__(self, device: torch.device, heart: Heart | None = None) -> None:
-        """heart: what is to know the part that the program is in."""
+        """heart: the record that notes which part the program is in."""
         self.heart = heart or Heart()
         self._on_gpu = device.type == "cuda"
         self._seconds: dict[str, float] = {}
@@ -51,7 +51,7 @@ class Stopwatch:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """By part. Waits for the device."""
+        """Returns the seconds by part. Waits for the device."""
         self._collect(wait=True)
         return dict(self._seconds)
 
@@ -70,14 +70,14 @@ class Stopwatch:
 
 
 class Throughput:
-    """Steady rate over all steps that count as steady, and the rate since it was last asked for."""
+    """The steady rate over all steps that count as steady, and the rate since the last call of `recent`."""
 
     def __init__(self) -> None:
         self._steady_samples = self._recent_samples = 0
         self._steady_seconds = self._recent_seconds = 0.0
 
     def add(self, samples: int, seconds: float, steady: bool) -> None:
-        """steady: not a first, instrumented or otherwise untypical step."""
+        """Adds a step. steady: not a first, instrumented or otherwise untypical one."""
         self._recent_samples += samples
         self._recent_seconds += seconds
         if steady:
@@ -85,11 +85,11 @@ class Throughput:
             self._steady_seconds += seconds
 
     def recent(self) -> float:
-        """Samples a second since the last call; 0 if there was no step."""
+        """Returns the samples a second since the last call; 0 if there was no step."""
         rate = self._recent_samples / self._recent_seconds if self._recent_seconds else 0.0
         self._recent_samples, self._recent_seconds = 0, 0.0
         return rate
 
     def steady_rate(self) -> float | None:
-        """Samples a second over the steady steps; None if there was none."""
+        """Returns the samples a second over the steady steps; None if there was none."""
         return self._steady_samples / self._steady_seconds if self._steady_seconds else None

@@ -1,4 +1,4 @@
-"""Bytes that a rank sends to others, by kind of exchange."""
+"""Counts the bytes that a rank sends to others, by kind of exchange."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How busy the device is, sampled in the background: NVML for a GPU, processor time for a CPU."""
+"""Samples in the background how busy the device is: by NVML for a GPU, by processor time for a CPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_POINTS = 2000  # of the series kept for plots
 
 class Source(Protocol):
     def read(self) -> float | None:
-        """Share of the device in use since the last call, 0 to 1; None where it is not known."""
+        """Returns the share of the device in use since the last call, 0 to 1; None where it is not known."""
 
     def extra(self) -> dict[str, Any]: ...
 
@@ -55,7 +55,8 @@ class UtilisationSampler:
             self._take()  # a run shorter than one interval; an interval begun
 
     def summary(self) -> dict[str, Any]:
-        """{"mean", "peak": 0 to 1 or None, "samples", "series": [[seconds, share]], and of a GPU its own}."""
+        """Returns {"mean", "peak": 0 to 1 or None, "samples", "series": [[seconds, share]], ...}, with more fields for
+        a GPU."""
         mean = self._busy / self._known if self._known else None
         series = [[round(at, 2), round(share, 4)] for at, share in self._series]
         return {"mean": mean, "peak": self._peak, "samples": self._seen, "series": series, **self._source.extra()}
@@ -94,7 +95,7 @@ class UtilisationSampler:
 
 
 def joined(summaries: Sequence[dict[str, Any]], shared: bool) -> dict[str, Any]:
-    """The ranks' summaries as one. shared: they share one device (a CPU's cores), and their shares add up."""
+    """Joins the ranks' summaries. shared: they share one device (a CPU's cores), and their shares add up."""
     if len(summaries) == 1:
         return summaries[0]
     parts = 1 if shared else len(summaries)
@@ -123,7 +124,7 @@ def _source(device: torch.device) -> Source:
 
 
 class _Unknown:
-    """A device whose use cannot be seen: the CPU's is not taken for it."""
+    """A device whose use cannot be measured: the CPU's is not taken for it."""
 
     def read(self) -> None:
         return None
@@ -133,7 +134,7 @@ class _Unknown:
 
 
 class _Cpu:
-    """Processor time of this process and its workers over the cores they may use."""
+    """The processor time of this process and its workers over the cores they may use."""
 
     def __init__(self) -> None:
         self._cores = usable_cores()

@@ -1,7 +1,7 @@
-"""How memory is kept between steps: by the C library's malloc on a CPU run, by CUDA's allocator on a GPU.
+"""Keeps memory between steps: by the C library's malloc on a CPU run, by CUDA's allocator on a GPU.
 
-By default glibc gives every block above 32 MB back to the kernel when it is freed; the next step gets fresh pages,
-each zeroed on first touch. docs/background/speed.md says what it brings and what it costs.
+By default glibc gives every block above 32 MB back to the kernel when it is freed; the next step gets fresh pages, each
+zeroed on first touch. docs/background/speed.md has its gain and its cost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GIVEN = (VARIABLE, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # in an
 
 
 def keep_freed_blocks() -> bool:
-    """Ask glibc to reuse large blocks instead of returning them. False where there is no glibc (macOS, musl)."""
+    """Asks glibc to reuse large blocks instead of returning them. Returns False without glibc (macOS, musl)."""
     if platform.libc_ver()[0] != "glibc":
         return False
     libc = ctypes.CDLL("libc.so.6")
@@ -30,18 +30,18 @@ def keep_freed_blocks() -> bool:
 
 
 def growing_segments() -> dict[str, str]:
-    """Returns what the environment of a process needs so that CUDA's allocator maps memory into segments that grow.
+    """Returns the environment variables with which CUDA's allocator maps memory into segments that grow.
 
-    Segments of fixed sizes are left in pieces by tensors of ever other sizes, and memory runs out that is free. Nothing
-    where the user has a say in it, and where torch has no such segments: without CUDA, under ROCm, on Windows.
+    Tensors of varying sizes fragment segments of fixed sizes, until an allocation fails although memory is free. Empty
+    if the user has set it, or torch has no such segments: without CUDA, under ROCm, on Windows.
     """
     has_them = torch.version.cuda is not None and sys.platform == "linux"
     return {VARIABLE: SEGMENTS} if has_them and not any(name in os.environ for name in GIVEN) else {}
 
 
 def grow_segments() -> bool:
-    """Has CUDA's allocator do so in this process, which may have started CUDA; before it has allocated anything. False
-    where it already does, or must not."""
+    """Sets it in this process, which may have started CUDA, but not allocated anything. Returns False where it is set
+    already, or must not be."""
     if not growing_segments():
         return False
     torch._C._accelerator_setAllocatorSettings(SEGMENTS)

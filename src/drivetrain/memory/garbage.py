@@ -1,9 +1,9 @@
-"""Python's collector of cycles, kept from stopping ranks one after another.
+"""Keeps Python's collector of cycles from stopping ranks one after another.
 
-What refers to itself in a circle is found by a collector that Python starts by itself, when so many objects were made.
-Its passes over young objects take microseconds. One over all of them takes a tenth of a second and more, begins at
-another step on every rank, and each time all ranks wait for one. So here what was made before the first step is set
-apart (gc.freeze), and passes over what was made since are taken at the same steps on all ranks. Memory does not grow:
+Objects that refer to themselves in a circle are found by a collector that Python starts by itself after a number of new
+objects. Its passes over young objects take microseconds. One over all of them takes a tenth of a second and more,
+begins at another step on every rank, and each time all ranks wait for one. So here objects made before the first step
+are set apart (gc.freeze), and passes over later ones are taken at the same steps on all ranks. Memory does not grow:
 young cycles go as before, older ones at the next pass. (torchtitan does without automatic passes of any kind.)
 """
 
@@ -20,8 +20,8 @@ Collect = Callable[[int], None]
 
 @contextmanager
 def collecting(every: int) -> Iterator[Collect]:
-    """Within, full passes are taken where the yielded function is called with a step that `every` divides, and at no
-    other time. 0: as Python has it."""
+    """While the block runs, full passes are taken only when the yielded function is called with a step that `every`
+    divides. 0: as in Python by default."""
     if not every:
         yield lambda _: None
         return

@@ -1,4 +1,4 @@
-"""How much of its device's memory a process may take: a run's memory_limit, and what is free."""
+"""Limits how much of its device's memory a process may take: a run's memory_limit, and the free memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ TRIED_SHARE = 0.95  # of a limit, or of a GPU: a training takes some more than i
 
 @contextmanager
 def limited(most: int | None, device: str, field: str = "memory_limit") -> Iterator[None]:
-    """Within, allocations beyond `most` bytes fail. UserError if the process takes as much already.
+    """While the block runs, allocations beyond `most` bytes fail. Raises UserError if the process takes as much
+    already.
 
-    field: what in the run file asked for it.
+    field: the key of the run file that set it.
 
-    On a CPU they are what the kernel counts as data (RLIMIT_DATA: heap, private maps, stacks of threads; not files
-    and libraries); on a GPU what PyTorch's allocator holds.
+    On a CPU the limit is for memory that the kernel counts as data (RLIMIT_DATA: heap, private maps, stacks of threads;
+    not files and libraries); on a GPU for memory that PyTorch's allocator holds.
     """
     if most is None:
         yield
@@ -52,7 +53,7 @@ def limited(most: int | None, device: str, field: str = "memory_limit") -> Itera
 
 
 def data_bytes() -> int:
-    """What RLIMIT_DATA counts of this process; 0 where the system does not tell."""
+    """Returns the bytes that RLIMIT_DATA counts for this process; 0 where the system does not report them."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
@@ -62,7 +63,8 @@ def data_bytes() -> int:
 
 
 def trial_limit(limit: int | None, device: str, processes: int) -> int:
-    """Bytes that each process may take that tries what fits. processes: on this machine, which share it."""
+    """Returns the bytes that each process may take while it tries what fits. processes: on this machine, which share
+    it."""
     if limit is not None:
         return int(limit * TRIED_SHARE)
     if device == "cuda":
@@ -71,13 +73,13 @@ def trial_limit(limit: int | None, device: str, processes: int) -> int:
 
 
 def safe_limit(processes: int) -> int:
-    """Bytes that each of the CPU processes about to work may take without the machine running out."""
+    """Returns the bytes that each CPU process may take without the machine running out."""
     free = min(psutil.virtual_memory().available, *_cgroup_left())
     return data_bytes() + int(free * SAFE_SHARE) // processes
 
 
 def _cgroup_left() -> list[int]:
-    """Of a container's memory, where it has a limit (cgroup v2, v1)."""
+    """Returns what is left of a container's memory, where it has a limit (cgroup v2, v1)."""
     for folder, most, used in (
         ("/sys/fs/cgroup", "memory.max", "memory.current"),
         ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),

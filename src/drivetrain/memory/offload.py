@@ -1,18 +1,19 @@
-"""Activations kept in CPU memory: what a model's blocks save for the backward pass leaves the device until it is used.
+"""Keeps activations in CPU memory: tensors that a model's blocks save for the backward pass leave the device until they
+are used.
 
 PyTorch asks a pair of hooks (torch.autograd.graph.saved_tensors_hooks) for each tensor that autograd saves: within a
 block's forward pass it is copied to pinned CPU memory, and back for the backward pass (torch's own save_on_cpu does
 that too, and knows no exceptions). Copies run on a stream of their own beside the computation: a block's activations
-leave while the next block computes, and come back while the block after it computes backward. The device then holds
-the activations of two blocks, whatever their number. With recompute they are each block's input.
+leave while the next block computes, and come back while the block after it computes backward. The device then holds the
+activations of two blocks, whatever their number. With recompute they are each block's input.
 
 Memory is never given back while a copy uses it, without `record_stream`, which would leave that to the allocator's
-chance: what leaves is held until the stream of the computation has been told to wait for its copy, what comes back lies
-in memory of that stream, and the copy waits for what the stream had to do before.
+timing: a tensor that leaves is held until the stream of the computation waits for its copy; one that comes back lies in
+memory of that stream, and its copy waits for the stream's earlier work.
 
-What stays where it is: parameters and buffers, what is a view of them, tensors that all blocks are given alike (masks,
-rotary factors), and small ones. What several operators save, as the layers of an attention do their one input, is
-moved once.
+Some tensors stay on the device: parameters and buffers, views of them, tensors that are passed to all blocks alike
+(masks, rotary factors), and small ones. A tensor that several operators save, such as the one input of an attention's
+layers, is moved once.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ Known = dict[Any, tuple[StorageWeakRef, int]]
 
 
 class Copies:
-    """Copies that are done when they are asked for: between two places in CPU memory."""
+    """Copies between two places in CPU memory, which are done when the call returns."""
 
     def begin(self, target: Tensor, source: Tensor) -> Any:
-        """Begins a copy after what the computation was asked for so far. Returns what `wait` takes; None if done."""
+        """Begins a copy after the work queued so far. Returns an argument for `wait`; None if the copy is done."""
         target.copy_(source)
 
     def wait(self, begun: Any) -> None:
-        """Has the computation go on only once the copy is done; the program does not wait."""
+        """Makes the computation go on only once the copy is done; the program does not wait."""
 
 
 class CopiesBeside(Copies):
-    """On a stream of their own, beside a GPU's computation."""
+    """Copies on a stream of their own, beside a GPU's computation."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._stream = device, torch.cuda.Stream(device)
@@ -74,8 +75,8 @@ class Offload:
         self._last: Callable[[], _Visit | None] = lambda: None  # weakly: host memory goes with the graph
 
     def around(self, block: nn.Module, position: int) -> None:
-        """In place; position: of the block among those of the model. Outside of what recomputes it and, as compiled
-        code cannot be seen into, of what it was compiled to."""
+        """Wraps a block, in place; position: its index among the model's blocks. The wrapper goes outside of
+        recomputation and of compiled code, which it cannot see into."""
         name = "forward" if block._compiled_call_impl is None else "_compiled_call_impl"
         setattr(block, name, functools.partial(self._call, block, position, getattr(block, name)))
 
@@ -97,7 +98,7 @@ class Offload:
             known.clear()  # autograd keeps the hooks as long as what they made
 
     def _release(self, copies: list[tuple[Any, Tensor]]) -> None:
-        """What these read may be used for something else, once they are done."""
+        """Releases the memory that these copies read, once they are done."""
         for begun, _ in copies:
             self._copies.wait(begun)
         copies.clear()
@@ -122,7 +123,7 @@ class Offload:
         return _Away(visit, known[key][1], split)
 
     def _moved(self, tensor: Tensor) -> Tensor:
-        """Laid out as it was: kernels of the backward pass may ask for that."""
+        """Copies with the same strides: kernels of the backward pass may require them."""
         pins = tensor.is_cuda
         held = torch.empty_like(tensor, device="cpu", pin_memory=pins)
         self.moved_bytes += held.nbytes
@@ -133,7 +134,7 @@ class Offload:
 
 
 def offload_activations(model: nn.Module, blocks: Sequence[nn.Module]) -> Offload:
-    """Around the model's repeated blocks, in place. UserError if there are none."""
+    """Wraps the model's repeated blocks, in place. Raises UserError if there are none."""
     if not blocks:
         why = f"{type(model).__name__} has no repeated blocks in a ModuleList or Sequential"
         raise problem("offload_activations", why, "leave it out")
@@ -145,22 +146,22 @@ def offload_activations(model: nn.Module, blocks: Sequence[nn.Module]) -> Offloa
 
 
 class _Visit:
-    """What was moved in one call of a block, and the way back."""
+    """The tensors that one call of a block moved, and the way back."""
 
     def __init__(self, copies: Copies, position: int, before: _Visit | None) -> None:
-        """before: of the block that computed before it, which the backward pass reaches next."""
+        """before: the visit of the block computed before it, which the backward pass reaches next."""
         self.position = position
         self._copies, self._before, self._begun = copies, before, False
         self._held: list[tuple[Tensor, torch.device]] = []
         self._coming: dict[int, tuple[Tensor, Any]] = {}
 
     def keep(self, held: Tensor, device: torch.device) -> int:
-        """The number by which it is asked for."""
+        """Moves a tensor; returns the number by which `back` finds it."""
         self._held.append((held, device))
         return len(self._held) - 1
 
     def back(self, number: int) -> Tensor:
-        """On the device. The first to come back has all the others come, and those of the block before."""
+        """Returns the tensor on the device. The first one brings all the others back, and those of the block before."""
         if not self._begun:
             self._begun = True
             self.fetch()
@@ -181,7 +182,7 @@ class _Visit:
         return tensor, self._copies.begin(tensor, held)
 
     def __del__(self) -> None:
-        """Of what came in vain (a backward pass that ends early) the copies still write to memory that goes now."""
+        """After a backward pass that ends early, copies may still write to memory that is freed now."""
         for _, begun in self._coming.values():
             if begun is not None:
                 self._copies.wait(begun)
@@ -189,7 +190,7 @@ class _Visit:
 
 @dataclass(frozen=True)
 class _Split:
-    """How ranks share a tensor of which this one's part was moved."""
+    """How ranks share a tensor of which this rank's part was moved."""
 
     mesh: DeviceMesh
     placements: Sequence[Placement]
@@ -222,7 +223,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _storage(tensor: Tensor) -> int | None:
-    """Its name among those that live; None of what is no plain tensor (sparse, quantised)."""
+    """Identifies a tensor's storage among the living ones; None if it is no plain tensor (sparse, quantised)."""
     local = _local(tensor)
     plain = type(local) in (Tensor, nn.Parameter) and local.layout == torch.strided
     return local.untyped_storage()._cdata if plain else None

@@ -1,8 +1,8 @@
 """Recompute (activation checkpointing): blocks forget their activations and compute them again for the backward pass.
 
 Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost". Results are the same, dropout included: PyTorch
-restores the generator for the second forward. Selective recompute keeps what is dear to compute, the outputs of matrix
-products, convolutions and attention, and computes the rest again (Korthikanti et al. 2022, "Reducing Activation
+restores the generator for the second forward. Selective recompute keeps what is costly to compute, the outputs of
+matrix products, convolutions and attention, and computes the rest again (Korthikanti et al. 2022, "Reducing Activation
 Recomputation in Large Transformer Models", draw the line elsewhere: they recompute attention).
 """
 
@@ -41,9 +41,9 @@ KEPT_BY_NAME = {
 
 
 def apply_recompute(model: nn.Module, selective: bool = False, blocks: Sequence[nn.Module] | None = None) -> int:
-    """Make the model's repeated blocks recompute, in place; parameter names stay. Returns the number of blocks.
+    """Makes the model's repeated blocks recompute, in place; parameter names stay. Returns the number of blocks.
 
-    blocks: those, where the caller knows them.
+    blocks: the blocks, if the caller knows them.
     """
     blocks = repeated_blocks(model) if blocks is None else blocks
     if not blocks:
@@ -57,7 +57,8 @@ def apply_recompute(model: nn.Module, selective: bool = False, blocks: Sequence[
 
 
 def _recomputed(forward: Callable[..., Any], how: dict[str, Any]) -> Callable[..., Any]:
-    """As a function written here: what torch itself calls first, as it would a partial, torch.compile leaves alone."""
+    """Wraps the forward pass in a function of this file: torch.compile skips functions that torch itself defines, or a
+    partial."""
 
     def again(*args: Any, **kwargs: Any) -> Any:
         return checkpoint(forward, *args, use_reentrant=False, **how, **kwargs)
@@ -79,9 +80,10 @@ def _is_kept(operator: Any) -> bool:
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The outermost modules that repeat: children of one container, of one class, with parameters and parts.
+    """Returns the outermost modules that repeat: children of one container, of one class, with parameters and
+    submodules.
 
-    A bare layer is none: its input would be kept all the same, and nothing won.
+    A bare layer is left out: its input would be kept all the same, and nothing saved.
     """
     if isinstance(model, nn.ModuleList | nn.Sequential):
         composed = [child for child in model.children() if _has_weights(child) and any(child.children())]

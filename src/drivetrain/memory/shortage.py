@@ -1,8 +1,9 @@
-"""What is done when a device's memory runs out: recognised, told, and what a window changed taken back.
+"""Handles a device that runs out of memory: recognises it, reports it, and undoes the changes of the interrupted
+window.
 
 PyTorch has an error of its own for GPUs. On a CPU an allocation that the kernel refuses (memory_limit, or a machine
-that does not overcommit) becomes whatever the library that asked for it makes of it; one that the kernel grants and
-cannot keep ends the process, and no error tells.
+that does not overcommit) appears as an error of the library that requested it; one that the kernel grants and cannot
+keep ends the process without an error.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def is_shortage(error: BaseException) -> bool:
 
 @contextmanager
 def room_for(what: str, samples: int = 0, fix: str = f"try {LESS}") -> Iterator[None]:
-    """OutOfMemory for a shortage within: of a micro-batch of `samples` samples, or of what no cut makes smaller (0)."""
+    """Turns a shortage within the block into OutOfMemory: in a micro-batch of `samples` samples, or (0) in memory that
+    no smaller micro-batch saves."""
     try:
         yield
     except (RuntimeError, MemoryError, OSError) as error:
@@ -56,21 +58,21 @@ def room_for(what: str, samples: int = 0, fix: str = f"try {LESS}") -> Iterator[
 
 
 class Undo:
-    """Takes back a window that did not come to its end: gradients and BatchNorm's statistics."""
+    """Undoes a window that did not complete: gradients and BatchNorm's statistics."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, statistics: Statistics) -> None:
-        """statistics: the model's, which whoever begins a window keeps."""
+        """statistics: the model's, which the caller keeps at the beginning of a window."""
         self._optimizer, self._statistics = optimizer, statistics
         known = {id(buffer) for buffer in statistics.buffers}
         self._others = {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in known}
         self._versions: list[int] = []
 
     def mark(self) -> None:
-        """Before a window. Nothing is copied."""
+        """Marks the beginning of a window. Nothing is copied."""
         self._versions = [buffer._version for buffer in self._others.values()]
 
     def __call__(self) -> None:
-        """RunError where the window changed buffers that nobody kept."""
+        """Undoes the window. Raises RunError where the window changed buffers that were not kept."""
         pairs = zip(self._others.items(), self._versions, strict=True)
         changed = [name for (name, buffer), version in pairs if buffer._version != version]
         if changed:
@@ -82,7 +84,7 @@ class Undo:
 
 
 def give_back() -> None:
-    """What nobody uses goes back to the device, or to the system."""
+    """Returns unused memory to the device, or to the system."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""What a forward pass in training changes beside gradients: BatchNorm's running statistics."""
+"""Keeps the statistics that a forward pass in training changes beside gradients: BatchNorm's running ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Statistics:
-    """Kept before a window, for one that shall not count."""
+    """The statistics before a window that shall not count."""
 
     def __init__(self, model: nn.Module) -> None:
         norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
@@ -22,7 +22,8 @@ class Statistics:
             torch._foreach_copy_(self._kept, self.buffers)
 
     def put_back(self, where: bool | Tensor = True) -> None:
-        """where: whether to, known or a scalar on the device that nobody waits for."""
+        """Restores the statistics. where: whether to, as a bool or as a scalar on the device for which the host does
+        not wait."""
         if not self.buffers or where is False:
             return
         kept = self._kept

@@ -1,9 +1,9 @@
 """Copies between the host and a device for which the host does not wait.
 
-A GPU works behind the program. Whatever asks it for a number (`item`, `tolist`, `nonzero`, a boolean index), and a copy
-from memory that is not pinned, stops the program until the device has caught up: it then has nothing to do until the
-program has queued new work. What a step needs to know on the host it therefore reads from what the host sent (`sent`,
-`on_host`), and what the device finds out is fetched while it goes on working (`Later`).
+A GPU works behind the program. Reading a number from it (`item`, `tolist`, `nonzero`, a boolean index), and a copy from
+memory that is not pinned, stops the program until the device has caught up: it then has nothing to do until the program
+has queued new work. Numbers that a step needs on the host are therefore read from the tensors that the host sent
+(`sent`, `on_host`), and the device's results are fetched while it goes on working (`Later`).
 """
 
 from __future__ import annotations
@@ -22,27 +22,30 @@ _ON_HOST: Any = WeakTensorKeyDictionary()  # tensor on a device → the tensor i
 
 
 def works_behind(device: torch.device) -> bool:
-    """Whether the device computes while the program goes on, so that asking it for a number stops the program."""
+    """Returns whether the device computes while the program goes on, so that reading a number from it stops the
+    program."""
     return device.type != "cpu"
 
 
 def sent(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """The tensor on the device, in the dtype if one is given. tensor: in CPU memory; `on_host` finds it again."""
+    """Returns the tensor on the device, in the dtype if one is passed. tensor: in CPU memory; `on_host` finds it
+    again."""
     moved = _moved(tensor, device, dtype)
     remember(moved, tensor)
     return moved
 
 
 def remember(moved: Tensor, own: Tensor) -> None:
-    """Has `on_host` answer for `moved` with `own`, which has the same numbers and lies in CPU memory."""
+    """Makes `on_host` answer for `moved` with `own`, which has the same numbers and lies in CPU memory."""
     if moved is not own and moved.dtype == own.dtype:
         _ON_HOST[moved] = own
 
 
 class Ahead:
-    """Batches on their way to a GPU before they are needed, by a stream of their own: while the one before is computed.
+    """Copies batches to a GPU before they are needed, on a stream of its own, during the computation of the batch
+    before.
 
-    From pinned memory, as the loader has it; what is not pinned goes when it is needed.
+    Batches come from pinned memory, as the loader has it; others are copied when they are needed.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -50,7 +53,7 @@ class Ahead:
         self._under_way: OrderedDict[int, tuple[Any, dict[str, Tensor]]] = OrderedDict()
 
     def send(self, batch: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
-        """Begins to copy it. dtype: of floating tensors."""
+        """Begins to copy it. dtype: for floating tensors."""
         if id(batch) in self._under_way or not all(tensor.is_pinned() for tensor in batch.values()):
             return
         with torch.cuda.stream(self._stream):
@@ -63,7 +66,7 @@ class Ahead:
             self._under_way.popitem(last=False)
 
     def take(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """Returns the copy, for which the device waits before it goes on; None where it was not sent."""
+        """Returns the copy, for which the device waits before it goes on; None if it was not sent."""
         _, moved = self._under_way.pop(id(batch), (None, None))
         if moved is not None:
             now = torch.cuda.current_stream(self._device)
@@ -74,8 +77,8 @@ class Ahead:
 
 
 def on_host(tensor: Tensor) -> np.ndarray:
-    """The tensor's numbers. Waits for the device only where they were not sent from here: after a dp engine has cut
-    them into replicas' parts, say."""
+    """Returns the tensor's numbers. Waits for the device only if they were not sent from here: for example, after a dp
+    engine has cut them into replicas' parts."""
     found: np.ndarray = _ON_HOST.get(tensor, tensor).cpu().numpy()
     return found
 
@@ -87,21 +90,21 @@ def _moved(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> T
 
 
 class Later:
-    """Numbers of a small tensor, which nothing writes to any more, on their way to the host."""
+    """The numbers of a small tensor that is not written to any more, on their way to the host."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor, self._arrived = _fetched(tensor)
 
     def numbers(self) -> Any:
-        """As `tolist` gives them. Waits until the device has reached the point at which they were asked for: one step
-        later it has, while it has that step still to do."""
+        """Returns the numbers as `tolist` does. Waits until the device has reached the point of the request: one step
+        later it has, and still has that step to do."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._tensor.tolist()
 
 
 def _fetched(tensor: Tensor) -> tuple[Tensor, Any]:
-    """The numbers in CPU memory, and the event after which they are there; None: at once."""
+    """Returns the numbers in CPU memory, and the event after which they are valid; None if they are valid at once."""
     if tensor.device.type != "cuda":
         return tensor, None
     own = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

@@ -1,1 +1,1 @@
-"""Models: loading and building them, and what is changed in them before training."""
+"""Models: loads and builds them, and changes them before training."""

@@ -1,4 +1,4 @@
-"""The layers that PEFT put in place of a model's own, for engines that take layers apart."""
+"""Finds the layers that PEFT put in place of a model's own, for engines that take layers apart."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from drivetrain.models.adapters import KEPT
 
 
 def adapted_layers(model: nn.Module) -> dict[str, Any]:
-    """PEFT's layers by the names that the model's own had. None where the model has no adapter."""
+    """Returns PEFT's layers by the names that the model's own had. None if the model has no adapter."""
     if getattr(model, KEPT, None) is None:
         return {}
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -19,7 +19,8 @@ def adapted_layers(model: nn.Module) -> dict[str, Any]:
 
 
 def layers_of(model: nn.Module) -> dict[str, nn.Linear | nn.Embedding]:
-    """The linear layers and embeddings by the model's own names; of an adapted one what is beneath the adapters."""
+    """Returns the linear layers and embeddings by the model's own names; for an adapted one the layer beneath the
+    adapters."""
     adapted = adapted_layers(model)
     inside = tuple(f"{name}." for name in adapted)
     found: dict[str, nn.Linear | nn.Embedding] = {}
@@ -37,6 +38,6 @@ def is_ia3(layer: nn.Module) -> bool:
 
 
 def variants(layer: Any) -> list[str]:
-    """What a LoRA layer computes beside B A x: DoRA, say. Empty for plain LoRA and IA3."""
+    """Returns what a LoRA layer computes beside B A x, such as DoRA. Empty for plain LoRA and IA3."""
     found = getattr(layer, "lora_variant", {}).values()
     return sorted({type(variant).__name__.removesuffix("LinearVariant").removesuffix("Variant") for variant in found})

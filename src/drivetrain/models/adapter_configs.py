@@ -1,4 +1,4 @@
-"""The run file's adapter block → PEFT's config for a model, with everything that does not fit told."""
+"""Turns the run file's adapter block into PEFT's config for a model, and reports everything that does not fit."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from drivetrain.models.language_options import output_layer
 
 
 def configured(block: Adapter, model: Any, whole: Sequence[str], base: str | None) -> Any:
-    """PEFT's config of an adapter that starts anew. whole: names of modules that are trained as they are.
+    """Returns PEFT's config of a new adapter. whole: names of modules that are trained without an adapter.
 
-    UserError for targets that the model does not have, or that PEFT does not know.
+    Raises UserError for targets that the model does not have, or that PEFT does not know.
     """
     import peft
 
@@ -63,7 +63,8 @@ def output_layer_names(model: nn.Module) -> list[str]:
 
 
 def head_modules(model: Any) -> list[str]:
-    """What a Transformers classifier has beside its body, which has to be learnt for the classes at hand."""
+    """Returns the modules of a Transformers classifier beside its body, which have to be learnt for the classes at
+    hand."""
     body = getattr(model, "base_model_prefix", "")
     if not body or not hasattr(model, body) or output_layer(model) is not None:
         return []
@@ -71,7 +72,8 @@ def head_modules(model: Any) -> list[str]:
 
 
 def ending_with(model: nn.Module, endings: Iterable[str], field: str) -> list[str]:
-    """Full names of the modules whose names end so. UserError with the nearest for those that none does."""
+    """Returns full names of the modules whose names end so. Raises UserError with the nearest for endings that none
+    has."""
     names = [name for name, _ in _outside_of_adapters(model)]
     found: list[str] = []
     problems = []
@@ -135,7 +137,7 @@ def _refuse_whole(targets: Iterable[str], whole: Sequence[str]) -> None:
 
 
 def _outside_of_adapters(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Modules as the model had them before; an adapted layer counts once."""
+    """Yields modules as the model had them before; an adapted layer counts once."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     adapted = [name for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)]
@@ -156,9 +158,10 @@ def _within(name: str, other: str) -> bool:
 
 
 def _shortened(chosen: Sequence[str], names: Sequence[str]) -> list[str] | str:
-    """The last parts of names, where they mean no other module too: so is an adapter's file read by people.
+    """Returns the last parts of names, if they mean no other module too: an adapter's file is easier to read then.
 
-    PEFT takes what ends in a name for what was named (1.0 for 0, of a Sequential in a Sequential), but a pattern whole.
+    PEFT takes any name that ends in the text for the named module (1.0 for 0, of a Sequential in a Sequential), but a
+    pattern as a whole.
     """
     last = {name.rpartition(".")[2] for name in chosen}
     meant = [name for name in names if name.rpartition(".")[2] in last]

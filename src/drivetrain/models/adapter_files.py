@@ -1,4 +1,4 @@
-"""Adapters as files, as plain PEFT reads and writes them."""
+"""Reads and writes adapters as files, in the form of plain PEFT."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Saved:
         adapter_origin.check_base(self.folder, fingerprint, "adapter.path")
 
     def load_into(self, model: nn.Module, name: str) -> None:
-        """UserError unless each tensor finds its place."""
+        """Loads the tensors. Raises UserError unless each finds its place."""
         from peft.utils import set_peft_model_state_dict
 
         own = model.state_dict()
@@ -60,7 +60,7 @@ class Saved:
 
 
 def read(folder: Path) -> Saved:
-    """UserError for files that are missing, cut short or of a kind that is not known here."""
+    """Reads an adapter. Raises UserError for files that are missing, truncated or of an unknown kind."""
     import peft
 
     folder = folder.expanduser()
@@ -99,10 +99,11 @@ def _refuse_other_kinds(folder: Path, config: Any) -> None:
 
 
 def _trainable(config: Any) -> Any:
-    """The file holds virtual tokens without the encoder that made them: they go on as they are.
+    """Prepares virtual tokens for training: the file holds them without the encoder that made them, so they are trained
+    directly.
 
-    Without what they were made from, too: PEFT would load the tokenizer that the file names, and ask at the terminal
-    whether to run code that lies beside it.
+    It also removes the reference to their source: PEFT would load the tokenizer that the file names, and ask at the
+    terminal whether to run code that lies beside it.
     """
     import peft
 
@@ -119,7 +120,7 @@ def _trainable(config: Any) -> Any:
 
 
 def copy(source: Path, into: Path) -> None:
-    """OSError if the files are not there any more."""
+    """Copies the files. Raises OSError if they do not exist any more."""
     into.mkdir(parents=True, exist_ok=True)
     for name in (CONFIG, WEIGHTS, adapter_origin.FILE):
         if (source.expanduser() / name).is_file():
@@ -136,9 +137,9 @@ def write(
     whole: Sequence[str],
     starts: Mapping[str, Tensor],
 ) -> None:
-    """One adapter, from whole weights by the model's names, wherever the model's own are.
+    """Writes one adapter, from whole weights by the model's names.
 
-    whole: modules trained as they are. starts: PiSSA's first A and B, by which the base was lowered.
+    whole: modules trained without an adapter. starts: PiSSA's first A and B, which were subtracted from the base.
     """
     config = copying.deepcopy(model.peft_config[adapter])
     config.inference_mode = True
@@ -173,13 +174,13 @@ def _tuner_tensors(
 
 
 def _beside_its_start(name: str, tensor: Tensor, start: Tensor) -> Tensor:
-    """W - B0 A0 + B A, as an adapter of W: [B, -B0] [A; A0]."""
+    """Expresses W - B0 A0 + B A as an adapter of W: [B, -B0] [A; A0]."""
     start = start.to(tensor)
     return torch.cat([tensor, start], dim=0) if ".lora_A." in name else torch.cat([tensor, -start], dim=1)
 
 
 def _prompt_tensors(config: Any, weights: Mapping[str, Tensor], adapter: str) -> dict[str, Tensor]:
-    """The virtual tokens themselves, without what may have made them; and a classifier's head."""
+    """Returns the virtual tokens themselves, without the encoder that may have made them; and a classifier's head."""
     mark = f"prompt_encoder.{adapter}."
     encoder = {name.removeprefix(mark): tensor.cpu() for name, tensor in weights.items() if name.startswith(mark)}
     wrapped = f".modules_to_save.{adapter}."
@@ -189,7 +190,7 @@ def _prompt_tensors(config: Any, weights: Mapping[str, Tensor], adapter: str) ->
 
 @torch.no_grad()
 def _virtual_tokens(config: Any, encoder: dict[str, Tensor]) -> Tensor:
-    """(tokens, width)."""
+    """Returns the virtual tokens, (tokens, width)."""
     import peft
 
     kinds = {"PREFIX_TUNING": peft.PrefixEncoder, "P_TUNING": peft.PromptEncoder}

@@ -1,4 +1,4 @@
-"""What a checkpoint's adapters say of themselves beside PEFT's files: which base they are of, and what they compute."""
+"""Records beside PEFT's files which base a checkpoint's adapters belong to, and what they compute."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Origin:
         (folder / FILE).write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     def check(self, folder: Path) -> list[str]:
-        """UserError if a checkpoint's adapters are of another base, or would compute something else here.
+        """Raises UserError if a checkpoint's adapters are of another base, or would compute something else here.
 
-        Returns what should be known.
+        Returns remarks for the user.
         """
         check_base(folder, self.fingerprint, "workload.model")
         told, problems = told_in(folder), []
@@ -44,7 +44,7 @@ class Origin:
 
 
 def told_in(folder: Path) -> dict[str, Any]:
-    """Empty where others wrote the adapter, or nobody can read it."""
+    """Reads the record. Empty if other software wrote the adapter, or the file cannot be read."""
     try:
         told = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -53,7 +53,8 @@ def told_in(folder: Path) -> dict[str, Any]:
 
 
 def check_base(folder: Path, fingerprint: str | None, field: str) -> None:
-    """UserError if an adapter was trained on other weights than this run's. What others wrote does not say."""
+    """Raises UserError if an adapter was trained on other weights than this run's. Files of other software do not state
+    this."""
     told = told_in(folder)
     if fingerprint is not None and told.get("fingerprint") not in (None, fingerprint):
         base = told.get("path") or "another model"

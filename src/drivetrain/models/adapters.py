@@ -1,10 +1,10 @@
-"""Adapters put into a model, through PEFT: all else is frozen, and a checkpoint holds only what is trained.
+"""Puts adapters into a model, through PEFT: all else is frozen, and a checkpoint holds only what is trained.
 
 LoRA (Hu et al. 2021), rsLoRA (Kalajdzievski 2023), DoRA (Liu et al. 2024), PiSSA (Meng et al. 2024), IA3 (Liu et al.
 2022), prompt tuning (Lester et al. 2021), prefix tuning (Li and Liang 2021), P-tuning (Liu et al. 2021).
 
 LoRA and IA3 are put in place of the layers they adapt: the model keeps its class and all other names, so that engines,
-packing and the head's hooks see what they always see. Prompts stand before the model, in PEFT's own wrapper.
+packing and the head's hooks see the usual modules. Prompts stand before the model, in PEFT's own wrapper.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class AdapterSet:
     def __init__(
         self, blocks: Sequence[Adapter], base: str | None, quantised_base: QuantisedBase | None = None
     ) -> None:
-        """base: path or hub id of the weights they are trained on. UserError without PEFT, or for broken files."""
+        """base: path or hub id of the weights they are trained on. Raises UserError without PEFT, or for broken
+        files."""
         if find_spec("peft") is None:
             raise problem("adapter", "it needs PEFT, which is not installed", "pip install 'drivetrain[adapters]'")
         if quantised_base is not None:
@@ -60,9 +61,9 @@ class AdapterSet:
         self._fingerprint: str | None = None  # of the model without adapters
 
     def fit(self, model: nn.Module) -> nn.Module:
-        """The model with its adapters, all else frozen. UserError for what does not fit it.
+        """Returns the model with its adapters, all else frozen. Raises UserError for adapters that do not fit it.
 
-        Several adapters are active together: what they add is summed.
+        Several adapters are active together: their contributions are summed.
         """
         self._check_names(model)
         as_loaded: Mapping[str, bytes] | None = getattr(model, QUANTISED_AS_LOADED, None)
@@ -86,7 +87,8 @@ class AdapterSet:
         return model
 
     def streaming(self) -> Streaming | None:
-        """What quantises a base while its files are read, where that is asked for; `fit` then finds it done."""
+        """Returns the quantiser of a base whose files are being read, if the run file asks for one; `fit` then finds
+        the base quantised."""
         if self._quantised is None:
             return None
         from drivetrain.models.streamed_base import Streaming
@@ -94,7 +96,7 @@ class AdapterSet:
         return Streaming(self._quantised, self._not_quantised, _sample)
 
     def _not_quantised(self, model: nn.Module) -> list[str]:
-        """Modules that are trained as they are, by any adapter, and the output layer."""
+        """Returns modules that any adapter trains without an adapter, and the output layer."""
         return [*chain(*(self._whole_of(model, block) for block in self._blocks)), *output_layer_names(model)]
 
     def _refuse_mixtures(self) -> None:
@@ -105,7 +107,7 @@ class AdapterSet:
             raise problem("adapter.path", why, "give several of lora, or of ia3")
 
     def _check_names(self, model: nn.Module) -> None:
-        """An adapter's weights are told from others by its name within theirs."""
+        """Checks names: an adapter's weights are distinguished from others by its name within theirs."""
         parts = {part for name, _ in model.named_modules() for part in name.split(".") if part}
         own = [block.name for block in self._blocks if block.name.startswith(PEFTS_OWN)]
         if own:
@@ -116,7 +118,7 @@ class AdapterSet:
                 raise problem("adapter.name", why, "give the adapter another name")
 
     def _whole_of(self, model: nn.Module, block: Adapter) -> list[str]:
-        """Modules that an adapter trains as they are. PEFT's files name heads that a model may have."""
+        """Returns modules that an adapter trains without an adapter. PEFT's files name heads that a model may have."""
         if block.train_also is not None:
             return ending_with(model, block.train_also, "adapter.train_also")
         saved = self._saved.get(block.name)
@@ -163,7 +165,7 @@ class AdapterSet:
         return model
 
     def _choose(self, model: nn.Module) -> None:
-        """What is active and trained."""
+        """Chooses the active and trained adapters."""
         from peft.tuners.tuners_utils import BaseTunerLayer
 
         for module in model.modules():
@@ -178,9 +180,10 @@ class AdapterSet:
             model.get_submodule(name).requires_grad_(True)
 
     def write(self, model: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:
-        """Each adapter as plain PEFT reads it: in the folder, or, of several, in a folder of its name.
+        """Writes each adapter in the form that plain PEFT reads: into the folder, or several into folders of their
+        names.
 
-        weights: whole tensors by the model's names, of all that is trained.
+        weights: whole tensors by the model's names, of all trained parameters.
         """
         for block in self._blocks:
             into = folder if len(self._blocks) == 1 else folder / block.name
@@ -202,19 +205,21 @@ class AdapterSet:
         return Origin(self._fingerprint, self._base, functions, quantised)
 
     def check(self, folder: Path) -> list[str]:
-        """UserError if a checkpoint's adapters are of another base, or computed something else. Returns notes."""
+        """Raises UserError if a checkpoint's adapters are of another base, or computed something else. Returns
+        notes."""
         return self._origin.check(folder)
 
     # --- virtual tokens ----------------------------------------------------------------------------------------------
 
     @property
     def in_hidden_states(self) -> int:
-        """Virtual tokens that the head sees before each sample; a prefix stands in attention alone."""
+        """Returns the number of virtual tokens that the head sees before each sample; a prefix stands in attention
+        alone."""
         return sum(count for is_prefix, count in self._prompts() if not is_prefix)
 
     @property
     def positions(self) -> int:
-        """By which the samples' own positions are moved."""
+        """Returns the number by which the samples' own positions are moved."""
         return sum(count for _, count in self._prompts())
 
     def _prompts(self) -> Iterator[tuple[bool, int]]:
@@ -227,7 +232,8 @@ class AdapterSet:
 
 
 def _refuse_lost(model: nn.Module, whole: Sequence[str], prompts: Iterable[object]) -> None:
-    """A head that starts at random is in no file but the adapter's. PEFT's wrapper of prompts keeps it by itself."""
+    """Refuses a head that starts at random and is in no file but the adapter's. PEFT's wrapper of prompts keeps it by
+    itself."""
     drawn = sorted(getattr(model, AT_RANDOM, ()))
     lost = [name for name in drawn if not name.startswith(tuple(f"{module}." for module in whole))]
     if lost and not any(True for _ in prompts):
@@ -237,7 +243,7 @@ def _refuse_lost(model: nn.Module, whole: Sequence[str], prompts: Iterable[objec
 
 @torch.no_grad()
 def _try(model: Any, config: Any) -> None:
-    """Not every architecture takes virtual tokens: two real ones show it."""
+    """Runs two real tokens: not every architecture takes virtual tokens."""
     kind, name = config.peft_type.value, type(model.get_base_model()).__name__
     embedding = model.get_base_model().get_input_embeddings().weight
     tokens = torch.zeros(1, 2, dtype=torch.int64, device=embedding.device)
@@ -253,8 +259,8 @@ def _try(model: Any, config: Any) -> None:
 
 
 def _keep_still(model: nn.Module, whole: Sequence[str]) -> set[str]:
-    """A frozen base normalises with the statistics it has: no adapter's file could hold others. Returns the names of
-    the buffers of what is trained whole, which move."""
+    """Keeps statistics of normalisation fixed: no adapter's file could hold others. Returns the names of the buffers of
+    modules trained without an adapter, which do change."""
     for name, module in model.named_modules():
         is_trained = any(name == each or name.startswith(f"{each}.") for each in whole)
         if is_batch_norm(module) and not is_trained:
@@ -265,7 +271,7 @@ def _keep_still(model: nn.Module, whole: Sequence[str]) -> set[str]:
 
 @torch.no_grad()
 def _pissa_starts(model: nn.Module, block: Adapter) -> dict[str, Tensor]:
-    """The first A and B, by which the base was lowered. UserError where PiSSA cannot start so."""
+    """Returns the first A and B, which are subtracted from the base. Raises UserError where PiSSA cannot start so."""
     found = {name: p for name, p in model.named_parameters() if "lora_" in name and block.name in name.split(".")}
     if any("lora_embedding" in name for name in found):
         raise problem("adapter.pissa", "it starts from linear layers, and embeddings are targets", "leave one out")
@@ -278,9 +284,9 @@ def _pissa_starts(model: nn.Module, block: Adapter) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _fingerprint(model: nn.Module, drawn: Collection[str], quantised: Mapping[str, bytes]) -> str | None:
-    """Of names, shapes and some 64 numbers of each weight: tells bases apart that have the same shapes. None of a
-    model without numbers. drawn: weights that the base does not have, and that start at random. quantised: of weights
-    that are codes already, `_sample` of what they were."""
+    """Returns a digest of names, shapes and some 64 numbers of each weight, which distinguishes bases of the same
+    shapes; None for a model without numbers. drawn: weights that the base does not have, and that start at random.
+    quantised: for weights that are codes already, `_sample` of the original ones."""
     digest = hashlib.sha256()
     scales = {name.removesuffix("weight") + "scales" for name in quantised}
     for name, parameter in model.named_parameters():
@@ -292,7 +298,7 @@ def _fingerprint(model: nn.Module, drawn: Collection[str], quantised: Mapping[st
 
 
 def _sample(name: str, weight: Tensor) -> bytes:
-    """Its name, its shape and some 64 of its numbers."""
+    """Returns a weight's name, its shape and some 64 of its numbers."""
     flat = weight.detach().flatten()
     some = flat[:: max(1, flat.numel() // 64)].float().cpu().contiguous()
     return f"{name} {tuple(weight.shape)}".encode() + some.numpy().tobytes()

@@ -1,6 +1,6 @@
-"""Cross-entropy of logits that are there, with one tensor of their size beside them instead of three.
+"""Computes the cross-entropy of existing logits, with one more tensor of their size instead of three.
 
-torch's own keeps the log-probabilities, makes a gradient of them that is 0 but at the targets, and from both that of
+torch's own keeps the log-probabilities, makes their gradient, which is 0 except at the targets, and from both that of
 the logits. Here one tensor waits for the backward pass, and all else is made some rows at a time, in the cache.
 """
 
@@ -20,7 +20,8 @@ LARGER_ON_GPU = 64  # where small kernels leave most of it idle
 
 @torch.compiler.disable
 def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
-    """F.cross_entropy(logits.float(), targets, reduction="sum"): fp32, scalar; its gradient cannot be differentiated.
+    """Returns F.cross_entropy(logits.float(), targets, reduction="sum"): fp32, scalar; its gradient cannot be
+    differentiated.
 
     logits: (N, V); targets: (N,) int64, -100 is ignored. Small ones go to torch's, which has fewer calls.
     """
@@ -37,7 +38,8 @@ def _rows(logits: Tensor) -> int:
 
 
 def cross_entropy_of_each(logits: Tensor, targets: Tensor) -> Tensor:
-    """F.cross_entropy(logits.float(), targets, reduction="none"), (N,) fp32, without gradients: some rows at a time."""
+    """Returns F.cross_entropy(logits.float(), targets, reduction="none"), (N,) fp32, without gradients: some rows at a
+    time."""
     rows = _rows(logits)
     pairs = zip(logits.split(rows), targets.split(rows), strict=True)
     parts = [F.cross_entropy(part.float(), own, ignore_index=IGNORED, reduction="none") for part, own in pairs]
@@ -45,8 +47,9 @@ def cross_entropy_of_each(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class _SummedLoss(torch.autograd.Function):
-    """fp32 logits are let go: their gradient waits in their place. 16-bit ones wait themselves, and their gradient is
-    made in the backward pass: in fp32 it would be twice their size, and fp16 cannot hold it before it is scaled."""
+    """The autograd function. fp32 logits are freed: their gradient waits in their place. 16-bit logits wait themselves,
+    and their gradient is made in the backward pass: in fp32 it would be twice their size, and fp16 cannot hold it
+    before it is scaled."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, rows: int) -> Tensor:
@@ -85,6 +88,6 @@ class _SummedLoss(torch.autograd.Function):
 
 
 def _counted(targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Of some rows: whether each has a target, and which, 0 where it has none; (n, 1) each."""
+    """Returns for some rows whether each has a target, and which, 0 if it has none; (n, 1) each."""
     counts = (targets != IGNORED)[:, None]
     return counts, torch.where(counts, targets[:, None], 0)

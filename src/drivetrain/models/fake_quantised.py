@@ -1,9 +1,9 @@
 """Quantisation-aware training, with torchao's fake-quantised linear layers.
 
 Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference": the
-forward pass rounds weights (and inputs) to what the quantised model will compute with, from scales taken anew each
-time; the backward pass takes the rounding for the identity. The weights themselves stay whole, under their names: a
-checkpoint is a plain model's. Evaluation rounds too, and so tells what the quantised model will give.
+forward pass rounds weights (and inputs) to the quantised model's values, with scales computed anew each time; the
+backward pass treats the rounding as the identity. The weights themselves stay whole, under their names: a checkpoint is
+a plain model's. Evaluation rounds too, so it measures the quantised model.
 
 Adapters come on top of such a base, and are not rounded: in the end the base is quantised and they are not.
 """
@@ -31,14 +31,14 @@ class FakeQuantiser:
     """Prepares each model that is built."""
 
     def __init__(self, config: QuantisationAware) -> None:
-        """UserError without torchao."""
+        """Raises UserError without torchao."""
         if find_spec("torchao") is None:
             raise problem(FIELD, "it needs torchao, which is not installed", "pip install 'drivetrain[lowbit]'")
         self._config = config
 
     def prepare(self, model: nn.Module) -> None:
-        """All linear layers but the head, in place; before adapters, which then come around them. UserError if there
-        are none, or rows are no whole number of groups."""
+        """Replaces all linear layers but the head, in place; before adapters, which then wrap them. Raises UserError if
+        there are none, or rows are no whole number of groups."""
         layers = plain_layers(model, [*output_layer_names(model), *head_modules(model)])
         if not layers:
             raise problem(FIELD, f"{type(model).__name__} has no linear layers beside its head", "leave it out")
@@ -48,7 +48,7 @@ class FakeQuantiser:
             replace(model, names, self._made)
 
     def _made(self, linear: nn.Linear) -> nn.Linear:
-        """Around the same parameters: torchao's own way draws new ones, also those that nobody has yet (meta)."""
+        """Makes a layer around the same parameters: torchao's own way draws new ones, even on the meta device."""
         hush()
         from torchao.quantization.qat import FakeQuantizedLinear
 
@@ -59,12 +59,13 @@ class FakeQuantiser:
         return made
 
     def told(self, model: nn.Module) -> str:
-        """What the run says of it."""
+        """Returns the run's remark about it."""
         layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
         return f"{len(_prepared(model))} of {len(layers)} fake-quantised ({self._config.format})"
 
     def write(self, model: nn.Module, folder: Path) -> None:
-        """Beside the weights: for which format they were trained, and which layers of the model without adapters."""
+        """Writes beside the weights for which format they were trained, and which layers the model without adapters
+        has."""
         told = {**self._config.model_dump(), "layers": _prepared(model)}
         (folder / FILE).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
 
@@ -77,8 +78,8 @@ def _prepared(model: nn.Module) -> list[str]:
 
 
 def _configs(config: QuantisationAware) -> tuple[Any, Any]:
-    """torchao's of inputs and weights, as it infers them from the format's own config. A scale has the weights' dtype,
-    which is what torchao means by none: as in the conversion."""
+    """Returns torchao's configs of inputs and weights, as it infers them from the format's own config. A scale has the
+    weights' dtype, which is torchao's default: as in the conversion."""
     from torchao.quantization.qat import IntxFakeQuantizeConfig
 
     if config.format == "int8-weight":

@@ -1,4 +1,4 @@
-"""A model as a checkpoint's folder describes it, built without the data it was trained on and still without weights."""
+"""Builds a model from a checkpoint's folder, without the data it was trained on and still without weights."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ FIELD = "workload.model"
 
 
 def finished_model(workload: Described, folder: Path, of_a_base: bool) -> nn.Module:
-    """The model in fp32 on the CPU, whose weights are still to come.
+    """Returns the model in fp32 on the CPU, without its weights.
 
     folder: a checkpoint. of_a_base: whether it holds an adapter alone; the rest is then the base's own, from the path
-    that the run file names. UserError for a model that cannot be built.
+    that the run file names. Raises UserError for a model that cannot be built.
     """
     import transformers
 
@@ -63,7 +63,7 @@ def _base(auto: str, workload: Described, described: dict[str, Any]) -> nn.Modul
 
 
 def tokenizer_beside(folder: Path, workload: Described) -> Any:
-    """The tokenizer that a checkpoint's folder holds; None for a model of pictures."""
+    """Returns the tokenizer in a checkpoint's folder; None for a model of pictures."""
     if isinstance(workload, ImageClassification):
         return None
     from transformers import AutoTokenizer

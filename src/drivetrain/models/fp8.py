@@ -1,11 +1,11 @@
-"""Products of linear layers in 8-bit floats, through torchao.float8; all else as under bf16-mixed.
+"""Computes products of linear layers in 8-bit floats, through torchao.float8; all else as under bf16-mixed.
 
 Micikevicius et al. 2022, "FP8 Formats for Deep Learning": weights and inputs as e4m3, gradients of outputs as e5m2,
 each tensor multiplied by a scale that brings its largest number to the format's largest. Scales are taken anew from the
 tensor at hand (dynamic, tensorwise), so that there is no state to save; sums are in fp32. Parameters stay as they were.
 
-The tensor at hand is a rank's micro-batch: in another cut a batch has other scales, and results differ by what 8 bits
-round, which is more than the order of sums ever does.
+The tensor at hand is a rank's micro-batch: in another cut a batch has other scales, and results differ by the rounding
+of 8 bits, which is more than the effect of the order of sums.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ SIDE = 16  # the kernels take sides that are multiples of it
 
 
 def check_installed() -> None:
-    """UserError without torchao."""
+    """Raises UserError without torchao."""
     if find_spec("torchao") is None:
         raise problem("precision", "fp8 needs torchao, which is not installed", "pip install 'drivetrain[lowbit]'")
 
 
 def compute_in_fp8(model: nn.Module, emulate: bool = False) -> nn.Module:
-    """The linear layers replaced in place, around their own parameters. Returns the model. UserError if none can be.
+    """Replaces the linear layers in place, around their own parameters. Returns the model. Raises UserError if none can
+    be replaced.
 
-    Those that stay: the head, and layers whose sides are no multiples of 16 (adapters of a low rank among them). A
+    Some layers stay: the head, and layers whose sides are no multiples of 16 (adapters of a low rank among them). A
     batch's tokens may be any number: products over them are padded. emulate: in fp32, from the same 8-bit numbers.
     """
     hush()
@@ -48,7 +49,7 @@ def compute_in_fp8(model: nn.Module, emulate: bool = False) -> nn.Module:
 
 
 def told(model: nn.Module) -> str:
-    """How many layers compute in 8 bits, and how many do not."""
+    """Returns how many layers compute in 8 bits, and how many do not."""
     from torchao.float8.float8_linear import Float8Linear
 
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]

@@ -1,9 +1,10 @@
-"""The cross-entropy of a linear head without its logits: of N targets over V tokens they would be N x V numbers.
+"""Computes the cross-entropy of a linear head without its logits: for N targets over V tokens they would be N x V
+numbers.
 
-Wijmans et al. 2024, "Cut Your Losses in Large-Vocabulary Language Models": the vocabulary is taken in slabs. Of each
-slab's logits the forward pass keeps only what the loss needs, a running log-sum-exp and the targets' own logits; the
-backward pass computes the slab again, and from it the slab's part of the weight's gradient, written once where it
-belongs, and its share of the hidden states' gradient. What lives at any time is one slab and one gradient of each.
+Wijmans et al. 2024, "Cut Your Losses in Large-Vocabulary Language Models": the vocabulary is taken in slabs. From each
+slab's logits the forward pass keeps only a running log-sum-exp and the targets' own logits; the backward pass computes
+the slab again, and from it the slab's part of the weight's gradient, written once where it belongs, and its share of
+the hidden states' gradient. At any time there is one slab and one gradient of each.
 
 The other known way (Hsu et al. 2024, "Liger Kernel") takes the rows in chunks and computes gradients in the forward
 pass already. That is three matrix products where this is four, but it holds a gradient of the weight from the forward
@@ -35,9 +36,9 @@ MANY_ON_GPU = 4  # times as many; not measured
 
 
 def are_many(hidden: Tensor, weight: Tensor) -> bool:
-    """Whether fused_loss=auto takes pieces instead of all logits of hidden states (N, H) over a weight (V, H).
+    """Returns whether fused_loss=auto uses slabs instead of all logits of hidden states (N, H) over a weight (V, H).
 
-    By their size alone. One product more takes 1.2 to 1.35 of the time of head and loss (fp32, one CPU core) where
+    The size alone decides. One product more takes 1.2 to 1.35 of the time of head and loss (fp32, one CPU core) where
     rows are wide (H = 384, 896) and logits nearly fit into a cache (256 x 32,000, 4,096 x 8,000: 33 to 131 MB). Where
     they are more, their memory costs as much: 0.79 and 1.18 at 4,096 x 32,000 (H = 128, 384), 1.07 at 1,024 x 128,256.
     """
@@ -47,7 +48,8 @@ def are_many(hidden: Tensor, weight: Tensor) -> bool:
 
 @torch.compiler.disable
 def linear_cross_entropy_sum(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
-    """cross_entropy(linear(hidden, weight, bias).float(), targets, reduction="sum"), under autocast too: fp32, scalar.
+    """Returns cross_entropy(linear(hidden, weight, bias).float(), targets, reduction="sum"), under autocast too: fp32,
+    scalar.
 
     hidden: (N, H); weight: (V, H); bias: (V,); targets: (N,) int64, -100 is ignored. NaN if a target is no token.
     """
@@ -64,7 +66,8 @@ def linear_cross_entropy_sum(hidden: Tensor, weight: Tensor, bias: Tensor | None
 def linear_argmax_and_losses(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """For evaluation: the likeliest token (N,) int64 and the loss (N,) fp32 of each row, 0 where the target is -100."""
+    """Returns for evaluation the likeliest token (N,) int64 and the loss (N,) fp32 of each row, 0 where the target is
+    -100."""
     found = _Scan(hidden.to(_compute_dtype(hidden)), targets)
     for start, part, offset in _slabs(found.hidden, weight, bias):
         found.see(start, F.linear(found.hidden, part, offset).float(), wants_argmax=True)
@@ -73,7 +76,7 @@ def linear_argmax_and_losses(
 
 def _liger(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
     """Liger's Triton kernel, which respects autocast. Written from the signature of its release 0.8.5; not yet run, as
-    no GPU was at hand. Its backward pass may run but once: it scales the gradients it holds in place."""
+    no GPU was at hand. Its backward pass may run only once: it scales the gradients it holds in place."""
     kernel = import_module("liger_kernel.transformers.functional").liger_fused_linear_cross_entropy
     settings = {"ignore_index": IGNORED, "reduction": "sum", "accum_dtype": torch.float32}
     loss: Tensor = kernel(hidden, weight, targets, bias, **settings)
@@ -81,7 +84,7 @@ def _liger(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor)
 
 
 def _compute_dtype(hidden: Tensor) -> torch.dtype:
-    """What a linear layer would compute in here."""
+    """Returns the dtype in which a linear layer would compute here."""
     device = hidden.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
 
@@ -92,7 +95,7 @@ def _columns(hidden: Tensor) -> int:
 
 
 def _slabs(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tuple[int, Tensor, Tensor | None]]:
-    """Parts of the vocabulary: first token, weight (v, H) and bias (v,) in the dtype of the hidden states."""
+    """Yields parts of the vocabulary: first token, weight (v, H) and bias (v,) in the dtype of the hidden states."""
     width = _columns(hidden)
     for start in range(0, len(weight), width):
         own = slice(start, start + width)
@@ -100,7 +103,7 @@ def _slabs(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tupl
 
 
 class _Scan:
-    """What the forward pass keeps of the logits it has seen."""
+    """The running values of the logits that the forward pass has seen."""
 
     def __init__(self, hidden: Tensor, targets: Tensor) -> None:
         self.hidden, self.targets = hidden, targets
@@ -110,7 +113,7 @@ class _Scan:
         self._at_target = torch.full_like(self.log_sum, torch.nan)  # NaN stays where a target is no token
 
     def see(self, start: int, logits: Tensor, wants_argmax: bool = False) -> None:
-        """logits: (N, v) of the tokens from `start`; overwritten."""
+        """Adds logits (N, v) of the tokens from `start`, which are overwritten."""
         place, inside = _places(self.targets, start, logits.shape[1])
         self._at_target = torch.where(inside, logits.gather(1, place)[:, 0], self._at_target)
         if wants_argmax:
@@ -129,14 +132,14 @@ class _Scan:
 
 
 def _places(targets: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
-    """Where in a slab each row's target is (N, 1), and whether it is there at all (N,)."""
+    """Returns the position of each row's target in a slab (N, 1), and whether it is there at all (N,)."""
     place = targets - start
     return place.clamp(0, width - 1)[:, None], (place >= 0) & (place < width)
 
 
 class _SlabLoss(torch.autograd.Function):
-    """The backward pass computes in the dtype of the forward pass, whether it runs inside or outside of an autocast
-    block: what torch.amp.custom_fwd and custom_bwd are for, which have to be told the device ahead."""
+    """The autograd function. Its backward pass computes in the dtype of the forward pass, inside or outside of an
+    autocast block, like torch.amp.custom_fwd and custom_bwd, which need the device in advance."""
 
     @staticmethod
     def forward(

@@ -1,9 +1,9 @@
-"""Logits only where a target is: of a prompt's and of padding's positions nobody asks what comes next.
+"""Computes logits only at targets: the positions of a prompt and of padding have no next token to predict.
 
-The layer that gives logits is told, while a loss is computed, which positions count: a hook before it hands it their
-hidden states alone, as one row (1, N, H). So the model runs as it always does, wrapped in whatever way, and what its
-own code does to logits afterwards (softcapping, scaling) it does to (1, N, vocabulary). `fused` goes further: the layer
-gives the summed loss itself (fused_loss.py), where the model hands on what the layer gave untouched.
+While a loss is computed, the layer that makes logits has the positions that count: a hook before it passes it their
+hidden states alone, as one row (1, N, H). So the model runs as usual, however it is wrapped, and operations of its own
+on logits (softcapping, scaling) apply to (1, N, vocabulary). `fused` goes further: the layer computes the summed loss
+itself (fused_loss.py), if the model passes the layer's output on unchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Wanted = Literal["logits", "loss", "predictions"]
 
 @dataclass
 class _Call:
-    """One forward pass: what is asked of the head, and what it did."""
+    """One forward pass: the request to the head, and its result."""
 
     wanted: Wanted
     shape: torch.Size  # (B, T)
@@ -40,8 +40,8 @@ class _Call:
 
     @classmethod
     def of(cls, targets: Tensor, wanted: Wanted) -> _Call:
-        """Without any target one ignored position stands for them: the head takes part in the backward pass, with
-        gradients of 0, and no kernel meets a batch of no rows."""
+        """Returns a call. Without any target one ignored position stands for them: the head takes part in the backward
+        pass, with gradients of 0, and no kernel gets a batch of no rows."""
         flat = targets.flatten()
         found = np.flatnonzero(on_host(targets) != IGNORED)
         count = len(found)
@@ -54,11 +54,11 @@ class _Call:
 class TargetHead:
     """The head of a Transformers causal language model. No parameter is renamed and no module replaced.
 
-    fallback: why not all that was asked for is done, or None.
+    fallback: why the requested way is not used, or None.
     """
 
     def __init__(self, model: nn.Module, fused: bool | Literal["auto"], before: int = 0) -> None:
-        """model: before any wrapping, so that the hook runs before those of tensor parallelism. fused: auto fuses where
+        """model: before any wrapping, so that the hook runs before those of tensor parallelism. fused: auto fuses if
         logits are many (`fused_loss.are_many`). before: positions that the model puts before those of each sample."""
         self._before, self.always = before, fused is True
         self.fallback: str | None = None
@@ -76,9 +76,10 @@ class TargetHead:
             head.owner = self  # type: ignore[assignment]
 
     def loss_sum(self, model: nn.Module, inputs: Mapping[str, Any], targets: Tensor) -> Tensor:
-        """Cross-entropy summed over the targets, in fp32, scalar.
+        """Returns the cross-entropy summed over the targets, in fp32, scalar.
 
-        model: what runs forward, perhaps wrapped. targets: (B, T) int64, of each position the token after it, or -100.
+        model: the module that runs forward, perhaps wrapped. targets: (B, T) int64, for each position the token after
+        it, or -100.
         """
         given, call = self._forward(model, inputs, _Call.of(targets, "loss"))
         if call.fused:
@@ -87,12 +88,12 @@ class TargetHead:
         return cross_entropy_sum(given.flatten(0, 1), rows)
 
     def logits_at_targets(self, model: nn.Module, inputs: Mapping[str, Any], targets: Tensor) -> Tensor:
-        """(N, vocabulary), in the order of targets[targets != -100]."""
+        """Returns (N, vocabulary), in the order of targets[targets != -100]."""
         given, call = self._forward(model, inputs, _Call.of(targets, "logits"))
         return _rows(given, call)
 
     def losses_and_argmax(self, model: nn.Module, inputs: Mapping[str, Any], targets: Tensor) -> tuple[Tensor, Tensor]:
-        """For evaluation: of each target its loss, (N,) fp32, and the likeliest token, (N,) int64. No gradients."""
+        """Returns for evaluation each target's loss, (N,) fp32, and the likeliest token, (N,) int64. No gradients."""
         with torch.no_grad():
             given, call = self._forward(model, inputs, _Call.of(targets, "predictions"))
             found = _rows(given, call)
@@ -113,7 +114,8 @@ class TargetHead:
         return given, call
 
     def _select(self, head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A hidden state that is not the batch's (a part of its sequences, a replica's share) passes as it is."""
+        """Selects hidden states. A state of another batch shape (a part of its sequences, a replica's share) passes
+        unchanged."""
         del head
         call, hidden = self.call, args[0] if args else None
         if call is None or not isinstance(hidden, Tensor) or isinstance(hidden, DTensor):
@@ -129,7 +131,7 @@ class TargetHead:
 
 
 def _rows(given: Tensor, call: _Call) -> Tensor:
-    """(N, ...), one row a target."""
+    """Returns (N, ...), one row a target."""
     rows = given.flatten(0, 1)
     if not call.selected and call.places is not None:
         rows = rows[call.places]
@@ -137,8 +139,8 @@ def _rows(given: Tensor, call: _Call) -> Tensor:
 
 
 class _LossHead(nn.Linear):
-    """A linear head that gives what it is asked for: as logits something with dimensions, which replicas can join, and
-    no view, of which FSDP warns."""
+    """A linear head that returns what the call requests: for logits a tensor with dimensions, which replicas can join,
+    and no view, of which FSDP warns."""
 
     owner: TargetHead
 
@@ -163,13 +165,14 @@ class _LossHead(nn.Linear):
 
 
 def vocabulary_of(head: nn.Module) -> int:
-    """Tokens that a head tells apart; 0 where its weight is no matrix of one row a token."""
+    """Returns the number of tokens of a head; 0 if its weight is no matrix of one row a token."""
     weight = getattr(head, "weight", None)
     return int(weight.shape[0]) if isinstance(weight, Tensor) and weight.ndim == 2 else 0
 
 
 def _why_not_fused(model: nn.Module, head: nn.Module) -> str | None:
-    """None if the model hands on exactly what its head gave, which a forward pass without numbers shows."""
+    """Returns None if the model passes its head's output on unchanged, which a forward pass without numbers shows; else
+    the reason."""
     name = type(model).__name__
     if type(head) is not nn.Linear:
         what = "has an adapter" if hasattr(head, "base_layer") else f"is a {type(head).__name__}, no plain linear layer"
@@ -183,7 +186,7 @@ def _why_not_fused(model: nn.Module, head: nn.Module) -> str | None:
 
 
 def _hands_on(model: nn.Module, head: nn.Module) -> bool:
-    """Whether the model's logits are its head's very result: the same tensor, not written to since."""
+    """Returns whether the model's logits are its head's very result: the same tensor, not written to since."""
     given: list[tuple[Tensor, int]] = []
     hook = head.register_forward_hook(lambda _, __, output: given.append((output, output._version)))
     held = {**dict(model.named_parameters()), **dict(model.named_buffers())}

@@ -1,4 +1,4 @@
-"""Small things done to a language model: blocks frozen, noise on embeddings, longer contexts, what ends its answers."""
+"""Options of a language model: frozen blocks, noise on embeddings, longer contexts, tokens that end its answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCALINGS: dict[str, dict[str, float | None]] = {
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Within, all modules are in evaluation mode; each returns to its own."""
+    """While the block runs, all modules are in evaluation mode; each returns to its own."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -41,7 +41,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def output_layer(model: Any) -> nn.Module | None:
-    """The layer that gives logits of tokens; None where a model names none, or has none."""
+    """Returns the layer that makes logits of tokens; None if a model names none, or has none."""
     asked: Callable[[], nn.Module | None] = getattr(model, "get_output_embeddings", lambda: None)
     try:
         return asked()
@@ -50,10 +50,10 @@ def output_layer(model: Any) -> nn.Module | None:
 
 
 def freeze_all_but_last(model: nn.Module, blocks: int) -> int:
-    """Train the last of the repeated blocks alone: embeddings, head and the norms around them are frozen too, as under
+    """Trains the last of the repeated blocks alone: embeddings, head and the norms around them are frozen too, as under
     LLaMA-Factory's finetuning_type=freeze. Returns the number of trained parameters.
 
-    UserError where the model has fewer blocks.
+    Raises UserError if the model has fewer blocks.
     """
     field, repeated = "workload.model.train_last_blocks", repeated_blocks(model)
     if not 0 < blocks <= len(repeated):
@@ -70,11 +70,11 @@ def freeze_all_but_last(model: nn.Module, blocks: int) -> int:
 
 
 def add_embedding_noise(model: nn.Module, alpha: float) -> None:
-    """NEFTune (Jain et al. 2023, algorithm 1): while training, uniform noise of at most alpha / sqrt(L * d) is added to
-    the embeddings, L the length of the sequence and d their width.
+    """Adds uniform noise of at most alpha / sqrt(L * d) to the embeddings while training (NEFTune, Jain et al. 2023,
+    algorithm 1), with L the length of the sequence and d their width.
 
     L is the sequence's own where several lie in one row (position_ids begin again at 0) or an attention mask of two
-    dimensions tells of padding; padding that nobody tells of counts.
+    dimensions marks padding; padding without a mask counts.
 
     model: before any wrapping, in which its embedding may be split over ranks.
     """
@@ -101,7 +101,7 @@ class _Noise:
 
     @torch.compiler.disable
     def add(self, embedding: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-        """output: (B, T, d), or a DTensor whose sum over the ranks that is: noise is added to the sum."""
+        """Adds noise. output: (B, T, d), or a DTensor that is a sum over ranks: noise is added to the sum."""
         del args
         if not embedding.training:
             return None
@@ -122,7 +122,7 @@ class _Noise:
 
 
 def _lengths(positions: Tensor | None, mask: Tensor | None) -> Tensor | None:
-    """(B, T) or (B, 1), of the sequence at each place. None: of the whole row."""
+    """Returns the length of the sequence at each place, (B, T) or (B, 1). None: of the whole row."""
     if mask is not None and mask.ndim == 2:
         return mask.sum(1, keepdim=True)
     if positions is None or positions.ndim != 2:
@@ -136,15 +136,16 @@ def _lengths(positions: Tensor | None, mask: Tensor | None) -> Tensor | None:
 
 
 def rope_scaling_config(config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a Transformers config that scale its rotary positions, to be put in the place of its own.
+    """Returns the fields of a Transformers config that scale its rotary positions, to replace its own.
 
-    config: as it is. given: {type: linear, dynamic, yarn or llama3, factor: ..., and what the type takes more}.
+    config: the present one. given: {type: linear, dynamic, yarn or llama3, factor: ..., and further fields of the
+    type}.
 
-    With linear, yarn and llama3 the context (max_position_embeddings) grows by the factor. With dynamic it stays:
-    what is longer is scaled by the longest sequence seen so far, which a model may be used with, but not trained.
+    With linear, yarn and llama3 the context (max_position_embeddings) grows by the factor. With dynamic it stays: a
+    longer sequence is scaled by the longest one seen so far, which suits inference but not training.
 
     Sources: Chen et al. 2023 (linear), bloc97 2023 (dynamic), Peng et al. 2023 (YaRN), Dubey et al. 2024 (llama3).
-    UserError for models without rotary positions, or with scaled ones, and for what is given wrongly.
+    Raises UserError for models without rotary positions, or with scaled ones, and for wrong fields.
     """
     own = config.get_text_config()
     held = getattr(own, "rope_parameters", None)
@@ -191,21 +192,21 @@ def _given_problems(given: Mapping[str, Any]) -> tuple[str, list[Problem]]:
 
 
 def context_length(config: Any) -> int | None:
-    """The longest sequence that a model's positions are made for; None where it has no such bound."""
+    """Returns the longest sequence that a model's positions are made for; None if it has no such bound."""
     context: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     return context
 
 
 def is_scaled_dynamically(config: Any) -> bool:
-    """Whether what a sequence gives depends on those before it, where they were longer than `context_length`."""
+    """Returns whether a sequence's result depends on earlier ones, if they were longer than `context_length`."""
     held = getattr(config.get_text_config(), "rope_parameters", None) or {}
     kinds = [held.get("rope_type"), *(part.get("rope_type") for part in held.values() if isinstance(part, dict))]
     return "dynamic" in kinds
 
 
 def generation_config(model: Any, ends: Set[int], tokenizer: Any) -> Any:
-    """What Transformers' generate() is to know of a model: its own settings, and every token that ends an answer. Of a
-    chat template that is often another one than the tokenizer's eos."""
+    """Returns the settings of Transformers' generate() for a model: its own, and every token that ends an answer. A
+    chat template often has another one than the tokenizer's eos."""
     from transformers import GenerationConfig
 
     own = getattr(model, "generation_config", None)
@@ -228,7 +229,7 @@ def generation_config(model: Any, ends: Set[int], tokenizer: Any) -> Any:
 
 
 def attention_choices() -> dict[str, str | None]:
-    """Attention implementations: None if training can use it on this machine, else why not."""
+    """Returns attention implementations: None if training can use it on this machine, else why not."""
     gpu = torch.cuda.is_available()
     flash = None if find_spec("flash_attn") else "the package flash-attn is not installed"
     return {

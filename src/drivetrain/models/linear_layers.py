@@ -1,4 +1,4 @@
-"""Which linear layers of a model are replaced by others: quantised, fake-quantised, or computed in 8 bits."""
+"""Finds the linear layers of a model that are replaced by others: quantised, fake-quantised, or computed in 8 bits."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from drivetrain.errors import problem
 
 
 def plain_layers(model: nn.Module, skip: Collection[str] = ()) -> list[list[str]]:
-    """All names of each layer, for it may be called in several places. Names alone: they keep no weight alive.
+    """Returns all names of each layer, since it may be used in several places. Names keep no weight alive.
 
-    skip: names of modules that stay as they are, with all within them. So do weights that several modules share
+    skip: names of modules that are not replaced, with all within them. So do weights that several modules share
     (embeddings tied to a head), and subclasses of nn.Linear, whose owners may read the weight (nn.MultiheadAttention).
     """
     users = Counter(id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False))
@@ -28,7 +28,7 @@ def plain_layers(model: nn.Module, skip: Collection[str] = ()) -> list[list[str]
 
 
 def replace(model: nn.Module, names: Sequence[str], make: Callable[[nn.Linear], nn.Linear]) -> None:
-    """One layer in all its places, in place."""
+    """Replaces one layer in all its places, in place."""
     linear = model.get_submodule(names[0])
     assert isinstance(linear, nn.Linear)
     made = make(linear)
@@ -39,7 +39,8 @@ def replace(model: nn.Module, names: Sequence[str], make: Callable[[nn.Linear], 
 
 
 def check_groups(model: nn.Module, layers: Sequence[Sequence[str]], size: int, block: str) -> None:
-    """UserError if rows are no whole number of groups. block: of the run file, which has the size and a format."""
+    """Raises UserError if rows are no whole number of groups. block: of the run file, which has the size and a
+    format."""
     inputs = {names[0]: model.get_parameter(f"{names[0]}.weight").shape[1] for names in layers}
     odd = [f"{name} has {number} inputs" for name, number in inputs.items() if number % size]
     if odd:

@@ -1,4 +1,4 @@
-"""Adapters that become part of the weights they adapt."""
+"""Merges adapters into the weights they adapt."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from torch import nn
 
 
 def merged(model: nn.Module) -> nn.Module:
-    """The model with the products of LoRA's and IA3's layers in its weights, in place: its class and names are those of
-    its base. Prompts and prefixes, which are no part of any weight, stay."""
+    """Returns the model with the products of LoRA's and IA3's layers in its weights, in place: its class and names are
+    those of its base. Prompts and prefixes, which are no part of any weight, stay."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for name, module in list(model.named_modules()):

@@ -1,4 +1,5 @@
-"""Folders and hub ids of Transformers models: where they are, their configuration, and why one cannot be loaded."""
+"""Folders and hub ids of Transformers models: finds them, reads their configuration, and explains why one cannot be
+loaded."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ QUANTISED = (
 
 
 def config_of(path: str | None, given: Mapping[str, Any] | None, field: str, trusted: bool = False) -> Any:
-    """The Transformers config that `build_classifier` would take, without building anything."""
+    """Returns the Transformers config that `build_classifier` would use, without building anything."""
     if path is None:
         from transformers import CONFIG_MAPPING
 
@@ -39,7 +40,7 @@ def config_of(path: str | None, given: Mapping[str, Any] | None, field: str, tru
 
 
 def config_at(path: str, field: str, trusted: bool) -> Any:
-    """Of a model that was located."""
+    """Returns the config of a model that was located."""
     import transformers
 
     if trusted:
@@ -51,7 +52,7 @@ def config_at(path: str, field: str, trusted: bool) -> Any:
 
 
 def save_description(model: Any, folder: Path) -> None:
-    """Write config.json and, of a model whose class came with it, the Python files of that class.
+    """Writes config.json and, for a model whose class came with it, the Python files of that class.
 
     Not by Transformers' own saving, which takes a sharded model's class for one of PyTorch's.
     """
@@ -66,7 +67,7 @@ def save_description(model: Any, folder: Path) -> None:
 
 
 def located(path: str, field: str) -> tuple[str, bool]:
-    """The path with ~ filled in, and whether it is a folder here (else it can only be a hub id)."""
+    """Returns the path with ~ filled in, and whether it is a folder here (else it can only be a hub id)."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
@@ -84,7 +85,7 @@ def located(path: str, field: str) -> tuple[str, bool]:
 
 
 def unloadable(path: str, local: bool, field: str, error: Exception) -> UserError:
-    """What a library said about a folder or hub id, and what to do about it."""
+    """Returns the problem for a library's error about a folder or hub id, with the remedy."""
     if remote_code.is_refusal(error):
         return remote_code.refusal(path, field)
     if isinstance(error, pickle.UnpicklingError):
@@ -105,7 +106,7 @@ def unloadable(path: str, local: bool, field: str, error: Exception) -> UserErro
 
 
 def _quantised_by(folder: Path) -> str | None:
-    """Return the method by which a folder's weights were quantised, as its config.json names it; None for none."""
+    """Returns the method by which a folder's weights were quantised, as its config.json names it; None for none."""
     try:
         config = parsed_json(read_text(folder / "config.json", MOST_JSON_BYTES))
     except (UserError, BrokenText):
@@ -115,7 +116,8 @@ def _quantised_by(folder: Path) -> str | None:
 
 
 def one_line(error: Exception) -> str:
-    """A library's message without line breaks; its type is said where the message alone says little (KeyError: 'x')."""
+    """Returns a library's message without line breaks, with its type if the message alone is unclear (KeyError:
+    'x')."""
     text = re.sub(r"^(Class v|V)alidation error for (field|validator) '\w+': \w+: ", "", " ".join(str(error).split()))
     plain = isinstance(error, ValueError | TypeError | OSError) or type(error).__name__.startswith("StrictDataclass")
     return f"{'' if plain else type(error).__name__ + ': '}{text[:300]}{'…' if len(text) > 300 else ''}"

@@ -1,4 +1,5 @@
-"""BatchNorm → GroupNorm: statistics of one sample instead of the batch, so that how a batch is cut does not matter.
+"""Replaces BatchNorm by GroupNorm: statistics of one sample instead of the batch, so that the cut of a batch does not
+matter.
 
 Wu and He 2018, "Group Normalization"; at most 32 groups as there.
 """
@@ -16,7 +17,7 @@ def has_batch_norm(model: nn.Module) -> bool:
 
 
 def keep_statistics(module: nn.Module) -> None:
-    """A BatchNorm normalises with the statistics it has, in training too."""
+    """Makes a BatchNorm normalise with its running statistics, in training too."""
     module.eval()
     module.train = lambda mode=True: module  # type: ignore[method-assign]  # noqa: ARG005  the signature of Module.train
 
@@ -26,7 +27,7 @@ def is_batch_norm(module: nn.Module) -> bool:
 
 
 def batch_norm_to_group_norm(model: nn.Module) -> int:
-    """Replace every BatchNorm over images in place, gain and bias kept. Returns how many there were."""
+    """Replaces every BatchNorm over images in place, gain and bias kept. Returns how many there were."""
     count = 0
     for module in list(model.modules()):
         for name, child in list(module.named_children()):

@@ -1,9 +1,9 @@
-"""Several sequences laid end to end in one row, none of which sees another: no padding is computed.
+"""Attention for several sequences laid end to end in one row, none of which sees another: no padding is computed.
 
-Positions that begin again at 0 say where sequences begin, as everywhere in Transformers, which makes a mask over all
-pairs of positions of it. Here a hook before the model makes boundaries of it, and gives them as the attention mask: in
-four dimensions, for such a mask Transformers hands to each layer's attention as it is. So what attention needs is an
-input as any other: wrapped models, recompute and micro-batches in flight under a pipeline need nothing more.
+Positions that begin again at 0 mark where sequences begin, as everywhere in Transformers, which makes a mask over all
+pairs of positions from them. Here a hook before the model makes boundaries from them, and passes them as the attention
+mask: in four dimensions, since Transformers passes such a mask to each layer's attention unchanged. So the boundaries
+are an input like any other: wrapped models, recompute and micro-batches in flight under a pipeline need nothing more.
 
 On a CPU each sequence is a call of its own, all of them one operator where blocks are compiled. On alpaca's lengths
 (2,048 tokens in a row, 8 heads of 64) forward and backward took a ninth of what they take under a mask over all pairs;
@@ -40,7 +40,7 @@ UNKNOWN = ("softcap", "s_aux", "position_bias")  # what some models ask of atten
 
 
 class PackedAttention:
-    """Transformers' attention function over packed rows; of rows that hold one sequence each, the usual sdpa."""
+    """Transformers' attention function over packed rows; for rows that hold one sequence each, the usual sdpa."""
 
     def __init__(self, choice: str) -> None:
         self._choice = choice
@@ -51,7 +51,7 @@ class PackedAttention:
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **how: Any
     ) -> tuple[Tensor, None]:
-        """query: (B, heads, T, width), key and value with their own heads → (B, T, heads, width)."""
+        """Returns (B, T, heads, width). query: (B, heads, T, width), key and value with their own heads."""
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         window, dropout = how.get("sliding_window"), how.get("dropout", 0.0)
@@ -98,16 +98,16 @@ class PackedAttention:
 def use_packed_attention(
     model: nn.Module, choice: str, warn: Warn = LOG.warning, several: bool = True
 ) -> PackedAttention | None:
-    """Let rows of a batch hold several sequences, whose position_ids begin at 0; no attention_mask is given then.
+    """Lets rows of a batch hold several sequences, whose position_ids begin at 0, without an attention_mask.
 
-    None where the model cannot take them, which is then as it was; `warn` is told why.
+    Returns None if the model cannot take them, and leaves it unchanged; `warn` gets the reason.
 
-    several: False where each row holds one sequence, for the sake of what is not asked: Transformers reads positions
-    on the device to see whether sequences are packed, unless it gets a mask in four dimensions.
+    several: False if each row holds one sequence, which avoids a wait: Transformers reads positions on the device to
+    see whether sequences are packed, unless it gets a mask in four dimensions.
 
-    model: before any wrapping. If it has weights, two sequences are run packed and alone, to see that nothing else
-    in the model mixes them (convolutions, recurrences, positions it counts itself).
-    choice: auto, sdpa, flash or flex, of the kernels for a GPU; a CPU has one. eager packs nothing.
+    model: before any wrapping. If it has weights, two sequences are run packed and alone, to check that nothing else in
+    the model mixes them (convolutions, recurrences, positions it counts itself). choice: auto, sdpa, flash or flex, of
+    the kernels for a GPU; a CPU has one. eager packs nothing.
     """
     reason = why_not_tried(model, choice)
     if reason is None:
@@ -130,7 +130,7 @@ def use_packed_attention(
 
 
 def register(attention: PackedAttention) -> None:
-    """Have Transformers know the attention by NAME."""
+    """Registers the attention with Transformers by NAME."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -153,17 +153,17 @@ def _with_bounds(rows: Rows | None, several: bool, model: nn.Module, args: Any, 
 
 
 def _one_each(positions: Tensor) -> Tensor:
-    """Boundaries of rows that hold one sequence each: (B, 1, T, 2)."""
+    """Returns boundaries of rows that hold one sequence each: (B, 1, T, 2)."""
     ends = torch.arange(2, dtype=torch.int32, device=positions.device) * positions.shape[1]
     return ends.expand(*positions.shape, 2)[:, None]
 
 
 def bounds_of(positions: Tensor, fixed: Rows | None = None) -> Tensor | None:
-    """Where sequences begin, and the end of the row, T: (B, 1, longest, S + 1) int32, alike in the third dimension,
-    which takes no memory and tells the longest sequence to every layer on the host. Rows that hold fewer than S are
-    filled with T. None if each row holds one.
+    """Returns where sequences begin, and the end of the row, T: (B, 1, longest, S + 1) int32, constant in the third
+    dimension, which takes no memory and gives every layer the longest sequence on the host. Rows that hold fewer than S
+    are filled with T. None if each row holds one.
 
-    positions: (B, T). fixed: where the rows are these, `longest` and S are the most that they can hold, so that
+    positions: (B, T). fixed: the shape of rows, for which `longest` and S are the most that they can hold, so that
     boundaries have one shape.
     """
     begins = on_host(positions)[:, 1:] == 0
@@ -185,7 +185,7 @@ def bounds_of(positions: Tensor, fixed: Rows | None = None) -> Tensor | None:
 
 
 def bounds_of_lengths(lengths: Tensor) -> Tensor:
-    """Boundaries of one row that holds sequences of these lengths, (S,): (1, 1, longest, S + 1), as `bounds_of`."""
+    """Returns `bounds_of` one row that holds sequences of these lengths, (S,): (1, 1, longest, S + 1)."""
     own = on_host(lengths)
     table = torch.from_numpy(np.concatenate([[0], own.cumsum()]).astype(np.int32))[None, None, None]
     bounds = sent(table, lengths.device).expand(-1, -1, int(own.max()), -1)
@@ -206,7 +206,7 @@ def _kernel_here(choice: str, dtype: torch.dtype, dropout: float, device: torch.
 
 
 def kernel_of(choice: str, dtype: torch.dtype, dropout: float, is_ampere: bool) -> str:
-    """Returns the first of the choice's kernels for GPUs that can do it; where none can, "sdpa": one by one."""
+    """Returns the first of the choice's kernels for GPUs that works; if none does, "sdpa": one by one."""
     half = dtype in (torch.float16, torch.bfloat16) and is_ampere
     able = {
         "varlen": half and not dropout and _has_varlen(),
@@ -226,7 +226,7 @@ def _one_by_one(
     band: Callable[[int, int | None], Tensor | None],
     how: dict[str, Any],
 ) -> Tensor:
-    """Transformers' sdpa for each sequence. band: length and window → mask."""
+    """Applies Transformers' sdpa to each sequence. band: length and window → mask."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     window, rows = how.get("sliding_window"), []
@@ -243,7 +243,7 @@ def _one_by_one(
 
 
 def _band(bounds: Tensor, length: int, window: int | None) -> Tensor | None:
-    """(1, 1, L, L), which positions see which; None where plain causal attention is all there is."""
+    """Returns which positions see which, (1, 1, L, L); None for plain causal attention."""
     if window is None or length <= window:
         return None
     place = torch.arange(length, device=bounds.device)
@@ -257,14 +257,14 @@ def _is_on_gpu(tensor: Tensor) -> bool:
 
 @functools.cache
 def _is_ampere(device: torch.device) -> bool:
-    """Whether it is an NVIDIA GPU of compute capability 8.0 or newer, as flash-attn's and PyTorch's kernels for 16 bits
-    need. ROCm's torch counts capabilities of its own (gfx90a as 9.0)."""
+    """Returns whether it is an NVIDIA GPU of compute capability 8.0 or newer, as flash-attn's and PyTorch's kernels for
+    16 bits need. ROCm's torch counts capabilities of its own (gfx90a as 9.0)."""
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _as_autocast_would(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Queries and keys come out of rotary positions in fp32 while values are in 16 bits; autocast casts them for
-    PyTorch's own attention and does not know of other kernels."""
+    """Casts like autocast: queries and keys come out of rotary positions in fp32 while values are in 16 bits; autocast
+    casts them only for PyTorch's own attention."""
     kind = tensors[0].device.type
     if not torch.is_autocast_enabled(kind):
         return tensors
@@ -274,7 +274,7 @@ def _as_autocast_would(*tensors: Tensor) -> tuple[Tensor, ...]:
 def _flash(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, window: int | None, looks_back: bool, **how: Any
 ) -> Tensor:
-    """flash-attn's kernel for sequences end to end. Written from its documented signature; not yet run."""
+    """Runs flash-attn's kernel for sequences end to end. Written from its documented signature; not yet run."""
     kernel = import_module("flash_attn").flash_attn_varlen_func
     starts, longest = _starts(bounds, query.shape[2]), bounds.shape[2]
     found: Tensor = kernel(
@@ -291,7 +291,7 @@ def _flash(
 def _varlen(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, window: int | None, looks_back: bool, **how: Any
 ) -> Tensor:
-    """PyTorch's own, which has no dropout. Not yet run."""
+    """Runs PyTorch's own kernel, which has no dropout. Not yet run."""
     kernel: Any = varlen.varlen_attn
     starts, longest = _starts(bounds, query.shape[2]), bounds.shape[2]
     found: Tensor = kernel(
@@ -306,7 +306,7 @@ def _varlen(
 
 @functools.cache
 def _has_varlen() -> bool:
-    """Its first releases knew neither windows nor grouped heads."""
+    """Returns whether PyTorch's kernel can do it: its first releases had neither windows nor grouped heads."""
     return {"window_size", "enable_gqa", "scale"} <= inspect.signature(varlen.varlen_attn).parameters.keys()
 
 
@@ -334,17 +334,17 @@ def _block_mask(bounds: Tensor, length: int, window: int | None, looks_back: boo
 
 
 def are_bounds(mask: Any) -> TypeGuard[Tensor]:
-    """Whether an attention mask is boundaries of packed rows: masks of Transformers are boolean or floating."""
+    """Returns whether a mask holds boundaries of packed rows: Transformers' masks are boolean or floating."""
     return isinstance(mask, Tensor) and mask.dtype == torch.int32 and mask.ndim == 4
 
 
 def _end_to_end(*tensors: Tensor) -> list[Tensor]:
-    """(B, heads, T, width) → (B * T, heads, width)."""
+    """Reshapes (B, heads, T, width) → (B * T, heads, width)."""
     return [tensor.transpose(1, 2).flatten(0, 1) for tensor in tensors]
 
 
 def _starts(bounds: Tensor, length: int) -> Tensor:
-    """Where sequences begin in all rows end to end, and the end: int32. Rows with fewer have some of no length."""
+    """Returns where sequences begin in all rows end to end, and the end: int32. Some may have length 0."""
     rows = torch.arange(len(bounds), device=bounds.device, dtype=torch.int32)[:, None] * length
     starts = (bounds[:, 0, 0, :-1] + rows).flatten()
     return torch.cat([starts, starts.new_full((1,), len(bounds) * length)])

@@ -1,4 +1,4 @@
-"""Whether a model can take packed sequences: what its class and config say, and what running two sequences shows."""
+"""Finds out whether a model can take packed sequences, from its class and config, and from running two sequences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Windows = dict[int | None, int | None]
 
 
 def why_not_tried(model: nn.Module, choice: str) -> str | None:
-    """What is known without running it."""
+    """Returns the reasons against it that are known without running the model."""
     name, config = type(model).__name__, getattr(model, "config", None)
     if choice == "eager":
         return "attention=eager computes all pairs of a row"
@@ -32,10 +32,10 @@ def why_not_tried(model: nn.Module, choice: str) -> str | None:
 def why_not(
     model: nn.Module, windows: Windows, alone: Tensor | Exception | None, found: Tensor | Exception | None
 ) -> str | None:
-    """What running it shows.
+    """Returns the reason against it that running shows.
 
-    windows: of each layer that has run. alone: logits of sequences each in a row of its own, by the model as it was.
-    found: what it gives for them now. An exception in place of logits is why there are none.
+    windows: of each layer that has run. alone: logits of sequences each in a row of its own, by the unchanged model.
+    found: its logits for them now. An exception in place of logits is the reason that there are none.
     """
     name = type(model).__name__
     error = next((each for each in (found, alone) if isinstance(each, Exception)), None)
@@ -52,7 +52,8 @@ def why_not(
 
 @torch.no_grad()
 def tried(model: nn.Module, together: bool) -> Tensor | Exception | None:
-    """Logits of two sequences in one row, or each in its own: (7, vocabulary). None of a model without weights."""
+    """Returns logits of two sequences in one row, or each in its own: (7, vocabulary). None for a model without
+    weights."""
     device = next(model.parameters()).device
     if device.type == "meta":
         return None
@@ -70,7 +71,8 @@ def tried(model: nn.Module, together: bool) -> Tensor | Exception | None:
 
 
 def _window_missed(model: nn.Module, windows: Windows) -> bool:
-    """Some architectures keep attention to a window by their mask alone, which boundaries take the place of."""
+    """Returns whether a window was missed: some architectures limit attention to a window by their mask alone, which
+    boundaries replace."""
     config: Any = model.config.get_text_config()  # type: ignore[union-attr, operator]
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:

@@ -1,4 +1,4 @@
-"""What a pretrained image model expects of its pixels, and the same written beside weights of ours."""
+"""Reads what a pretrained image model expects of its pixels, and writes the same beside our own weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NORM_KEY = "drivetrain_norm"  # in config.json
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """None: the model does not say. mean, std: one a channel, of values from 0 to 1."""
+    """The expected pixels. None: the model does not state it. mean, std: one a channel, of values from 0 to 1."""
 
     channels: int | None = None
     size: int | None = None
@@ -27,7 +27,8 @@ class Preprocessing:
 
 
 def expected_by(path: str | None, field: str) -> Preprocessing:
-    """Of the model at `path`, a folder or a hub id. UserError on `field` if there is none, or it cannot be read."""
+    """Returns the preprocessing of the model at `path`, a folder or a hub id. Raises UserError on `field` if there is
+    none, or it cannot be read."""
     if path is None:
         return Preprocessing()
     where, local = located(path, field)
@@ -52,7 +53,8 @@ def expected_by(path: str | None, field: str) -> Preprocessing:
 
 
 def write_preprocessing(folder: Path, height: int, width: int, mean: Sequence[float], std: Sequence[float]) -> None:
-    """preprocessor_config.json, with which Transformers' AutoImageProcessor does what training did.
+    """Writes preprocessor_config.json, with which Transformers' AutoImageProcessor repeats the preprocessing of
+    training.
 
     Square images: shorter side resized, middle cut out. Others: resized to (height, width).
     """
@@ -75,7 +77,7 @@ def write_preprocessing(folder: Path, height: int, width: int, mean: Sequence[fl
 
 
 def _json(where: str, name: str, local: bool) -> dict[str, Any] | None:
-    """A file of the model, None if it has no such file. OSError if the hub cannot be reached."""
+    """Returns a file of the model, None if it has no such file. Raises OSError if the hub cannot be reached."""
     if local:
         file = Path(where) / name
         if not file.is_file():
@@ -97,7 +99,7 @@ def _json(where: str, name: str, local: bool) -> dict[str, Any] | None:
 
 
 def _side(given: Any) -> int | None:
-    """224, [224, 224], {"height": 224, "width": 224} and {"shortest_edge": 224} all mean 224."""
+    """Returns 224 for each of 224, [224, 224], {"height": 224, "width": 224} and {"shortest_edge": 224}."""
     if isinstance(given, dict):
         given = given.get("shortest_edge") or given.get("height")
     if isinstance(given, list):

@@ -11,8 +11,8 @@ one scale for each row; inputs are not quantised. Bytes of n weights in r rows:
 
 Numbers and kernels are bitsandbytes'. Its layers are not used: they keep scales in attributes, which no engine shards
 and 8-bit ones lose under FSDP; on CPUs they compute otherwise in evaluation than in training, and 4-bit ones give no
-gradients any more once they were evaluated on a CPU with AVX-512 BF16 (0.50). What serves instead: quantised_linear.py.
-torchao's formats: torchao_base.py.
+gradients any more once they were evaluated on a CPU with AVX-512 BF16 (0.50). quantised_linear.py has our own layer,
+torchao_base.py torchao's formats.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ SCALES_BLOCK = 256  # scales with one scale, of double quantisation
 
 
 def quantise(model: nn.Module, config: QuantisedBase, skip: Collection[str] = ()) -> list[str]:
-    """Replace the linear layers in place, one after the other. Returns their names. UserError if there are none.
+    """Replaces the linear layers in place, one after the other. Returns their names. Raises UserError if there are
+    none.
 
-    skip: names of modules that stay as they are, with all within them; what else stays: linear_layers.py.
+    skip: names of modules that are not replaced, with all within them; further exceptions: linear_layers.py.
     """
     check_installed(config)
     if config.library == "bitsandbytes":
@@ -61,7 +62,7 @@ def quantise(model: nn.Module, config: QuantisedBase, skip: Collection[str] = ()
 
 
 def weights_of_codes(model: nn.Module) -> dict[int, int]:
-    """id of a parameter of bytes → weights that each of its numbers stands for; none where they are scales."""
+    """Returns id of a parameter of bytes → weights that each of its numbers stands for; none if they are scales."""
     found: dict[int, int] = {}
     for module in model.modules():
         if isinstance(module, QuantisedLinear):
@@ -70,7 +71,7 @@ def weights_of_codes(model: nn.Module) -> dict[int, int]:
 
 
 def check_installed(config: QuantisedBase) -> None:
-    """UserError if the library of the format is not there."""
+    """Raises UserError if the library of the format is not installed."""
     if find_spec(config.library) is None:
         extra = {"bitsandbytes": "bitsandbytes", "torchao": "lowbit"}[config.library]
         why = f"{config.format} needs {config.library}, which is not installed"
@@ -86,8 +87,9 @@ def _made(linear: nn.Linear, config: QuantisedBase) -> QuantisedLinear:
 
 
 class Nf4Linear(QuantisedLinear):
-    """codes: (ceil(out * in / 2), 1) uint8, two weights a byte, as bitsandbytes lays them out. scales: an fp32 for each
-    block; if double, fp32 numbers (the blocks' mean scale, one scale for 256 blocks), then a byte for each block."""
+    """A layer in NF4. codes: (ceil(out * in / 2), 1) uint8, two weights a byte, as bitsandbytes lays them out. scales:
+    an fp32 for each block; if double, fp32 numbers (the blocks' mean scale, one scale for 256 blocks), then a byte for
+    each block."""
 
     weights_a_code = 2
 
@@ -124,7 +126,8 @@ class Nf4Linear(QuantisedLinear):
         return None if run % BLOCK == 0 else f"each {BLOCK} weights have one scale, and {run} lie together"
 
     def _share(self, dim: int, rank: int, ranks: int) -> tuple[Tensor, Tensor]:
-        """Blocks lie in the order of the rows. The few scales of scales stay whole: ranks share some of them."""
+        """Returns a rank's share. Blocks lie in the order of the rows. The few scales of scales stay whole: ranks share
+        some of them."""
         mine = functools.partial(share_of, rows=self.out_features if dim else 1, rank=rank, ranks=ranks)
         floats = self.scales[: 4 * self._num_floats]
         if self._double:
@@ -135,13 +138,14 @@ class Nf4Linear(QuantisedLinear):
         return mine(self.weight)[:, None], scales
 
     def unpacked(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-        """As one long row: of rows that blocks do not fill, bitsandbytes' kernel for AVX-512 takes the wrong scales."""
+        """Unpacks as one long row: with rows that blocks do not fill, bitsandbytes' kernel for AVX-512 takes the wrong
+        scales."""
         shape, absmax = [1, 2 * codes.numel()], self._absmax(scales)
         row: Tensor = torch.ops.bitsandbytes.dequantize_4bit.default(codes, absmax, BLOCK, "nf4", shape, dtype)
         return row[0, : self.out_features * self.in_features].view(self.out_features, self.in_features)
 
     def _absmax(self, scales: Tensor) -> Tensor:
-        """(blocks,) fp32."""
+        """Returns each block's largest absolute value, (blocks,) fp32."""
         floats = as_floats(scales[: 4 * self._num_floats])
         if not self._double:
             return floats
@@ -154,14 +158,14 @@ class Nf4Linear(QuantisedLinear):
         )
 
     def _scales_of_scales(self, device: torch.device) -> Tensor:
-        """(blocks,): which block of scales each block that is here belongs to, in the whole."""
+        """Returns for each block here the number of its block of scales in the whole, (blocks,)."""
         own = torch.arange(self._num_blocks, device=device)
         width = self._num_blocks // self._rows
         return ((own // width * self._ranks + self._rank) * width + own % width) // SCALES_BLOCK
 
 
 class Int8Linear(QuantisedLinear):
-    """codes: (out, in) int8. scales: of each row an fp32, which 127 stands for."""
+    """A layer in int8. codes: (out, in) int8. scales: for each row an fp32, which 127 stands for."""
 
     def _layout(self) -> tuple[Tensor, Tensor]:
         codes = torch.empty(self.out_features, self.in_features, dtype=torch.int8, device="meta")
@@ -187,7 +191,7 @@ def _bitsandbytes() -> Any:
 
 @torch.compiler.assume_constant_result
 def _table(device: torch.device) -> Tensor:
-    """The 256 values that codes of scales point into (Dettmers et al. 2022, "8-bit Optimizers")."""
+    """Returns the 256 values that codes of scales point into (Dettmers et al. 2022, "8-bit Optimizers")."""
     return _made_table(device)
 
 

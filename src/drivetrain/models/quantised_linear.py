@@ -1,4 +1,4 @@
-"""A linear layer whose weights are codes: what its formats have in common.
+"""A linear layer whose weights are codes: the common part of its formats.
 
 Codes and scales are plain frozen parameters of bytes, which every engine shards, gathers and moves like others, and
 which no change of dtype touches. Weights are made anew for each product, forward and backward, in its dtype, and are
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 
 class QuantisedLinear(nn.Linear, ABC):
-    """x W^T + b. weight: codes; scales: what they are multiplied by, as bytes."""
+    """Computes x W^T + b. weight: codes; scales: their factors, as bytes."""
 
     weights_a_code = 1  # that each number of the codes stands for
     adds_bias = True  # but where several ranks have parts of the inputs, and someone sums the products
@@ -35,7 +35,9 @@ class QuantisedLinear(nn.Linear, ABC):
         self.scales = nn.Parameter(scales, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in) → (..., out), in autocast's dtype where there is one, else in that of x."""
+        """Returns (..., out) for (..., in), in autocast's dtype if there is one, else in that of x."""
+        if x.is_meta:  # only shapes are wanted: autocast does not know this device, and there are no codes to unpack
+            return x.new_empty(*x.shape[:-1], self.out_features)
         kind = x.device.type
         computes_in = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         bias = None if self.bias is None or not self.adds_bias else _own(self.bias).to(computes_in)
@@ -44,9 +46,9 @@ class QuantisedLinear(nn.Linear, ABC):
         return product
 
     def keep_share(self, dim: int, rank: int, ranks: int) -> None:
-        """Keep, in place, one rank's part of the outputs (dim 0) or inputs (1): the same codes of the same weights.
+        """Keeps, in place, one rank's part of the outputs (dim 0) or inputs (1): the same codes of the same weights.
 
-        To be asked before: whole_because. The bias stays whole.
+        Check whole_because first. The bias stays whole.
         """
         codes, scales = self._share(dim, rank, ranks)
         self.weight = nn.Parameter(codes, requires_grad=False)
@@ -58,12 +60,12 @@ class QuantisedLinear(nn.Linear, ABC):
             self.in_features //= ranks
 
     def whole_because(self, dim: int, ranks: int) -> str | None:
-        """Why its outputs (dim 0) or inputs (1), a multiple of ranks, cannot be shared out. None where they can."""
+        """Returns why its outputs (dim 0) or inputs (1), a multiple of ranks, cannot be split. None if they can."""
         del dim, ranks
         return None
 
     def dequantize(self) -> Tensor:
-        """The weights, (out, in) fp32. By this name PEFT's DoRA finds them, where there is a W_q."""
+        """Returns the weights, (out, in) fp32. PEFT's DoRA finds them by this name, where there is a W_q."""
         return self.unpacked(self.weight, self.scales, torch.float32)
 
     @property
@@ -72,23 +74,23 @@ class QuantisedLinear(nn.Linear, ABC):
 
     @abstractmethod
     def packed(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes and scales of (out, in) weights."""
+        """Returns codes and scales of (out, in) weights."""
 
     @abstractmethod
     def _layout(self) -> tuple[Tensor, Tensor]:
-        """The same without numbers, on the meta device."""
+        """Returns the shapes of codes and scales, on the meta device."""
 
     @abstractmethod
     def _share(self, dim: int, rank: int, ranks: int) -> tuple[Tensor, Tensor]:
-        """Codes and scales of one rank's part, of which `unpacked` makes its weights."""
+        """Returns codes and scales of one rank's part, from which `unpacked` makes its weights."""
 
     @abstractmethod
     def unpacked(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-        """The reverse of packed: (out, in)."""
+        """Reverses `packed`: (out, in)."""
 
 
 class _Product(torch.autograd.Function):
-    """F.linear, whose weight is unpacked for each of its two products; the codes alone are kept between them."""
+    """F.linear whose weight is unpacked for each of its two products; only the codes are kept between them."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, codes: Tensor, scales: Tensor, unpacked: Any) -> Tensor:
@@ -108,17 +110,17 @@ class _Product(torch.autograd.Function):
 
 
 def as_floats(scales: Tensor) -> Tensor:
-    """Copied first: an engine may hand over a piece of its own buffer that starts where no number could."""
+    """Reads bytes as floats. Copies first: an engine may pass a piece of its own buffer that is not aligned."""
     return scales.clone().view(torch.float32)
 
 
 def share_of(numbers: Tensor, rows: int, rank: int, ranks: int) -> Tensor:
-    """Of numbers that lie row by row a part of each row, flat: (rows, ranks, n)[:, rank]."""
+    """Returns a part of each row of numbers that lie row by row, flat: (rows, ranks, n)[:, rank]."""
     return numbers.reshape(rows, ranks, -1)[:, rank].flatten()
 
 
 def share_of_rows(codes: Tensor, scales: Tensor, dim: int, rank: int, ranks: int) -> tuple[Tensor, Tensor]:
-    """Of (out, in) codes with an fp32 for each row."""
+    """Returns a rank's share of (out, in) codes with an fp32 for each row."""
     own = scales.clone() if dim else as_floats(scales).chunk(ranks)[rank].view(torch.uint8)
     return codes.chunk(ranks, dim)[rank].contiguous(), own
 

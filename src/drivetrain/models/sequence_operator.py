@@ -26,8 +26,7 @@ def attend_apart(
 ) -> Tensor:
     """Returns (B, T, heads, width). query: (B, heads, T, width); key and value may have fewer heads.
 
-    bounds: as `packed_attention.bounds_of` gives them. window: positions that each sees, itself included; None: all
-    before it.
+    bounds: from `packed_attention.bounds_of`. window: positions that each sees, itself included; None: all before it.
     """
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
@@ -41,7 +40,7 @@ def attend_apart(
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, window: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns what attention gives, (B, heads, T, width), and logarithms of sums, (B, heads, T) fp32.
+    """Returns attention's output, (B, heads, T, width), and logarithms of sums, (B, heads, T) fp32.
 
     window: 0 for none.
     """
@@ -111,14 +110,14 @@ _attend.register_autograd(_differentiate, setup_context=_save)
 
 
 def _empty(query: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows are laid out by position, as the layer after attention reads them."""
+    """Allocates rows by position, the order in which the layer after attention reads them."""
     batch, heads, length, width = query.shape
     given = torch.empty(batch, length, heads, width, dtype=query.dtype, device=query.device).transpose(1, 2)
     return given, torch.empty(batch, heads, length, dtype=torch.float32, device=query.device)
 
 
 def _sequences(bounds: Tensor) -> Iterator[tuple[int, int, int]]:
-    """Row, begin and end of each sequence that has a length."""
+    """Yields row, begin and end of each sequence that has a length."""
     for row, places in enumerate(on_host(bounds)[:, 0, 0]):
         for begin, end in zip(places[:-1].tolist(), places[1:].tolist(), strict=True):
             if end > begin:
@@ -131,7 +130,7 @@ def _part(tensor: Tensor, row: int, begin: int, end: int) -> Tensor:
 
 
 def _how(length: int, window: int, scale: float, like: Tensor) -> dict[str, Any]:
-    """What the kernels take beside tensors: causal, or a mask where the window is shorter than the sequence."""
+    """Returns the kernels' arguments beside tensors: causal, or a mask if the window is shorter than the sequence."""
     if not window or length <= window:
         return {"is_causal": True, "scale": scale}
     behind = np.arange(length)[:, None] - np.arange(length)

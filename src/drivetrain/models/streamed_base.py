@@ -1,9 +1,10 @@
-"""A frozen base quantised while its files are read: no more than one of its linear weights is there in fp32 at a time.
+"""Quantises a frozen base while its files are read: no more than one of its linear weights is in memory in fp32 at a
+time.
 
-Loaded whole and then quantised, a base would take eight times the memory of what stays of it. Transformers lets a
-quantiser in where each weight has been read, renamed and cast to fp32; the codes and scales made of it there are, to
-the bit, those that `quantise` makes of the whole model. What this way does not cover (a folder that lacks weights, or
-holds some of another shape, or not finite ones) is left to `quantise`, which knows what to say.
+A base that is loaded whole and then quantised takes eight times the memory of its final form. Transformers lets a
+quantiser work on each weight once it has been read, renamed and cast to fp32; the codes and scales made there are, to
+the bit, those that `quantise` makes of the whole model. Cases that this way does not cover (a folder that lacks
+weights, or holds some of another shape, or not finite ones) are left to `quantise`, which reports them.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ METHOD = "drivetrain"
 
 
 class Streaming(QuantizationConfigMixin):
-    """What `from_pretrained` takes as quantization_config; for one load.
+    """A quantization_config for `from_pretrained`; for one load.
 
     Attributes:
-        seen: of each weight that was quantised its name, and what `look` made of it before.
+        seen: name of each weight that was quantised → result of `look` on it before.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Streaming(QuantizationConfigMixin):
         self.seen: dict[str, bytes] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Streaming:
-        """Transformers copies a model's config, of which it makes this a part meanwhile."""
+        """Transformers copies a model's config, of which this is a part during loading."""
         del memo
         return self
 
@@ -63,7 +64,7 @@ class _Quantiser(HfQuantizer):
     quantization_config: Streaming
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **given: Any) -> None:
-        """The layers, without numbers, in place of the linear ones."""
+        """Puts the layers, without numbers, in place of the linear ones."""
         del given
         asked = self.quantization_config
         tied = {name.rpartition(".")[0] for pair in model.all_tied_weights_keys.items() for name in pair}
@@ -79,7 +80,7 @@ class _Quantiser(HfQuantizer):
         return _Quantise(self.quantization_config)
 
     def postprocess_model(self, model: PreTrainedModel, **given: Any) -> None:
-        """It is a model like any other, whose layers engines and PEFT know: nothing marks it as quantised."""
+        """Leaves the model without a mark of quantisation: engines and PEFT know its layers."""
         del given
         self.remove_quantization_config(model)
 
@@ -97,7 +98,8 @@ class _Quantise(ConversionOps):
 
     @torch.no_grad()
     def convert(self, input_dict: Mapping[str, Any], **given: Any) -> dict[str, Tensor]:
-        """{name: weight, or a list of one} → {name: codes, name of the scales: scales}; others as they are."""
+        """Converts {name: weight, or a list of one} → {name: codes, name of the scales: scales}; others are
+        unchanged."""
         del given
         found: dict[str, Tensor] = {}
         for name, value in input_dict.items():

@@ -25,8 +25,8 @@ from drivetrain.optim.low_bit import hush
 
 
 class Int4Linear(QuantisedLinear):
-    """codes: (out, in / 2) uint8, q + 8 of two neighbours a byte, the first in the low half. scales: an fp32 for each
-    group, row by row, then an int8 zero point for each."""
+    """A layer in int4. codes: (out, in / 2) uint8, q + 8 of two neighbours a byte, the first in the low half. scales:
+    an fp32 for each group, row by row, then an int8 zero point for each."""
 
     weights_a_code = 2
 
@@ -71,7 +71,7 @@ class Int4Linear(QuantisedLinear):
         return self.weight.chunk(ranks, dim)[rank].contiguous(), scales
 
     def unpacked(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-        """From a piece of rows too, with the scales of that piece."""
+        """Unpacks a piece of rows too, with the scales of that piece."""
         floats = as_floats(scales[: scales.numel() // 5 * 4])
         zeros = scales[scales.numel() // 5 * 4 :].view(torch.int8)
         found = torch.stack([codes & 15, codes >> 4], -1).to(torch.int8) - 8
@@ -80,7 +80,7 @@ class Int4Linear(QuantisedLinear):
 
 
 class TorchaoInt8Linear(QuantisedLinear):
-    """codes: (out, in) int8. scales: of each row an fp32, a step."""
+    """A layer in torchao's int8. codes: (out, in) int8. scales: for each row an fp32, a step."""
 
     def _layout(self) -> tuple[Tensor, Tensor]:
         codes = torch.empty(self.out_features, self.in_features, dtype=torch.int8, device="meta")

@@ -1,4 +1,5 @@
-"""Transformers classifiers: from a folder or the hub with their weights, or from a config with a random start."""
+"""Builds Transformers classifiers: from a folder or the hub with their weights, or from a config with a random
+start."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def build_classifier(
     trusted: bool = False,
     adapters: AdapterSet | None = None,
 ) -> nn.Module:
-    """A Transformers classifier over `labels`, in fp32, in evaluation mode if loaded and training mode if made.
+    """Returns a Transformers classifier over `labels`, in fp32, in evaluation mode if loaded and training mode if made.
 
     auto_class: AutoModelForImageClassification, AutoModelForSequenceClassification, ...
     path: a local folder or a hub id to start from; or else
@@ -89,7 +90,7 @@ def _make(auto_class: str, given: Mapping[str, Any], labels: Sequence[str], fiel
 
 
 def config_problems(auto_class: str, given: Mapping[str, Any], field: str) -> list[Problem]:
-    """Everything that is wrong with a model config, short of building the model."""
+    """Returns everything that is wrong with a model config, without building the model."""
     import transformers
 
     try:
@@ -104,7 +105,7 @@ def config_problems(auto_class: str, given: Mapping[str, Any], field: str) -> li
 
 
 def config_accepts(config: Mapping[str, Any], key: str) -> bool:
-    """Whether the config of `config["model_type"]` has the field `key`; False for a model type that does not exist."""
+    """Returns whether the config of `config["model_type"]` has the field `key`; False for an unknown model type."""
     from transformers import CONFIG_MAPPING
 
     model_type = config.get("model_type")
@@ -127,10 +128,10 @@ def _config_class(auto: Any, auto_class: str, model_type: Any, field: str) -> ty
 
 
 def _unknown_keys(config_class: type, given: Mapping[str, Any], field: str) -> Iterator[Problem]:
-    """Keys that Transformers would take without a word and never read.
+    """Returns keys that Transformers would silently accept and never read.
 
     Beside the fields a config declares it understands older spellings (rope_theta), which it takes out of the keyword
-    arguments. What is left over it stores as it came: those are the unknown ones. Generation settings it drops.
+    arguments. The rest it stores unread: those are the unknown ones. Generation settings it drops.
     """
     from transformers import GenerationConfig
 
@@ -157,7 +158,7 @@ def _declared_keys(config_class: Any) -> set[str]:
 
 
 def _bad_values(config_class: type, given: Mapping[str, Any], field: str) -> Iterator[Problem]:
-    """Each value that the config refuses by itself; if there is none, what it refuses of them together."""
+    """Returns each value that the config refuses by itself; if there is none, its error about all values together."""
     together = _refusal(config_class, given)
     if together is None:
         return
@@ -221,7 +222,7 @@ def _load(
 
 
 def _loaded(auto: Any, path: str, trusted: bool, given: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-    """The model, and what of it the folder did not have."""
+    """Returns the model, and the names that the folder did not have."""
     found: tuple[Any, Mapping[str, Any]] = auto.from_pretrained(
         path,
         dtype=torch.float32,
@@ -236,8 +237,8 @@ def _loaded(auto: Any, path: str, trusted: bool, given: Mapping[str, Any]) -> tu
 def _quantised(
     auto: Any, path: str, trusted: bool, given: Mapping[str, Any], streaming: Streaming | None
 ) -> tuple[Any, Mapping[str, Any]] | None:
-    """The same, its linear weights quantised as they came; None where that is not asked for, or where only the whole
-    model tells why it cannot be."""
+    """Returns the same with linear weights quantised as they were read; None if this is not requested, or if only the
+    whole model shows why it cannot be quantised."""
     if streaming is None or torch.get_default_device().type == "meta":
         return None
     try:
@@ -255,7 +256,7 @@ def _quantised(
 
 
 def _say_what_is_new(model: Any, info: Mapping[str, Any], path: str, field: str, warn: Warn, whole: bool) -> None:
-    """whole: a model that has no new head to learn must have all else."""
+    """Warns of new weights. whole: a model without a new head to learn must have all others."""
     body = f"{model.base_model_prefix}."
     mismatched = {entry[0]: (tuple(entry[1]), tuple(entry[2])) for entry in info["mismatched_keys"]}
     in_body = sorted(name for name in mismatched if name.startswith(body))
@@ -281,7 +282,8 @@ def _say_what_is_new(model: Any, info: Mapping[str, Any], path: str, field: str,
 
 
 def _say_if_classes_differ(trained: Any, labels: Sequence[str], info: Mapping[str, Any], warn: Warn) -> None:
-    """A head of the right size is kept: its outputs may still mean other classes, or the same ones in another order."""
+    """Warns if classes differ. A head of the right size is kept: its outputs may still mean other classes, or the same
+    ones in another order."""
     before = [str(trained.id2label[i]) for i in sorted(trained.id2label)]
     unnamed = all(name == f"LABEL_{i}" for i, name in enumerate(before))
     if len(before) == len(labels) and not info["missing_keys"] and not unnamed and before != list(labels):
@@ -303,7 +305,7 @@ def _label_maps(labels: Sequence[str]) -> dict[str, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without Transformers' bars and tables: what matters of them is said in our own words."""
+    """Silences Transformers' bars and tables while the block runs; our own messages report what matters."""
     from transformers.utils import logging as transformers_logging
 
     verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()

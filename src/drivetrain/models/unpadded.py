@@ -1,9 +1,9 @@
-"""Texts of a batch laid end to end in one row, for encoders with a classification head: no padding is computed.
+"""Lays the texts of a batch end to end in one row, for encoders with a classification head: no padding is computed.
 
-As packed sequences of language models (`packed_attention`), but attention looks both ways, and the head wants one place
-of each text, the first. That place is picked inside the model by a forward hook: where the last layer's attention ends
-if the model allows it, so that the last layer's feed-forward block computes first places alone, else where the stack of
-layers ends. What follows sees texts of one place each, (S, 1, width), and takes the first as it always does.
+Like packed sequences of language models (`packed_attention`), but attention looks both ways, and the head needs one
+place of each text, the first. That place is picked inside the model by a forward hook: where the last layer's attention
+ends if the model allows it, so that the last layer's feed-forward block computes first places alone, else where the
+stack of layers ends. What follows sees texts of one place each, (S, 1, width), and takes the first as it always does.
 
 Whether a model can do that is found out by a twin of two layers with random weights, the same on every rank: its loss
 and every gradient must be those of a padded batch. Dropout draws other masks of the same rate than in a padded batch.
@@ -37,7 +37,7 @@ KNOWN = 64  # tokens of the twin's vocabulary, or as many as its padding token a
 
 @dataclass(frozen=True)
 class Places:
-    """How a model counts a text's positions: from `first`; `skipped`: the token that does not count (RoBERTa's
+    """The way a model counts a text's positions: from `first`; `skipped`: the token that does not count (RoBERTa's
     padding), which has the position `first - 1`."""
 
     first: int = 0
@@ -52,10 +52,10 @@ class Places:
 
 
 def use_unpadded(model: nn.Module, trusted: bool, warn: Warn = LOG.warning) -> Places | None:
-    """Let the model take a row of several texts; returns how their positions are counted.
+    """Lets the model take a row of several texts; returns how their positions are counted.
 
-    None where the model cannot, which is then as it was; `warn` gets the reason. trusted: whether the model is code
-    that lies beside its weights. Inputs of such a row: `row_inputs`.
+    Returns None if the model cannot, and leaves it unchanged; `warn` gets the reason. trusted: whether the model is
+    code that lies beside its weights. Inputs of such a row: `row_inputs`.
     """
     reason, found = _why_not_known(model, trusted), None
     if reason is None:
@@ -69,7 +69,8 @@ def use_unpadded(model: nn.Module, trusted: bool, warn: Warn = LOG.warning) -> P
 
 
 def row_inputs(ids: Tensor, positions: Tensor, lengths: Tensor, segments: Tensor | None) -> dict[str, Tensor]:
-    """Keyword arguments for the model. ids, positions, segments: (1, T). lengths: (S,) of the texts, in order."""
+    """Returns keyword arguments for the model. ids, positions, segments: (1, T). lengths: (S,) of the texts, in
+    order."""
     inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": bounds_of_lengths(lengths)}
     return inputs if segments is None else {**inputs, "token_type_ids": segments}
 
@@ -105,7 +106,7 @@ class _Way:
 
 
 def _way_of(model: nn.Module) -> _Way | None:
-    """The cheapest way by which a twin gives the same; None where there is none."""
+    """Returns the cheapest way in which a twin computes the same; None if there is none."""
     with torch.device("cpu"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         twin = _twin(model)
@@ -134,7 +135,7 @@ def _ways(model: nn.Module) -> Iterator[_Way]:
 
 
 def _twin(model: nn.Module) -> nn.Module:
-    """A small model of the same class and config, in fp32."""
+    """Returns a small model of the same class and config, in fp32."""
     config: Any = copy.deepcopy(model.config)
     config.num_hidden_layers = 2
     config.vocab_size = min(config.vocab_size, max(KNOWN, (getattr(config, "pad_token_id", None) or 0) + 1))
@@ -143,7 +144,7 @@ def _twin(model: nn.Module) -> nn.Module:
 
 
 def _tried(twin: nn.Module, places: Places | None) -> list[Tensor]:
-    """Logits and gradients for TRIED texts: padded, or in one row, whose positions are counted so."""
+    """Returns logits and gradients for TRIED texts: padded, or in one row with positions counted in this way."""
     generator, config = torch.Generator().manual_seed(0), twin.config
     padding: Any = getattr(config, "pad_token_id", None) or 0
     texts = [torch.randint(padding + 1, config.vocab_size, (n,), generator=generator) for n in TRIED]  # type: ignore
@@ -183,7 +184,7 @@ def position_table(model: nn.Module) -> nn.Embedding | None:
 
 
 def _stack_of(model: nn.Module) -> tuple[nn.Module, nn.ModuleList] | None:
-    """The module that runs all layers, and the layers. Not the model itself, whose output is the logits."""
+    """Returns the module that runs all layers, and the layers. Not the model itself, whose output is the logits."""
     number = getattr(model.config, "num_hidden_layers", None)
     for name, module in model.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == number and "." in name:
@@ -197,7 +198,8 @@ def _found(stack: tuple[nn.Module, nn.ModuleList] | None) -> tuple[nn.Module, An
 
 
 def _pick(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], output: Any) -> Any:
-    """First places of a row's texts, in place of all: (1, T, width) → (S, 1, width). Other batches stay."""
+    """Picks the first places of a row's texts, in place of all: (1, T, width) → (S, 1, width). Other batches are
+    unchanged."""
     del module
     bounds = next((each for each in (*args, *kwargs.values()) if are_bounds(each)), None)
     if bounds is None:

@@ -1,14 +1,14 @@
-"""bf16 and fp16 on a CPU that has no instructions for them.
+"""Computes bf16 and fp16 on a CPU that has no instructions for them.
 
-PyTorch then falls back to scalar kernels: a 512 x 512 product in bf16 took 203 ms where fp32 took 2 ms (two AVX2
-cores, torch 2.13). Tensor cores and AVX-512 BF16 multiply half-precision inputs and accumulate in fp32, then round
-once. The same arithmetic is had from the fp32 kernels: inputs already rounded to 16 bits are exact in fp32, their
-products too, sums accumulate in fp32, and the result is rounded back. So matrix products and convolutions of 16-bit
-inputs are sent to the fp32 kernels, everything else stays with PyTorch. Fused attention goes the same way; its
-probabilities then stay in fp32 between its two products, where hardware rounds them.
+PyTorch then falls back to scalar kernels: a 512 x 512 product in bf16 took 203 ms where fp32 took 2 ms (two AVX2 cores,
+torch 2.13). Tensor cores and AVX-512 BF16 multiply half-precision inputs and accumulate in fp32, then round once. The
+fp32 kernels can do the same arithmetic: inputs already rounded to 16 bits are exact in fp32, their products too, sums
+accumulate in fp32, and the result is rounded back. So matrix products and convolutions of 16-bit inputs are sent to the
+fp32 kernels, everything else stays with PyTorch. Fused attention goes the same way; its probabilities then stay in fp32
+between its two products, where hardware rounds them.
 
-The kernels are replaced below autograd and autocast, at the CPU dispatch key, so that dtypes, gradients and what is
-saved for the backward pass are what PyTorch makes them.
+The kernels are replaced below autograd and autocast, at the CPU dispatch key, so that dtypes, gradients and saved
+tensors are those of PyTorch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _LOW = frozenset({torch.float16, torch.bfloat16})
 
 @contextmanager
 def fp32_products(active: bool) -> Iterator[None]:
-    """Within, if active, 16-bit matrix products, convolutions and attention on the CPU run as rounded fp32 ones."""
+    """While the block runs, if active, 16-bit matrix products, convolutions and attention on the CPU run as rounded
+    fp32 ones."""
     if not active:
         yield
         return
@@ -49,7 +50,8 @@ def fp32_products(active: bool) -> Iterator[None]:
 
 
 def _returning(original: Any, fp32_too: bool) -> Callable[..., Any]:
-    """fp32_too: beside 16-bit tensors the operator takes and gives fp32 ones (attention: mask, log-sum-exp)."""
+    """Replaces operators that return new tensors. fp32_too: they take and return fp32 tensors as well (attention: mask,
+    log-sum-exp)."""
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         low = _low_dtype(args, fp32_too)
@@ -67,7 +69,7 @@ def _returning(original: Any, fp32_too: bool) -> Callable[..., Any]:
 
 
 def _writing(original: Any) -> Callable[..., Tensor]:
-    """Operators that write into `out` or into their first argument, and return it."""
+    """Replaces operators that write into `out` or into their first argument, and return it."""
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Tensor:
         target: Tensor = kwargs.get("out", args[0])
@@ -82,7 +84,8 @@ def _writing(original: Any) -> Callable[..., Tensor]:
 
 
 def _low_dtype(args: Sequence[Any], fp32_too: bool) -> torch.dtype | None:
-    """The 16-bit dtype of the arguments. None if they are fp32, or mixed: PyTorch's kernel then refuses them."""
+    """Returns the 16-bit dtype of the arguments; None if they are fp32, or mixed: PyTorch's kernel then refuses
+    them."""
     dtypes = {arg.dtype for arg in args if isinstance(arg, Tensor)}
     if fp32_too:
         dtypes.discard(torch.float32)

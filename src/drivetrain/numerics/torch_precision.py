@@ -19,7 +19,7 @@ def dtype(name: str) -> torch.dtype:
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """The context of a forward pass. Code inside may open autocast(enabled=False) for an fp32 island."""
+    """Returns the context of a forward pass. Code inside may open autocast(enabled=False) for an fp32 island."""
     if not precision.autocast:
         return nullcontext()
     return torch.autocast(device.type, dtype=dtype(precision.compute))
@@ -31,9 +31,9 @@ def is_emulated(precision: Precision, machine: Machine) -> bool:
 
 @contextmanager
 def arithmetic(precision: Precision, machine: Machine) -> Iterator[None]:
-    """The process-wide switches of a precision, put back afterwards.
+    """Sets the process-wide switches of a precision while the block runs, and restores them.
 
-    PyTorch lets cuDNN round fp32 convolutions to tf32 unless told otherwise; `fp32` means fp32 here.
+    PyTorch lets cuDNN round fp32 convolutions to tf32 by default; `fp32` means fp32 here.
     """
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if precision.tf32 else "highest")

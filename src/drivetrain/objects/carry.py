@@ -1,11 +1,11 @@
-"""Objects on their way to the processes of ranks: pickled into a folder, with their numbers beside them.
+"""Carries objects to the processes of ranks: pickled into a folder, with their numbers beside them.
 
-Ranks are processes of their own that never import the caller's script, so that one without `if __name__ ==
-"__main__"` works. What that script or notebook defines (classes, functions, lambdas) is pickled by value, which
-cloudpickle does and plain pickle does not; what lies in modules is imported there, along the same sys.path.
+Ranks are processes of their own that never import the caller's script, so that one without `if __name__ == "__main__"`
+works. What that script or notebook defines (classes, functions, lambdas) is pickled by value, which cloudpickle does
+and plain pickle does not; what lies in modules is imported there, along the same sys.path.
 
-Numbers of tensors and arrays are not in the pickle but in a file that every rank maps (pickle protocol 5, PEP 574):
-the data set is in memory once, whatever the number of ranks. A page that a rank writes to becomes its own.
+Numbers of tensors and arrays are not in the pickle but in a file that every rank maps (pickle protocol 5, PEP 574): the
+data set is in memory once, whatever the number of ranks. A page that a rank writes to becomes its own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FIX = (
 
 
 def write(objects: Mapping[str, Any], folder: Path) -> None:
-    """Writes the objects into the folder. UserError with every one that cannot be pickled. Raises OSError."""
+    """Writes the objects into the folder. Raises UserError with every object that cannot be pickled, and OSError."""
     with (folder / OBJECTS).open("wb") as file, (folder / NUMBERS).open("wb") as numbers:
         places: list[tuple[int, int]] = []
 
@@ -58,7 +58,7 @@ def write(objects: Mapping[str, Any], folder: Path) -> None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Returns the objects that `write` left there. UserError for what this process cannot make again."""
+    """Returns the objects that `write` left there. Raises UserError for one that this process cannot make again."""
     with (folder / OBJECTS).open("rb") as file, (folder / NUMBERS).open("rb") as numbers:
         paths, places = pickle.load(file)
         sys.path += [path for path in paths if path not in sys.path]
@@ -78,7 +78,7 @@ class _Pickler(cloudpickle.Pickler):
         super().__init__(file, protocol=5, buffer_callback=aside)
 
     def reducer_override(self, given: Any) -> Any:
-        """Plain tensors travel as numbers on the CPU, so that no rank touches the GPU that the caller's are on."""
+        """Plain tensors travel as numbers on the CPU, so that no rank touches the GPU of the caller."""
         if type(given) in (Tensor, nn.Parameter) and given.layout is torch.strided and not given.is_quantized:
             flat = given.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             is_parameter = type(given) is nn.Parameter

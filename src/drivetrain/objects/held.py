@@ -18,7 +18,7 @@ _held: dict[str, Any] = {}
 
 @contextmanager
 def holding(objects: Mapping[str, Any]) -> Iterator[None]:
-    """Within, the objects are found under their names."""
+    """While the block runs, the objects are found under their names."""
     before = dict(_held)
     _held.update(objects)
     try:

@@ -25,8 +25,9 @@ LEAST = 4096  # numbers from which on torchao quantises a moment
 
 
 def hush() -> None:
-    """torchao, which transformers imports wherever it is installed, warns of each kernel in its wheel that is for
-    another Python or GPU, and torch of what torchao registers; bitsandbytes of a package that it can do without."""
+    """Silences warnings: torchao, which transformers imports wherever it is installed, warns of each kernel in its
+    wheel for another Python or GPU, torch warns of operators that torchao registers, and bitsandbytes of an optional
+    package."""
     for name in ("torchao", "bitsandbytes", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
@@ -41,7 +42,7 @@ def _package(cls: type) -> str:
 
 @functools.cache
 def fitted(cls: Any, compiles: bool) -> type[torch.optim.Optimizer]:
-    """The class as this project uses it: torchao's with three changes, any other as it is."""
+    """Returns the class as this project uses it: torchao's with three changes, any other unchanged."""
     if _package(cls) != "torchao":
         return cls
 
@@ -55,8 +56,8 @@ def fitted(cls: Any, compiles: bool) -> type[torch.optim.Optimizer]:
                 return super().step(closure)
 
         def _new_buffer(self, p: Tensor, signed: bool) -> Tensor:
-            """Each rank decides by the size of its own shard whether to quantise it. Where shards are uneven they may
-            come to different answers, and nobody could gather such a moment: it then stays whole on all of them."""
+            """Each rank decides by the size of its own shard whether to quantise it. With uneven shards the decisions
+            may differ, and such a moment could not be gathered: it then stays whole on all of them."""
             sizes = shard_sizes(p)
             if len(set(sizes)) > 1 and not (min(sizes) >= LEAST and fill_blocks(sizes, self.block_size)):
                 return torch.zeros_like(p)
@@ -65,7 +66,8 @@ def fitted(cls: Any, compiles: bool) -> type[torch.optim.Optimizer]:
 
         @staticmethod
         def _subclass_zeros(p: Tensor, signed: bool, block_size: int) -> Any:
-            """Said to be fp32, which is what they stand for: of 16-bit shards torch would take two different views."""
+            """Declares the tensor as fp32, which it stands for: of 16-bit shards torch would take two different
+            views."""
             return cls._subclass_zeros(p, signed, block_size).float()
 
     Fitted.__name__, Fitted.__module__ = cls.__name__, cls.__module__
@@ -77,7 +79,7 @@ def fill_blocks(sizes: Sequence[int], block: int) -> bool:
 
 
 def shard_sizes(parameter: Tensor) -> list[int]:
-    """How many of a parameter's numbers each rank holds; sharded along its first dimension, as FSDP does it."""
+    """Returns how many of a parameter's numbers each rank holds, sharded along its first dimension as in FSDP."""
     if not isinstance(parameter, DTensor):
         return [parameter.numel()]
     (axis,) = [i for i, placement in enumerate(parameter.placements) if placement.is_shard()]
@@ -87,14 +89,15 @@ def shard_sizes(parameter: Tensor) -> list[int]:
 
 
 def check_whole(cls: type[torch.optim.Optimizer], parameters: Sequence[Tensor]) -> None:
-    """UserError if bitsandbytes, whose kernels know plain tensors only, is given shards."""
+    """Raises UserError if bitsandbytes, whose kernels support plain tensors only, gets shards."""
     if _package(cls) == "bitsandbytes" and any(isinstance(p, DTensor) for p in parameters):
         why = f"{cls.__name__} of bitsandbytes updates whole tensors, and this engine shards them"
         raise problem("optimizer.name", why, "give adamw8bit (torchao), or take engine=ddp")
 
 
 def page_again(optimizer: Any) -> None:
-    """bitsandbytes' paged optimizers load codes into plain memory of the GPU: back to pages that may leave it."""
+    """Moves loaded codes back to pages that may leave the GPU: bitsandbytes' paged optimizers load them into plain
+    memory."""
     if not getattr(optimizer, "is_paged", False):
         return
     for parameter, state in optimizer.state.items():
@@ -105,7 +108,7 @@ def page_again(optimizer: Any) -> None:
 
 
 def check_pieces(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> None:
-    """Have the first step raise UserError if an engine has put other tensors in the parameters' place.
+    """Makes the first step raise UserError if an engine has replaced the parameters by other tensors.
 
     DeepSpeed's partitions hold pieces of many parameters; their codes and scales belong to none, and could not be saved
     by name.

@@ -26,7 +26,7 @@ REFUSED = {**dict.fromkeys(("galore_torch", "q_galore_torch", "apollo_torch"), B
 
 
 def check_does_as_it_says(path: str) -> None:
-    """UserError for classes that would look done and are not."""
+    """Raises UserError for classes that seem to work and do not."""
     package, _, name = path.replace(":", ".").partition(".")
     if package in REFUSED and (package != "pytorch_optimizer" or name.endswith("APOLLO")):
         fix = "give galore (pip install 'drivetrain[lowrank]'), adafactor or adamw8bit"
@@ -35,8 +35,8 @@ def check_does_as_it_says(path: str) -> None:
 
 @functools.cache
 def fitted(cls: Any) -> type[torch.optim.Optimizer]:
-    """GaLore with arguments of its own for what it reads from parameter groups, and a state that is plain tensors when
-    it is saved; any other class as it is."""
+    """Returns GaLore with explicit arguments for those it reads from parameter groups, and with a state that is plain
+    tensors when it is saved; any other class unchanged."""
     if cls.__module__ != "pytorch_optimizer.optimizer.galore":
         return cls
 
@@ -83,7 +83,7 @@ def _check(rank: int, gap: int) -> None:
 
 
 def _plain(state: dict[str, Any]) -> dict[str, Any]:
-    """A parameter's state as a checkpoint has it; also what was loaded and not yet used."""
+    """Returns a parameter's state in a checkpoint's form; also a state that was loaded and not yet used."""
     projector = state.get(PROJECTOR)
     if projector is None or isinstance(projector, dict):
         return state
@@ -91,7 +91,7 @@ def _plain(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _projector(parts: dict[str, Any], group: dict[str, Any]) -> Any:
-    """The reverse, with this run's arguments. UserError where moments that were saved do not fit them."""
+    """Restores the projector, with this run's arguments. Raises UserError if saved moments do not fit them."""
     from pytorch_optimizer.optimizer.utils.galore import GaLoreProjector
 
     for name in FIT:
@@ -105,7 +105,7 @@ def _projector(parts: dict[str, Any], group: dict[str, Any]) -> Any:
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """What a projector holds; nothing of anything else."""
+    """Returns the tensors that a projector holds; none for any other object."""
     parts = value if isinstance(value, dict) else vars(value) if hasattr(value, FOUND[0]) else {}
     found = parts.get(FOUND[0])
     return [part for part in (found if isinstance(found, tuple) else (found,)) if isinstance(part, Tensor)]

@@ -1,4 +1,4 @@
-"""Optimizers."""
+"""Builds optimizers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Maker = Callable[[type[torch.optim.Optimizer], list[dict[str, Any]], dict[str, A
 
 class OptimizerFactory(Protocol):
     def __call__(self, model: nn.Module, make: Maker = ...) -> torch.optim.Optimizer:
-        """The optimizer of a model. make: puts class, parameter groups and arguments together."""
+        """Returns the optimizer of a model. make: puts class, parameter groups and arguments together."""
 
 
 def plainly(
@@ -44,7 +44,7 @@ FUSED = {"sgd", "adam", "adamw"}
 def optimizer_factory(
     config: training.Optimizer, compiles: bool = False, rate_factor: Callable[[str], float] = lambda _: 1.0
 ) -> OptimizerFactory:
-    """A function that makes the optimizer of a model, called by the engine after wrapping.
+    """Returns a function that makes the optimizer of a model, called by the engine after wrapping.
 
     compiles: whether an update that can be compiled on a CPU is. rate_factor: parameter name → factor of its rate.
     """
@@ -84,7 +84,7 @@ def own_function(config: training.Optimizer) -> Callable[..., Any] | None:
 
 
 def _arguments_of_function(function: Callable[..., Any], config: training.Optimizer) -> dict[str, Any]:
-    """Its options, and the run file's learning rate where it takes one."""
+    """Returns the options of the user's function, and the run file's learning rate if it takes one."""
     takes_lr = "lr" in inspect.signature(function).parameters
     return {**({"lr": config.lr} if takes_lr else {}), **config.options}
 
@@ -92,8 +92,8 @@ def _arguments_of_function(function: Callable[..., Any], config: training.Optimi
 def factory_of(function: Callable[..., Any], field: str = "optimizer") -> OptimizerFactory:
     """Returns the factory that calls a function of the user's: parameters → torch.optim.Optimizer.
 
-    It is called once the engine has wrapped the model, whose parameters are others by then. Weight decay and groups are
-    the function's own. field: where the function was named, for errors.
+    It is called once the engine has wrapped the model, since wrapping may replace parameters. Weight decay and groups
+    are the function's own. field: where the function was named, for errors.
     """
 
     def build(model: nn.Module, make: Maker = plainly) -> torch.optim.Optimizer:
@@ -112,7 +112,7 @@ def factory_of(function: Callable[..., Any], field: str = "optimizer") -> Optimi
 def made_by(
     function: Callable[..., Any], parameters: list[nn.Parameter], field: str = "optimizer"
 ) -> torch.optim.Optimizer:
-    """Calls a user's function. UserError unless it makes an optimizer of these parameters."""
+    """Calls a user's function. Raises UserError unless it makes an optimizer of these parameters."""
     name = getattr(getattr(function, "func", function), "__name__", "the function")
     line = "give a function of parameters: optimizer=lambda parameters: AdamW(parameters, lr=3e-4)"
     try:
@@ -131,11 +131,12 @@ def made_by(
 
 
 def _fuses(config: training.Optimizer, parameters: list[nn.Parameter]) -> bool:
-    """Whether one kernel may update all parameters. A user's optimizer, or one with such options, decides itself.
+    """Returns whether one kernel may update all parameters. A user's optimizer, or one with options for it, decides
+    itself.
 
     SGD's on a CPU only in fp32: torch 2.13's leaves 16-bit parameters as they are (its vector path writes nothing
-    back), which looks like a model that does not learn. Adam's and AdamW's compute 16-bit updates in fp32 and leave
-    out a step that is refused (`found_inf`), as on a GPU. tests/optim/test_optimizers.py watches both.
+    back), which looks like a model that does not learn. Adam's and AdamW's compute 16-bit updates in fp32 and leave out
+    a step that is refused (`found_inf`), as on a GPU. tests/optim/test_optimizers.py watches both.
     """
     if config.name not in FUSED or config.options.keys() & {"foreach", "differentiable", "dampening"}:
         return False
@@ -147,10 +148,10 @@ def _fuses(config: training.Optimizer, parameters: list[nn.Parameter]) -> bool:
 
 
 def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Let fused SGD start from zero momentum, which gives the same updates.
+    """Makes fused SGD start from zero momentum, which gives the same updates.
 
-    torch 2.13 starts it from uninitialised memory instead: that stays if the first step overflows and is skipped, and
-    a parameter that gets its first gradient later than its group is refused.
+    torch 2.13 starts it from uninitialised memory instead: that stays if the first step overflows and is skipped, and a
+    parameter that gets its first gradient later than its group is refused.
     """
     for group in optimizer.param_groups:
         if group["fused"] and group["momentum"]:
@@ -176,7 +177,7 @@ def _imported(config: training.Optimizer) -> type[torch.optim.Optimizer]:
 
 
 def _check_state(optimizer: torch.optim.Optimizer) -> None:
-    """Have the first step raise UserError if it leaves a state that has no form in a checkpoint."""
+    """Makes the first step raise UserError if it leaves a state that has no form in a checkpoint."""
     own: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
     name = type(own).__name__
 
@@ -214,7 +215,8 @@ def _arguments(config: training.Optimizer, cls: type[torch.optim.Optimizer]) -> 
 def _groups(
     named: Iterable[tuple[str, nn.Parameter]], config: training.Optimizer, rate_factor: Callable[[str], float]
 ) -> list[dict[str, Any]]:
-    """Matrices and filters decay; biases, gains and other vectors do not (as in BERT's and GPT's training)."""
+    """Groups parameters: matrices and filters decay; biases, gains and other vectors do not (as in BERT's and GPT's
+    training)."""
     found: dict[tuple[bool, float], list[nn.Parameter]] = {}
     for name, parameter in named:
         found.setdefault((parameter.ndim < 2, rate_factor(name)), []).append(parameter)

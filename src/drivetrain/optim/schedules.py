@@ -25,17 +25,17 @@ Shape = Callable[[training.Schedule, float], float]
 
 class LrFactor(Protocol):
     def __call__(self, updates: int, skipped: int = 0) -> float:
-        """Return the factor of the peak learning rate for the next update, after so many updates and skipped steps."""
+        """Returns the factor of the peak learning rate for the next update, after so many updates and skipped steps."""
 
 
 def lr_factor(config: training.Schedule, total_steps: int) -> LrFactor:
-    """Return the learning-rate schedule of a run of `total_steps`.
+    """Returns the learning-rate schedule of a run of `total_steps`.
 
-    The warm-up rises linearly, from 1 / (warmup + 1) for the first update to 1 after `warmup` updates. What follows is
+    The warm-up rises linearly, from 1 / (warmup + 1) for the first update to 1 after `warmup` updates. The rest is
     spread over the remaining updates, and reaches its end after the last of them, so that no update is made at a rate
-    of 0. `onecycle` and functions of the user's rule the whole run themselves.
+    of 0. `onecycle` and the user's functions cover the whole run themselves.
 
-    UserError if a function of the user's cannot be called, or gives anything but a finite number of at least 0.
+    Raises UserError if the user's function cannot be called, or returns anything but a finite number of at least 0.
     """
     if config.own:
         return _own(config, total_steps)
@@ -63,7 +63,7 @@ def _warmup(config: training.Schedule, total_steps: int) -> int:
 
 
 def _fallen(config: training.Schedule, progress: float, shape: str) -> float:
-    """Return the factor after a share `progress` of the way from the peak to final_lr_ratio."""
+    """Returns the factor after a share `progress` of the way from the peak to final_lr_ratio."""
     progress = min(1.0, progress)
     if shape == "constant":
         return 1.0
@@ -77,7 +77,7 @@ def _fallen(config: training.Schedule, progress: float, shape: str) -> float:
 
 
 def _one_cycle(config: training.Schedule, total_steps: int) -> LrFactor:
-    """Return the shape of torch's OneCycleLR with half waves of a cosine (Smith and Topin, 2017), from 4 steps on."""
+    """Returns the shape of torch's OneCycleLR with half waves of a cosine (Smith and Topin, 2017), from 4 steps on."""
 
     def factor(updates: int, skipped: int = 0) -> float:
         total = total_steps - skipped

@@ -1,1 +1,1 @@
-"""Whether the promises hold for a user's own run: a few steps on its engine against one process."""
+"""Tests the promises on a user's own run: a few steps on its engine against one process."""

@@ -1,7 +1,7 @@
 """A workload whose model draws no dropout and keeps BatchNorm fixed, so that two ways of computing it can be compared.
 
 Dropout masks are drawn on each rank, and BatchNorm's statistics are of each rank's share: with either, one process and
-several do not compute the same by nature, and no comparison could tell that from a mistake.
+several compute different results by design, which no comparison could distinguish from a mistake.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F
 
 
 class Stilled(Workload):
-    """Another workload with its model stilled; says how much there was to still."""
+    """Wraps a workload so that its model is deterministic; counts what it had to switch off."""
 
     adapters: AdapterSet | None = None  # the inner workload's
     fake_quantiser: FakeQuantiser | None = None
 
     def __init__(self, inner: Workload, train: Samples, evaluation: Samples | None) -> None:
-        """train, evaluation: in place of the inner workload's."""
+        """train, evaluation: data in place of the inner workload's."""
         self._inner = inner
         self.train, self.evaluation, self.adapters = train, evaluation, inner.adapters
         self.fake_quantiser = inner.fake_quantiser

@@ -1,4 +1,4 @@
-"""How far a trace is, and how long what is left of it will take."""
+"""Reports how far a trace is, and estimates how long the rest will take."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Pace:
     """Takes a step at a time; the first step is left out of the estimate, since it warms up."""
 
     def __init__(self, total: int, say: Callable[[str], None], clock: Callable[[], float] = time.perf_counter) -> None:
-        """total: steps to be made. say: takes a line, at most one every EVERY_SECONDS."""
+        """total: number of steps. say: receives a line, at most one every EVERY_SECONDS."""
         self._total, self._say, self._clock = total, say, clock
         self._done = 0
         self._first = self._reported = clock()

@@ -1,4 +1,4 @@
-"""What one way of computing a run does in its first steps, on record: losses, gradients, samples, and a resume."""
+"""Records the first steps of a run computed in one way: losses, gradients, samples, and a resume."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ EVALUATION_BATCHES = 16  # and a ragged one, over all ranks
 
 
 class Trace(BaseModel):
-    """Of all ranks together."""
+    """The record of all ranks together."""
 
     losses: list[float]
     norms: list[float]
@@ -65,15 +65,15 @@ def trace(
     evaluates: bool = True,
     say: Callable[[str], None] | None = None,
 ) -> Trace:
-    """Called by every rank. Nothing is written but a checkpoint in a temporary folder. Gradients are on record on the
-    first rank alone. say: takes lines of progress on the first rank."""
+    """Records a trace; called by every rank. Writes nothing but a checkpoint in a temporary folder. The first rank
+    alone records gradients. say: receives lines of progress on the first rank."""
     with arithmetic(run.precision_spec, machine), without_dropout():
         tracer = _Tracer(run, machine, steps, Pace(steps + (steps - steps // 2) * resume, say or _hush))
         return tracer.traced(resume, evaluates)
 
 
 class _Recorded:
-    """Samples that remember who asked for them."""
+    """Samples that record which rank read them."""
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
@@ -88,7 +88,7 @@ class _Recorded:
 
 
 class _RecordedStream(_Recorded, Endless):
-    """The same of a stream, which is asked for draws and never for its length."""
+    """The same for a stream, which is read draw by draw and has no length."""
 
     _samples: Endless
 
@@ -101,7 +101,7 @@ class _RecordedStream(_Recorded, Endless):
 
 
 class _First:
-    """The first samples of some."""
+    """The first samples of a data set."""
 
     def __init__(self, samples: Samples, number: int) -> None:
         self._samples, self._number = samples, min(number, len(samples))
@@ -159,7 +159,7 @@ class _Tracer:
 
     @contextmanager
     def _aside(self) -> Iterator[Path]:
-        """A folder for all ranks, which the first one makes, and deletes at the end."""
+        """Yields a folder for all ranks, which the first one makes, and deletes at the end."""
         with ExitStack() as stack:
 
             def made() -> Path:
@@ -208,7 +208,7 @@ class _Tracer:
                 self._pace.step_done()
 
     def _fingerprints(self, engine: Engine) -> dict[str, tuple[float, float]]:
-        """On the first rank, whose trace is the one that is read; all ranks gather."""
+        """Returns fingerprints on the first rank, whose trace is the one that is read; all ranks gather."""
         gradients = engine.gradients()
         return {n: fingerprint(n, gradient) for n, gradient in gradients.items()} if self._ranks.is_first else {}
 
@@ -222,11 +222,11 @@ class _Tracer:
 
 
 def _hush(_: Event | str) -> None:
-    """A trace tells nothing on the way, unless someone listens."""
+    """Silences the loop's messages while a trace runs, unless someone listens."""
 
 
 def fingerprint(name: str, gradient: Tensor) -> tuple[float, float]:
-    """Norm, and the projection on a direction that depends on the name only."""
+    """Returns the norm, and the projection on a direction that depends on the name only."""
     flat = gradient.detach().flatten().cpu()
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     row = torch.randn(min(flat.numel(), ROW), generator=generator).double()

@@ -1,8 +1,8 @@
-"""Traces → a verdict a promise.
+"""Turns traces into a verdict for each promise.
 
 How far two computations of the same steps may differ is not one number for every model: rounding grows from step to
-step, and quickly at a high learning rate. So a third trace, of one process with the batch cut in another way, shows
-what rounding alone does to this run; the engine may differ ten times as far, or 1e-5 (16-bit: 1e-2), whichever is more.
+step, and quickly at a high learning rate. So a third trace, of one process with the batch cut in another way, shows the
+effect of rounding alone on this run; the engine may differ ten times as far, or 1e-5 (16-bit: 1e-2), whichever is more.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Verdict:
 
 
 def verdicts(run: RunConfig, asked: Trace, reference: Trace, rounding: Trace) -> list[Verdict]:
-    """asked: of the run's engine; reference: of one process; rounding: of one process with another cut."""
+    """Returns a verdict for each promise. asked: trace of the run's engine; reference: of one process; rounding: of one
+    process with another cut."""
     return [
         _same_curve(run.precision_spec, asked, reference, rounding),
         _engaged(run, asked),
@@ -38,7 +39,7 @@ def verdicts(run: RunConfig, asked: Trace, reference: Trace, rounding: Trace) ->
 
 
 def remarks(reference: Trace) -> list[str]:
-    """What was stilled, and what that means for the real run."""
+    """Returns remarks on what was switched off, and what that means for the real run."""
     found = []
     if reference.dropouts:
         found.append(
@@ -77,7 +78,7 @@ def _same_curve(precision: Precision, asked: Trace, reference: Trace, rounding: 
 
 
 def _first_parameter(asked: Trace, reference: Trace, rounding: Trace, least: float) -> str:
-    """The first step and parameter whose gradient differs by more than rounding explains."""
+    """Returns the first step and parameter whose gradient differs by more than rounding explains."""
     for step, theirs in enumerate(reference.gradients):
         ours, other = asked.gradients[step], rounding.gradients[step]
         for name, (norm, projection) in theirs.items():
@@ -137,7 +138,7 @@ def _exact_resume(asked: Trace) -> Verdict:
 
 
 def _differences(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Relative; infinite where either is not finite."""
+    """Returns relative differences; infinite where either value is not finite."""
     return [
         abs(a - b) / max(abs(b), 1e-12) if math.isfinite(a) and math.isfinite(b) else math.inf
         for a, b in zip(ours, theirs, strict=True)

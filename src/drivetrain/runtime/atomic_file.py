@@ -1,4 +1,4 @@
-"""A text file that is there whole, or as it was before: whoever reads it, and whenever its writer is killed."""
+"""Replaces a text file as a whole: any reader, and any kill of the writer, leaves the old text or the new one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CURES = {
 
 
 def followed(path: Path | str) -> Path:
-    """Where a path leads, ~ and links followed. One that leads nowhere, such as a link to itself, is as it was."""
+    """Returns the path with ~ and links followed. A path that leads nowhere, such as a link to itself, is unchanged."""
     try:
         return Path(os.path.realpath(os.path.expanduser(path)))
     except ValueError:  # a text with a NUL character
@@ -29,14 +29,14 @@ def followed(path: Path | str) -> Path:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """UTF-8, line ends as they are. What a link points at is replaced, and the link stays. Raises OSError."""
+    """Writes UTF-8, with line ends as they are. A link stays, and its target is replaced. Raises OSError."""
     with replacing(path) as aside:
         aside.write_text(text, encoding="utf-8", newline="")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Gives a file beside `path` to write, which takes its place at the end; after an error all is as it was."""
+    """Yields a file beside `path` to write, which takes its place at the end; after an error nothing has changed."""
     target = followed(path)
     aside = target.with_name(f".{target.name}.partial-{os.getpid()}")
     try:
@@ -50,7 +50,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(what: Path | str, then: str = "go on with --resume") -> Iterator[None]:
-    """Turns an OSError within into a RunError that names the file, the reason and what to do."""
+    """Turns an OSError of the block into a RunError that names the file, the reason and the remedy."""
     try:
         yield
     except OSError as error:

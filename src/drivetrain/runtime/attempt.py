@@ -1,4 +1,4 @@
-"""One start of a run among those that a launch makes of it: a rank that dies has the whole group started again."""
+"""One start of a run by its launch. When a rank dies, the launch starts the whole group again."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _ELAPSED = "elapsed.json"
 
 @dataclass(frozen=True)
 class Attempt:
-    """restarts: why each earlier attempt of this launch died. folder: the launch's own on this machine, which outlives
-    the attempts; without one (nobody restarts this process) nothing is remembered."""
+    """One start of a run. restarts: why each earlier attempt of this launch died. folder: the launch's own on this
+    machine, which outlives the attempts; without one (nothing restarts this process) nothing is remembered."""
 
     since: float = field(default_factory=time.monotonic)  # when the launch began: the clock of the machine's processes
     most: int = 0
@@ -38,12 +38,12 @@ class Attempt:
 
     @property
     def notices(self) -> list[str]:
-        """Of this attempt; those of the earlier ones are in the record already."""
+        """Returns this attempt's notices; those of earlier attempts are in the record already."""
         return [f"restart {len(self.restarts)} of at most {self.most}: {self.restarts[-1]}"] if self.restarts else []
 
     @property
     def goes_on(self) -> bool:
-        """Whether an earlier attempt made the run's folder ready, so that this one must not begin anew there."""
+        """Returns whether an earlier attempt prepared the run's folder, so that this one must not begin anew there."""
         return self.folder is not None and (self.folder / _PREPARED).exists()
 
     def prepared(self) -> None:
@@ -55,7 +55,7 @@ class Attempt:
             (self.folder / _PREPARED).unlink(missing_ok=True)
 
     def elapsed_before(self, elapsed_seconds: float) -> float:
-        """The run's time when the launch began: this attempt's, if it is the first."""
+        """Returns the run's time when the launch began, which the first attempt records."""
         if self.folder is None:
             return elapsed_seconds
         if not (self.folder / _ELAPSED).exists():

@@ -1,4 +1,4 @@
-"""What a result depends on beside the run file: versions, git commit, hardware."""
+"""Describes what a result depends on beside the run file: versions, git commit, hardware."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def versions() -> dict[str, str]:
 
 
 def describe(machine: Machine) -> dict[str, Any]:
-    """JSON-able: versions, git commit of the current folder, operating system, hardware."""
+    """Returns versions, git commit of the current folder, operating system and hardware, as JSON-able values."""
     return {
         "versions": versions(),
         "git": git_commit(),
@@ -39,7 +39,7 @@ def describe(machine: Machine) -> dict[str, Any]:
 
 
 def git_commit() -> dict[str, Any] | None:
-    """Commit of the current folder and whether it has changes; None outside git."""
+    """Returns the commit of the current folder and whether it has changes; None outside git."""
     commit, status = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")
     return None if commit is None else {"commit": commit, "changed": bool(status)}
 

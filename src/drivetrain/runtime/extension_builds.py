@@ -1,4 +1,4 @@
-"""Native extensions as torch builds them at the first use: where they lie, and what interrupted builds leave."""
+"""Native extensions that torch builds at their first use: where they lie, and what interrupted builds leave."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import psutil
 
 
 def root() -> Path:
-    """Of all extensions of this user (torch.utils.cpp_extension: TORCH_EXTENSIONS_DIR, or a folder of its cache)."""
+    """Returns the folder of all extensions of this user (torch.utils.cpp_extension: TORCH_EXTENSIONS_DIR, or one in its
+    cache)."""
     given = os.environ.get("TORCH_EXTENSIONS_DIR")
     if given:
         return Path(given)
@@ -26,7 +27,7 @@ def build_folder(name: str) -> Path:
 
 
 def folders() -> Iterator[Path]:
-    """Every folder that something was built in, or began to be."""
+    """Returns every folder that holds a build, finished or not."""
     yield from sorted(script.parent for script in root().rglob("build.ninja"))
 
 
@@ -35,7 +36,8 @@ def is_built(folder: Path) -> bool:
 
 
 def is_building(folder: Path, patience: float) -> bool:
-    """Whether something works there: a process of this machine, or (a shared disk) changes within `patience` s."""
+    """Returns whether a build works there: a process of this machine, or (a shared disk) changes within `patience`
+    s."""
     for process in psutil.process_iter():
         try:
             if Path(process.cwd()) == folder:

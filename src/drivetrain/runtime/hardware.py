@@ -1,4 +1,4 @@
-"""The machine here as the rules' `Machine` value, and the device a run uses."""
+"""This machine as the rules' `Machine` value, and the device that a run uses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def detect(device: str = "auto") -> Machine:
 
 
 def _unused() -> str | None:
-    """Name of a GPU that a run leaves alone, because no engine knows its kind."""
+    """Returns the name of a GPU that a run leaves alone, because no engine supports its kind."""
     if torch.xpu.is_available():
         return f"{torch.xpu.get_device_name()} (Intel's XPU)"
     return "Apple's GPU (MPS)" if torch.backends.mps.is_available() else None
@@ -39,12 +39,12 @@ def torch_device(machine: Machine) -> torch.device:
 
 
 def usable_cores() -> int:
-    """Cores this process may run on (its affinity; a container's CPU quota is not seen)."""
+    """Returns the cores this process may run on (its affinity; a container's CPU quota is not seen)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def interfaces() -> dict[str, str]:
-    """Network interfaces of this machine, each with its IPv4 address."""
+    """Returns the network interfaces of this machine, each with its IPv4 address."""
     found = {
         name: [a.address for a in all_ if a.family == socket.AF_INET] for name, all_ in psutil.net_if_addrs().items()
     }
@@ -52,7 +52,7 @@ def interfaces() -> dict[str, str]:
 
 
 def loopback() -> str | None:
-    """Name of the network interface that holds 127.0.0.1."""
+    """Returns the name of the network interface that holds 127.0.0.1."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(address.address == "127.0.0.1" for address in addresses):
             return name

@@ -1,12 +1,12 @@
-"""What this process is doing, in a few bytes that another one can read whatever becomes of it.
+"""Records what this process is doing, in a few bytes that another process can read even after this one died.
 
 The bytes are a file of the launch's folder, mapped into memory. The training writes its step, part and batch there,
-which costs no call to the system, and a thread says once a second that the process runs. What a process left that was
-stopped or killed stays as it was.
+which costs no system call, and a thread notes once a second that the process runs. A process that was stopped or killed
+leaves its last record.
 
-The thread also looks whether the training goes on: whether its Python frames change from second to second, or its
-thread, other threads of this process, or processes that it started, use a processor. So one that reads, compiles or
-tokenises is told from one that waits, without a word of its own.
+The thread also checks whether the training goes on: whether its Python frames change from second to second, or its
+thread, other threads of this process, or processes that it started use a processor. So a process that reads, compiles
+or tokenises can be distinguished from one that waits, although it reports nothing itself.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OWN_WORK, THREADS_WORK, CHILDRENS_WORK = 0.005, 0.3, 0.05
 
 
 class Heart:
-    """Of the thread that makes it: the one that trains. Within it, the process beats."""
+    """The record of the thread that makes it, the one that trains. While its block runs, the process beats."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class Heart:
         listener: Callable[[Heart, float], None] | None = None,
         spins: Callable[[], bool] = lambda: False,
     ) -> None:
-        """file: None if nobody is to read it. listener: called after each beat, by the beating thread, with the seconds
-        in which nothing went on. spins: whether the training may use a processor to wait."""
+        """file: None if no process will read it. listener: called after each beat, by the beating thread, with the
+        seconds in which nothing went on. spins: whether the training may use a processor to wait."""
         self._bytes = _mapped(file)
         self._rank, self._listener, self._spins = rank, listener, spins
         self.main, self._native = threading.get_ident(), threading.get_native_id()
@@ -75,19 +75,19 @@ class Heart:
         self._thread.join()
 
     def enter(self, part: str) -> str:
-        """From now on in this part ("": between parts). Gives the part before."""
+        """Records that this part begins ("": between parts). Returns the part before."""
         before, self._part = self._part, part
         _PART.pack_into(self._bytes, _AT_PART, part.encode()[:24])
         self._moved()
         return before
 
     def begin(self, step: int) -> None:
-        """step: the one that is being made, from 1."""
+        """Records that a step begins. step: counted from 1."""
         _STEP.pack_into(self._bytes, _AT_STEP, step)
         _BATCH.pack_into(self._bytes, _AT_BATCH, 0, *(0,) * SHOWN)
 
     def batch(self, size: int, first: Sequence[int]) -> None:
-        """The step's samples over all ranks: how many, and the first SHOWN of them."""
+        """Records the step's samples over all ranks: their number, and the first SHOWN of them."""
         _BATCH.pack_into(self._bytes, _AT_BATCH, size, *first, *(0,) * (SHOWN - len(first)))
 
     def read(self) -> Pulse:
@@ -115,20 +115,21 @@ class Heart:
                 self._listener(self, now - since)
 
     def _place(self) -> int:
-        """The same as long as no thread that works for the run goes on to another line."""
+        """Returns a value that stays equal as long as no working thread reaches another line."""
         frames = other_frames()
         threads = [t.ident for t in threading.enumerate() if t.ident == self.main or t.name.startswith(WORKING)]
         return hash(tuple(_steps(frames[ident]) for ident in threads if ident in frames))
 
     def _work(self) -> tuple[float, float, float]:
-        """Seconds of a processor that the training's thread has used, all threads here, and processes it started."""
+        """Returns the processor seconds used by the training's thread, by all threads here, and by processes it
+        started."""
         own = 0.0 if self._clock is None else time.clock_gettime(self._clock)
         return own, time.process_time(), _childrens_work(self._native)
 
 
 @dataclass(frozen=True)
 class Pulse:
-    """What was read of a heart."""
+    """A record as another process reads it."""
 
     process: int
     rank: int
@@ -147,7 +148,7 @@ class Pulse:
 
 
 def read(file: Path) -> Pulse | None:
-    """None if there is no heart yet."""
+    """Reads a record; None if there is none yet."""
     try:
         found = file.read_bytes()
     except OSError:
@@ -175,7 +176,8 @@ def _mapped(file: Path | None) -> mmap.mmap:
 
 
 def _childrens_work(thread: int) -> float:
-    """Of the processes that a thread of this one started and theirs; 0 where the kernel does not list them."""
+    """Returns the processor time of the processes that a thread of this one started, and of theirs; 0 where the kernel
+    has no list."""
     ticks = 0
     with suppress(OSError):
         for child in Path(f"/proc/self/task/{thread}/children").read_text().split():
@@ -187,7 +189,7 @@ def _childrens_work(thread: int) -> float:
 
 
 def other_frames() -> dict[int, FrameType]:
-    """Returns what each thread but this one executes, by the thread's id.
+    """Returns the frame that each other thread executes, by the thread's id.
 
     With this thread's own frame the mapping would be part of a circle (the frame holds the mapping it is in), which
     keeps all frames, with the tensors that their functions have long left, until Python collects circles.

@@ -1,4 +1,5 @@
-"""A model of the hub, asked for once: Transformers asks for file after file, again and again, where nobody answers."""
+"""Checks once whether the hub answers for a model: offline, Transformers would try file after file, each with
+retries."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ FIX = (
 
 
 def ask_hub(name: str, field: str) -> None:
-    """UserError if the hub cannot be reached, and no file of the model is in its cache.
+    """Raises UserError if the hub cannot be reached, and no file of the model is in its cache.
 
-    A hub that answers, whatever it says, is left to Transformers.
+    A hub that answers in any way is left to Transformers.
     """
     reason = _unreachable(name)
     if reason is not None:
@@ -25,7 +26,7 @@ def ask_hub(name: str, field: str) -> None:
 
 @functools.cache
 def _unreachable(name: str) -> str | None:
-    """Why not, or None. Asked once a process for a model."""
+    """Returns why the hub cannot be reached, or None. Checked once a process for each model."""
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 

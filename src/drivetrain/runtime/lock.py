@@ -1,4 +1,4 @@
-"""One run a folder: a lock that the kernel takes back when its holder dies, however it dies.
+"""Lets one run at a time use a folder, by a lock that the kernel releases when its holder dies in any way.
 
 A POSIX record lock and not flock: loader processes that were forked off would keep a flock for their parent, and NFS
 carries record locks from one machine to the other.
@@ -28,9 +28,9 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.
 
 @contextmanager
 def held(folder: Path) -> Iterator[str | None]:
-    """Within, the folder is this process's. UserError names who has it already.
+    """While the block runs, the folder is this process's. Raises UserError that names the process that holds it.
 
-    Gives what is to be told where the file system knows no locks: nothing keeps a second run out there.
+    Yields a warning where the file system has no locks, so that nothing keeps a second run out.
     """
     is_new = not folder.exists()
     try:
@@ -51,7 +51,7 @@ def held(folder: Path) -> Iterator[str | None]:
 
 
 def refuse_if_held(folder: Path) -> None:
-    """UserError if a run works there. Not for its own process, which would lose its lock by looking at it."""
+    """Raises UserError if a run works there. Not for its own process, which would lose its lock by checking it."""
     try:
         descriptor = os.open(folder / LOCK, os.O_RDWR)
     except OSError:

@@ -1,4 +1,4 @@
-"""The folder of a run: what lies where, and who may write there."""
+"""The folder of a run: where its files lie, and which process may write there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEXT_LINE = "\x85"
 @dataclass(frozen=True)
 class RunFolder:
     """run.yaml (resolved), environment.json, events.jsonl, samples.jsonl, report.json, checkpoints/, best and last
-    (links to two of them), tensorboard/, trouble/, hangs/."""
+    (links to two of them), tensorboard/, trouble/ (anomalies), hangs/."""
 
     path: Path
 
@@ -56,28 +56,29 @@ class RunFolder:
 
     @property
     def results(self) -> list[Path]:
-        """What a run leaves, and an overwriting run takes away; last what tells it from a project's own files."""
+        """Files that a run leaves and that an overwriting run removes; last those that distinguish it from a project's
+        own files."""
         names = ("run.yaml", "samples.jsonl", "report.json", "checkpoints", "tensorboard", "trouble", "hangs", *_MARKS)
         return [self.path / name for name in (*LINKS, *names)]
 
     @property
     def has_trained(self) -> bool:
-        """Whether a run came to its first step here. One that died before that leaves nothing to lose."""
+        """Returns whether a run reached its first step here. One that died before leaves nothing to lose."""
         saved = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
         return saved or bool(present(self.report, self.path / "samples.jsonl", self.trouble)) or self._has_point
 
     @property
     def _has_point(self) -> bool:
-        """Whether the curve has a point."""
+        """Returns whether the curve has a point."""
         events = self.path / _MARKS[0]
         with contextlib.suppress(OSError), events.open("rb") as file:
             return any(b'"event": "step"' in line for line in file)
         return False
 
     def prepare(self, resume: bool, overwrite: bool, sources: Iterable[str] = ()) -> None:
-        """Make the folder ready. UserError if it cannot be written, or holds what is not to be touched.
+        """Prepares the folder. Raises UserError if it cannot be written, or holds files that must not be touched.
 
-        What is overwritten is put aside until `begun`. sources: among them the paths of what the run is made from.
+        Overwritten files are set aside until `begun`. sources: paths that the run is made from.
         """
         self._make_writable()
         if resume:
@@ -94,13 +95,13 @@ class RunFolder:
             raise problem("output", why, "give another output or name") from None
 
     def begun(self) -> None:
-        """What was overwritten goes, now that nothing refuses the run any more."""
+        """Deletes the overwritten files, once no check can refuse the run any more."""
         shutil.rmtree(self._aside, ignore_errors=True)
 
     def put_back(self) -> bool:
-        """What was to be overwritten, where the run has not begun. Whether there was any.
+        """Puts back the files that were to be overwritten if the run has not begun. Returns whether there were any.
 
-        Nothing goes but for what stands aside in its place: a kill may have left some of it where it was.
+        Only files with a copy set aside are deleted: a kill may have left others where they were.
         """
         earlier = present(*(self._aside / path.name for path in self.results))
         for path in present(*(self.path / each.name for each in earlier)):
@@ -119,12 +120,13 @@ class RunFolder:
         return [path for path in present(*self.results) if path.name not in LINKS or path.is_symlink()]
 
     def refuse_if_busy(self) -> None:
-        """UserError if a run is working in it, or has been. For a process that does not hold the folder itself."""
+        """Raises UserError if a run is working in the folder, or did. For a process that does not hold the folder
+        itself."""
         refuse_if_held(self.path)
         self.refuse_if_taken()
 
     def refuse_if_taken(self, overwrite: bool = False) -> None:
-        """UserError if a run is in it that is not to be overwritten, or what no run left there."""
+        """Raises UserError if it holds a run that must not be overwritten, or files that no run left there."""
         self._refuse_foreign(self._there)
         if not self._there:
             return
@@ -164,7 +166,7 @@ class RunFolder:
             ) from None
 
     def describe(self, run: RunConfig, environment: dict[str, Any]) -> None:
-        """Write the environment and the resolved run file beside the results: both, or (RunError) none."""
+        """Writes the environment and the resolved run file beside the results: both, or (RunError) none."""
         resolved, file = run.model_dump(mode="json"), self.path / "environment.json"
         text = _in_yaml(resolved)
         if NEXT_LINE in text:  # which a reader takes for the end of the line
@@ -176,13 +178,13 @@ class RunFolder:
 
 
 class SameFolder:
-    """Notices when a path leads no longer to the folder that it led to: it was deleted, moved, or replaced.
+    """Notices when a path no longer leads to the same folder: it was deleted, moved, or replaced.
 
     The folder is kept open, so that the file system gives its inode's number to no other one.
     """
 
     def __init__(self, path: Path) -> None:
-        """RunError if it cannot be opened."""
+        """Raises RunError if the folder cannot be opened."""
         self._path = path
         with writing(path):
             self._descriptor = os.open(path, os.O_RDONLY)
@@ -196,7 +198,7 @@ class SameFolder:
             return False
 
     def check(self) -> None:
-        """RunError unless the path leads there still."""
+        """Raises RunError unless the path still leads there."""
         if not self.in_place:
             raise RunError(
                 f"{self._path} is no longer the folder that this run began in{self._now}: nothing more is written "

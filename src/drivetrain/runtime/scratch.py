@@ -1,9 +1,10 @@
-"""Folders that live as long as a launch: its temporary ones, and what DeepSpeed swaps to a disk.
+"""Folders that live as long as a launch: its temporary ones, and DeepSpeed's swap space on a disk.
 
-Their owner deletes them. If it was killed, the next one that makes such a folder in the same place does. What is alive
-is never deleted, whatever process numbers or users or containers share the place: each process that uses a folder keeps
-a file in it that names the machine and is locked (flock) as long as the process lives, and a folder goes only if it
-holds such files, all of this machine and this user, and none of them is locked. A file system without locks keeps them.
+Their owner deletes them. If it was killed, the next process that makes such a folder in the same place does. A folder
+in use is never deleted, whatever process numbers, users or containers share the place: each process that uses a folder
+keeps a file in it that names the machine and is locked (flock) as long as the process lives, and a folder goes only if
+it holds such files, all of this machine and this user, and none of them is locked. A file system without locks keeps
+them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Scratch:
     """A folder that this process uses. `with` closes it at the end."""
 
     def __init__(self, path: Path) -> None:
-        """Joins those who use it already. Raises OSError."""
+        """Joins the processes that use it already. Raises OSError."""
         self.path = path
         self._descriptor, name = tempfile.mkstemp(prefix=_NEW, dir=path)
         self._file = Path(name)
@@ -51,7 +52,7 @@ class Scratch:
         self.close()
 
     def close(self) -> None:
-        """Deletes the folder, unless another process that lives uses it too: the last one does."""
+        """Deletes the folder, unless another living process uses it too: the last one does."""
         with suppress(OSError):
             _renamed(self._file, self._file.name[: self._file.name.index("-") + 1], _ENDED)
         with suppress(OSError):
@@ -65,7 +66,7 @@ class Scratch:
 
 
 def make(parent: Path | None = None) -> Scratch:
-    """A new folder, in the system's temporary one if not in `parent`; what dead launches left there goes before.
+    """Makes a new folder, in the system's temporary one if not in `parent`, after deleting those of dead launches.
 
     Raises OSError.
     """
@@ -80,7 +81,7 @@ def make(parent: Path | None = None) -> Scratch:
 
 
 def join(path: Path) -> Scratch:
-    """The folder that another process made, or its like on this machine's own disk. Raises OSError."""
+    """Joins the folder that another process made, or its counterpart on this machine's own disk. Raises OSError."""
     delete_dead(path.parent)
     path.mkdir(exist_ok=True)
     return Scratch(path)
@@ -104,9 +105,10 @@ def _delete_if_dead(folder: Path) -> bool:
 
 @contextmanager
 def _dead(file: Path) -> Iterator[bool]:
-    """Whether the user of a folder that keeps this file there is dead. Within, the file is locked by this process.
+    """Yields whether the user of a folder that keeps this file there is dead. While the block runs, this process locks
+    the file.
 
-    OSError where the user lives, or where nothing can be known of it.
+    Raises OSError where the user lives, or where this cannot be found out.
     """
     descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
     try:
@@ -118,7 +120,7 @@ def _dead(file: Path) -> Iterator[bool]:
 
 
 def _delete(folder: Path, files: list[Path]) -> None:
-    """Its users' files last: where something stays, or this process is killed, another one goes on."""
+    """Deletes the users' files last: if something stays, or this process is killed, another one goes on."""
     for path in set(folder.iterdir()) - set(files):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -152,7 +154,8 @@ def _renamed(file: Path, begin: str, other: str) -> Path:
 
 
 def _here(signed: bytes) -> bool:
-    """Whether it was signed on this machine: a disk that several share may have locks that end at each one's border."""
+    """Returns whether it was signed on this machine: on a disk that several share, locks may end at each one's
+    border."""
     try:
         there = json.loads(signed)
         return any(there[name] == value for name, value in _machine().items() if value)
@@ -161,7 +164,7 @@ def _here(signed: bytes) -> bool:
 
 
 def _machine() -> dict[str, str]:
-    """boot: the same in all containers of a machine, whose host names differ."""
+    """Identifies this machine. boot: the same in all its containers, whose host names differ."""
     boot = ""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C as a request to save and stop, looked at between steps."""
+"""Turns SIGTERM and Ctrl-C into a request to save and stop, which is checked between steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Within, SIGTERM and SIGINT only set the request. Outside the main thread signals stay as they are."""
+    """While the block runs, SIGTERM and SIGINT only set the request. Outside the main thread signals are unchanged."""
     request = StopRequest()
     try:
         before = {number: signal.signal(number, request.receive) for number in (signal.SIGTERM, signal.SIGINT)}

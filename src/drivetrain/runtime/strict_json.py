@@ -1,7 +1,7 @@
-"""NaN and infinity in JSON, which has no such numbers.
+"""Writes NaN and infinity in JSON, which has no such numbers.
 
 They are written as null, so that a column of numbers stays one for any reader (jq, pandas, DuckDB), and the object's
-last key says which they were: {"loss": null, "grad_norm": 2.5, "not_finite": {"loss": "nan"}}. Within objects and
+last key states which they were: {"loss": null, "grad_norm": 2.5, "not_finite": {"loss": "nan"}}. Within objects and
 lists it holds the way there: {"metrics": {"loss": null}, "not_finite": {"metrics": {"loss": "inf"}}}.
 """
 
@@ -15,13 +15,13 @@ NOT_FINITE = "not_finite"
 
 
 def plain(values: dict[str, Any]) -> dict[str, Any]:
-    """The same with null for numbers that are not finite, and under "not_finite" what they were."""
+    """Returns the object with null for numbers that are not finite, and these numbers under "not_finite"."""
     lost = _lost(values)
     return {**_emptied(values), NOT_FINITE: lost} if lost else values
 
 
 def restored(values: dict[str, Any]) -> dict[str, Any]:
-    """Undoes `plain`: floats where numbers were not finite."""
+    """Undoes `plain`: restores the numbers that are not finite."""
     lost = values.get(NOT_FINITE)
     if not isinstance(lost, dict):
         return values
@@ -52,7 +52,7 @@ def _emptied(value: Any) -> Any:
 
 
 def _filled(value: Any, lost: Any) -> Any:
-    """What does not match (another hand wrote the line) stays as it is."""
+    """Restores one value. A path that does not match (the line was edited) is left unchanged."""
     if value is None and lost in ("nan", "inf", "-inf"):
         return float(lost)
     if isinstance(value, dict) and isinstance(lost, dict):

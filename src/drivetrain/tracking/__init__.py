@@ -1,1 +1,1 @@
-"""The typed stream of events, and those who listen."""
+"""The typed stream of events, and the trackers that receive it."""

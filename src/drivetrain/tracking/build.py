@@ -1,4 +1,4 @@
-"""The run file's trackers, and the stream that tells them."""
+"""Builds the run file's trackers, and the stream that sends them events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BUILT_IN = ("progress", "jsonl", *TRACKERS)
 
 
 def build_trackers(names: Sequence[str], folder: Path, quiet: bool = False) -> list[Tracker]:
-    """JSON Lines first and always, then those named. UserError for a name that is none."""
+    """Returns the trackers: JSON Lines first and always, then those named. Raises UserError for an unknown name."""
     trackers: list[Tracker] = [JsonlTracker(folder)]
     for name in names:
         if name == "progress":
@@ -34,15 +34,15 @@ def build_trackers(names: Sequence[str], folder: Path, quiet: bool = False) -> l
 
 
 class EventStream:
-    """Tells every tracker of every event, in order."""
+    """Sends every event to every tracker, in order."""
 
     def __init__(self, trackers: Sequence[Tracker], folder: Path | None = None) -> None:
-        """folder: the run's, which has to stay where it is."""
+        """folder: the run's, which has to stay in its place."""
         self._trackers, self._folder = list(trackers), None if folder is None else SameFolder(folder)
         self._lock = threading.RLock()  # a save tells from a thread of its own
 
     def send(self, event: Event) -> None:
-        """A tracker that fails ends the run: silence would be a gap in the record."""
+        """Sends an event. A tracker that fails ends the run: silence would be a gap in the record."""
         with self._lock:
             self.check()
             for tracker in self._trackers:
@@ -51,16 +51,16 @@ class EventStream:
 
     @property
     def in_place(self) -> bool:
-        """Whether the run's folder is still where it was."""
+        """Returns whether the run's folder is still in its place."""
         return self._folder is None or self._folder.in_place
 
     def check(self) -> None:
-        """RunError if the run's folder was deleted, moved or replaced."""
+        """Raises RunError if the run's folder was deleted, moved or replaced."""
         if self._folder is not None:
             self._folder.check()
 
     def close_failed(self, error: BaseException) -> None:
-        """Sends the end of a run that failed. What fails here too (a full disk) came later and is passed over."""
+        """Sends the end of a run that failed. Errors here (a full disk) came later and are passed over."""
         with suppress(RunError):
             self.send(RunFinished(status="failed", step=-1, message=f"{type(error).__name__}: {error}"))
         with suppress(RunError):

@@ -13,7 +13,7 @@ class Event:
     kind: ClassVar[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able, with its kind."""
+        """Returns the event as JSON-able values, with its kind."""
         return {"event": self.kind, **asdict(self)}
 
 
@@ -46,7 +46,7 @@ class StepDone(Event):
     terms: dict[str, float] = field(default_factory=dict)  # of a loss of several terms, the mean of each, unweighted
 
     def as_dict(self) -> dict[str, Any]:
-        """Without terms where the loss has but one."""
+        """Leaves out the terms if the loss has only one."""
         found = super().as_dict()
         return found if self.terms else {name: value for name, value in found.items() if name != "terms"}
 
@@ -62,7 +62,7 @@ class Evaluated(Event):
 
 @dataclass(frozen=True)
 class MixtureEvaluated(Event):
-    """Sent with an evaluation: of each data set {"name", "samples", "share"} of the training so far, and its loss and
+    """Sent with an evaluation: for each data set {"name", "samples", "share"} of the training so far, and its loss and
     metrics where it has evaluation data of its own."""
 
     kind: ClassVar[str] = "mixture"
@@ -96,7 +96,7 @@ class Warned(Event):
 
 @dataclass(frozen=True)
 class Troubled(Event):
-    """A step whose loss or gradient spiked or was not finite."""
+    """An anomaly: a step whose loss or gradient spiked or was not finite."""
 
     kind: ClassVar[str] = "trouble"
     step: int
@@ -129,7 +129,7 @@ _NUMBERS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}  # 
 
 
 def well_formed(found: Any) -> dict[str, Any] | None:
-    """An event as it was read of JSON, its fields of their types; None for what is no event of a run."""
+    """Returns an event that was read from JSON, its fields of their types; None if it is no event of a run."""
     kind = found.get("event") if isinstance(found, dict) else None
     if not isinstance(kind, str) or kind not in _FIELDS:
         return None
@@ -146,7 +146,7 @@ def well_formed(found: Any) -> dict[str, Any] | None:
 
 
 def _typed(value: Any, hint: Any) -> Any:
-    """The value as a field of this type holds it. TypeError where it is of another type."""
+    """Returns the value as a field of this type holds it. Raises TypeError for another type."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is UnionType:  # X | None
         return None if value is None else _typed(value, inner[0])
@@ -164,7 +164,8 @@ def _typed(value: Any, hint: Any) -> Any:
 
 
 class Tracker(ABC):
-    """Listens to a run. A tracker of the user's is a subclass named by import path; it is made with the run folder."""
+    """Receives the events of a run. A user's tracker is a subclass named by import path; it is made with the run
+    folder."""
 
     @abstractmethod
     def handle(self, event: Event) -> None:

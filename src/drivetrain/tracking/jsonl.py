@@ -1,7 +1,7 @@
 """events.jsonl: every event of a run, a JSON object a line. samples.jsonl: prompts that were answered, one a line.
 
-What else stands in these files (a line cut off by a kill, an editor's doing) is never taken for an event and never
-taken away: readers pass over it and say so once, and a resumed run leaves it where it is.
+Other lines in these files (cut off by a kill, or edited) are never read as events and never removed: readers pass over
+them with one warning, and a resumed run leaves them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ NAMED = 5  # odd lines, by their numbers
 
 
 class JsonlTracker(Tracker):
-    """Appends. When a run resumes, points past its first step are taken out, so that the curve has each step once.
+    """Appends events to the files. When a run resumes, points past its first step are removed, so that the curve has
+    each step once.
 
-    JSON has no NaN or infinity: strict_json.py says how such numbers are written. `read_events` gives them back.
+    JSON has no NaN or infinity: strict_json.py describes how such numbers are written. `read_events` restores them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,11 +50,11 @@ class JsonlTracker(Tracker):
         _append(self._path, [{"time": now, **event.as_dict()}])
 
     def close(self) -> None:
-        """Every line was closed when it was written."""
+        """Does nothing: every line was closed when it was written."""
 
 
 def read_events(path: Path, warn: Callable[[str], None] = LOG.warning) -> Iterator[dict[str, Any]]:
-    """The events of a file, their fields of the types that events.py gives them.
+    """Returns the events of a file, their fields of the types in events.py.
 
     warn: called at the end, once, with the numbers of the lines that are no events; those are passed over.
     """
@@ -69,13 +70,13 @@ def read_events(path: Path, warn: Callable[[str], None] = LOG.warning) -> Iterat
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
-    """The event of a line, numbers as they were sent, or None."""
+    """Returns the event of a line, numbers as they were sent, or None."""
     found = _json(line)
     return well_formed(restored(found)) if isinstance(found, dict) else None
 
 
 def odd_lines(path: Path) -> list[str]:
-    """What there is to warn of in a file of events, if anything."""
+    """Returns the warning about a file of events, if there is anything to warn of."""
     found: list[str] = []
     for _ in read_events(path, found.append) if path.exists() else ():
         pass
@@ -89,7 +90,8 @@ def _named(path: Path, odd: list[int]) -> str:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
-    """(number, bytes, whether they are a whole line). A line longer than LONGEST comes in parts, all of its number."""
+    """Yields (number, bytes, whether they are a whole line). A line longer than LONGEST comes in parts, all with its
+    number."""
     number, begins = 1, True
     if not path.is_file():  # a pipe or a device would never end
         return
@@ -113,7 +115,7 @@ def _sample(line: bytes) -> dict[str, Any] | None:
 
 
 def _append(path: Path, lines: Iterable[dict[str, Any]]) -> None:
-    """All of the lines or, where there is no room, none. RunError if they cannot be written."""
+    """Appends all of the lines or, where there is no room, none. Raises RunError if they cannot be written."""
     text = "".join(dumps(line) + "\n" for line in lines)
     with writing(path), path.open("ab", buffering=0) as file:
         end = file.tell()
@@ -126,7 +128,7 @@ def _append(path: Path, lines: Iterable[dict[str, Any]]) -> None:
 
 
 def _end_line(path: Path) -> None:
-    """Ends a line that a kill cut off, or the next one would go on with it."""
+    """Ends a line that a kill cut off; otherwise the next one would continue it."""
     if not path.exists():
         return
     with path.open("r+b", buffering=0) as file:
@@ -135,7 +137,7 @@ def _end_line(path: Path) -> None:
 
 
 def _cut_after(path: Path, step: int, read: Callable[[bytes], dict[str, Any] | None]) -> None:
-    """Takes out what is of later steps. Lines in which `read` finds nothing stay as they are."""
+    """Removes lines of later steps. Lines in which `read` finds nothing stay."""
     if not path.exists():
         return
     with writing(path), replacing(path) as aside, aside.open("wb") as kept:

@@ -129,7 +129,7 @@ class ProgressTracker(Tracker):
             self._print(f"step {event.step:>6}/{self._total} ({done:.0%})  epoch {event.epoch:.2f}  {text}  {rate}")
 
     def _sample(self, step: int, sample: dict[str, Any]) -> None:
-        """The end of the prompt, the beginnings of answers, a line each."""
+        """Prints the end of the prompt, the beginnings of answers, a line each."""
         prompt, answer = _line(sample["prompt"]), _line(sample["answer"])
         self._print(f"step {step:>6}  prompt     [dim]{escape(_cut(prompt, from_end=True))}[/]")
         self._print(f"{'':>11}  answer     {escape(_cut(answer))}")

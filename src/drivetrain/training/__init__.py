@@ -1,1 +1,1 @@
-"""Trains: the loop, the run around it, and what is settled before the first step."""
+"""Trains: the loop, the run around it, and the settings decided before the first step."""

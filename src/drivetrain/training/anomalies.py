@@ -1,4 +1,4 @@
-"""What is done about numerical trouble: it is told, kept in the run's folder, and where it ends the run looked into.
+"""Handles anomalies: reports them, keeps them in the run's folder, and inspects one that ends the run.
 
 Below the run's folder:
 
@@ -39,7 +39,7 @@ MOST_KEPT = 100  # steps in a run's folder; further ones are told alone
 
 
 class Anomalies:
-    """Called with each trouble, by all ranks; raises where it ends the run."""
+    """Called with each anomaly, by all ranks; raises an error if it ends the run."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Anomalies:
             raise ended(trouble, f"{found}{state}{see}")
 
     def _note(self, trouble: Anomaly, folder: Path) -> bool:
-        """Whether there was room for it; a full disk is told by the checkpoint that needs it."""
+        """Writes the note; returns whether there was room. A full disk is reported by the checkpoint that needs it."""
         if not folder.exists() and self._root.is_dir() and sum(1 for _ in self._root.iterdir()) >= MOST_KEPT:
             return False
         numbers, (epoch, _) = trouble.numbers, self._order.batch(trouble.step - 1)
@@ -107,10 +107,10 @@ class Anomalies:
         return False
 
     def _state(self, trouble: Anomaly, folder: Path) -> str:
-        """Keep the state that the step found, which is the engine's still: the update was not made.
+        """Keeps the state before the step, which the engine still has: the update was not made.
 
-        Not where the loss is scaled, whose scale has moved on, nor where Python's or NumPy's generator has: of those
-        nobody knows where they were. The beginning needs no keeping.
+        Not if the loss is scaled, since the scale has moved on, nor if Python's or NumPy's generator has: their earlier
+        states are unknown. The state at the beginning need not be kept.
         """
         wanted = self._run.numerics.keep_state and trouble.before.step > 0
         if not wanted or trouble.update_made or self._run.precision_spec.scaled:
@@ -128,7 +128,7 @@ class Anomalies:
         return f"The state before it is kept in {folder}. "
 
     def _looked_into(self, trouble: Anomaly) -> str:
-        """The first module whose numbers are not finite: the window once more, on all ranks, with hooks."""
+        """Finds the first module whose numbers are not finite: runs the window again, on all ranks, with hooks."""
         if trouble.kind != "not_finite" or trouble.update_made or self._engine.compiled:
             return ""
         restore_rng_state(rng_state(trouble.mark))
@@ -148,7 +148,8 @@ def folder_of(root: Path, step: int) -> Path:
 
 
 def set_aside(root: Path, step: int) -> list[str]:
-    """What was noted of later steps belongs to a curve that is made again; its folders' new names."""
+    """Sets aside the notes of later steps, which belong to a curve that is trained again; returns their folders' new
+    names."""
     numbers = {path: path.name.removeprefix("step-") for path in root.glob("step-*")}
     later = [path for path, number in numbers.items() if number.isdecimal() and int(number) > step]
     return [_renamed(path, root / f"former-{path.name}") for path in sorted(later)]
@@ -161,7 +162,7 @@ def _renamed(path: Path, to: Path) -> str:
 
 
 def read_trouble(root: Path, step: int) -> dict[str, Any] | None:
-    """What was noted of a step, if anything."""
+    """Returns the notes of a step, if any."""
     file = folder_of(root, step) / FILE
     try:
         return restored(json.loads(file.read_text(encoding="utf-8")))
@@ -170,4 +171,4 @@ def read_trouble(root: Path, step: int) -> dict[str, Any] | None:
 
 
 def _hush(_: Event) -> None:
-    """What is kept of trouble is told in one sentence, with it."""
+    """Silences the saving of an anomaly's state, which the anomaly's own message reports."""

@@ -1,4 +1,4 @@
-"""Config → workload and engine: what training, evaluation and prediction start from."""
+"""Builds workload and engine from a config: the start of training, evaluation and prediction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from drivetrain.workloads.build import build_workload
 def assemble(
     run: RunConfig, machine: Machine, ranks: Communicator, training: bool, part: Part = untimed
 ) -> tuple[Workload, Engine]:
-    """Data read and checked, model built and wrapped, optimizer made if training. UserError before any work starts.
+    """Reads and checks the data, builds and wraps the model, makes the optimizer if training. Raises UserError before
+    any work starts.
 
     part: how the engine's parts of a step are timed.
     """
@@ -44,7 +45,7 @@ def assemble(
 def assemble_around(
     workload: Workload, run: RunConfig, machine: Machine, ranks: Communicator, training: bool = True
 ) -> Engine:
-    """The engine of a training of this workload, or of its evaluation alone."""
+    """Returns the engine of a training of this workload, or of its evaluation alone."""
     check_workload(run, workload)
     build_optimizer = _optimizer(run) if training else None
     return _engine(workload, run, machine, ranks, build_optimizer, untimed, Compiling(run.compile is True))

@@ -1,7 +1,8 @@
-"""What a run file leaves to the device and the data: whether blocks are compiled, and one length for packed rows.
+"""Decides the settings that a run file leaves to the device and the data: whether blocks are compiled, and one length
+for packed rows.
 
-Known once the data are read and before the model is built. `auto` never changes what a step computes, but for the
-rounding of compiled kernels; on a CPU it changes nothing.
+They are decided once the data are read and before the model is built. `auto` never changes the result of a step, except
+by the rounding of compiled kernels; on a CPU it changes nothing.
 """
 
 from __future__ import annotations
@@ -50,14 +51,16 @@ def total_steps_of(config: RunConfig, order: Order) -> int:
 
 @dataclass(frozen=True)
 class Compiling:
-    """what: False, True (the whole model where no blocks repeat), or "blocks" (those alone). why_not: of auto."""
+    """The decision. what: False, True (the whole model if no blocks repeat), or "blocks" (those alone). why_not: the
+    reason of auto."""
 
     what: bool | Literal["blocks"]
     why_not: str | None = None
 
 
 def compiling(run: RunConfig, machine: Machine, workload: Workload, training: bool) -> Compiling:
-    """As the run file says; auto compiles repeated blocks for a training on a GPU, unless something speaks against."""
+    """Returns the run file's choice; auto compiles repeated blocks for a training on a GPU, unless something speaks
+    against it."""
     if run.compile != "auto":
         return Compiling(run.compile)
     if machine.device == "cpu" or not training:
@@ -94,20 +97,21 @@ def _against(run: RunConfig, machine: Machine, workload: Workload) -> Iterator[s
 
 
 def _has_sequence_kernel(run: RunConfig, machine: Machine) -> bool:
-    """Whether PyTorch's attention over sequences end to end can be taken: in 16 bits, from compute capability 8.0."""
+    """Returns whether PyTorch's attention over sequences end to end is available: in 16 bits, from compute capability
+    8.0."""
     assert isinstance(run.workload, LanguageModel)
     new = machine.compute_capability is not None and machine.compute_capability >= (8, 0)
     return new and run.precision_spec.compute != "float32" and run.workload.model.attention in ("auto", "flash")
 
 
 def _passes(run: RunConfig, workload: Workload) -> int:
-    """Forward passes of one device, at the least."""
+    """Returns a lower bound of the forward passes of one device."""
     share = math.ceil(run.global_batch / run.data_parallel_size)
     return total_steps_of(run, order_of(run, workload)) * math.ceil(share / run.micro_batch)
 
 
 def chosen(run: RunConfig, machine: Machine, workload: Workload, compiled: str | bool) -> dict[str, Any]:
-    """What was settled for a training and is not what the run file or a CPU alone would have said, for the report.
+    """Returns for the report the settings that were decided and that differ from the run file or from a CPU's.
 
     compiled: what the engine has compiled.
     """
@@ -125,10 +129,10 @@ def chosen(run: RunConfig, machine: Machine, workload: Workload, compiled: str |
 
 
 def keeps_freed_memory(run: RunConfig, machine: Machine) -> bool:
-    """Whether freed memory is kept for reuse.
+    """Returns whether freed memory is kept for reuse.
 
-    Not by engines that shard on a CPU: what they gather and free again, block by block, would leave gaps of other
-    sizes than what comes next. A rank of FSDP then holds more than one process does without it
+    Not with engines that shard on a CPU: the parameters that they gather and free, block by block, would leave gaps of
+    other sizes than the next ones need. A rank of FSDP then holds more than one process does without it
     (docs/background/speed.md).
     """
     if run.allocator == "auto":
@@ -137,13 +141,14 @@ def keeps_freed_memory(run: RunConfig, machine: Machine) -> bool:
 
 
 def collect_every(run: RunConfig) -> int:
-    """Steps between full collections of garbage, on all ranks at once; 0: when Python likes."""
+    """Returns the steps between full collections of garbage, on all ranks at once; 0: whenever Python starts one."""
     every = run.loop.collect_every
     return (EVERY if run.world_size > 1 else 0) if every == "auto" else every
 
 
 def rows_of(run: RunConfig, machine: Machine, workload: Workload, compiles: bool) -> Rows | None:
-    """What packed rows are filled up to, or None: left out, on a GPU and wherever blocks are compiled."""
+    """Returns the length that packed rows are filled up to, or None: by default on a GPU and wherever blocks are
+    compiled."""
     data = run.workload.data if isinstance(run.workload, LanguageModel) else None
     if data is None or not workload.packs or workload.lengths is None:
         return None
@@ -156,7 +161,7 @@ def rows_of(run: RunConfig, machine: Machine, workload: Workload, compiles: bool
 
 
 def _shares(run: RunConfig, workload: Workload, lengths: np.ndarray) -> Iterator[list[np.ndarray]]:
-    """Of each step the lengths of what each device takes."""
+    """Yields for each step the lengths of each device's samples."""
     order, world = order_of(run, workload), run.data_parallel_size
     for step in range(total_steps_of(run, order)):
         ordered = np.sort(lengths[order.batch(step)[1]])

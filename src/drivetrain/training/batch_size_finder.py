@@ -1,7 +1,8 @@
-"""`micro_batch_size: auto`: sizes tried on the longest samples, in processes that end with it and train nothing.
+"""Finds the size for `micro_batch_size: auto`: tries sizes on the longest samples, in processes that end afterwards and
+train nothing.
 
-What a training holds is there when a size is tried: gradients (but where one micro-batch is the whole share), and the
-optimizer's state, which comes to be in the first step. So a size that passes is one that the training can begin with.
+A trial holds the same memory as a training: gradients (unless one micro-batch is the whole share), and the optimizer's
+state, which the first step makes. So the training can begin with a size that passes.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ TOO_FEW = "Expected more than 1 value per channel"  # BatchNorm says so of one s
 
 
 def find(config: RunConfig, machine: Machine, folder: Path, quiet: bool) -> Tried:
-    """Tries sizes until none is left; OutOfMemory at the first that does not fit. Called by every rank.
+    """Tries sizes until none is left; raises OutOfMemory at the first that does not fit. Called by every rank.
 
-    The folder is this machine's, and keeps what was tried for whoever starts the next processes.
+    The folder is this machine's, and keeps the results for the next processes.
     """
     ranks, replicas = Communicator(), config.devices // config.world_size
     tried, possible = Tried.read(folder), sizes(config)
@@ -65,12 +66,13 @@ def find(config: RunConfig, machine: Machine, folder: Path, quiet: bool) -> Trie
 
 
 def _plain(config: RunConfig) -> RunConfig:
-    """Not compiled unless the run file asks for it: every size would be, and code as written takes no less memory."""
+    """Returns the run uncompiled unless the run file asks for compiling: every size would be compiled, and code as
+    written takes no less memory."""
     return config.model_copy(update={"compile": config.compile is True})
 
 
 def longest(workload: Workload, count: int) -> list[Any]:
-    """So many of the training's samples, the longest first where lengths are known."""
+    """Returns so many of the training's samples, the longest first if lengths are known."""
     indices = np.array(draws(workload.train, count))
     if workload.lengths is not None:
         indices = np.argsort(-np.asarray(workload.lengths), kind="stable")[:count]
@@ -84,7 +86,8 @@ class _Trial:
         self._has_state = False
 
     def __call__(self, size: int, replicas: int) -> None:
-        """A window of such micro-batches and its update; twice at first, with the optimizer's state from then on."""
+        """Runs a window of such micro-batches and its update; twice at first, with the optimizer's state from then
+        on."""
         wanted = size * replicas
         if len(self._samples) < wanted:
             self._samples = longest(self._workload, wanted)

@@ -1,6 +1,6 @@
-"""The sizes that `micro_batch_size: auto` may try, and what came of those that were tried.
+"""The sizes that `micro_batch_size: auto` may try, and the results so far.
 
-Apart from batch_size_finder.py, which tries them: the launcher asks for the next one, and starts without models or
+Separate from batch_size_finder.py, which tries them: the launcher reads the next one, and starts without models or
 engines.
 """
 
@@ -40,7 +40,8 @@ class Tried:
         return max(self.fit, default=0)
 
     def next(self, sizes: Sequence[int]) -> int | None:
-        """Of the ascending sizes: twice the largest so far until one fails, then the middle of what is left."""
+        """Returns the next of the ascending sizes: twice the largest so far until one fails, then the middle of the
+        rest."""
         open_ = [size for size in self.possible(sizes) if self.largest < size < (self.fails or math.inf)]
         if not open_:
             return None
@@ -53,7 +54,8 @@ class Tried:
 
 
 def sizes(config: RunConfig) -> list[int]:
-    """Samples a device that cut its share of a global batch into pieces of near-equal size, ascending.
+    """Returns the numbers of samples that cut a device's share of a global batch into pieces of near-equal size,
+    ascending.
 
     A pipeline's stages need a piece each.
     """

@@ -1,4 +1,4 @@
-"""How a run's data are cut: into steps, into the ranks' shares, and those into micro-batches that fit."""
+"""Cuts a run's data into steps, into the ranks' shares, and those into micro-batches that fit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from drivetrain.workloads.generating import MakesSamples
 
 
 def window_slice(config: RunConfig, machine: Machine, workload: Workload, engine: Engine) -> Slice:
-    """How this rank cuts its part out of each global batch."""
+    """Returns how this rank cuts its part out of each global batch."""
     lengths = None
     if workload.lengths is not None and workload.splits_batches:
         lengths = Lengths(
@@ -39,7 +39,7 @@ def window_slice(config: RunConfig, machine: Machine, workload: Workload, engine
 
 
 def check_shares(order: Order, mine: Slice, engine: Engine, ranks: Communicator) -> None:
-    """RunError unless the ranks' samples of the first step are disjoint and together the global batch."""
+    """Raises RunError unless the ranks' samples of the first step are disjoint and together the global batch."""
     _, indices = order.batch(0)
     own = [int(index) for piece in mine.pieces(indices) for index in piece] if engine.counts_samples else []
     taken = Counter(index for share in ranks.all_gather(own) for index in share)
@@ -58,7 +58,7 @@ def _some(indices: list[int]) -> str:
 
 
 class Batching:
-    """The windows of one training, which may be cut smaller on the way. `slice` is the cut that holds now."""
+    """The windows of one training, whose micro-batches may become smaller on the way. `slice` is the present cut."""
 
     def __init__(
         self,
@@ -71,15 +71,14 @@ class Batching:
         send: Callable[[Event], None],
         given: RunConfig,
     ) -> None:
-        """given: the run as its run file has it; config: with smaller micro-batches, if a start before ran out of
-        memory."""
+        """given: the run of the run file; config: with smaller micro-batches, if a start before ran out of memory."""
         self._config, self._given, self._machine = config, given, machine
         self._workload, self._engine, self._order, self._total_steps = workload, engine, order, total_steps
         self._send = send
         self.slice = window_slice(config, machine, workload, engine)
 
     def windows(self, progress: Progress) -> Iterator[Window]:
-        """Of the steps that are left, cut as a former part of the run ended up with."""
+        """Yields the windows of the remaining steps, cut as an earlier part of the run ended up with."""
         before = again(self._given, progress.reduction)
         if before is not self._given and before.micro_batch < self._config.micro_batch:
             self._take(before, progress)
@@ -88,7 +87,8 @@ class Batching:
         return self._windows(progress)
 
     def cut_smaller(self, progress: Progress, samples: int) -> Iterator[Window]:
-        """The windows that follow in halves, since a micro-batch of so many samples does not fit. OutOfMemory at 1."""
+        """Cuts the next windows in halves, since a micro-batch of so many samples does not fit. Raises OutOfMemory at
+        1."""
         smaller = reduced(self._bounded(), samples) if self._workload.splits_batches else None
         if smaller is None:
             return uncut(progress, samples)
@@ -101,7 +101,7 @@ class Batching:
         return self._windows(progress)
 
     def _bounded(self) -> RunConfig:
-        """The run, with the length of its packed rows as the bound in tokens that it is."""
+        """Returns the run, with the length of its packed rows as a bound in tokens."""
         rows = self._workload.rows
         return self._config if rows is None else self._config.model_copy(update={"micro_batch_tokens": rows.tokens})
 
@@ -126,7 +126,7 @@ class Batching:
 
 
 def one_ahead(windows: Iterator[Window], expect: Callable[[Sequence[MicroBatch]], None]) -> Iterator[Window]:
-    """The windows; of each the engine knows before the one before it is computed."""
+    """Yields the windows; the engine gets each one before the previous one is computed."""
     following = next(windows, None)
     while following is not None:
         now, following = following, next(windows, None)

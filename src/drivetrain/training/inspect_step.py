@@ -1,7 +1,7 @@
-"""One step looked at from within: what every module gives, and where numbers stop being finite.
+"""Inspects one step: the output of every module, and the place where numbers stop being finite.
 
-The modules are those of whatever the workload's loss calls; hooks are put on them at the first call and taken off
-afterwards. A gradient is looked at where it arrives at a module's output.
+The modules are those that the workload's loss calls; hooks are put on them at the first call and removed afterwards. A
+gradient is inspected where it arrives at a module's output.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WRAPPERS = "module."  # of DDP; DeepSpeed's too
 
 @dataclass
 class Layer:
-    """What a module gave over all its calls: the largest finite magnitude, and how many numbers were not finite."""
+    """A module's output over all its calls: the largest finite magnitude, and how many numbers were not finite."""
 
     name: str
     kind: str
@@ -72,15 +72,15 @@ class Inspection:
 
 
 def first_of(found: Sequence[Culprit | None]) -> Culprit | None:
-    """Of all ranks: what came first in the forward pass, else what came first in the backward pass."""
+    """Returns the first of all ranks' findings: in the forward pass, else in the backward pass."""
     kinds = ("weight", "output", "gradient")
     there = [each for each in found if each is not None]
     return min(there, key=lambda each: (kinds.index(each.what), each.order), default=None)
 
 
 def inspected(engine: Engine, workload: Workload, micro_batches: Sequence[MicroBatch]) -> tuple[Inspection, Tensor]:
-    """The window once more, forward and backward, with this rank's share of the loss. The gradients are there after it;
-    all ranks must call it."""
+    """Runs the window again, forward and backward, with this rank's share of the loss. It leaves the gradients; all
+    ranks must call it."""
     looking = _Looking(workload)
     with looking.at_losses():
         share = engine.forward_backward(micro_batches)
@@ -96,7 +96,7 @@ class _Looking:
 
     @contextmanager
     def at_losses(self) -> Iterator[None]:
-        """The workload's loss_sums is this object's own within."""
+        """While the block runs, replaces the workload's loss_sums by this object's."""
         whole, weights = self._workload.loss_sums, self._workload.terms
 
         def loss_sums(model: nn.Module, batch: Batch, context: LossContext) -> Mapping[str, Tensor]:
@@ -164,7 +164,7 @@ class _Looking:
 
 
 def floating(value: Any) -> Iterator[Tensor]:
-    """The floating tensors in what a module returns."""
+    """Returns the floating tensors in a module's output."""
     if isinstance(value, Tensor):
         if value.is_floating_point():
             yield value
@@ -177,7 +177,7 @@ def floating(value: Any) -> Iterator[Tensor]:
 
 
 def measured(tensor: Tensor) -> tuple[float, int]:
-    """The largest finite magnitude, and how many numbers are not finite."""
+    """Returns the largest finite magnitude, and how many numbers are not finite."""
     own = local_part(tensor)
     if not own.numel():
         return 0.0, 0

@@ -1,10 +1,10 @@
 """The training loop. It names no engine, no precision and no tracker.
 
-A step is one optimizer update tried: a window of micro-batches forward and backward, then the update. A run takes as
-many steps as its length says, each a global batch of its own, whether or not their updates are made; the schedule
-follows the updates, and ends with the last step (schedules.py). Losses and gradient norms stay on the device until the
-next point of the curve; only then are they read and told. An update whose gradients are not finite is not made all the
-same (step_guard.py says how).
+A step is one attempt at an optimizer update: a window of micro-batches forward and backward, then the update. A run
+takes as many steps as its length says, each a global batch of its own, whether or not their updates are made; the
+schedule follows the updates, and ends with the last step (schedules.py). Losses and gradient norms stay on the device
+until the next point of the curve; only then are they read and reported. An update whose gradients are not finite is
+still refused at once (step_guard.py).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SMALLEST_SCALE = 2.0**-24  # below it the loss scale says that gradients are not
 
 @dataclass
 class Progress:
-    """How far the run is: what a checkpoint keeps beside the engine's state."""
+    """The position of the run: what a checkpoint keeps beside the engine's state."""
 
     step: int = 0
     updates: int = 0  # steps that were not skipped
@@ -66,7 +66,7 @@ class Progress:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Updates made and steps skipped so far, as the schedule takes them."""
+        """Returns updates made and steps skipped so far, as the schedule takes them."""
         return self.updates, self.skipped
 
 
@@ -76,7 +76,8 @@ def uncut(progress: Progress, samples: int) -> Iterator[Window]:
 
 @dataclass(frozen=True)
 class LoopHooks:
-    """What the loop calls and does not know: evaluation data, disk, listeners, meters, signals."""
+    """The functions that the loop calls without knowing what is behind them: evaluation data, disk, listeners, meters,
+    signals."""
 
     evaluate: Callable[[], dict[str, float]] | None
     save: Callable[[Progress], None]
@@ -100,9 +101,9 @@ def train(
     progress: Progress,
     around: LoopHooks,
 ) -> Status:
-    """Run from progress.step to total_steps. Progress is kept up to date in place.
+    """Runs from progress.step to total_steps. Progress is kept up to date in place.
 
-    stopped_early: patience is over, so that a run that is resumed after it ended early takes no further step.
+    stopped_early: patience had run out, so that a run that is resumed after it ended early takes no further step.
     """
     factor = lr_factor(run.schedule, total_steps)
     watch = Watch(run.numerics, run.precision_spec.scaled, progress.recent, engine.summed)
@@ -153,11 +154,11 @@ def _made(
     judge: Callable[[Tensor], StepGuard],
     mark: Any,
 ) -> tuple[Tensor, StepResult, float] | None:
-    """The window's loss and update, and the factor of its learning rate; None if memory ran out before the update, and
-    all is as it was at `mark`.
+    """Returns the window's loss and update, and the factor of its learning rate; None if memory ran out before the
+    update, and the state is that of `mark`.
 
-    rate: gives the factor. It may wait for the step before, and is asked once this step's window is queued behind that.
-    OutOfMemory where an engine cannot take it back.
+    rate: returns the factor. It may wait for the step before, and is called once this step's window is queued behind
+    that. Raises OutOfMemory if an engine cannot undo the window.
     """
     undo = engine.savepoint()
     engine.statistics.keep()
@@ -177,7 +178,7 @@ def _made(
 
 
 def _putting_back(statistics: Statistics, judge: StepGuard) -> StepGuard:
-    """The judge, by whom BatchNorm's statistics too are as they were where the update is refused."""
+    """Returns a judge that also restores BatchNorm's statistics if the update is refused."""
 
     def judged(norm: Tensor) -> bool | Tensor:
         refused = judge(norm)
@@ -208,7 +209,7 @@ def _due(run: RunConfig, progress: Progress, total_steps: int, steps_per_epoch: 
 
 
 class Curve:
-    """Steps waiting to be read; a flush checks all of them and tells the newest."""
+    """Steps whose numbers are not read yet; a flush checks all of them and reports the newest."""
 
     def __init__(
         self,
@@ -231,8 +232,8 @@ class Curve:
         self._unsettled, self._factor = pending, factor
 
     def settled(self) -> Progress:
-        """The progress, in which the newest step counts as an update unless it was skipped. Asks the device for that,
-        where the loss is scaled."""
+        """Returns the progress, in which the newest step counts as an update unless it was skipped. Waits for the
+        device, if the loss is scaled."""
         pending, self._unsettled = self._unsettled, None
         if pending is None:
             return self._progress
@@ -246,9 +247,9 @@ class Curve:
         return self._progress
 
     def read(self) -> tuple[float, float] | None:
-        """One exchange and one transfer for all pending numbers; loss and norm of the newest.
+        """Reads all pending numbers in one exchange and one transfer; returns loss and norm of the newest.
 
-        RunError names the first step whose loss or gradient is not finite, unless it was skipped.
+        Raises RunError that names the first step whose loss or gradient is not finite, unless it was skipped.
         """
         self.settled()
         if not self._pending:
@@ -264,7 +265,7 @@ class Curve:
         return losses[-1], norms[-1]
 
     def flush(self) -> None:
-        """Read what is pending and tell the newest step, unless it was left out of the training."""
+        """Reads the pending numbers and reports the newest step, unless it was left out of the training."""
         numbers = self.read()
         if numbers is None or self._watch.refused(self._newest.step):
             return
@@ -290,7 +291,8 @@ class Curve:
 
 
 def _evaluate_or_save(engine: Engine, run: RunConfig, progress: Progress, around: LoopHooks) -> None:
-    """What was trained outlives an evaluation that fails or does not fit, where no other rank may be elsewhere."""
+    """Evaluates or saves: saves first if an evaluation fails or does not fit in memory, unless other ranks may be
+    elsewhere."""
     try:
         _evaluate(run, progress, around)
     except Exception:

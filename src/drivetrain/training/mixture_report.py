@@ -1,4 +1,4 @@
-"""Counts how much of a training each data set of a mixture had, and how well it goes on each."""
+"""Counts how much of a training each data set of a mixture had, and evaluates each."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from drivetrain.workloads.base import Workload
 
 @dataclass(frozen=True)
 class EvaluationBySet:
-    """The evaluation of a run. Of a mixture, each data set's part is gone through once more by itself: the values over
-    all stay those of one pass, to the bit. evaluate: over a part, or over all (None)."""
+    """The evaluation of a run. In a mixture, each data set's part is evaluated once more by itself: the values over all
+    stay those of one pass, to the bit. evaluate: over a part, or over all (None)."""
 
     evaluate: Callable[[range | None], dict[str, float]]
     workload: Workload
@@ -27,7 +27,7 @@ class EvaluationBySet:
     send: Callable[[Event], None]
 
     def __call__(self) -> dict[str, float]:
-        """Return loss and metrics over all evaluation data; send those of each data set. All ranks take part."""
+        """Returns loss and metrics over all evaluation data; sends those of each data set. All ranks take part."""
         values = self.evaluate(None)
         if not self.workload.data_sets:
             return values
@@ -39,8 +39,8 @@ class EvaluationBySet:
 
 
 def mixture_report(workload: Workload, order: Order, step: int, evaluated: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return of each data set: its name, the samples that steps 1 to `step` took of it, their share of all, and what
-    `evaluated` has of its evaluation data. Empty where there is no mixture."""
+    """Returns for each data set its name, the samples that steps 1 to `step` took of it, their share of all, and its
+    entry in `evaluated`. Empty if there is no mixture."""
     names, counts = workload.data_sets, order.drawn_before(step)
     total = max(1, sum(counts))
     return [
@@ -50,7 +50,8 @@ def mixture_report(workload: Workload, order: Order, step: int, evaluated: Mappi
 
 
 def cadence_notes(config: RunConfig, order: Order) -> Iterator[str]:
-    """Say what happens at the end only, because the epochs of a stream under loop.steps are not counted."""
+    """Returns remarks on events that happen only at the end, because the epochs of a stream under loop.steps are not
+    counted."""
     if order.num_samples is None and config.evaluation.every_steps is None:
         what = "evaluations come" if config.checkpoints.every_steps else "evaluations and checkpoints come"
         yield (
@@ -60,8 +61,8 @@ def cadence_notes(config: RunConfig, order: Order) -> Iterator[str]:
 
 
 def evaluation_cuts(workload: Workload, bound: int, part: range | None) -> list[range] | None:
-    """Return the samples of each of the evaluation's batches, or those of a part of it; None for `bound` after `bound`
-    of all. Where packed rows have one length, batches fill them: one shape for all."""
+    """Returns the samples of each of the evaluation's batches, or those of a part of it; None for `bound` after `bound`
+    of all. If packed rows have one length, batches fill them: one shape for all."""
     lengths = workload.evaluation_lengths
     if workload.rows is None or lengths is None:
         return None if part is None else [part[start : start + bound] for start in range(0, len(part), bound)]

@@ -1,4 +1,5 @@
-"""Before the first step: the ranks hold the same software, run and data, the disk has room, the network answers."""
+"""Checks before the first step: the ranks hold the same software, run and data, the disk has room, the network
+answers."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def agree(config: RunConfig, ranks: Communicator) -> None:
-    """UserError unless all ranks have the same versions and the same run; asked before anything is built."""
+    """Raises UserError unless all ranks have the same versions and the same run; called before anything is built."""
     if ranks.world == 1:
         return
     install = "install the same everywhere; drivetrain doctor shows what is there"
@@ -44,7 +45,7 @@ def agree(config: RunConfig, ranks: Communicator) -> None:
 
 
 def same_data(workload: Workload, ranks: Communicator) -> None:
-    """UserError unless all ranks have as many samples, and the first, middle and last ones look the same."""
+    """Raises UserError unless all ranks have as many samples, and the first, middle and last ones look the same."""
     if ranks.world == 1:
         return
     found = {f"train {name}": value for name, value in fingerprint(workload.train).items()}
@@ -56,7 +57,8 @@ def same_data(workload: Workload, ranks: Communicator) -> None:
 
 
 def differences(ranks: Communicator, field: str, own: Mapping[str, Any], fix: str) -> list[Problem]:
-    """A problem for each value that is not the same on all ranks, with the ranks that have it. The same on all."""
+    """Returns a problem for each value that is not the same on all ranks, with the ranks that have it. Equal on all
+    ranks."""
     if len(set(ranks.all_gather(_digest(json.dumps(own, sort_keys=True, default=str).encode())))) == 1:
         return []
     told = holders(ranks.all_gather(dict(own))).values()
@@ -64,9 +66,10 @@ def differences(ranks: Communicator, field: str, own: Mapping[str, Any], fix: st
 
 
 def holders(everyone: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """For each name whose value is not the same on all ranks, a sentence with the values and the ranks that have them.
+    """Returns for each name whose value is not the same on all ranks, a sentence with the values and the ranks that
+    have them.
 
-    everyone: what each rank has, in the order of the ranks.
+    everyone: the values of each rank, in the order of the ranks.
     """
     found = {}
     for name in dict.fromkeys(name for each in everyone for name in each):
@@ -79,9 +82,9 @@ def holders(everyone: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def fingerprint(samples: Samples) -> dict[str, Any]:
-    """Number of samples, and a digest of the first, middle and last one.
+    """Returns the number of samples, and a digest of the first, middle and last one.
 
-    One that is not the same when it is read again, or that cannot be read (the loader tells that), says nothing.
+    One that is not the same when it is read again, or that cannot be read (the loader reports that), is left out.
     """
     count = known_length(samples)
     found: dict[str, Any] = {"samples": count} if count is not None else {"stream": order_key(samples)["stream"]}
@@ -98,9 +101,9 @@ def fingerprint(samples: Samples) -> dict[str, Any]:
 
 
 def disk(config: RunConfig, one: int, root: Path, is_replaced: bool) -> list[str]:
-    """Warnings for a disk that will be full before the run has kept what it is to keep.
+    """Returns warnings for a disk that will be full before the run has kept all its checkpoints.
 
-    UserError if not even one checkpoint fits. one: bytes of it. is_replaced: what is there now goes before.
+    Raises UserError if not even one fits. one: bytes of a checkpoint. is_replaced: an existing one is deleted before.
     """
     there = next(path for path in (root, *root.absolute().parents) if path.exists())
     held = sum(file.stat().st_size for file in root.rglob("*") if file.is_file()) if root.exists() else 0
@@ -120,7 +123,7 @@ def disk(config: RunConfig, one: int, root: Path, is_replaced: bool) -> list[str
 
 
 def checkpoint_bytes(config: RunConfig, engine: Engine) -> int:
-    """Of weights and optimizer state, as far as it is known before the first step: rather too few."""
+    """Returns the bytes of weights and optimizer state, as far as known before the first step: rather too few."""
     weights = sum(shape.numel() for shape in engine.shapes().values())
     name = re.split("[.:]", config.optimizer.name)[-1].lower()
     states = STATES.get(name, 1 if config.optimizer.momentum else 0)
@@ -129,7 +132,7 @@ def checkpoint_bytes(config: RunConfig, engine: Engine) -> int:
 
 
 def timed_all_reduce(ranks: Communicator, device: torch.device) -> dict[str, float]:
-    """Seconds for the smallest all-reduce there is, and bytes a second of a larger one; the best of some."""
+    """Returns seconds for the smallest all-reduce, and bytes a second of a larger one; the best of some."""
     if ranks.world == 1:
         return {}
     small, large = (torch.zeros(count, device=device) for count in (1, REDUCED_BYTES // 4))
@@ -156,7 +159,7 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _bytes(value: Any) -> Iterator[bytes]:
-    """What a sample is made of; of what is of no known kind only the kind."""
+    """Returns the bytes of a sample; for values of an unknown kind only the kind."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield str(name).encode()

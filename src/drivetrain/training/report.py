@@ -1,4 +1,4 @@
-"""The result of a run: what was done, how well, at what cost."""
+"""The result of a run: the work done, its quality, its cost."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class RunReport(BaseModel):
 
     @property
     def folder(self) -> Path:
-        """The run's folder: report.json, run.yaml, events.jsonl and checkpoints/."""
+        """The run's folder, with report.json, run.yaml, events.jsonl and checkpoints/."""
         if self._folder is not None:
             return self._folder
         if self.checkpoint is not None:
@@ -74,18 +74,18 @@ class RunReport(BaseModel):
         raise RunError("this report was not read from a folder, and its run left no checkpoint")
 
     def within(self, folder: Path) -> RunReport:
-        """Returns the same report, whose folder is the one given: a run may have been moved."""
+        """Returns the same report with another folder, since a run may have been moved."""
         found = self.model_copy()
         found._folder = folder
         return found
 
     def curve(self) -> dict[str, list[Any]]:
-        """Columns of the training curve, a row every `tracking.log_every` steps, ready for pandas.DataFrame or a plot:
-        step, epoch, loss, grad_norm, lr, scale, skipped_steps, samples, samples_per_second, elapsed_seconds."""
+        """Returns columns of the training curve, a row every `tracking.log_every` steps, ready for pandas.DataFrame or
+        a plot: step, epoch, loss, grad_norm, lr, scale, skipped_steps, samples, samples_per_second, elapsed_seconds."""
         return self._columns("step", lambda event: event)
 
     def evaluations(self) -> dict[str, list[Any]]:
-        """Columns of the evaluations, a row each: step, loss, and one for each metric."""
+        """Returns columns of the evaluations, a row each: step, loss, and one for each metric."""
         return self._columns("evaluation", lambda event: {"step": event["step"], **event["metrics"]})
 
     def _columns(self, kind: str, row: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, list[Any]]:
@@ -95,7 +95,7 @@ class RunReport(BaseModel):
         return {name: [each.get(name) for each in rows] for name in names}
 
     def summary(self) -> dict[str, str]:
-        """What a reader looks for first, as texts by name."""
+        """Returns the most important values, as texts by name."""
         rate = "" if self.samples_per_second is None else f", {rate_text(self.samples_per_second)} samples/s"
         epochs = "1 epoch" if self.epochs == 1 else f"{self.epochs:.4g} epochs"
         best = self.best or {}
@@ -118,22 +118,22 @@ class RunReport(BaseModel):
         return repr(self)
 
     def _repr_html_(self) -> str:
-        """A small table, which notebooks show in place of the repr."""
+        """Returns a small table, which notebooks show in place of the repr."""
         escaped = ((html.escape(name), html.escape(text)) for name, text in self.summary().items())
         rows = "".join(f"<tr><th style='text-align:left'>{name}</th><td>{text}</td></tr>" for name, text in escaped)
         return f"<table><caption>{html.escape(self.name)}</caption>{rows}</table>"
 
     @property
     def flops_share(self) -> float | None:
-        """Achieved share of the device's measured matmul rate."""
+        """The achieved share of the device's measured matmul rate."""
         if self.flops_per_second is None or not self.matmul_flops_per_second:
             return None
         return self.flops_per_second / self.matmul_flops_per_second
 
     @property
     def share_of_full_training(self) -> float | None:
-        """Bytes of weights, gradients and optimizer state over those of a run that trains all parameters, each with as
-        many bytes as the trained ones have here. None where that is this run."""
+        """The bytes of weights, gradients and optimizer state over those of a run that trains all parameters, each with
+        as many bytes as the trained ones have here. None if this run does."""
         trained, total = self.engaged["trained_parameters"], self.engaged["global_parameters"]
         held = self.ranks[0].get("held_bytes") if self.ranks else None
         if not held or not 0 < trained < total:
@@ -142,7 +142,7 @@ class RunReport(BaseModel):
         return float(share)
 
     def write(self, path: Path) -> None:
-        """RunError if there is no room for it; an earlier report stays."""
+        """Writes report.json. Raises RunError if there is no room for it; an earlier report stays."""
         with writing(path):
             write_whole(path, dumps({**self.model_dump(), "flops_share": self.flops_share}, indent=2) + "\n")
 

@@ -1,4 +1,4 @@
-"""The story on one page: config → workload → engine → loop → report."""
+"""A training on one page: config → workload → engine → loop → report."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ INTERRUPTED_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 @dataclass(frozen=True)
 class TrainingContext:
-    """What a training is put together from."""
+    """The parts that a training is put together from."""
 
     config: RunConfig
     machine: Machine
@@ -82,10 +82,10 @@ def run(
     attempt: Attempt | None = None,
     heart: Heart | None = None,
 ) -> tuple[RunReport, int]:
-    """Train. Returns the report and the exit code: 0, or 130 / 143 if a signal ended the run after a save.
+    """Trains. Returns the report and the exit code: 0, or 130 / 143 if a signal ended the run after a save.
 
-    Called by every rank of the run; the first one writes and tells. attempt: which of those that its launch makes.
-    heart: this process's, which is to know the step and part that it is in.
+    Called by every rank of the run; the first one writes and reports. attempt: the number of this start of its launch.
+    heart: this process's record of its present step and part.
     """
     attempt = attempt or Attempt()
     with arithmetic(config.precision_spec, machine), stop_on_signals() as stop:
@@ -138,7 +138,7 @@ def _warn(events: EventStream, message: str) -> None:
 
 
 def _cut_as_fits(config: RunConfig, attempt: Attempt, ranks: Communicator) -> RunConfig:
-    """With the smaller micro-batches that an earlier attempt came to, which one of the machines may know alone."""
+    """Continues with the smaller micro-batches of an earlier attempt, which only one of the machines may know."""
     known = [again(config, each) for each in ranks.all_gather(attempt.reduction)]
     return min(known, key=lambda run: run.micro_batch)
 
@@ -191,13 +191,13 @@ def _train(parts: TrainingContext, resume: bool) -> RunReport:
 
 
 def _save(parts: TrainingContext, checkpoints: RunCheckpoints, progress: Progress) -> None:
-    """RunError on all ranks where the run's folder is gone: a save would make a new one in its place."""
+    """Saves. Raises RunError on all ranks if the run's folder is gone: a save would make a new one in its place."""
     parts.ranks.on_first(parts.events.check)
     checkpoints.save(progress)
 
 
 def _send(parts: TrainingContext, event: Event) -> None:
-    """A point of the curve is sent by all ranks together, which end alike where it cannot be written."""
+    """Sends a point of the curve on all ranks together, which end alike if it cannot be written."""
     if isinstance(event, StepDone):
         parts.ranks.on_first(lambda: parts.events.send(event))
     else:
@@ -205,7 +205,7 @@ def _send(parts: TrainingContext, event: Event) -> None:
 
 
 def _refuse_beyond(config: RunConfig, total_steps: int, progress: Progress) -> None:
-    """UserError for a run that is past the end that was asked for: to print its old report would pass for a result."""
+    """Raises UserError for a run that is past the requested end: to print its old report would pass for a result."""
     if progress.step > total_steps:
         field = "loop.steps" if config.loop.steps is not None else "loop.epochs"
         why = f"the run is at step {progress.step} already, beyond {total_steps}: nothing was trained"
@@ -213,7 +213,7 @@ def _refuse_beyond(config: RunConfig, total_steps: int, progress: Progress) -> N
 
 
 def _refuse_lost(folder: RunFolder) -> None:
-    """A fresh start would cut the curve of what was trained, whose checkpoints are on a disk that is away, say."""
+    """Refuses a fresh start that would cut the curve of a run whose checkpoints are on a missing disk."""
     file = folder.path / FILE_NAME
     events = read_events(file, lambda _: None) if file.exists() else ()  # its odd lines are in the record
     saved = [event["step"] for event in events if event["event"] == "checkpoint"]
@@ -223,7 +223,7 @@ def _refuse_lost(folder: RunFolder) -> None:
 
 
 def _reported(folder: RunFolder, status: Status, progress: Progress) -> RunReport | None:
-    """The report of an earlier start that came as far, or None: a start that trains nothing measures nothing."""
+    """Returns the report of a finished run, or None: a start that trains nothing measures nothing."""
     try:
         found = RunReport.read(folder.report)
     except (OSError, ValueError):
@@ -237,14 +237,14 @@ def _reported(folder: RunFolder, status: Status, progress: Progress) -> RunRepor
 
 
 def _begun(parts: TrainingContext, step: int) -> list[str]:
-    """The folder says what trains in it from here on, for nothing refuses it; names of what is no longer its."""
+    """Writes run.yaml and environment.json: no check refuses the run now. Returns trouble folders set aside."""
     parts.folder.describe(parts.config, environment.describe(parts.machine))
     parts.folder.begun()
     return set_aside(parts.folder.trouble, step)
 
 
 def evaluate(config: RunConfig, workload: Workload, engine: Engine, part: range | None = None) -> dict[str, float]:
-    """Return loss and metrics over the evaluation data, or the samples of a part of them, every sample once."""
+    """Returns loss and metrics over the evaluation data, or a part of them, every sample once."""
     assert workload.evaluation is not None
     batches = evaluation_batches(
         workload.evaluation,
@@ -265,7 +265,7 @@ def _evaluation(parts: TrainingContext, order: Order, progress: Progress) -> Cal
 
 
 def _generation(workload: Workload, engine: Engine, ranks: Communicator) -> Callable[[], list[dict[str, Any]]] | None:
-    """Prompts answered at each evaluation, where the workload was asked for it."""
+    """Answers prompts at each evaluation, if the workload has any."""
     if not isinstance(workload, Generates) or not workload.prompts:
         return None
     return functools.partial(generate, engine, workload, ranks)
@@ -286,7 +286,7 @@ def _started(parts: TrainingContext, total_steps: int, progress: Progress, epoch
 
 
 def _closing(status: Status, progress: Progress, checkpoints: RunCheckpoints, trained_nothing: bool) -> str:
-    """What the run prints last."""
+    """Returns the lines that the run prints last."""
     saved, at = checkpoints.newest(), f"at step {progress.step}"
     if progress.skipped:
         at += f" ({progress.skipped} skipped, so {progress.updates} updates)"
@@ -332,7 +332,7 @@ def _report(
 
 
 def _effective(parts: TrainingContext, elapsed_seconds: float, before: float) -> dict[str, Any]:
-    """What became of the time since the launch began; all ranks must ask. A machine that came late knows less."""
+    """Returns shares of the time since the launch began; all ranks call it. A late machine knows less."""
     attempt = parts.attempt
     launches = parts.ranks.all_gather((time.monotonic() - attempt.since, list(attempt.restarts), before))
     lasted, restarts, _ = max(launches, key=lambda launch: launch[0])
@@ -341,7 +341,7 @@ def _effective(parts: TrainingContext, elapsed_seconds: float, before: float) ->
 
 
 def measured(meters: Meters, engine: Engine, ranks: Communicator) -> dict[str, Any]:
-    """The measured fields of a RunReport; all ranks must ask."""
+    """Returns the measured fields of a RunReport; all ranks must call it."""
     summary = meters.summary(ranks)
     engaged = engine.engaged()
     own = {"host": socket.gethostname(), "local_parameters": engaged.local_parameters, **engine.measured()}

@@ -54,10 +54,10 @@ class RunCheckpoints:
             self._writer = ThreadPoolExecutor(1, "saving")
 
     def save(self, progress: Progress) -> None:
-        """Write one, then delete what need not be kept. RunError leaves the earlier ones as they were.
+        """Writes one, then deletes those that need not be kept. After a RunError the earlier ones are unchanged.
 
-        Every rank writes what it holds. If asynchronous, from a copy and while training goes on: what went wrong is
-        raised by the next call of save or finish, which wait for it.
+        Every rank writes what it holds. If asynchronous, from a copy and while training goes on: an error is raised by
+        the next call of save or finish, which wait for it.
         """
         self.finish()
         start = time.perf_counter()
@@ -76,7 +76,7 @@ class RunCheckpoints:
             self.finish()
 
     def finish(self) -> None:
-        """Wait for the save that is under way, if any. RunError if it failed."""
+        """Waits for the save that is under way, if any. Raises RunError if it failed."""
         writing, self._under_way = self._under_way, None
         if writing is not None:
             writing.result()
@@ -89,7 +89,8 @@ class RunCheckpoints:
         self._send(CheckpointSaved(step=step, path=str(path), bytes=size, seconds=seconds))
 
     def _pruned(self, path: Path, facts: dict[str, Any]) -> int:
-        """Bytes of a new checkpoint, once older ones are gone that need not be kept, and links point at it."""
+        """Returns the bytes of a new checkpoint, after older ones that need not be kept are deleted and links point at
+        it."""
         kept = self._run.checkpoints
         higher, metric = self._metric.higher_is_better, self._metric.name
         prune(self._root, kept.keep_last, kept.keep_best, higher, metric, path)
@@ -129,7 +130,7 @@ class RunCheckpoints:
         return parts
 
     def restore(self) -> Progress:
-        """The state of the newest checkpoint that verifies; a fresh start, said so, if there is none."""
+        """Loads the newest checkpoint that verifies; if there is none, reports a fresh start."""
         newest, skipped = self._ranks.on_first(self._found)
         for why in skipped:
             self._send(Warned(message=f"checkpoint skipped: {why}"))
@@ -141,7 +142,7 @@ class RunCheckpoints:
         return self.restore_from(newest)
 
     def restore_from(self, path: Path) -> Progress:
-        """The state of a checkpoint that was verified."""
+        """Loads a checkpoint that was verified."""
         state = read(path)
         training, before = state["training"], read_manifest(path).facts.get("precision")
         if before not in (None, self._run.precision):
@@ -166,7 +167,8 @@ class RunCheckpoints:
         return newest_good(self._root, verify)
 
     def _restore_generators(self, saved: list[Any], streams: list[int], step: int) -> None:
-        """As they were, where the ranks draw from the streams that they drew from; else each stream starts anew."""
+        """Restores the generators if the ranks draw from the same streams as before; otherwise each stream starts
+        anew."""
         own = self._engine.random_stream
         if self._ranks.all_gather(own) == streams:
             restore_rng_state(saved[self._ranks.rank])
@@ -182,13 +184,13 @@ class RunCheckpoints:
         return newest_good(self._root, verify)[0]
 
     def best(self, progress: Progress) -> Path | None:
-        """The checkpoint of the run's best evaluation; None if that was not saved, or is gone or damaged."""
+        """Returns the checkpoint of the run's best evaluation; None if that was not saved, or is deleted or damaged."""
         found = best(self._root, self._metric.higher_is_better, self._metric.name)
         wanted = (progress.best or {}).get("step")
         return found if found is not None and read_manifest(found).step == wanted else None
 
     def _same_metric(self, progress: Progress) -> None:
-        """What was best by another metric says nothing of this one; the best is then that of the checkpoints."""
+        """Keeps the best value only of the same metric; for another one the best is that of the checkpoints."""
         before, now = (progress.best or {}).get("metric", self._metric.name), self._metric.name
         if before == now:
             return
@@ -198,7 +200,7 @@ class RunCheckpoints:
         self._send(Warned(message=told))
 
     def _best_kept(self) -> dict[str, Any] | None:
-        """As progress has it."""
+        """Returns the best evaluation in the progress."""
         found = best(self._root, self._metric.higher_is_better, self._metric.name)
         manifest = None if found is None else read_manifest(found)
         if manifest is None or manifest.facts.get("metric_name") != self._metric.name:

@@ -1,9 +1,9 @@
-"""Numerical trouble: steps whose loss or gradient is not finite, or far above what is usual.
+"""Finds anomalies: steps whose loss or gradient is not finite, or far above the usual.
 
-An engine asks the judge of a step once, with the gradient norm and before the update: what is refused is not made. On
-a CPU the answer is known at once. On a GPU nobody waits for it: it is a tensor, which stays true from the first bad
-step on and turns every further update into nothing, until the numbers are read at the next point of the curve. Where
-steps are to be skipped the answer decides what the schedule does next, and is read in every step, on any device.
+An engine calls the judge once a step, with the gradient norm and before the update: a refused update is not made. On a
+CPU the answer is known at once. On a GPU the host does not wait for it: it is a tensor, which stays true from the first
+bad step on and turns every further update into nothing, until the numbers are read at the next point of the curve. If
+the run file skips such steps, the answer decides what the schedule does next, and is read in every step, on any device.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Action = Literal["told", "skipped", "stopped"]
 
 @dataclass
 class Recent:
-    """What is remembered of the last steps; checkpoints keep it, so that a resumed run decides alike."""
+    """Values of the last steps; checkpoints keep them, so that a resumed run decides alike."""
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
@@ -40,14 +40,14 @@ class Recent:
 
 
 class Usual:
-    """The median of the last values, kept up to date in a microsecond a value."""
+    """The median of the last values, updated in a microsecond a value."""
 
     def __init__(self, values: list[float]) -> None:
-        """values: the oldest first; kept up to date in place."""
+        """values: the oldest first; updated in place."""
         self._values, self._sorted = values, sorted(values)
 
     def add(self, value: float) -> None:
-        """What is not finite is no value."""
+        """Adds a value, unless it is not finite."""
         if not math.isfinite(value):
             return
         self._values.append(value)
@@ -57,7 +57,7 @@ class Usual:
 
     @property
     def median(self) -> float | None:
-        """None until there are enough."""
+        """The median; None until there are enough values."""
         middle, odd = divmod(len(self._sorted), 2)
         if len(self._sorted) < LEAST:
             return None
@@ -79,7 +79,7 @@ class PendingNumbers:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Of one step, read."""
+    """The numbers of one step, read."""
 
     step: int
     loss: float
@@ -90,7 +90,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Anomaly:
-    """A step that was not as it should be."""
+    """A step with a bad loss or gradient."""
 
     numbers: Numbers
     kind: Kind
@@ -116,7 +116,7 @@ class Anomaly:
 
 
 def ended(trouble: Anomaly, further: str = "") -> RunError:
-    """Why a step ends the run. further: what was found and kept."""
+    """Returns why a step ends the run. further: findings and what was kept."""
     advice = (
         "Try a lower learning rate, a longer warm-up, loop.max_grad_norm=1, precision=fp32 or bf16-mixed, and look at "
         "these samples; --resume numerics.skip=true goes on and leaves such steps out"
@@ -125,15 +125,15 @@ def ended(trouble: Anomaly, further: str = "") -> RunError:
 
 
 def end_if_stopped(trouble: Anomaly) -> None:
-    """What a loop does about trouble where nobody listens."""
+    """Ends the run at an anomaly if no listener handles it."""
     if trouble.action == "stopped":
         raise ended(trouble)
 
 
 class Watch:
     def __init__(self, config: Numerics, scaled: bool, recent: Recent, summed: Callable[[Tensor], Tensor]) -> None:
-        """scaled: the loss is, so that a gradient that is not finite is an overflow, which the scaler skips.
-        summed: over the ranks, in place."""
+        """scaled: the loss is scaled, so that a gradient that is not finite is an overflow, which the scaler skips.
+        summed: a function that sums over the ranks, in place."""
         self._config, self._scaled, self._summed = config, scaled, summed
         self._losses, self._norms, self._skipped = Usual(recent.losses), Usual(recent.norms), recent.skips
         self._bad: Tensor | None = None
@@ -143,7 +143,8 @@ class Watch:
     # --- before the update -------------------------------------------------------------------------------------------
 
     def judge(self, step: int, share: Tensor) -> StepGuard:
-        """Whether the update of a step is refused: the same answer on all ranks. share: this rank's, of the loss."""
+        """Returns whether the update of a step is refused: the same answer on all ranks. share: this rank's, of the
+        loss."""
         if self._config.skip:
             return lambda norm: self._skips(step, share, norm)
         return lambda norm: self._is_bad(step, norm)
@@ -152,7 +153,8 @@ class Watch:
         return step in self._refused
 
     def _is_bad(self, step: int, norm: Tensor) -> bool | Tensor:
-        """By the norm alone, which all ranks have: a loss that is not finite makes it so, but for odd models."""
+        """Decides by the norm alone, which all ranks have: a loss that is not finite makes it so too, except in odd
+        models."""
         if self._scaled:
             return False
         if works_behind(norm.device):
@@ -165,7 +167,7 @@ class Watch:
         return True
 
     def _skips(self, step: int, share: Tensor, norm: Tensor) -> bool:
-        """One exchange: the loss, and whether a rank refuses, should their norms differ in a last bit."""
+        """Exchanges the loss, and whether a rank refuses, in case their norms differ in a last bit."""
         usual_loss, usual_norm = self._losses.median, self._norms.median
         most_loss, most_norm = self._limit(usual_loss), self._limit(usual_norm)
         bad = norm > most_norm
@@ -187,13 +189,13 @@ class Watch:
         self._norms.add(numbers.norm)
 
     def _limit(self, value: float | None) -> float:
-        """Above which a step is skipped."""
+        """Returns the norm above which a step is skipped."""
         return math.inf if not self._config.skips_spikes else limit(value, self._config.spike_factor)
 
     # --- when the numbers are read -----------------------------------------------------------------------------------
 
     def read(self, pending: PendingNumbers, loss: float, norm: float) -> Anomaly | None:
-        """What is wrong with a step, if anything is. Steps come in their order, once each."""
+        """Returns the anomaly of a step, if any. Steps come in their order, once each."""
         numbers = self._judged.pop(pending.step, None)
         if numbers is None:
             numbers = Numbers(pending.step, loss, norm, self._losses.median, self._norms.median)
@@ -220,7 +222,7 @@ class Watch:
 
 
 def limit(value: float | None, factor: float | None) -> float:
-    """Above which a number spikes. There is none for losses that may be negative."""
+    """Returns the value above which a number spikes. There is none for losses that may be negative."""
     return math.inf if factor is None or value is None or value <= 0 else factor * value
 
 

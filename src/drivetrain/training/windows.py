@@ -1,8 +1,8 @@
-"""The windows of a training: cut out of the data, or out of samples that the model makes on the way.
+"""Makes the windows of a training: from the data, or from samples that the model makes on the way.
 
 Samples are made at the first of the steps that they are used for, from the prompts of that step's global batch, and
-dealt to all ranks. They belong to the workload's state, so that a run that is resumed between two such steps goes on
-with the same; and what is drawn for them is a function of the run's seed and the step alone.
+divided among all ranks. They belong to the workload's state, so that a run that is resumed between two such steps goes
+on with the same; their random draws are a function of the run's seed and the step alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def windows_of(
     workers: bool = True,
     pin_memory: bool = False,
 ) -> Iterator[Window]:
-    """The windows of these steps. workers: whether processes beside this one may load samples."""
+    """Yields the windows of these steps. workers: whether processes beside this one may load samples."""
     if isinstance(workload, MakesSamples):
         return _made_windows(run, workload, engine, order, steps, mine)
     loader = run.loader if workers else run.loader.model_copy(update={"workers": 0})
@@ -60,7 +60,7 @@ def _made_windows(
 
 
 def _cut(workload: MakesSamples, indices: np.ndarray, mine: Slice) -> tuple[list[MicroBatch], int]:
-    """This rank's micro-batches, and the number of samples of the largest."""
+    """Returns this rank's micro-batches, and the number of samples of the largest."""
     pieces = Slice(mine.data_rank, mine.data_world, mine.micro_batch_size).positions(indices)
     own = [indices[piece] if len(piece) else indices[:1] for piece in pieces]
     tensors = [workload.collate([workload.made[int(index)] for index in each]) for each in own]
@@ -69,7 +69,7 @@ def _cut(workload: MakesSamples, indices: np.ndarray, mine: Slice) -> tuple[list
 
 
 def _made(run: RunConfig, workload: MakesSamples, engine: Engine, order: Order, step: int, mine: Slice) -> list[object]:
-    """The samples of all ranks, in the order of their prompts. Random generators end as they were."""
+    """Returns the samples of all ranks, in the order of their prompts. Random generators are restored."""
     epoch, indices = order.batch(step)
     places = rank_share(np.arange(len(indices)), mine.data_rank, mine.data_world).tolist()
     prompts = [workload.train.load(int(indices[place]), epoch) for place in places]

@@ -13,14 +13,14 @@ from drivetrain.workloads.generating import MakesSamples
 
 
 def check_workload(run: RunConfig, workload: Workload) -> None:
-    """UserError with everything about the run that these data and this loss cannot do."""
+    """Raises UserError with everything about the run that these data and this loss cannot do."""
     problems = [*_batch(run, workload), *_loss(run, workload), *_evaluation(run, workload)]
     if problems:
         raise UserError(problems)
 
 
 def best_metric(run: RunConfig, workload: Workload) -> BestMetric:
-    """The run file's choice, else the workload's."""
+    """Returns the run file's choice, else the workload's."""
     name = run.evaluation.metric
     if name is None or name == workload.best_metric.name:
         return workload.best_metric
@@ -58,7 +58,7 @@ def _batch(run: RunConfig, workload: Workload) -> Iterator[Problem]:
 
 
 def _loss(run: RunConfig, workload: Workload) -> Iterator[Problem]:
-    """What the loss needs beside one forward pass of the model, where the engine has no more."""
+    """Reports needs of the loss beside one forward pass of the model, where the engine allows no more."""
     axis = run.engine.single_pass_axis
     needs = [f"auxiliary models ({', '.join(workload.auxiliary)})"] if workload.auxiliary else []
     needs += ["statistics of the whole batch"] if workload.has_statistics else []

@@ -1,1 +1,2 @@
-"""Files from strangers: what in them could run code, and what allows it (docs/reference/security.md)."""
+"""Files from strangers: which parts of them could run code, and which permission allows it
+(docs/reference/security.md)."""

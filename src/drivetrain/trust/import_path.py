@@ -1,4 +1,4 @@
-"""Objects of the user's, named by import path."""
+"""Imports objects that the user names by import path."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from drivetrain.errors import problem
 
 
 def import_object(path: str, field: str) -> Any:
-    """`package.module:Name` or `package.module.Name` → the object. UserError, on `field`, says what was missing.
+    """Returns the object that `package.module:Name` or `package.module.Name` names. Raises UserError, on `field`, with
+    what is missing.
 
     A module or package that lies in the current folder is found there, as a script beside it would find it.
     """
@@ -43,7 +44,7 @@ def import_object(path: str, field: str) -> Any:
 
 
 def in_current_folder(module_name: str) -> Path | None:
-    """Return the file of a module's outermost part in the current folder, where it lies there."""
+    """Returns the file of a module's outermost package in the current folder, if it lies there."""
     top = Path.cwd() / module_name.partition(".")[0]
     found = (top.with_name(f"{top.name}.py"), top / "__init__.py")
     return next((file for file in found if file.is_file()), None)

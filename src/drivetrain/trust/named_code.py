@@ -1,8 +1,8 @@
 """Python that a run names: refused where the run came in a folder, and the code lies outside the current one.
 
-A run file that the user writes is the user's word. The run.yaml that a training left in its folder came with that
-folder, from whoever made it: what it names runs only where it lies in the current folder and did not come with the
-run, or where `--trust` is given.
+A run file that the user writes is trusted. The run.yaml that a training left in its folder may come from a stranger,
+with that folder: the Python that it names runs only if it lies in the current folder and did not come with the run, or
+with `--trust`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from drivetrain.trust.remote_code import PERMISSIONS
 
 @dataclass(frozen=True)
 class NamedCode:
-    """place: None where no file or folder here is known to hold it."""
+    """Python that a run names. place: None if no file or folder here is known to hold it."""
 
     field: str
     name: str
@@ -30,7 +30,7 @@ class NamedCode:
 
 
 def refuse_named_code(run: RunConfig, came_with: Path, trusted: bool) -> None:
-    """UserError for all Python that a run would have executed, unless it is trusted. came_with: the run's folder."""
+    """Raises UserError for all Python that a run would execute, unless it is trusted. came_with: the run's folder."""
     here, folder = Path.cwd().resolve(), came_with.resolve()
     problems = []
     for code in () if trusted else named_code(run):
@@ -46,7 +46,7 @@ def refuse_named_code(run: RunConfig, came_with: Path, trusted: bool) -> None:
 
 
 def named_code(run: RunConfig) -> Iterator[NamedCode]:
-    """Every place of a run from which Python is executed that is not this package's own."""
+    """Returns every place of a run from which Python other than this package's is executed."""
     if isinstance(run.workload, UserModule):
         yield NamedCode("workload.path", str(run.workload.path), run.workload.path)
     elif not isinstance(run.workload, OwnCode):
@@ -65,7 +65,7 @@ def named_code(run: RunConfig) -> Iterator[NamedCode]:
 
 
 def _package(path: str) -> Path | None:
-    """Where the outermost package of an import path lies, found without importing it."""
+    """Returns where the outermost package of an import path lies, found without importing it."""
     top = path.replace(":", ".").partition(".")[0]
     try:
         found = find_spec(top)

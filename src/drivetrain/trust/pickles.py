@@ -1,7 +1,7 @@
-"""Others' pickled files, read without running what is in them.
+"""Reads others' pickled files without running code in them.
 
-torch's restrained loader refuses what could run code, and then advises to load it without restraint. What is raised
-here says instead which objects were found, and how to make safetensors of weights whose source is trusted.
+torch's restrained loader refuses objects that could run code, and then advises to load them without restraint. The
+errors raised here name the objects found instead, and how to make safetensors of weights whose source is trusted.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ CONVERSION = (
 
 
 def member(kind: Any, name: str) -> Any:
-    """What stands for getattr in a pickle: early Pythons 3.11 write a member of an enum so. Of nothing else."""
+    """Stands for getattr in a pickle, and serves enum members only: early Pythons 3.11 write them so."""
     if not isinstance(kind, EnumMeta) or name not in kind.__members__:
         raise pickle.UnpicklingError(f"it asks for {name} of {kind!r}, which is no member of an enum")
     return kind[name]
 
 
 def load(file: Path, allowed: Sequence[type] = (), are_weights: bool = False) -> Any:
-    """A torch.save'd file: tensors and plain values, and objects of the classes that are allowed.
+    """Loads a torch.save'd file: tensors and plain values, and objects of the allowed classes.
 
-    are_weights: whether it holds a model's weights, which could be safetensors instead. UserError for what needs more,
-    which could run code, and for a file that is cut short.
+    are_weights: whether it holds a model's weights, which could be safetensors instead. Raises UserError for other
+    objects, which could run code, and for a truncated file.
     """
     try:
         return restrained(file, allowed)
@@ -51,14 +51,14 @@ def load(file: Path, allowed: Sequence[type] = (), are_weights: bool = False) ->
 
 
 def restrained(file: Path | IO[bytes], allowed: Sequence[type] = ()) -> Any:
-    """pickle.UnpicklingError for what could run code."""
+    """Returns the content of a pickled file. Raises pickle.UnpicklingError for objects that could run code."""
     with torch.serialization.safe_globals([*allowed, (member, GETATTR)]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)  # of which torch is only not sure
         return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def unsafe(file: Path, field: str, are_weights: bool) -> UserError:
-    """The problem of a file that the restrained loader refused."""
+    """Returns the problem of a file that the restrained loader refused."""
     found = ", ".join(_named(file)[:SHOWN]) or "a pickle that torch.save did not write"
     why = f"{file} holds more than tensors and plain values ({found}): reading it could run code that came with it"
     if not are_weights:
@@ -70,7 +70,7 @@ def unsafe(file: Path, field: str, are_weights: bool) -> UserError:
 
 
 def unsafe_weights(folder: Path, field: str) -> UserError | None:
-    """The problem of the first of a folder's pickled weights that could run code; None if all are tensors."""
+    """Returns the problem of the first of a folder's pickled weights that could run code; None if all are tensors."""
     for file in sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")]):
         try:
             restrained(file)
@@ -82,7 +82,7 @@ def unsafe_weights(folder: Path, field: str) -> UserError | None:
 
 
 def _named(file: Path) -> list[str]:
-    """What a file names beside tensors' own classes."""
+    """Returns the names of a file's objects other than tensors' own classes."""
     try:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(file)
     except Exception:  # a pickle of another make, in which torch's search ends in errors of many kinds

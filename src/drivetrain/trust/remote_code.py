@@ -1,6 +1,6 @@
 """Python code that lies beside a model or tokenizer, and the run file's permission to run it.
 
-Transformers asks at the terminal where `trust_remote_code` is left out, so every call here gives it. A model whose
+Transformers asks at the terminal where `trust_remote_code` is left out, so every call here passes it. A model whose
 architecture Transformers has itself needs no permission: its own class is taken, whatever stands beside the weights.
 """
 
@@ -18,18 +18,18 @@ NAMING = ("config.json", "tokenizer_config.json")  # files that may name code
 
 
 def permission_of(field: str) -> str:
-    """The run file's key that allows the code of the path at `field`: workload.model.trust_remote_code."""
+    """Returns the run file's key that allows the code of the path at `field`: workload.model.trust_remote_code."""
     block, _, key = field.rpartition(".")
     return f"{block}.{PERMISSIONS[key]}"
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether Transformers ended with this because code that it was not allowed to run is needed."""
+    """Returns whether Transformers raised this because it needs code that it was not allowed to run."""
     return isinstance(error, ValueError) and "trust_remote_code" in str(error)
 
 
 def refusal(path: str, field: str) -> UserError:
-    """The problem of a folder or hub id that needs its own code."""
+    """Returns the problem of a folder or hub id that needs its own code."""
     asked = "; ".join(f"{file} names {code} ({key} of auto_map)" for file, key, code in code_named(path))
     why = f"{path} runs Python code of its own, which could do anything on this machine"
     fix = f"read that code, and where you trust it give {permission_of(field)}=true; else give another"
@@ -37,7 +37,7 @@ def refusal(path: str, field: str) -> UserError:
 
 
 def check_allowed_code(path: str, field: str) -> None:
-    """UserError where a permitted path names code of another repository, which the permission is not for."""
+    """Raises UserError if a permitted path names code of another repository, which the permission does not cover."""
     for file, key, code in code_named(path):
         repository, separator, name = code.partition("--")
         if separator and repository != path:
@@ -47,7 +47,7 @@ def check_allowed_code(path: str, field: str) -> None:
 
 
 def refuse_kernels(config: Any, path: str, field: str) -> None:
-    """UserError for a configuration that has a compiled attention kernel of the hub downloaded and run."""
+    """Raises UserError for a configuration that would download and run a compiled attention kernel from the hub."""
     blocks = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))]
     for kernel in (getattr(block, "_attn_implementation", None) for block in blocks):
         if isinstance(kernel, str) and "/" in kernel:
@@ -57,7 +57,7 @@ def refuse_kernels(config: Any, path: str, field: str) -> None:
 
 
 def code_named(path: str) -> Iterator[tuple[str, str, str]]:
-    """File, class of Transformers and what it is replaced by, for each entry of auto_map."""
+    """Yields file, class of Transformers and its replacement, for each entry of auto_map."""
     for name in NAMING:
         mapping = _mapping(path, name).get("auto_map")
         entries = mapping.items() if isinstance(mapping, dict) else [("AutoTokenizer", mapping)]
@@ -68,7 +68,7 @@ def code_named(path: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _mapping(path: str, name: str) -> dict[str, Any]:
-    """A JSON file of a folder, or of a hub id what was downloaded of it. Empty where there is none to read."""
+    """Returns a JSON file of a folder, or of a hub id's downloaded files. Empty if there is none to read."""
     file: Path | None = Path(path).expanduser() / name
     if file is not None and not file.parent.is_dir():
         file = _downloaded(path, name)

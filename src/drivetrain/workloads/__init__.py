@@ -1,1 +1,1 @@
-"""What is trained: model, data, loss and metrics behind one contract."""
+"""Workloads: model, data, loss and metrics behind one contract."""

@@ -1,9 +1,9 @@
-"""The workload contract: all that an engine or the loop may know about what is trained.
+"""The workload contract: all that an engine or the loop may know about model, data and loss.
 
-The loss is a *sum* over valid targets and `count` is their number, known before the forward pass: the engine divides
-by the count of the whole global batch, so that neither micro-batches nor ranks change the result. A loss of several
-such terms, with statistics of the global batch or models beside it, overrides `terms`, `counts`, `loss_sums` and what
-else it needs of the section "a loss of more" (loss_contract.py says what these are).
+The loss is a *sum* over valid targets and `count` is their number, known before the forward pass: the engine divides by
+the count of the whole global batch, so that neither micro-batches nor ranks change the result. A loss of several such
+terms, with statistics of the global batch or models beside it, overrides `terms`, `counts`, `loss_sums` and others of
+the section "a loss of more" (loss_contract.py defines these).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def load(self, index: int, epoch: int) -> Any:
-        """One sample as `collate` takes it, augmented if these are training samples."""
+        """Returns one sample as `collate` takes it, augmented if these are training samples."""
 
 
 class NamedSamples(Samples, Protocol):
-    """Samples to predict for, with what the user calls each of them: a file name, a row number."""
+    """Samples to predict for, with the user's name for each: a file name, a row number."""
 
     @property
     def names(self) -> Sequence[str]: ...
@@ -48,10 +48,10 @@ class NamedSamples(Samples, Protocol):
 
 @dataclass(frozen=True)
 class Outputs:
-    """What one evaluation batch gives.
+    """The results of one evaluation batch.
 
-    loss_sum: scalar, summed over `count` targets. predictions, targets: what `metrics` take (B, ...). terms: (sum,
-    count) of each term where the loss has several; loss_sum and count are not read then.
+    loss_sum: scalar, summed over `count` targets. predictions, targets: arguments of `metrics` (B, ...). terms: (sum,
+    count) of each term if the loss has several; loss_sum and count are not read then.
     """
 
     loss_sum: Tensor
@@ -69,7 +69,7 @@ class BestMetric:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a model may be spread over a mesh. What is left out is derived where that is safe."""
+    """Describes how a model may be spread over a mesh. Fields left out are derived where that is safe."""
 
     tensor_parallel: Mapping[str, str] | None = None  # module name, * for any part → colwise, rowwise, ...
 
@@ -85,7 +85,8 @@ class Workload(ABC):
 
     @abstractmethod
     def build_model(self) -> nn.Module:
-        """A new model in fp32 on the CPU, with its adapters. Its random start follows torch's global generator."""
+        """Returns a new model in fp32 on the CPU, with its adapters. Its random start follows torch's global
+        generator."""
 
     def _adapted(self, model: nn.Module) -> nn.Module:
         if self.fake_quantiser is not None:
@@ -93,7 +94,7 @@ class Workload(ABC):
         return model if self.adapters is None else self.adapters.fit(model)
 
     def write_parts(self, model: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:
-        """What was put into the model, beside a checkpoint's weights."""
+        """Writes the parts that were put into the model, beside a checkpoint's weights."""
         if self.adapters is not None:
             self.adapters.write(model, weights, folder)
         if self.fake_quantiser is not None:
@@ -101,16 +102,17 @@ class Workload(ABC):
 
     @abstractmethod
     def collate(self, samples: Sequence[Any]) -> Batch:
-        """Samples → a dict of tensors whose first dimension is the sample."""
+        """Returns a dict of tensors for samples; the first dimension is the sample."""
 
     def count(self, batch: Batch) -> int:
-        """Valid targets in the batch. A loss of one term defines this and `loss_sum`; others define `counts`."""
+        """Returns the number of valid targets in the batch. A loss of one term defines this and `loss_sum`; others
+        define `counts`."""
         if type(self).counts is Workload.counts:
             raise NotImplementedError(f"{type(self).__name__} defines neither count nor counts")
         return sum(self.counts(batch).values())
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Scalar: the loss summed over the batch's valid targets, in fp32 where the precision allows it."""
+        """Returns the loss summed over the batch's valid targets, a scalar in fp32 where the precision allows it."""
         raise NotImplementedError(f"{type(self).__name__} defines neither loss_sum nor loss_sums")
 
     # --- a loss of more: several terms, statistics, auxiliary models, state (most workloads leave these as they are) --
@@ -121,58 +123,60 @@ class Workload(ABC):
         return ONE_TERM
 
     def counts(self, batch: Batch) -> Mapping[str, int]:
-        """What each term's sum is divided by, of this batch: pairs of one, tokens of another. Needs no forward pass."""
+        """Returns the divisor of each term's sum for this batch: for one the number of pairs, for another of tokens.
+        Needs no forward pass."""
         return {LOSS: self.count(batch)}
 
     def loss_sums(self, model: nn.Module, batch: Batch, context: LossContext) -> Mapping[str, Tensor]:
-        """Each term's sum over the batch (scalars, fp32), from one forward pass with gradient."""
+        """Returns each term's sum over the batch (scalars, fp32), from one forward pass with gradient."""
         del context
         return {LOSS: self.loss_sum(model, batch)}
 
     @property
     def has_statistics(self) -> bool:
-        """Whether a window begins with a pass that asks `statistics` of each of its micro-batches."""
+        """Whether a window begins with a pass that calls `statistics` for each of its micro-batches."""
         return False
 
     def statistics(self, model: nn.Module, batch: Batch, context: LossContext) -> Partial:
-        """This batch's part of the statistics of the global batch. The model evaluates, without gradient."""
+        """Returns this batch's part of the statistics of the global batch. The model evaluates, without gradient."""
         del model, batch, context
         return Partial()
 
     @property
     def auxiliary(self) -> Mapping[str, Auxiliary]:
-        """Models beside the trained one, by name."""
+        """The models beside the trained one, by name."""
         return {}
 
     def outputs_in(self, model: nn.Module, batch: Batch, context: LossContext) -> Outputs:
-        """One evaluation forward that may use auxiliary models; there are no statistics."""
+        """Runs one evaluation forward that may use auxiliary models; there are no statistics."""
         del context
         return self.outputs(model, batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """What of the workload itself changes while it trains, in a checkpoint's forms; the same on all ranks."""
+        """Returns the workload's own state that changes during training, in a checkpoint's forms; the same on all
+        ranks."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes what `state_dict` gave."""
+        """Restores what `state_dict` returned."""
         del state
 
     # --- evaluation and what else a workload says ---------------------------------------------------------------------
 
     @abstractmethod
     def outputs(self, model: nn.Module, batch: Batch) -> Outputs:
-        """One evaluation forward."""
+        """Runs one evaluation forward."""
 
     @abstractmethod
     def predict(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
-        """One JSON-able row a sample, in the batch's order (e.g. `{"label": "cat", "probability": 0.93}`)."""
+        """Returns one JSON-able row a sample, in the batch's order (e.g. `{"label": "cat", "probability": 0.93}`)."""
 
     @abstractmethod
     def metrics(self) -> Mapping[str, Metric]:
-        """Fresh metrics, each taking (predictions, targets). `loss` is added by the loop."""
+        """Returns fresh metrics, each taking (predictions, targets). `loss` is added by the loop."""
 
     def derived(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Further metrics that follow from the loss and the metrics of a whole evaluation."""
+        """Returns further metrics that follow from the loss and the metrics of a whole evaluation."""
         del values
         return {}
 
@@ -189,11 +193,11 @@ class Workload(ABC):
     @property
     @abstractmethod
     def lengths(self) -> Sequence[int] | None:
-        """Length of each training sample if batches should be cut by it into micro-batches, else None."""
+        """Returns the length of each training sample if batches should be cut by it into micro-batches, else None."""
 
     @property
     def evaluation_lengths(self) -> Sequence[int] | None:
-        """Length of each evaluation sample where packed rows may be filled by it, else None."""
+        """Returns the length of each evaluation sample if packed rows may be filled by it, else None."""
         return None
 
     @property
@@ -202,7 +206,7 @@ class Workload(ABC):
         return False
 
     def order(self, batch_size: int, seed: int, by_epochs: bool) -> Order:
-        """Return which training samples each step takes. by_epochs: whether the run's length is a number of epochs; a
+        """Returns which training samples each step takes. by_epochs: whether the run's length is a number of epochs; a
         stream has to be counted for that."""
         if isinstance(self.train, Endless):
             return self.train.order(batch_size, seed, by_epochs)
@@ -210,12 +214,12 @@ class Workload(ABC):
 
     @property
     def data_sets(self) -> Sequence[str]:
-        """Names of the data sets of a mixture, as the order counts them; empty where there is none."""
+        """The names of a mixture's data sets, in the order's numbering; empty if there is none."""
         return ()
 
     @property
     def evaluation_parts(self) -> Mapping[str, range]:
-        """Return which evaluation samples are of each data set of a mixture; empty where there is none."""
+        """Returns which evaluation samples belong to each data set of a mixture; empty if there is none."""
         return {}
 
     @property
@@ -224,48 +228,49 @@ class Workload(ABC):
 
     @property
     def by_position(self) -> Mapping[str, int | None]:
-        """The batch's tensors (samples, positions, ...) of sequences that may be cut, and what pads them (None: they
-        count on): each position has a loss of its own, and only attention looks at others."""
+        """Returns the batch's tensors (samples, positions, ...) of sequences that may be cut, with their padding values
+        (None: they count on): each position has a loss of its own, and only attention looks at others."""
         return {}
 
     @property
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """What the report says of the data: samples, classes, rows dropped and why (JSON-able)."""
+        """Returns the report's facts about the data: samples, classes, rows dropped and why (JSON-able)."""
 
     @property
     def data_report(self) -> Mapping[str, Any]:
-        """What `drivetrain data` tells (JSON-able)."""
+        """Returns the report of `drivetrain data` (JSON-able)."""
         return self.facts
 
     @property
     @abstractmethod
     def warnings(self) -> Sequence[str]:
-        """What the user should hear before training (rows dropped, BatchNorm whose statistics depend on the cut)."""
+        """Returns warnings before training (rows dropped, BatchNorm whose statistics depend on the cut)."""
 
     def shown(self, sample: Any) -> str:
-        """A training sample, as `train.load` gives it, for the eye."""
+        """Returns a training sample, as from `train.load`, in readable form."""
         return in_words(sample)
 
     @abstractmethod
     def prediction_samples(self, path: str | None) -> NamedSamples:
-        """Samples to predict for: those at `path` (labels not needed), or the evaluation samples."""
+        """Returns samples to predict for: those at `path` (labels not needed), or the evaluation samples."""
 
     def text_samples(self, texts: Sequence[str]) -> NamedSamples:
-        """Return samples to predict for, made of texts that were typed. UserError where texts are no samples."""
+        """Returns samples to predict for, made of texts that were typed. Raises UserError if samples are no texts."""
         del texts
         raise problem("--text", "this workload's samples are not texts", "give --data, a file or a folder of them")
 
     def described(self, samples: Any, index: int) -> dict[str, Any]:
-        """Return what a prediction's row says of the sample itself: its text, the label that the data give."""
+        """Returns what a prediction's row has of the sample itself: its text, the label in the data."""
         del samples, index
         return {}
 
     @abstractmethod
     def save_assets(self, model: nn.Module, folder: Path) -> None:
-        """Write what must lie beside the weights to load the model elsewhere (config.json, tokenizer, labels)."""
+        """Writes the files that must lie beside the weights to load the model elsewhere (config.json, tokenizer,
+        labels)."""
 
 
 def few(workload: Workload, count: int = 2) -> Batch:
-    """A batch of the first samples."""
+    """Returns a batch of the first samples."""
     return workload.collate([workload.train.load(index, 0) for index in draws(workload.train, count)])

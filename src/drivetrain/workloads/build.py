@@ -1,4 +1,4 @@
-"""The run file's workload block → a workload."""
+"""Builds the workload of the run file's workload block."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def build_workload(
     quantised_base: QuantisedBase | None = None,
     quantisation_aware: QuantisationAware | None = None,
 ) -> Workload:
-    """Read and check the data. UserError with all that is wrong with them."""
+    """Reads and checks the data. Raises UserError with all their problems."""
     base = None if isinstance(config, OwnCode) else config.model.path
     chosen = AdapterSet(adapters, base, quantised_base) if adapters else None
     fake_quantiser = None if quantisation_aware is None else FakeQuantiser(quantisation_aware)

@@ -1,9 +1,9 @@
-"""The loss of a classifier: cross-entropy, weighted by class, smoothed, or focused on what is hard.
+"""The loss of a classifier: cross-entropy, weighted by class, smoothed, or focused on hard samples.
 
 Each sample's loss is divided by the number of samples of the global batch and by nothing else, so that neither
-micro-batches nor ranks change it. Weights by class are therefore scaled once, to a mean of 1 over the training
-samples; PyTorch's nn.CrossEntropyLoss(weight=...) divides by the weights of the batch's own samples instead, which
-comes to the same over the whole data set, but not in each part of a batch.
+micro-batches nor ranks change it. Weights by class are therefore scaled once, to a mean of 1 over the training samples;
+PyTorch's nn.CrossEntropyLoss(weight=...) divides by the weights of the batch's own samples instead, which comes to the
+same over the whole data set, but not in each part of a batch.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ FIELD = "workload.loss.class_weights"
 
 
 class ClassificationLoss:
-    """Sum of the losses of a batch's samples."""
+    """Sums the losses of a batch's samples."""
 
     def __init__(self, config: ClassLoss, classes: Sequence[str], labels: np.ndarray) -> None:
-        """labels: class numbers of the training samples, (N,). UserError for weights that fit no class."""
+        """labels: class numbers of the training samples, (N,). Raises UserError for weights that fit no class."""
         self._smoothing, self._gamma = config.label_smoothing, config.focal_gamma
         self.weights = None if config.class_weights is None else _weights(config.class_weights, classes, labels)
         self._on: dict[torch.device, Tensor] = {}
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Scalar, in fp32. logits: (B, classes); labels: (B,) class numbers, or -100 for what counts for nothing."""
+        """Returns a scalar, in fp32. logits: (B, classes); labels: (B,) class numbers, or -100 for samples that do not
+        count."""
         weights = self._weights_on(logits.device)
         if not self._gamma:
             return functional.cross_entropy(
@@ -55,7 +56,7 @@ Given = str | Sequence[float] | dict[str | int, float]
 
 
 def _weights(given: Given, classes: Sequence[str], labels: np.ndarray) -> Tensor:
-    """One weight a class, fp32 (classes,), with a mean of 1 over the training samples."""
+    """Returns one weight a class, fp32 (classes,), with a mean of 1 over the training samples."""
     counts = np.bincount(labels, minlength=len(classes))
     if given == "balanced":  # as scikit-learn's
         raw = len(labels) / (len(classes) * np.maximum(counts, 1))

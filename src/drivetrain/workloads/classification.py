@@ -1,4 +1,4 @@
-"""What image and text classification share: loss, metrics and predictions over logits and labels."""
+"""The common part of image and text classification: loss, metrics and predictions over logits and labels."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ MOST_NAMED = 100  # classes up to which a prediction has the probability of each
 
 
 class Classifier(Workload):
-    """A workload whose batches have "labels" (B,), and whose model gives logits (B, classes)."""
+    """A workload whose batches have "labels" (B,), and whose model returns logits (B, classes)."""
 
     _classes: Sequence[str]
     _loss: ClassificationLoss
 
     @abstractmethod
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        """(B, classes)."""
+        """Returns (B, classes)."""
 
     def count(self, batch: Batch) -> int:
-        """Rows of a stream that are left out have a label below 0."""
+        """Counts the rows: those of a stream that are left out have a label below 0."""
         return int((on_host(batch["labels"]) >= 0).sum())
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -43,12 +43,13 @@ class Classifier(Workload):
         return classification_rows(self._logits(model, batch), self._classes)
 
     def described(self, samples: Any, index: int) -> dict[str, Any]:
-        """The label that the data give, where they give one."""
+        """Returns the label in the data, if there is one."""
         label = -1 if samples.labels is None else int(samples.labels[index])
         return {"reference": self._classes[label]} if label >= 0 else {}
 
     def metrics(self) -> Mapping[str, Metric]:
-        """accuracy: share of samples that are right. macro_f1: mean of the classes' F1, each counting the same."""
+        """Returns accuracy: share of samples that are right; macro_f1: mean of the classes' F1, each counting the
+        same."""
         return {"accuracy": Accuracy(), "macro_f1": MacroF1(len(self._classes))}
 
     @property
@@ -61,7 +62,7 @@ class Classifier(Workload):
 
     @property
     def data_report(self) -> Mapping[str, Any]:
-        """The facts, and the counts of each class: {"class", "training", "evaluation"}."""
+        """Returns the facts, and the counts of each class: {"class", "training", "evaluation"}."""
         training, held_out = (self._counts(samples) for samples in (self.train, self.evaluation))
         pairs = zip(self._classes, training, held_out, strict=True)
         counts = [{"class": name, "training": ours, "evaluation": theirs} for name, ours, theirs in pairs]
@@ -72,7 +73,7 @@ class Classifier(Workload):
         return counts
 
     def _class_warnings(self) -> list[str]:
-        """Return what to know of an evaluation that cannot tell classes apart, or leaves some out."""
+        """Returns warnings of an evaluation that lacks the samples to compare classes, or leaves some out."""
         counts = self._counts(self.evaluation)
         there = [name for name, count in zip(self._classes, counts, strict=True) if count]
         if len(there) == 1:
@@ -83,7 +84,7 @@ class Classifier(Workload):
         return [f"{len(absent)} of {len(counts)} classes have no evaluation sample: {shown}"] if absent else []
 
     def _weighted(self) -> dict[str, Any]:
-        """What the report says of weights by class, where there are any."""
+        """Returns the report's facts about weights by class, if there are any."""
         weights = self._loss.weights
         if weights is None:
             return {}
@@ -91,7 +92,7 @@ class Classifier(Workload):
 
 
 def classification_rows(logits: Tensor, class_names: Sequence[str]) -> list[dict[str, Any]]:
-    """One row a sample: the likeliest class, its probability, and those of all classes where these are few."""
+    """Returns one row a sample: the likeliest class, its probability, and those of all classes if these are few."""
     probabilities = logits.float().softmax(-1)
     rows: list[dict[str, Any]] = []
     for number, found in zip(logits.argmax(-1).tolist(), probabilities.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""A workload that knows one batch alone: of a loop of the user's own, which reads the data itself."""
+"""A workload that knows one batch alone: for a loop of the user's own, which reads the data itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ExampleBatch(Sequence[int]):
 
     @property
     def has_rows(self) -> bool:
-        """Whether each tensor's first dimension is the sample."""
+        """Returns whether each tensor's first dimension is the sample."""
         return self._rows > 0
 
     def __len__(self) -> int:
@@ -51,7 +51,8 @@ class ExampleWorkload(UserObjectsWorkload):
 
 
 def batch_of(given: Any) -> Batch:
-    """A batch as engines take it: a dict of tensors, of which the model gets all but "target". UserError for others."""
+    """Returns a batch as engines take it: a dict of tensors, of which the model gets all but "target". Raises UserError
+    for others."""
     if isinstance(given, list | tuple) and len(given) == 2 and all(isinstance(part, Tensor) for part in given):
         return {"input": given[0], "target": given[1]}
     if isinstance(given, Mapping) and given and all(isinstance(part, Tensor) for part in given.values()):

@@ -1,4 +1,4 @@
-"""Workloads whose model makes something: answers to prompts, or samples that it is then trained on."""
+"""Workloads whose model generates: answers to prompts, or samples that it is then trained on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Prompt:
-    """ids: what the model is fed. reference: what the data answer, where they do."""
+    """A prompt. ids: the model's input. reference: the answer in the data, if any."""
 
     text: str
     ids: tuple[int, ...]
@@ -28,17 +28,17 @@ class Making(Protocol):
     """Passes of the model without gradient over samples that each rank has of its own. All ranks call them together."""
 
     def each(self, samples: Sequence[Any], work: Callable[[nn.Module, Batch, LossContext], Sequence[T]]) -> list[T]:
-        """One result a sample, in their order: what `work` makes of a batch of them."""
+        """Returns one result a sample, in their order: the result of `work` on a batch of them."""
 
     def answers(self, prompts: Sequence[Prompt], draws: Sequence[int]) -> list[list[int]]:
-        """The new tokens that follow each prompt, of a workload that `Generates`."""
+        """Returns the new tokens that follow each prompt, for a workload that `Generates`."""
 
 
 class MakesSamples(Workload):
     """A workload whose samples are made within a step, by the model as it is then, and used for several updates.
 
     `train` holds prompts. At every `updates_per_batch`-th step samples are made of the global batch's prompts, shuffled
-    and dealt to the updates that follow, each of which is a step. What is made is a part of checkpoints.
+    and divided among the updates that follow, each of which is a step. These samples are a part of checkpoints.
     """
 
     made: list[Any]
@@ -47,18 +47,18 @@ class MakesSamples(Workload):
     @property
     @abstractmethod
     def updates_per_batch(self) -> int:
-        """Updates that the samples of a batch of prompts are dealt to."""
+        """The number of updates among which the samples of a batch of prompts are divided."""
 
     @abstractmethod
     def make_samples(self, prompts: Sequence[Any], draws: Sequence[int], passes: Making) -> Sequence[Sequence[Any]]:
-        """Samples, as `collate` takes them, of each of this rank's prompts; called by all ranks together.
+        """Returns samples, as `collate` takes them, of each of this rank's prompts; called by all ranks together.
 
         Made of tensors, numbers, strings, lists, tuples and dicts, the forms of a checkpoint. draws: a number for each
-        prompt, for what is drawn for it: a function of the seed, the step and its place in the batch.
+        prompt, which seeds its random draws: a function of the seed, the step and its place in the batch.
         """
 
     def keep_made(self, step: int, samples: list[Any]) -> None:
-        """Takes the samples of all ranks, made at this step."""
+        """Receives the samples of all ranks, made at this step."""
         self.made_at, self.made = step, samples
 
     def state_dict(self) -> dict[str, Any]:
@@ -69,30 +69,31 @@ class MakesSamples(Workload):
 
 
 class Generates(ABC):
-    """A workload that may be asked to go on with prompts, token by token: generation/ does it."""
+    """A workload that can continue prompts, token by token: generation/ does it."""
 
     @property
     @abstractmethod
     def prompts(self) -> Sequence[Prompt]:
-        """Empty where nobody asked."""
+        """The prompts; empty if none are configured."""
 
     @property
     @abstractmethod
     def answers_samples(self) -> bool:
-        """Whether samples that are predicted for are answered too."""
+        """Returns whether samples that are predicted for are answered too."""
 
     @abstractmethod
     def prompts_for(self, samples: Samples, numbers: Iterable[int]) -> Mapping[int, Prompt]:
-        """Number of one of these samples → the prompt to answer beside what is predicted for it, where it has one."""
+        """Returns number of one of these samples → the prompt to answer beside its prediction, if it has one."""
 
     @abstractmethod
     def next_batch(self, sequences: Mapping[int, Sequence[int]]) -> Batch:
-        """sequences: prompt's number → its ids and those that follow so far. `predict` gives {"token": id} of each."""
+        """Returns a batch. sequences: prompt's number → its ids and those that follow so far. `predict` returns
+        {"token": id} of each."""
 
     @abstractmethod
     def is_over(self, prompt: Prompt, new: Sequence[int]) -> bool:
-        """Whether nothing follows these new tokens."""
+        """Returns whether nothing follows these new tokens."""
 
     @abstractmethod
     def answer(self, new: Sequence[int]) -> str:
-        """The text of the new tokens."""
+        """Returns the text of the new tokens."""

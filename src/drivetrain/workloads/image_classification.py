@@ -1,4 +1,4 @@
-"""Images into classes: any AutoModelForImageClassification."""
+"""Classifies images: any AutoModelForImageClassification."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ImageClassificationWorkload(Classifier):
         self._derived = self._derived_config()
 
     def _read(self) -> tuple[LabelledPictures, LabelledPictures | None, Preprocessing]:
-        """The data and what the model expects of them. UserError with the problems of all of them."""
+        """Reads the data and the model's expectations of them. Raises UserError with the problems of all of them."""
         data, model = self._config.data, self._config.model
         problems: list[Problem] = []
         train = held_out = None
@@ -100,7 +100,7 @@ class ImageClassificationWorkload(Classifier):
         )
 
     def _limited(self, numbers: np.ndarray, part: np.ndarray, key: str) -> np.ndarray:
-        """Indices of the part's samples that are used. key: the field that limits them."""
+        """Returns indices of the part's samples that are used. key: the field that limits them."""
         limit = getattr(self._config.data, key)
         if limit is None:
             return part
@@ -116,7 +116,7 @@ class ImageClassificationWorkload(Classifier):
         return PictureSamples(held.pictures, numbers[part], part, self._size, augment, self._most_bad, cache)
 
     def _prepare(self) -> tuple[int, ...]:
-        """Both parts looked at, all pictures of one shape and of as many channels as the model takes."""
+        """Checks both parts: all pictures of one shape and of as many channels as the model takes."""
         channels = (self._config.model.config or {}).get("num_channels") or self._expected.channels
         if channels not in (None, 1, 3):
             raise problem("workload.model", f"it takes images of {channels} channels", "grey (1) and RGB (3) are read")
@@ -138,7 +138,7 @@ class ImageClassificationWorkload(Classifier):
         return shape
 
     def _statistics(self) -> tuple[list[float], list[float]]:
-        """Mean and standard deviation a channel: the run file's, else the model's own, else 0.5."""
+        """Returns mean and standard deviation a channel: the run file's, else the model's own, else 0.5."""
         data, channels = self._config.data, self._shape[-1]
         problems: list[Problem] = []
         found = []
@@ -156,7 +156,8 @@ class ImageClassificationWorkload(Classifier):
         return found[0], found[1]
 
     def _derived_config(self) -> dict[str, Any]:
-        """What follows from the data for a model made from a config, where the run file leaves it out."""
+        """Returns the fields that follow from the data for a model made from a config, where the run file leaves them
+        out."""
         given = self._config.model.config
         if given is None:
             return {}
@@ -196,7 +197,7 @@ class ImageClassificationWorkload(Classifier):
             setattr(model.config, NORM_KEY, "group")
 
     def _try(self, model: nn.Module) -> None:
-        """One image forward, so that a model that cannot take these images is told of before training."""
+        """Runs one image forward, so that a model that cannot take these images is reported before training."""
         if next(model.parameters()).is_meta:
             return
         height, width, channels = self._shape
@@ -223,7 +224,7 @@ class ImageClassificationWorkload(Classifier):
         return torch.channels_last if self._config.channels_last else torch.contiguous_format
 
     def collate(self, samples: Sequence[Any]) -> Batch:
-        """pixel_values: (B, C, H, W) fp32, normalised; labels: (B,) int64."""
+        """Returns pixel_values: (B, C, H, W) fp32, normalised; labels: (B,) int64."""
         height, width, channels = self._shape
         pixels = torch.from_numpy(np.stack([image for image, _ in samples]))
         factor, shift = self._scale
@@ -240,7 +241,7 @@ class ImageClassificationWorkload(Classifier):
         return logits
 
     def count(self, batch: Batch) -> int:
-        """Pictures that could be read."""
+        """Counts the pictures that could be read."""
         labels = batch["labels"]
         return int((labels != UNREADABLE).sum()) if self._most_bad else labels.numel()
 
@@ -250,7 +251,7 @@ class ImageClassificationWorkload(Classifier):
         return {"accuracy": Accuracy(UNREADABLE), "macro_f1": MacroF1(len(self._classes), UNREADABLE)}
 
     def predict(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
-        """Rows of pictures that could not be read have no values."""
+        """Predicts; rows of pictures that could not be read have no values."""
         rows = super().predict(model, batch)
         for number in (batch["labels"] == UNREADABLE).nonzero().flatten().tolist() if self._most_bad else ():
             rows[number] = {key: dict.fromkeys(v) if isinstance(v, dict) else None for key, v in rows[number].items()}
@@ -301,20 +302,20 @@ class ImageClassificationWorkload(Classifier):
 
 
 def _classes(train: LabelledPictures) -> list[str]:
-    """In the source's own order, where it has one."""
+    """Returns the classes, in the source's own order, if it has one."""
     present = [str(train.label_names[number]) for number in np.unique(train.numbers)]
     found = class_names(present, "workload.data.train", len(train.numbers))
     return found if train.classes is None else list(train.classes)
 
 
 def _encoded(held: LabelledPictures, classes: Sequence[str], path: str, field: str) -> np.ndarray:
-    """(N,) int64: numbers of classes. UserError for labels that training does not know."""
+    """Returns (N,) int64: numbers of classes. Raises UserError for labels that training does not know."""
     present, places = np.unique(held.numbers, return_inverse=True)
     return encode(np.array([held.label_names[number] for number in present]), classes, path, field)[places]
 
 
 def _pixel_scale(shape: tuple[int, ...], mean: Sequence[float], std: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """factor, shift: (W x C,) each, so that pixels x factor + shift = (pixels / 255 - mean) / std."""
+    """Returns factor, shift: (W x C,) each, so that pixels x factor + shift = (pixels / 255 - mean) / std."""
     _, width, _ = shape
     deviation = torch.tensor(std, dtype=torch.float64)
     factor, shift = 1 / (255 * deviation), -torch.tensor(mean, dtype=torch.float64) / deviation
@@ -323,7 +324,7 @@ def _pixel_scale(shape: tuple[int, ...], mean: Sequence[float], std: Sequence[fl
 
 @contextmanager
 def _gathered(problems: list[Problem]) -> Iterator[None]:
-    """Problems are put aside, so that all can be told at once."""
+    """Collects problems, so that all can be reported at once."""
     try:
         yield
     except UserError as error:

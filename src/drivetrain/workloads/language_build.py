@@ -1,4 +1,4 @@
-"""The model of a language-model run: built, fitted to its tokenizer, with the options of its config."""
+"""Builds the model of a language-model run, fits it to its tokenizer, and applies the options of its config."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def build_language_model(
     adapters: AdapterSet | None = None,
     fake_quantiser: FakeQuantiser | None = None,
 ) -> Built:
-    """In fp32, on the CPU. UserError with all that does not fit the tokenizer or the length."""
+    """Builds in fp32, on the CPU. Raises UserError with everything that does not fit the tokenizer or the length."""
     options = config.model
     notes: list[str] = []
     given = None if options.config is None else _completed(options.config, reader.tokenizer)
@@ -100,7 +100,7 @@ def build_language_model(
 
 
 def _attend(model: Any, choice: str, packs: bool, notes: list[str]) -> PackedAttention | None:
-    """The attention of the config's choice; packed where it can be."""
+    """Sets the attention of the config's choice; packed if possible."""
     kernels = attention_choices()
     if choice != "auto" and (reason := kernels[choice]) is not None:
         known = ", ".join(name for name, missing in kernels.items() if missing is None)
@@ -116,8 +116,8 @@ def _attend(model: Any, choice: str, packs: bool, notes: list[str]) -> PackedAtt
 
 
 def _completed(given: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
-    """The run file's config, with what follows from the tokenizer where it is left out. Not its padding token: the
-    embedding would not learn it, and it often ends texts as well."""
+    """Returns the run file's config, completed from the tokenizer where it leaves fields out. Not its padding token:
+    the embedding would not learn it, and it often ends texts as well."""
     derived = {
         "vocab_size": num_ids(tokenizer),
         "bos_token_id": tokenizer.bos_token_id,
@@ -127,7 +127,7 @@ def _completed(given: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
 
 
 def _fit(model: Any, config: LanguageModel, reader: LanguageReader, notes: list[str], virtual: int) -> None:
-    """virtual: tokens that adapters put before each sample."""
+    """Checks the fit. virtual: tokens that adapters put before each sample."""
     problems = []
     known, tokens = model.get_input_embeddings().num_embeddings, num_ids(reader.tokenizer)
     if known < tokens and config.model.resize_vocabulary:
@@ -156,9 +156,9 @@ def _fit(model: Any, config: LanguageModel, reader: LanguageReader, notes: list[
 
 @torch.no_grad()
 def _check_it_looks_back(model: Any) -> bool:
-    """UserError if a position sees those after it: its target is one of them, and padding would count.
+    """Raises UserError if a position sees those after it: its target is one of them, and padding would count.
 
-    Returns whether positions that are given as 0, 1, 2, ... are its own; RoBERTa's and its like begin elsewhere.
+    Returns whether its own positions are 0, 1, 2, ...; RoBERTa's and its like begin elsewhere.
     """
     parameter, name = next(model.parameters()), type(model).__name__
     if parameter.is_meta:  # the rank that has the weights looks
@@ -170,8 +170,8 @@ def _check_it_looks_back(model: Any) -> bool:
     other = ids.clone()
     other[0, -1] = (other[0, -1] + 1) % known
     with evaluating(model):
-        logits = model(input_ids=ids, **extra).logits
-        if _differ(logits[:, :-1], model(input_ids=other, **extra).logits[:, :-1]):
+        logits, changed = model(input_ids=torch.cat([ids, other]), **extra).logits.split(1)  # weights are read once
+        if _differ(logits[:, :-1], changed[:, :-1]):
             fix = "give is_decoder: true in its config, if it has that, or another model"
             raise problem(FIELD, f"{name} sees the tokens that it is to predict", fix)
         if "position_ids" not in accepted:

@@ -1,4 +1,4 @@
-"""What a language model is trained on, made ready: tokenizer, samples, and the account of how they came about."""
+"""Prepares the training data of a language model: tokenizer, samples, and the account of how they came about."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TRAIN, EVALUATION = "workload.data.train", "workload.data.evaluation"
 
 @dataclass
 class Account:
-    """What happened to the rows of one data set. for_evaluation: of those given for it."""
+    """The fate of the rows of one data set. for_evaluation: of those meant for it."""
 
     name: str
     rows: int | None  # None: of a stream that was not counted
@@ -51,7 +51,7 @@ class Account:
 
 @dataclass(frozen=True)
 class LanguageSamples:
-    """evaluation: None for a stream without evaluation data. mix: how several data sets are drawn."""
+    """evaluation: None for a stream without evaluation data. mix: the weights of several data sets."""
 
     train: JoinedSamples | StreamedMixture
     evaluation: JoinedSamples | None
@@ -72,7 +72,7 @@ class LanguageReader:
         self.added_tokens: list[str] = []  # that the template needs and the tokenizer lacked
 
     def read(self) -> LanguageSamples:
-        """UserError with all that is wrong with the sources, then with all rows that cannot be used."""
+        """Reads. Raises UserError with all problems of the sources, then with all rows that cannot be used."""
         data = self._data
         broken: list[Problem] = []
         kept = None if data.stream else broken  # of a stream all other rows are judged when they are needed
@@ -97,8 +97,8 @@ class LanguageReader:
         return LanguageSamples(train, JoinedSamples(evaluation) if evaluation else None, mix)
 
     def read_more(self, path: str, field: str) -> JoinedSamples:
-        """Other data of the same kind, such as those to predict for. They are read whole, beside a stream too: each row
-        has its place, and rows that cannot be read are reported."""
+        """Reads other data of the same kind, such as those to predict for. They are read whole, beside a stream too:
+        each row has its place, and rows that cannot be read are reported."""
         elsewhere = {"path": path, "samples": None, "subset": None, "split": "train", "folder": None}
         source, data = self._data.train[0].model_copy(update=elsewhere), self._data.model_copy(update={"stream": False})
         broken: list[Problem] = []
@@ -158,7 +158,7 @@ class LanguageReader:
     def _made_of(
         self, sets: Sequence[DataSet], fraction: float, accounts: list[Account], field: str
     ) -> list[tuple[Tokenised, Tokenised]]:
-        """Of each set its samples, and those of the share of it that is held out. accounts: theirs are added."""
+        """Returns each set's samples, and those of its held-out share. accounts: theirs are added."""
         made = []
         for dataset in sets:
             account = Account(dataset.name, dataset.rows, list(dataset.bad), for_evaluation=field == EVALUATION)
@@ -172,7 +172,7 @@ class LanguageReader:
         return made
 
     def _windows(self, dataset: DataSet, fraction: float, account: Account) -> tuple[Tokenised, Tokenised]:
-        """The end of the set's text is held out."""
+        """Makes windows. The end of the set's text is held out."""
         del account
         ids, length = self._ids(dataset), self._data.length
         kept = len(ids) - round(len(ids) * fraction)
@@ -180,7 +180,8 @@ class LanguageReader:
         return TextWindows(ids[:kept], length, name, self.seed), TextWindows(ids[kept:], length, f"{name}, held out,")
 
     def _ids(self, dataset: DataSet) -> np.ndarray:
-        """All its texts, one after the other, each ended by the tokenizer's eos where there are several."""
+        """Returns the ids of all its texts, one after the other, each ended by the tokenizer's eos if there are
+        several."""
         texts = dataset.texts
         contents = texts if isinstance(texts, StoredTexts) else [text.content for text in texts]
         end = [] if len(contents) < 2 or self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
@@ -193,7 +194,8 @@ class LanguageReader:
         return ids
 
     def _chatted(self, dataset: DataSet, fraction: float, account: Account) -> tuple[Tokenised, Tokenised]:
-        """Conversations drawn at random are held out; one that gives several samples with all of them."""
+        """Makes samples of conversations. Those drawn at random are held out; one that gives several samples with all
+        of them."""
         conversations = dataset.conversations
         order = np.random.default_rng(self.seed).permutation(len(conversations))
         count = round(len(conversations) * fraction)
@@ -207,7 +209,7 @@ class LanguageReader:
 
     @property
     def _most_held(self) -> int:
-        """Some may be too long for a prompt."""
+        """Returns the most conversations to hold out. Some may be too long for a prompt."""
         return 0 if self._config.generate is None else 8 * self._config.generate.samples
 
     def _cut(self, conversations: Sequence[Conversation], account: Account) -> Cut:
@@ -241,7 +243,8 @@ class LanguageReader:
     def _streams(
         self, opened: Sequence[OpenSet], others: Sequence[OpenSet], mix: Mix
     ) -> tuple[StreamedMixture, list[StreamedRows]]:
-        """The training's data sets as a mixture, and those to evaluate on: data of their own, or rows held out."""
+        """Returns the training's data sets as a mixture, and those to evaluate on: data of their own, or rows held
+        out."""
         data = self._data
         train, evaluation = (
             [Stream(each, self.tokenizer, self.template, data, field) for each in sets]
@@ -287,7 +290,7 @@ def _why_none(data: LanguageData) -> str:
 
 
 def _check_any_left(accounts: Sequence[Account], field: str) -> None:
-    """UserError where no sample is left of these data sets, with what became of their rows."""
+    """Raises UserError if no sample is left of these data sets, with the fate of their rows."""
     if any(account.samples for account in accounts):
         return
     rows, names = sum(account.rows or 0 for account in accounts), ", ".join(account.name for account in accounts)
@@ -300,7 +303,7 @@ def _check_any_left(accounts: Sequence[Account], field: str) -> None:
 
 
 def _lost(accounts: Sequence[Account]) -> str:
-    """Why so many rows, or samples of them, are trained on by nobody; empty where none are lost."""
+    """Returns why so many rows, or samples of them, are not trained on; empty if none are lost."""
     lost = {
         "cannot be used": sum(len(account.bad) for account in accounts),
         "too long": sum(account.too_long for account in accounts),

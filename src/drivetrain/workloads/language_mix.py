@@ -1,4 +1,4 @@
-"""How the data sets of a language model are mixed: weights, their changes by step, bounds, an epoch's length."""
+"""Mixes the data sets of a language model: weights, their changes by step, bounds, an epoch's length."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRAIN, EVALUATION, MIX = "workload.data.train", "workload.data.evaluation", "wor
 
 
 def mix_of(data: LanguageData) -> Mix:
-    """Read the mixture off the data sets. UserError with all that does not fit together.
+    """Reads the mixture off the data sets. Raises UserError with everything that does not fit together.
 
     Without weights each sample comes once an epoch; under interleave_under and interleave_over all weights are then 1.
     """
@@ -27,7 +27,7 @@ def mix_of(data: LanguageData) -> Mix:
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """Number those that come again: a, b, a (2)."""
+    """Numbers repeated names: a, b, a (2)."""
     return [
         name if not (before := names[:place].count(name)) else f"{name} ({before + 1})"
         for place, name in enumerate(names)
@@ -35,7 +35,7 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 
 def _schedules(data: LanguageData) -> list[dict[int, float]]:
-    """Weights by step of each data set that has any, or of all where they are equal by the way of mixing."""
+    """Returns weights by step of each data set that has any, or of all if the way of mixing makes them equal."""
     given = [each.weight for each in data.train if each.weight is not None]
     if not given and data.mix != "concat" and len(data.train) > 1:
         return [{0: 1.0} for _ in data.train]

@@ -1,4 +1,4 @@
-"""Language models: the next token of texts, or the replies of conversations. Any AutoModelForCausalLM."""
+"""Trains language models on the next token of texts, or on the replies of conversations. Any AutoModelForCausalLM."""
 
 from __future__ import annotations
 
@@ -64,8 +64,9 @@ class LanguageModelWorkload(Workload, Generates):
     # --- batches -----------------------------------------------------------------------------------------------------
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        """input_ids, position_ids, targets: (B, T), int64. Padded at the end, without targets; or, packed, one row of
-        all samples end to end (1, total), in which positions begin again with each, and what fills it up to `rows`."""
+        """Returns input_ids, position_ids, targets: (B, T), int64. Padded at the end, without targets; or, packed, one
+        row of all samples end to end (1, total), in which positions begin again with each, and with the padding up to
+        `rows`."""
         inputs = [ids[:-1] for ids, _ in samples]
         targets = [np.where(trained[1:], ids[1:], IGNORED) for ids, trained in samples]
         if self._packs:
@@ -85,11 +86,12 @@ class LanguageModelWorkload(Workload, Generates):
 
     @property
     def by_position(self) -> Mapping[str, int | None]:
-        """Positions that began again would be another sequence, to Transformers too."""
+        """Returns no tensors for packed rows: positions that began again would be another sequence to Transformers
+        too."""
         return {"input_ids": 0, "position_ids": None, "targets": IGNORED}
 
     def shown(self, sample: Sample) -> str:
-        """Its text, what is trained between brackets."""
+        """Returns its text, with the trained parts between brackets."""
         pieces = show(*sample, self._reader.tokenizer)
         return "".join(f"⟦{text}⟧" if trained else text for text, trained in pieces)
 
@@ -114,7 +116,7 @@ class LanguageModelWorkload(Workload, Generates):
         return Outputs(losses.sum(), count, likeliest, targets[targets != IGNORED])
 
     def predict(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
-        """Of each sample its loss and its targets; of a batch that `next_batch` made, the next tokens."""
+        """Returns each sample's loss and number of targets; for a batch that `next_batch` made, the next tokens."""
         targets = batch["targets"]
         if "draws" in batch:
             logits = self._head.logits_at_targets(model, self._given(batch), targets)
@@ -128,18 +130,18 @@ class LanguageModelWorkload(Workload, Generates):
         return [{"loss": round(loss, 6), "tokens": count} for loss, count in pairs]
 
     def _sample_of(self, batch: Batch) -> Tensor:
-        """(B, T), the number of the sample at each place."""
+        """Returns the number of the sample at each place, (B, T)."""
         if self._packs:
             return (batch["position_ids"] == 0).cumsum(1) - 1
         rows = torch.arange(len(batch["targets"]), device=batch["targets"].device)
         return rows[:, None].expand_as(batch["targets"])
 
     def metrics(self) -> Mapping[str, Metric]:
-        """token_accuracy: share of targets that are the likeliest token."""
+        """Returns token_accuracy: share of targets that are the likeliest token."""
         return {"token_accuracy": Accuracy(IGNORED)}
 
     def derived(self, values: Mapping[str, float]) -> dict[str, float]:
-        """perplexity: exp of the loss per target."""
+        """Returns perplexity: exp of the loss per target."""
         return {"perplexity": math.exp(min(values["loss"], 700.0))}
 
     @property
@@ -154,7 +156,7 @@ class LanguageModelWorkload(Workload, Generates):
 
     @property
     def answers_samples(self) -> bool:
-        """Conversations; texts are their own continuation."""
+        """Returns whether samples are conversations; texts are their own continuation."""
         return self._config.generate is not None and self._config.has_conversations
 
     def prompts_for(self, samples: Samples, numbers: Iterable[int]) -> Mapping[int, Prompt]:
@@ -197,7 +199,7 @@ class LanguageModelWorkload(Workload, Generates):
 
     @property
     def evaluation_parts(self) -> Mapping[str, range]:
-        """Return those of each data set that has some."""
+        """Returns the evaluation samples of each data set that has some."""
         if self.evaluation is None or not self.data_sets:
             return {}
         places = [range(start, stop) for start, stop in pairwise(self.evaluation.starts) if stop > start]
@@ -250,7 +252,7 @@ class LanguageModelWorkload(Workload, Generates):
 
 
 def _lengths(samples: JoinedSamples | StreamedMixture) -> list[int] | None:
-    """Positions of each sample, where they are known before it is read."""
+    """Returns the positions of each sample, if they are known before it is read."""
     if isinstance(samples, StreamedMixture):
         return None
     known = [part.lengths for part in samples.parts if isinstance(part, TokenSamples)]

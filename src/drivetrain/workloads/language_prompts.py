@@ -1,4 +1,4 @@
-"""What a language model is asked at each evaluation, and how it goes on: prompts, batches for the next token, ends."""
+"""Prompts of a language model at each evaluation, and their continuation: batches for the next token, ends."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ FIELD = "workload.generate"
 
 
 def prompts_of(config: LanguageModel, reader: LanguageReader, evaluation: JoinedSamples | None) -> list[Prompt]:
-    """Those of the evaluation data, then the user's own; none where nobody asked.
+    """Returns prompts of the evaluation data, then the user's own; none if none are configured.
 
-    Of a conversation all before its last reply, as inference feeds it; of a text its first tokens. What would leave no
-    room within the length is passed over. UserError where nothing is left, or nothing evaluates.
+    From a conversation it takes all before its last reply, as inference feeds it; from a text its first tokens. A
+    prompt that would leave no room within the length is passed over. Raises UserError if nothing is left, or nothing
+    evaluates.
     """
     asked = config.generate
     if asked is None:
@@ -43,7 +44,8 @@ def prompts_of(config: LanguageModel, reader: LanguageReader, evaluation: Joined
 
 
 def prompts_of_samples(samples: Samples, numbers: Iterable[int], tokenizer: Any) -> dict[int, Prompt]:
-    """Sample's number → what stands before its last reply, with that reply; samples that begin with it have none."""
+    """Returns sample's number → the tokens before its last reply, with that reply; samples that begin with it have
+    none."""
     found = {}
     for number in numbers:
         ids, targets = samples.load(number, 0)
@@ -109,7 +111,7 @@ def _text(tokenizer: Any, ids: Sequence[int]) -> str:
 
 
 class Continuation:
-    """How one model goes on with prompts. places: the longest sequence that it has positions for."""
+    """Continues prompts with one model. places: the longest sequence that it has positions for."""
 
     def __init__(self, asked: Generation, reader: LanguageReader, seed: int) -> None:
         self._asked, self._tokenizer, self._seed = asked, reader.tokenizer, seed
@@ -117,18 +119,18 @@ class Continuation:
         self.places: int | None = None
 
     def samples(self, sequences: Mapping[int, Sequence[int]]) -> list[Sample]:
-        """With a token behind each that is its only target: the place where the next one is wanted."""
+        """Returns samples with a token behind each that is its only target: the place where the next one is wanted."""
         targets = [np.arange(len(ids) + 1) == len(ids) for ids in sequences.values()]
         tokens = [np.array([*ids, 0], dtype=np.int32) for ids in sequences.values()]
         return list(zip(tokens, targets, strict=True))
 
     def draws(self, sequences: Mapping[int, Sequence[int]]) -> Tensor:
-        """(N,) int64: seeds, each of one prompt's token at one place."""
+        """Returns (N,) int64: seeds, each of one prompt's token at one place."""
         words = [np.random.SeedSequence([self._seed, number, len(ids)]) for number, ids in sequences.items()]
         return torch.tensor([int(each.generate_state(1, np.uint64)[0] >> 1) for each in words], dtype=torch.int64)
 
     def chosen(self, logits: Tensor, draws: Tensor) -> list[int]:
-        """(N, vocabulary) → a token each: the likeliest, or one drawn by softmax(logits / temperature).
+        """Chooses from (N, vocabulary) a token each: the likeliest, or one drawn by softmax(logits / temperature).
 
         Drawn as the largest of logits / temperature + Gumbel noise (Gumbel 1954), from generators of their own.
         """
@@ -143,7 +145,7 @@ class Continuation:
         return full or len(new) >= self._asked.max_new_tokens or bool(new and new[-1] in self.ends)
 
     def answer(self, new: Sequence[int]) -> str:
-        """Without the token that ends it."""
+        """Returns the answer without the token that ends it."""
         return _text(self._tokenizer, new[:-1] if new and new[-1] in self.ends else new)
 
 
@@ -153,7 +155,7 @@ def _gumbel(seed: int, size: int) -> Tensor:
 
 
 def _ends(reader: LanguageReader) -> set[int]:
-    """The tokenizer's eos, and the special token with which the template ends a reply."""
+    """Returns the tokenizer's eos, and the special token with which the template ends a reply."""
     ends = set() if reader.tokenizer.eos_token_id is None else {int(reader.tokenizer.eos_token_id)}
     if reader.template is not None:
         with suppress(UserError):

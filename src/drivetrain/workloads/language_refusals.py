@@ -1,5 +1,5 @@
-"""All that is wrong with the rows of a language model's data, told at once: rows that cannot be read, rows that cannot
-be used, and conversations that the template does not take."""
+"""Reports everything that is wrong with the rows of a language model's data at once: rows that cannot be read, rows
+that cannot be used, and conversations that the template does not take."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ FindTemplate = Callable[[Sequence[DataSet]], ChatTemplate | None]
 
 
 def told_behind(earlier: Sequence[Problem], work: Callable[[], T]) -> T:
-    """What `work` gives. UserError with its problems behind the earlier ones, which are no error by themselves."""
+    """Returns the result of `work`. Raises UserError with its problems behind the earlier ones, which are no error by
+    themselves."""
     try:
         return work()
     except UserError as error:
@@ -34,9 +35,9 @@ def read_sets(
     seed: int,
     find_template: FindTemplate,
 ) -> list[list[DataSet]]:
-    """Of each field of the run file its data sets, all rows read.
+    """Returns for each field of the run file its data sets, all rows read.
 
-    UserError with the `broken` rows, with those that cannot be used and are not to be left out, and, if there are
+    Raises UserError with the `broken` rows, with those that cannot be used and must not be left out, and, if there are
     either, with the conversations that the template refuses. find_template: for the first field's data sets.
     """
     calls = [partial(_read, field, opened, seed) for field, opened in given.items()]

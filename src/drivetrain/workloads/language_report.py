@@ -1,4 +1,4 @@
-"""What is known of a language model's data before training: rows, losses on the way, lengths, padding, one sample."""
+"""Reports on a language model's data before training: rows, losses on the way, lengths, padding, one sample."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def data_report(
     evaluation: JoinedSamples | None,
     order: Order,
 ) -> dict[str, Any]:
-    """JSON-able. Lengths are of training samples, in tokens. Of a stream, all that needs tokens is of the first
-    `looked at` rows of each data set. sample: None where none of those can be used."""
+    """Returns the report, JSON-able. Lengths are of training samples, in tokens. For a stream, everything that needs
+    tokens is of the first `looked at` rows of each data set. sample: None if none of those can be used."""
     found: dict[str, Any] = {"stage": config.stage, "stream": config.data.stream, "length": config.data.length}
     accounts, known = reader.accounts, _known(train)
     if config.data.stream:
@@ -64,7 +64,8 @@ def data_report(
 
 
 def accounts_without_samples(config: LanguageModel, seed: int) -> dict[str, Any] | None:
-    """The report of data sets of which no sample is left; None where that is not what keeps them from being read."""
+    """Returns the report of data sets of which no sample is left; None if another problem keeps them from being
+    read."""
     reader = LanguageReader(config, seed)
     with suppress(UserError):
         reader.read()
@@ -81,7 +82,7 @@ def accounts_without_samples(config: LanguageModel, seed: int) -> dict[str, Any]
 
 
 def _sets(config: LanguageModel, accounts: Sequence[Account], order: Order | None) -> list[dict[str, Any]]:
-    """With what a mixture takes of each in an epoch."""
+    """Returns the data sets, with the share that a mixture takes of each in an epoch."""
     told = [_account(account, config.data.stream) for account in accounts]
     for each, source in zip(told, config.data.train, strict=False):
         if source.samples is not None:
@@ -117,7 +118,8 @@ def _account(account: Account, stream: bool) -> dict[str, Any]:
 
 
 def _beginnings(config: LanguageModel, reader: LanguageReader) -> tuple[list[Account], list[TokenSamples]]:
-    """Read once more, because a stream forgets why it leaves out a row. Samples: the training data's alone."""
+    """Reads the first rows again, because a stream forgets why it leaves out a row. Samples: the training data's
+    alone."""
     data, accounts, known = config.data, [], []
     for sources, field in ((data.train, TRAIN), (data.evaluation or [], EVALUATION)):
         for opened in open_sets(sources, data, reader.template is not None, field):
@@ -163,13 +165,13 @@ def _in_memory(loaded: Sequence[tuple[Sample, str]]) -> TokenSamples:
 
 
 def _known(samples: JoinedSamples | StreamedMixture | None) -> list[TokenSamples]:
-    """The parts whose tokens are in memory."""
+    """Returns the parts whose tokens are in memory."""
     parts = samples.parts if isinstance(samples, JoinedSamples) else []
     return [part for part in parts if isinstance(part, TokenSamples) and len(part)]
 
 
 def _target_tokens(part: TokenSamples) -> int:
-    """Without the first of each sample: nothing comes before it."""
+    """Counts target tokens without the first of each sample, which nothing precedes."""
     return sum(int(part.load(index, 0)[1][1:].sum()) for index in range(len(part)))
 
 
@@ -179,7 +181,7 @@ def _text_tokens(part: TextWindows, length: int) -> int:
 
 
 def _histogram(lengths: np.ndarray) -> dict[str, Any]:
-    """Bins hold lengths `from` to `to`, both included."""
+    """Returns a histogram; bins hold lengths `from` to `to`, both included."""
     edges = np.unique(np.linspace(lengths.min() - 1, lengths.max(), BINS + 1).round().astype(int))
     counts, _ = np.histogram(lengths, bins=edges + 0.5)
     low, middle, high = np.percentile(lengths, [5, 50, 95])
@@ -195,8 +197,8 @@ def _histogram(lengths: np.ndarray) -> dict[str, Any]:
 
 
 def _padding(lengths: np.ndarray, longest: int) -> dict[str, float]:
-    """Share of positions that hold no token, in batches of 32 random samples, and tokens a position against each way
-    when nothing is padded."""
+    """Returns the share of positions that hold no token, in batches of 32 random samples, and tokens a position against
+    each way when nothing is padded."""
     order = np.random.default_rng(0).permutation(len(lengths))
     batches = np.split(lengths[order], range(BATCH, len(order), BATCH))
     dynamic = sum(len(batch) * int(batch.max()) for batch in batches)
@@ -210,7 +212,7 @@ def _padding(lengths: np.ndarray, longest: int) -> dict[str, float]:
 
 
 def _repeated(train: Sequence[TokenSamples], evaluation: Sequence[TokenSamples]) -> tuple[int, int]:
-    """Training samples that are the same as an earlier one, and evaluation samples that are trained on."""
+    """Returns training samples that equal an earlier one, and evaluation samples that are trained on."""
     seen = set(_contents(train))
     duplicates = sum(map(len, train)) - len(seen)
     return duplicates, sum(content in seen for content in _contents(evaluation))
@@ -223,8 +225,8 @@ def _contents(parts: Sequence[TokenSamples]) -> Iterator[bytes]:
 
 
 def _sample(reader: LanguageReader, part: Tokenised) -> dict[str, Any]:
-    """The first one, its text in pieces. Where all is trained the first token, which nothing comes before, is too: by
-    itself it may be a part of a character."""
+    """Returns the first sample, its text in pieces. If everything is trained, the first token, which nothing precedes,
+    counts too: by itself it may be a part of a character."""
     ids, targets = part.load(0, 0)
     return {
         "from": part.name(0),

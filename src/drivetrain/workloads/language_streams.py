@@ -26,7 +26,7 @@ LOOKED_AT = 256  # first rows of a stream, whose faults are seen before training
 
 @dataclass(frozen=True)
 class Stream:
-    """template: None for texts. field: for errors."""
+    """A streamed data set. template: None for texts. field: for errors."""
 
     opened: OpenSet
     tokenizer: Any
@@ -41,7 +41,7 @@ class Stream:
 
     @property
     def held_out(self) -> int:
-        """First rows that are evaluated on."""
+        """The number of first rows that are evaluated on."""
         return 0 if self.field.endswith("evaluation") else self.data.evaluation_rows
 
     @property
@@ -50,18 +50,18 @@ class Stream:
         return None if self.opened.samples is None else self.held_out + self.opened.samples
 
     def training(self, seed: int, number: int) -> StreamedRows:
-        """Rows in a shuffled order. number: of the data set, of which each has an order of its own."""
+        """Returns rows in a shuffled order. number: of the data set, each of which has an order of its own."""
         rows = self.rows.shuffled(self.held_out, self.stop, self.data.stream_buffer, [seed, number])
         identity = repr((self.rows.identity, self.held_out, self.stop, self.data.stream_buffer))
         return StreamedRows(self.opened.name, rows, self.sample, self._unusable, identity)
 
     def evaluation(self) -> StreamedRows:
-        """Rows in the order of the files."""
+        """Returns rows in the order of the files."""
         first = (0, self.held_out) if self.held_out else (0, self.stop)
         return StreamedRows(self.opened.name, self.rows.in_order(*first), self.sample, self._unusable)
 
     def beginning(self) -> tuple[list[Text], list[Conversation], list[BadRow]]:
-        """Read the first rows: those that can be used, and those that cannot."""
+        """Reads the first rows: those that can be used, and those that cannot."""
         stop = self.held_out + LOOKED_AT
         texts: list[Text] = []
         talks: list[Conversation] = []
@@ -79,7 +79,7 @@ class Stream:
         return texts, talks, bad
 
     def held_talks(self, most: int) -> list[Conversation]:
-        """The first conversations of the evaluation data."""
+        """Returns the first conversations of the evaluation data."""
         talks: list[Conversation] = []
         for piece, index in self.rows.found(0, most):
             with suppress(RowError):
@@ -87,7 +87,7 @@ class Stream:
         return talks
 
     def check_beginning(self) -> None:
-        """UserError if the first rows that are used have some that cannot be, and these are not to be left out."""
+        """Raises UserError if the first rows in use include unusable ones that must not be left out."""
         texts, talks, bad = self.beginning()
         looked_at = len(texts) + len(talks) + len(bad)
         if self.template is not None:
@@ -100,8 +100,8 @@ class Stream:
         return conversation_samples(conversations, self.template, self.tokenizer, self.data, keeps=False)
 
     def sample(self, row: Row, where: str) -> Sample:
-        """RowError for a row that is none. Under a template that rewrites history, the sample of the first reply; a row
-        that `length` leaves no target of has a sample without any."""
+        """Returns a row's sample. Raises RowError for a row that is none. Under a template that rewrites history, the
+        sample of the first reply; a row that `length` leaves no target of has a sample without any."""
         if self.template is None:
             return self._of_text(self.opened.text_at(row, where))
         cut = self.cut([self.opened.conversation_at(row, where)])
@@ -116,7 +116,7 @@ class Stream:
         return (taken, np.ones(len(taken), dtype=bool)) if len(taken) > 1 else _nothing()
 
     def _unusable(self, where: str, why: str) -> Sample:
-        """A sample without targets: left out, it would give those after it other numbers."""
+        """Returns a sample without targets: leaving it out would renumber those after it."""
         if self.data.bad_rows == "error":
             refuse_bad_rows([DataSet(self.opened.name, 1, bad=[BadRow(where, why)])], self.field)
         return _nothing()

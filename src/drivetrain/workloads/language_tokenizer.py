@@ -1,4 +1,4 @@
-"""The tokenizer of a language model, and the chat template it goes with: loaded, or made from the training data."""
+"""The tokenizer of a language model, with its chat template: loaded, or made from the training data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MADE = ("bytes", "characters", "bpe")
 
 @dataclass(frozen=True)
 class MadeTokenizer:
-    """template: None for texts. added: tokens that it needs and the tokenizer lacked."""
+    """A tokenizer. template: None for texts. added: tokens that the template needs and the tokenizer lacked."""
 
     tokenizer: Any
     template: ChatTemplate | None
@@ -41,12 +41,13 @@ class MadeTokenizer:
 
 
 def num_ids(tokenizer: Any) -> int:
-    """Rows that an embedding needs: one more than the largest id, where ids have gaps."""
+    """The rows that an embedding needs: one more than the largest id, even if ids have gaps."""
     return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
 def make_tokenizer(config: LanguageModel, contents: Contents) -> MadeTokenizer:
-    """contents: all texts of the training data, for a tokenizer made of them; none of a stream."""
+    """Loads or makes the tokenizer. contents: all texts of the training data, for one made of them; none of a
+    stream."""
     model, chats = config.model, config.has_conversations
     given = model.tokenizer or model.path or "bytes"
     if model.vocabulary_size is not None and given != "bpe":
@@ -70,7 +71,7 @@ def make_tokenizer(config: LanguageModel, contents: Contents) -> MadeTokenizer:
 
 
 class Pieces:
-    """Texts, long ones in pieces: to be gone through several times."""
+    """Texts, long ones in pieces, which can be iterated several times."""
 
     def __init__(self, *contents: Iterable[str | LongText]) -> None:
         self._contents = contents
@@ -81,7 +82,7 @@ class Pieces:
 
 
 def _made(kind: str, config: LanguageModel, contents: Contents) -> Any:
-    """With a token that ends a text, unless all is one text."""
+    """Makes a tokenizer, with a token that ends a text, unless all is one text."""
     special = [END_OF_TEXT] if config.has_conversations or len(list(islice(contents, 2))) != 1 else []
     if kind == "bytes":
         return byte_tokenizer(special)
@@ -114,7 +115,7 @@ def _trained(kind: str, config: LanguageModel, contents: Contents, special: Sequ
 
 
 def _of_template(source: str | None, special: Sequence[str]) -> list[str]:
-    """What a chat template writes beside the contents: a vocabulary without these characters would take them for
+    """Returns a chat template's text beside the contents: a vocabulary without these characters would read them as
     unknown ones."""
     if source is None:
         return []

@@ -1,11 +1,11 @@
-"""What a loss is made of beside one sum: named terms, statistics of the global batch, models beside the trained one.
+"""The parts of a loss beside one sum: named terms, statistics of the global batch, models beside the trained one.
 
 The loss of a step is the sum over terms of `weight * sum / count`, where sum and count are of the whole global batch: a
 preference term divides by pairs and a language term by tokens, each by its own number, however the batch is cut.
 
-What needs a gradient is one forward pass. Whatever must be known of the whole global batch before (a mean KL, the
-sorted margins) is a statistic: a pass without gradient over the window's micro-batches, whose results are summed or
-gathered over the data ranks and handed to the loss of each micro-batch.
+Everything that needs a gradient is one forward pass. A value of the whole global batch that must be known before (a
+mean KL, the sorted margins) is a statistic: a pass without gradient over the window's micro-batches, whose results are
+summed or gathered over the data ranks and passed to the loss of each micro-batch.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Auxiliary:
 
 @dataclass(frozen=True)
 class Partial:
-    """What one micro-batch gives to a statistic. sums: tensors of any shape, added up over the global batch. rows: one
-    row a sample (B, ...), in the micro-batch's order, gathered over the global batch."""
+    """One micro-batch's part of a statistic. sums: tensors of any shape, added up over the global batch. rows: one row
+    a sample (B, ...), in the micro-batch's order, gathered over the global batch."""
 
     sums: Mapping[str, Tensor] = field(default_factory=dict)
     rows: Mapping[str, Tensor] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Partial:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of the whole global batch, the same on every rank and for every micro-batch but for `own`.
+    """Statistics of the whole global batch, the same on every rank and for every micro-batch except `own`.
 
     sums: added up, in fp32. rows: (N, ...) in the order of the global batch of N samples. own: (B,) int64, where this
     micro-batch's samples are among the N.
@@ -63,7 +63,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class LossContext:
-    """What a loss may use beside the model and its micro-batch.
+    """The arguments of a loss beside the model and its micro-batch.
 
     auxiliary: name → the wrapped model, called as the model is. Frozen and moved ones run without gradient.
     """

@@ -1,8 +1,8 @@
-"""Whether a user's loss is a sum over samples: the same samples at once and in uneven cuts must give the same.
+"""Checks that a user's loss is a sum over samples: the same samples at once and in uneven cuts must give the same.
 
 A mean weighted by class, or over the targets that are not ignored, is none, yet two samples may not show it: those of a
-sorted data set are of one class. So samples are taken from all over the data set, varied in their targets, and cut in
-the order of these, where such a fault is largest.
+sorted data set are of one class. Therefore samples are taken from all over the data set, varied in their targets, and
+cut in the order of these, where such a fault is largest.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ DRAWS = 5  # of a loss that draws random numbers
 
 
 def varied_samples(samples: Samples, collate: Collate, model: nn.Module, most: int = MOST) -> list[Any]:
-    """Up to `most` of them from all over the data set, in the order of their targets; several of each where these are
-    few."""
+    """Returns up to `most` samples from all over the data set, in the order of their targets; several of each if these
+    are few."""
     last = (len(draws(samples, LOOKED_AT)) if known_length(samples) is None else len(samples)) - 1
     spread = np.unique(np.linspace(0, last, LOOKED_AT).round().astype(int)).tolist()
     first = _pair(samples, collate, spread[0])
@@ -57,17 +57,18 @@ def varied_samples(samples: Samples, collate: Collate, model: nn.Module, most: i
 
 
 def _pair(samples: Samples, collate: Collate, index: int) -> Batch:
-    """A batch of one sample twice: some data sets make none of a single one."""
+    """Returns a batch of one sample twice: some data sets cannot make one of a single sample."""
     return collate([samples.load(index, 0)] * 2)
 
 
 def _key(target: Tensor) -> float:
-    """What tells targets apart: a class, or of many numbers their mean, which padding moves."""
+    """Returns a key that orders targets: a class, or of many numbers their mean, which padding changes."""
     return float(target.double().mean()) if target.numel() else 0.0
 
 
 def _of_each(keys: dict[int, float], most: int) -> list[int]:
-    """`most` samples in the order of their keys: spread over the keys if these are many, else of each in turn."""
+    """Returns `most` samples in the order of their keys: spread over the keys if these are many, else of each in
+    turn."""
     groups: dict[float, list[int]] = {}
     for index in keys:
         groups.setdefault(keys[index], []).append(index)
@@ -79,13 +80,14 @@ def _of_each(keys: dict[int, float], most: int) -> list[int]:
 
 
 def _evenly(values: Sequence[Any], most: int) -> list[Any]:
-    """The first, the last, and some between."""
+    """Returns the first, the last, and some between."""
     return [values[at] for at in np.linspace(0, len(values) - 1, min(most, len(values))).round().astype(int)]
 
 
 @contextmanager
 def off_zero(model: nn.Module) -> Iterator[None]:
-    """Moves parameters that are all zero meanwhile: a head that starts there gives each target the same loss."""
+    """Moves parameters that are all zero while the block runs: a head that starts there gives each target the same
+    loss."""
     parameters = [each for each in model.parameters() if each.is_floating_point() and not each.any()]
     try:
         with torch.no_grad():
@@ -99,15 +101,16 @@ def off_zero(model: nn.Module) -> Iterator[None]:
 
 
 def cuts(count: int) -> list[slice]:
-    """Uneven ones of so many samples, of two or more where that can be: some models take no single sample."""
+    """Returns uneven cuts of so many samples, of two or more if possible: some models take no single sample."""
     behind = [place for place in BEHIND if place <= count - 2] or [1]
     return [slice(start, stop) for start, stop in zip([0, *behind], [*behind, count], strict=True)]
 
 
 def check_adds_up(what: str, count: int, value: Callable[[slice], float], rounding: float, fix: str) -> None:
-    """UserError unless the values of the cuts of `count` samples add up to that of all.
+    """Raises UserError unless the values of the cuts of `count` samples add up to that of all.
 
-    what: the function, for the error. rounding: what it explains, as a share of the sizes of the cuts' values.
+    what: the function, for the error. rounding: the difference that it explains, as a share of the sizes of the cuts'
+    values.
     """
     everything, parts = slice(0, count), cuts(count)
     whole, values = value(everything), [value(part) for part in parts]

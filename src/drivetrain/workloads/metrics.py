@@ -1,8 +1,8 @@
 """Metrics of an evaluation: sums that add up over batches and ranks, so that a ragged batch counts by its samples.
 
 These few are ours because torchmetrics takes longer to import than PyTorch (2 to 4 s, by SciPy, Matplotlib and
-Transformers), on each rank, at each start and restart. Metrics of torchmetrics are as good to an engine; a user's own
-may be.
+Transformers), on each rank, at each start and restart. An engine takes metrics of torchmetrics as well, and a user's
+own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class Metric(Protocol):
-    """What an engine asks of a metric."""
+    """The interface that an engine needs of a metric."""
 
     higher_is_better: bool | None
     process_group: Any
@@ -28,10 +28,10 @@ class Metric(Protocol):
     def to(self, device: torch.device, /) -> Any: ...
 
     def update(self, predictions: Tensor, targets: Tensor, /) -> None:
-        """Of one batch on one rank."""
+        """Adds one batch on one rank."""
 
     def compute(self) -> Any:
-        """The value over all batches of the ranks in `process_group` (None: all there are)."""
+        """Returns the value over all batches of the ranks in `process_group` (None: all there are)."""
 
 
 class Summed(ABC):
@@ -62,14 +62,14 @@ class Summed(ABC):
 
     @abstractmethod
     def _summed(self, predictions: Tensor, targets: Tensor) -> Tensor:
-        """(sums,) of one batch, float64."""
+        """Returns the sums of one batch, (sums,) float64."""
 
     @abstractmethod
     def _value(self, sums: Tensor) -> Tensor: ...
 
 
 class Accuracy(Summed):
-    """Share of numbers of classes that are right, but for targets that are `ignored`."""
+    """Share of correct class numbers, without targets that are `ignored`."""
 
     def __init__(self, ignored: int | None = None) -> None:
         super().__init__(2)
@@ -87,7 +87,8 @@ class Accuracy(Summed):
 
 
 class MacroF1(Summed):
-    """Mean of the classes' F1, each class counting the same; a class that is neither asked nor told does not."""
+    """Mean of the classes' F1, each class counting the same; a class that is neither target nor prediction does not
+    count."""
 
     def __init__(self, num_classes: int, ignored: int | None = None) -> None:
         super().__init__(3 * num_classes)
@@ -125,7 +126,7 @@ class MeanError(Summed):
 
 
 class R2(Summed):
-    """1 - squared error / variance of the targets; 0 where the targets are all the same but not told right."""
+    """1 - squared error / variance of the targets; 0 if the targets are all the same but not predicted exactly."""
 
     def __init__(self) -> None:
         super().__init__(4)

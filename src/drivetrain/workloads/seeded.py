@@ -1,4 +1,4 @@
-"""Generators that start from a number while a sample is made."""
+"""Seeds generators while a sample is made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 
 @contextmanager
 def seeded(number: int) -> Iterator[None]:
-    """The CPU generators start from `number`, and afterwards go on where they were. A GPU's is left alone."""
+    """While the block runs, the CPU generators start from `number`; afterwards they are restored. A GPU's is left
+    alone."""
     kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(number)
     np.random.seed(number % 2**32)

@@ -1,4 +1,4 @@
-"""A sample in words, for whoever looks for the one that went wrong."""
+"""Describes a sample, to help find a faulty one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONGEST = 120  # characters of what is no tensor
 
 
 def in_words(sample: Any) -> str:
-    """Types, shapes and ranges of its tensors, and other values as they are."""
+    """Returns types, shapes and ranges of its tensors, and other values unchanged."""
     if isinstance(sample, Mapping):
         return ", ".join(f"{name}: {in_words(value)}" for name, value in sample.items())
     if isinstance(sample, list | tuple):

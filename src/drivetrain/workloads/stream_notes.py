@@ -1,4 +1,4 @@
-"""What the user should hear of a stream before training."""
+"""Remarks on a stream before training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def travel_note(stream: Any, buffer: int) -> str:
-    """Say how far rows are from their places, measured on the stream's first block."""
+    """States how far rows are from their places, measured on the stream's first block."""
     moved, shards = stream.rows.travel(), stream.rows.num_shards
     order = f"its {shards:,} shards are shuffled, and then " if shards > 1 else ""
     more = "" if shards > 1 else "; it is one shard, so rows that lie together are trained on together"

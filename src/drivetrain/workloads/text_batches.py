@@ -43,19 +43,19 @@ class TextSamples:
 
     @property
     def lengths(self) -> np.ndarray:
-        """(N,) tokens of each."""
+        """The tokens of each, (N,)."""
         lengths = self.tokens.lengths
         return lengths if self._indices is None else lengths[self._indices]
 
     @property
     def truncated(self) -> int:
-        """Texts longer than max_length."""
+        """The number of texts longer than max_length."""
         cut = self.tokens.cut
         return int((cut if self._indices is None else cut[self._indices]).sum())
 
 
 def padded(samples: Sequence[Any], pad: int, length: int | None) -> Batch:
-    """input_ids, attention_mask, labels, and token_type_ids for pairs: (B, L) and (B,), int64.
+    """Returns input_ids, attention_mask, labels, and token_type_ids for pairs: (B, L) and (B,), int64.
 
     length: L; None: the longest sample's.
     """
@@ -75,8 +75,8 @@ def padded(samples: Sequence[Any], pad: int, length: int | None) -> Batch:
 
 
 def end_to_end(samples: Sequence[Any], pad: int, places: Places) -> Batch:
-    """input_ids, position_ids, and token_type_ids for pairs, of all texts end to end: (1, T); lengths and labels:
-    (B,); int64. An empty text is one token of padding, as in a padded batch."""
+    """Returns input_ids, position_ids, and token_type_ids for pairs, of all texts end to end: (1, T); lengths and
+    labels: (B,); int64. An empty text is one token of padding, as in a padded batch."""
     texts = [ids.astype(np.int64) if len(ids) else np.array([pad]) for ids, _, _ in samples]
     row = {"input_ids": texts, "position_ids": [places.of(ids) for ids in texts]}
     if samples[0][1] is not None:

@@ -1,4 +1,4 @@
-"""Texts, or pairs of texts, into classes: any AutoModelForSequenceClassification."""
+"""Classifies texts, or pairs of texts: any AutoModelForSequenceClassification."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TextClassificationWorkload(Classifier):
         self._warnings += self._class_warnings()
 
     def _stream(self) -> np.ndarray:
-        """Make ready training samples that are drawn, whose labels are not known, and evaluation samples."""
+        """Prepares training samples that are drawn, whose labels are not known, and evaluation samples."""
         data = self._config.data
         if problems := [*stream_problems(self._config)]:
             raise UserError(problems)
@@ -75,7 +75,7 @@ class TextClassificationWorkload(Classifier):
         return load_tokenizer(model.path, "workload.model.path", model.trust_remote_code)
 
     def _read(self, data: TextData) -> tuple[Texts, Texts]:
-        """Training and evaluation texts, limited; no row is in both."""
+        """Reads training and evaluation texts, limited; no row is in both."""
         if data.evaluation is None:
             train = read_texts(data, data.train, "workload.data.train")
             dropped = train.bad
@@ -111,7 +111,7 @@ class TextClassificationWorkload(Classifier):
             )
 
     def _limited(self, texts: Texts, key: str) -> Texts:
-        """The texts that are used. key: the field that limits them."""
+        """Returns the texts that are used. key: the field that limits them."""
         limit = getattr(self._config.data, key)
         if limit is None:
             return texts
@@ -131,7 +131,7 @@ class TextClassificationWorkload(Classifier):
         return TextSamples(*self._tokens(texts), labels, RowNames(texts.rows), shown)
 
     def _tokens(self, texts: Texts) -> tuple[Tokens, np.ndarray | None]:
-        """Their tokens, and which of them where those of all the file's texts were made."""
+        """Returns their tokens, and the indices if those of all the file's texts were made."""
         data = self._config.data
         indices = texts.indices
         if texts.store is None:
@@ -148,7 +148,7 @@ class TextClassificationWorkload(Classifier):
 
     @property
     def _pad(self) -> int:
-        """A tokenizer without any padding token pads with 0: the attention mask hides it."""
+        """Pads with 0 if a tokenizer has no padding token: the attention mask hides it."""
         return self._tokenizer.pad_token_id or 0
 
     def build_model(self) -> nn.Module:
@@ -174,7 +174,8 @@ class TextClassificationWorkload(Classifier):
         return self._adapted(built)
 
     def _unpadded(self, model: nn.Module) -> Places | None:
-        """How positions are counted if texts are laid end to end; a model that cannot is named if that was asked."""
+        """Returns how positions are counted if texts are laid end to end; a model that cannot is named if the run file
+        requires it."""
         data = self._config.data
         virtual = self.adapters is not None and self.adapters.positions
         if data.unpadded is False or data.padding == "fixed" or virtual:
@@ -184,7 +185,7 @@ class TextClassificationWorkload(Classifier):
         )
 
     def _completed(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The run file's model config, with what follows from the tokenizer where it is left out."""
+        """Returns the run file's model config, completed from the tokenizer where it leaves fields out."""
         derived = {"vocab_size": len(self._tokenizer), "pad_token_id": self._pad}
         if given.get("pad_token_id", self._pad) != self._pad:
             raise problem(
@@ -195,7 +196,7 @@ class TextClassificationWorkload(Classifier):
         return {**{key: value for key, value in derived.items() if config_accepts(given, key)}, **given}
 
     def _check_fit(self, model: nn.Module) -> None:
-        """UserError if some token or some position would lie outside the model's tables."""
+        """Raises UserError if some token or some position would lie outside the model's tables."""
         problems = []
         scratch = self._config.model.config is not None
         known, tokens = model.get_input_embeddings().num_embeddings, len(self._tokenizer)  # type: ignore[operator]
@@ -216,14 +217,15 @@ class TextClassificationWorkload(Classifier):
             self._warnings.append(message)
 
     def collate(self, samples: Sequence[Any]) -> Batch:
-        """input_ids, attention_mask, labels, and token_type_ids for pairs: (B, L) and (B,), int64. Unpadded, a row."""
+        """Returns input_ids, attention_mask, labels, and token_type_ids for pairs: (B, L) and (B,), int64. Unpadded, a
+        row."""
         if self._places is not None:
             return end_to_end(samples, self._pad, self._places)
         data = self._config.data
         return padded(samples, self._pad, data.max_length if data.padding == "fixed" else None)
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        """(B, classes)."""
+        """Returns (B, classes)."""
         if "lengths" in batch:
             segments = batch.get("token_type_ids") if self._takes_segments else None
             row = row_inputs(batch["input_ids"], batch["position_ids"], batch["lengths"], segments)
@@ -279,10 +281,11 @@ class TextClassificationWorkload(Classifier):
             return self.evaluation
         texts = read_texts(self._config.data, path, "--data", labelled=False)
         if texts.bad:
-            self._warn(f"{len(texts.bad)} rows of {path} have no text and no prediction, {texts.bad[0].where} first")
+            count = f"{len(texts.bad)} {texts.kind}s of {path}"
+            self._warn(f"{count} have no text and no prediction, {texts.bad[0].where} first")
         if texts.warning:
             self._warn(texts.warning)
-        return TextSamples(*self._tokens(texts), None, RowNames(texts.rows), texts)
+        return TextSamples(*self._tokens(texts), None, RowNames(texts.rows, texts.kind), texts)
 
     def text_samples(self, texts: Sequence[str]) -> NamedSamples:
         if self._config.data.text_pair_column is not None:
@@ -309,7 +312,8 @@ def _quiet(_: str) -> None:
 
 
 def _positions(model: nn.Module) -> int | None:
-    """Positions a text may take; RoBERTa and its like keep the first of theirs for padding. None: no bound is known."""
+    """Returns the positions a text may take; RoBERTa and its like keep their first for padding. None: no bound is
+    known."""
     table = position_table(model)
     if table is not None:
         return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)

@@ -1,4 +1,4 @@
-"""Texts to classify as a stream: rows are read and tokenised when they are drawn."""
+"""Classifies texts of a stream: rows are read and tokenised when they are drawn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TextSample = tuple[np.ndarray, np.ndarray | None, int]
 
 
 def stream_problems(config: TextClassification) -> Iterator[Problem]:
-    """What a stream of texts cannot do, which has to be read whole for it."""
+    """Returns problems of settings for which a stream of texts would have to be read whole."""
     data = config.data
     if data.evaluation is None:
         why = "a stream holds nothing out, and best checkpoints are chosen by evaluation data"
@@ -43,14 +43,15 @@ def stream_problems(config: TextClassification) -> Iterator[Problem]:
 
 @dataclass(frozen=True)
 class TextStream:
-    """Rows → (ids, segments or None, class number)."""
+    """Turns rows into (ids, segments or None, class number)."""
 
     data: TextData
     classes: Sequence[str]
     tokenizer: Any
 
     def samples(self, seed: int) -> StreamedMixture:
-        """UserError for shards that cannot be read, and for first rows that are none and are not to be left out."""
+        """Returns samples. Raises UserError for shards that cannot be read, and for unusable first rows that must not
+        be left out."""
         rows = open_shards(self.data.train, TRAIN, self.data.cache or default_root())
         beginning = []
         for piece, index in rows.found(0, LOOKED_AT):
@@ -86,7 +87,8 @@ class TextStream:
         return tokens.ids, tokens.segments, self._label(row, where)
 
     def _label(self, row: Mapping[str, Any], where: str) -> int:
-        """UserError for a class that is not known; RowError for a row without a text, whose label nothing needs."""
+        """Returns a row's class. Raises UserError for an unknown class; RowError for a row without a text, whose label
+        is not needed."""
         if not _text(row.get(str(self.data.text_column))).strip():
             raise RowError("it has no text")
         label = _text(row.get(str(self.data.label_column)))
@@ -97,7 +99,7 @@ class TextStream:
         return list(self.classes).index(label)
 
     def _unusable(self, where: str, why: str) -> TextSample:
-        """A sample that counts for nothing: left out, it would give those after it other numbers."""
+        """Returns a sample that does not count: leaving it out would renumber those after it."""
         if self.data.bad_rows == "error":
             raise UserError([Problem(TRAIN, f"{where}: {why}", "correct or remove the row, or give bad_rows: drop")])
         tokens = tokenise_block(self.tokenizer, ["-"], None if self.data.text_pair_column is None else ["-"], 8)
@@ -105,7 +107,8 @@ class TextStream:
 
 
 def _text(value: Any) -> str:
-    """Missing values are empty; whole floats that pandas or Arrow made of integers are integers again."""
+    """Returns a text. Missing values are empty; whole floats that pandas or Arrow made of integers are integers
+    again."""
     if value is None or (isinstance(value, float) and value != value):
         return ""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -1,4 +1,5 @@
-"""A Python file of the user's: imported, its names checked, its functions called, its errors told in its own words."""
+"""Reads a Python file of the user's: imports it, checks its names, calls its functions, and reports errors with its
+lines."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ DECIDED_BY_THE_RUN_FILE = {
 
 
 class UserFile:
-    """What the file defines. UserError if it cannot be read, lacks a name, or takes no such option."""
+    """The definitions of the file. Raises UserError if it cannot be read, lacks a name, or takes no such option."""
 
     def __init__(self, path: Path, options: Mapping[str, Any]) -> None:
         self.path, self._options = path, options
@@ -62,7 +63,7 @@ class UserFile:
         self._check()
 
     def _check(self) -> None:
-        """UserError for names that are missing or there twice, and for options that no function takes."""
+        """Raises UserError for names that are missing or defined twice, and for options that no function takes."""
         problems = [*self._missing(), *self._given_twice()] or [*self._bad_options()]
         if problems:
             raise UserError(problems)
@@ -74,7 +75,8 @@ class UserFile:
         return getattr(self._module, name, default)
 
     def made(self, name: str) -> Any:
-        """The object called `name`; or what the function or class of that name gives for the options it accepts."""
+        """Returns the object called `name`; or the result of the function or class of that name, with the options it
+        accepts."""
         given = self.get(name)
         if not _makes(given):
             return given
@@ -85,7 +87,8 @@ class UserFile:
 
     @contextmanager
     def telling(self, what: str) -> Iterator[None]:
-        """Whatever is raised within becomes a UserError with the last line of the user's file that led to it."""
+        """While the block runs, turns any error into a UserError with the last line of the user's file that led to
+        it."""
         try:
             yield
         except UserError:
@@ -101,7 +104,7 @@ class UserFile:
         return _line(self.path, error)
 
     def misnamed(self) -> list[str]:
-        """What the file defines that nothing reads, though it looks as if it should be read."""
+        """Returns definitions of the file that nothing reads, though they look as if they should be read."""
         said = []
         for name in self._own_names():
             meant = _meant(name)
@@ -112,7 +115,7 @@ class UserFile:
         return [f"{self.path.name}: {what}" for what in said]
 
     def _own_names(self) -> list[str]:
-        """Public names of the file's own: not what it imported."""
+        """Returns public names of the file's own, without imported ones."""
         own = []
         for name, value in vars(self._module).items():
             module = getattr(value, "__module__", None) if inspect.isroutine(value) or inspect.isclass(value) else None
@@ -162,12 +165,12 @@ class UserFile:
 
 
 def _instead(name: str) -> list[str]:
-    """The other names for the same thing."""
+    """Returns the other names for the same thing."""
     return [other for pair in ONE_OF if pair[0] == name for other in pair[1:]]
 
 
 def _meant(name: str) -> str | None:
-    """The name that `name` probably stands for, if it is not that name itself."""
+    """Returns the name that `name` probably stands for, if it is not that name itself."""
     if name in KNOWN:
         return None
     by_synonym = next((known for known, others in SYNONYMS.items() if name in others), None)
@@ -201,7 +204,7 @@ def _imported(path: Path) -> ModuleType:
 
 
 def _line(path: Path, error: BaseException) -> str:
-    """ " at line 7 (x = foo())", or nothing if the file had no part in it."""
+    """Returns " at line 7 (x = foo())", or nothing if the file had no part in it."""
     here = path.resolve()
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == here]
     number = error.lineno if isinstance(error, SyntaxError) else (frames[-1].lineno if frames else None)

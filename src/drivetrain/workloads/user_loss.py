@@ -1,8 +1,8 @@
-"""A loss that gives a mean, as the sum and the number of terms that the engine asks for.
+"""Converts a loss that returns a mean into the sum and the number of terms that the engine needs.
 
 `mean * count` is exact for any loss whose mean is over `count` equal terms. PyTorch's own losses average over every
-element of the target, those over classes over every label that is not ignored, `batchmean` over samples. Of a loss of
-the user's it is taken that it averages over samples (`loss_cuts` tries it).
+element of the target, those over classes over every label that is not ignored, `batchmean` over samples. A loss of the
+user's is assumed to average over samples (`loss_cuts` checks it).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MODULES: dict[Any, type[nn.Module]] = {  # what a function of torch.nn.functiona
 
 
 class SummedLoss:
-    """loss(output, target) → a mean, made to give its sum. UserError if it gives no mean, or a weighted one."""
+    """Makes loss(output, target) → a mean return its sum. Raises UserError if it returns no mean, or a weighted one."""
 
     def __init__(self, loss: Any) -> None:
         loss = MODULES[loss]() if inspect.isfunction(loss) and loss in MODULES else loss
@@ -76,7 +76,7 @@ class SummedLoss:
         return int((on_host(target) != self.ignored).sum())
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
-        """Scalar, in fp32."""
+        """Returns a scalar, in fp32."""
         count = self.count(target)
         if not count:  # the mean of no terms is NaN; their sum is 0
             return output.float().sum() * 0.0

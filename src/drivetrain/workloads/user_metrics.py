@@ -1,9 +1,9 @@
 """Metrics of a user's file: objects of torchmetrics' kind, and plain functions over all outputs and targets.
 
-A function is called once an evaluation, with the outputs and targets of all samples of all ranks, so that what it gives
+A function is called once an evaluation, with the outputs and targets of all samples of all ranks, so that its result
 does not depend on how batches were cut, as a mean of the batches' values would. All outputs are kept in CPU memory for
-that, and a warning says so once they take much of it. A function that decides which checkpoint is best says which way
-is better: `my_metric.higher_is_better = True`.
+that, and a warning says so once they take much of it. A function that decides which checkpoint is best states which
+direction is better: `my_metric.higher_is_better = True`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class OfAllSamples:
             LOG.warning("the metric %r %s: %d MB so far; %s", self._name, why, self._bytes >> 20, cure)
 
     def compute(self) -> float:
-        """UserError if the function fails or gives no number."""
+        """Returns the value. Raises UserError if the function fails or returns no number."""
         kept = self._kept
         if self.distributed_available_fn():
             parts: list[Any] = [None] * dist.get_world_size(self.process_group)
@@ -69,7 +69,7 @@ class OfAllSamples:
         return self._number(self._called(outputs, targets))
 
     def _joined(self, parts: list[Tensor]) -> Tensor:
-        """UserError for parts that differ in more than their first dimension."""
+        """Joins the parts. Raises UserError if they differ in more than their first dimension."""
         shapes = {part.shape[1:] for part in parts}
         if len(shapes) > 1:
             one, other = (tuple(shape) for shape in list(shapes)[:2])
@@ -78,10 +78,10 @@ class OfAllSamples:
         return torch.cat(parts)
 
     def try_out(self, output: Tensor, target: Tensor) -> None:
-        """UserError if the function cannot be called with outputs and targets, or gives no number.
+        """Raises UserError if the function cannot be called with outputs and targets, or returns no number.
 
-        Few samples may lack what it needs (both classes, some variance), so what it says of them in a ValueError or a
-        division by zero is no such failure.
+        Few samples may lack what it needs (both classes, some variance), so a ValueError or a division by zero is no
+        failure here.
         """
         try:
             value = self._called(output, target)
@@ -101,7 +101,7 @@ class OfAllSamples:
             raise problem(FIELD, why, fix) from error
 
     def _number(self, value: Any) -> float:
-        """UserError for what is no number."""
+        """Returns a number. Raises UserError for any other value."""
         one = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, SupportsFloat)
         if not one:
             shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
@@ -111,8 +111,8 @@ class OfAllSamples:
 
 
 def metrics_of(given: Any) -> dict[str, Metric]:
-    """The metrics that a file's `metrics` stands for: a mapping by name, one function, or a function that makes a
-    mapping. UserError with every entry that is no metric."""
+    """Returns the metrics that a file's `metrics` stands for: a mapping by name, one function, or a function that makes
+    a mapping. UserError with every entry that is no metric."""
     if isinstance(given, list | tuple):
         raise problem(FIELD, "metrics is a list, in which they have no names", 'give a dict, {"recall": recall}')
     if not isinstance(given, Mapping):
@@ -130,7 +130,7 @@ def metrics_of(given: Any) -> dict[str, Metric]:
 
 
 def is_function(given: Any) -> bool:
-    """Whether it can be called with an output and a target, and is no metric's class or object."""
+    """Returns whether it can be called with an output and a target, and is no metric's class or object."""
     if inspect.isclass(given) or _is_metric(given) or not callable(given):
         return False
     try:
@@ -143,7 +143,7 @@ def is_function(given: Any) -> bool:
 
 
 def _why_none(given: Any) -> str:
-    """Return in words why the object is no metric."""
+    """Returns why the object is no metric."""
     if inspect.isclass(given):
         return f"is a class, no metric: write {given.__name__}()"
     if callable(given):

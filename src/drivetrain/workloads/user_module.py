@@ -1,4 +1,4 @@
-"""A workload from a Python file of the user's: what a tutorial's script defines, nothing more.
+"""A workload from a Python file of the user's, which defines no more than a tutorial's script.
 
     model = nn.Linear(10, 1)                       or  def build_model(): ...
     train_data = TensorDataset(inputs, targets)    or  def train_data(): ...      a Dataset or list of pairs or dicts
@@ -75,7 +75,7 @@ class UserModuleWorkload(Workload):
         self._use(UserFile(config.path, config.options), seed)
 
     def _use(self, file: UserFile, seed: int) -> None:
-        """Takes data, loss and layout from the file. UserError for what cannot work."""
+        """Takes data, loss and layout from the file. Raises UserError for definitions that cannot work."""
         self._file = file
         self.train = training_samples(self._file, seed)
         self.evaluation = None
@@ -95,7 +95,8 @@ class UserModuleWorkload(Workload):
         return self._adapted((copy.deepcopy(made) if made is self._file.get(name) else made).float())
 
     def collate(self, samples: Sequence[Any]) -> Batch:
-        """As the file's collate says; else {"input", "target"} from pairs, or a dict from dicts, float64 as float32."""
+        """Calls the file's collate; without one makes {"input", "target"} from pairs, or a dict from dicts, float64 as
+        float32."""
         own = self._file.get("collate")
         merged = own(samples) if own is not None else default_collate(list(samples))
         if isinstance(merged, list | tuple) and len(merged) == 2:
@@ -150,7 +151,7 @@ class UserModuleWorkload(Workload):
         return self.outputs_in(model, batch, NO_CONTEXT)
 
     def outputs_in(self, model: nn.Module, batch: Batch, context: LossContext) -> Outputs:
-        """Statistics are those of the evaluation batch."""
+        """Returns the outputs. Statistics are those of the evaluation batch."""
         own = self._file.has("metrics")
         if self._terms is None:
             output, target = _output(model, batch), batch["target"]
@@ -226,7 +227,7 @@ class UserModuleWorkload(Workload):
         (folder / "workload.py").write_bytes(self._file.text)
 
     def _try_out(self) -> Task:
-        """Two samples through everything, and some in parts: what cannot work is said before work starts."""
+        """Runs two samples through everything, and some in parts, so that faults are reported before work starts."""
         state = rng_state()
         try:
             with self._file.telling("two samples could not be tried"):
@@ -261,7 +262,8 @@ class UserModuleWorkload(Workload):
         return task_of(output, target, self._loss)
 
     def _task_without_loss(self, model: nn.Module, batch: Batch) -> Task:
-        """What predictions mean beside a loss_sum: class numbers as targets and as many scores are classes."""
+        """Returns the meaning of predictions beside a loss_sum: class numbers as targets and as many scores are
+        classes."""
         target = batch.get("target")
         if target is None:
             return Unknown()
@@ -276,14 +278,14 @@ class UserModuleWorkload(Workload):
         return Classes(output.shape[1], None) if is_class else Unknown()
 
     def _try_metrics(self, output: Tensor, target: Tensor) -> None:
-        """UserError for metrics that are none. What a function says of two samples (a correlation of them, say) may
-        fail where that of all does not, so a ValueError and a division by zero are left to the evaluation."""
+        """Raises UserError for objects that are no metrics. A function may fail on two samples (a correlation of them,
+        say) where it works on all, so a ValueError and a division by zero are left to the evaluation."""
         for metric in self.metrics().values() if self._file.has("metrics") else ():
             if isinstance(metric, OfAllSamples):
                 metric.try_out(output.detach(), target)
 
     def _check_with_what_fits(self, model: nn.Module) -> None:
-        """The check below with as many samples as memory has room for; two were run before."""
+        """Runs the check below with as many samples as memory has room for; two were run before."""
         most = MOST
         while True:
             try:
@@ -295,7 +297,7 @@ class UserModuleWorkload(Workload):
             give_back()
 
     def _check_that_it_splits(self, model: nn.Module, most: int) -> None:
-        """UserError if the loss of up to `most` samples is not made of the losses of each, or their count."""
+        """Raises UserError if the loss of up to `most` samples is not made of the losses of each, or their count."""
         samples = varied_samples(self.train, self.collate, model, most)
         name, count, batch = self._file.path.name, len(samples), self.collate(samples)
         if self._loss is not None:

@@ -22,10 +22,10 @@ INSTALLED = ("site-packages", "dist-packages")
 
 
 class PassedObjects(UserFile):
-    """The objects, as a user's file would define them. UserError where this process has none."""
+    """The objects, as a user's file would define them. Raises UserError if this process has none."""
 
     def __init__(self, objects: Mapping[str, Any], called: str = "drivetrain.train()") -> None:
-        """called: how messages name them."""
+        """called: their name in messages."""
         self.path, self.text, self._options = Path(called), b"", {}
         if not objects:
             raise held.missing()
@@ -37,7 +37,7 @@ class PassedObjects(UserFile):
         return []  # the caller's arguments have the names that are read
 
     def _line(self, error: BaseException) -> str:
-        """The last line of the user's own that led to the error, whatever file or notebook it is in."""
+        """Returns the last line of the user's own that led to the error, in any file or notebook."""
         for frame in reversed(traceback.extract_tb(error.__traceback__)):
             file = Path(frame.filename)
             installed = file.is_relative_to(OWN) or any(part in INSTALLED for part in file.parts)
@@ -53,7 +53,7 @@ class UserObjectsWorkload(UserModuleWorkload):
         self._use(PassedObjects(held.held()), seed)
 
     def build_model(self) -> nn.Module:
-        """A copy of the model, on the CPU: the caller's own stays as it is."""
+        """Returns a copy of the model, on the CPU: the caller's own is not changed."""
         return super().build_model().cpu()
 
     @property

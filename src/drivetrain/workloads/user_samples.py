@@ -1,4 +1,4 @@
-"""A data set of the user's behind the contract that a sample depends on (seed, epoch, index) alone."""
+"""Wraps a user's data set so that a sample depends on (seed, epoch, index) alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEVER_RANDOM = (list, tuple, np.ndarray, torch.Tensor, TensorDataset)
 
 
 class UserSamples:
-    """Whatever a sample draws from Python's, NumPy's or torch's generator is drawn from one of its own.
+    """Draws a sample's random numbers, from Python's, NumPy's or torch's generator, from generators of its own.
 
     So random augmentation works as in any script, yet neither workers nor ranks nor a resumed run change it.
     """
@@ -44,7 +44,8 @@ class UserSamples:
 
 
 def training_samples(file: UserFile, seed: int) -> UserSamples | UserStream:
-    """The file's train_data. UserError as `user_samples`, or for an IterableDataset without a state."""
+    """Returns the file's train_data. Raises UserError like `user_samples`, and for an IterableDataset without a
+    state."""
     data = file.made("train_data")
     if isinstance(data, IterableDataset):
         return user_stream(data, "train_data", seed)
@@ -52,7 +53,7 @@ def training_samples(file: UserFile, seed: int) -> UserSamples | UserStream:
 
 
 def user_samples(file: UserFile, name: str, called: str, seed: int) -> UserSamples:
-    """The file's data set of that name. UserError if it has no items, or none that can be had by number."""
+    """Returns the file's data set of that name. Raises UserError if it has no items, or none by number."""
     data = file.made(name)
     if isinstance(data, IterableDataset):
         why = f"{name} is an IterableDataset, and each evaluation goes over the same samples"

@@ -1,9 +1,9 @@
-"""A user's IterableDataset: its samples come one after the other, and its own state says where it stands.
+"""A user's IterableDataset: its samples come one after the other, and its own state holds its position.
 
 Each rank goes through all of it and takes its share of every global batch: samples must be the same on all ranks. The
 state is taken between global batches; a checkpoint keeps that of its own step and how many samples had come by then, so
-that a resumed run begins there, on any number of ranks. What a sample draws from Python's, NumPy's or torch's generator
-is drawn from one of its own, seeded by its number. Loader workers go through all of it too, each in a copy.
+that a resumed run begins there, on any number of ranks. A sample's random numbers, from Python's, NumPy's or torch's
+generator, come from one of its own, seeded by its number. Loader workers go through all of it too, each in a copy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEPT_SAMPLES = 256  # at least: the first ones are tried before the training
 
 
 class UserStream(Endless):
-    """Samples by draw. Draws are asked for in about their order: those of the last batches are kept."""
+    """Samples by draw. Draws are requested in about their order: those of the last batches are kept."""
 
     def __init__(self, data: Any, name: str, seed: int) -> None:
         self._data, self._name, self._seed, self._batch = data, name, seed, 1
@@ -48,7 +48,7 @@ class UserStream(Endless):
         return type(self._data).__name__
 
     def order(self, batch_size: int, seed: int, by_epochs: bool) -> DrawnOrder:
-        """UserError where epochs are asked for."""
+        """Returns the order. Raises UserError if the run's length is in epochs."""
         if by_epochs:
             len(self)
         self._batch = batch_size
@@ -72,7 +72,7 @@ class UserStream(Endless):
             self._held.popitem(last=False)
 
     def state_at(self, step: int) -> Any:
-        """A step that was read too long ago is read again, from the nearest state that is known."""
+        """Returns the state. A step that was read too long ago is read again, from the nearest known state."""
         draws = step * self._batch
         if draws < self._place and draws not in self._states:
             self._go_back(draws)
@@ -118,7 +118,7 @@ class UserStream(Endless):
 
 
 def user_stream(data: Any, name: str, seed: int) -> UserStream:
-    """UserError for an IterableDataset that could not be gone on with."""
+    """Returns the stream. Raises UserError for an IterableDataset that could not be resumed."""
     lacking = [each for each in ("state_dict", "load_state_dict") if not callable(getattr(data, each, None))]
     if lacking:
         why = f"{name} is an IterableDataset without {' and '.join(lacking)}: a resumed run could not find its place"

@@ -1,4 +1,5 @@
-"""What the outputs of a user's model mean, as far as outputs, targets and loss tell: metrics and predictions follow."""
+"""Infers from outputs, targets and loss what a user's model predicts, and with it metrics and the form of
+predictions."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ MOST_NAMED = 100  # classes up to which a prediction has the probability of each
 
 
 def task_of(output: Tensor, target: Tensor, loss: SummedLoss) -> Task:
-    """output, target: of one batch, as model and data give them."""
+    """Returns the task. output, target: of one batch, as model and data return them."""
     if loss.is_binary:
         return Binary(loss.takes_logits)
     if not target.is_floating_point() and output.dim() == target.dim() + 1:
@@ -32,11 +33,11 @@ class Task(ABC):
 
     @abstractmethod
     def compared(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """What the metrics take: predictions and targets."""
+        """Returns the arguments of the metrics: predictions and targets."""
 
     @abstractmethod
     def predictions(self, output: Tensor) -> list[Any]:
-        """One JSON-able value a sample. output: (B, ...)."""
+        """Returns one JSON-able value a sample. output: (B, ...)."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Classes(Task):
         return output.argmax(1), target
 
     def predictions(self, output: Tensor) -> list[Any]:
-        """The likeliest class; of a sample that has one, the probability of each as well."""
+        """Returns the likeliest class; for a sample with a single one, the probability of each as well."""
         classes = output.argmax(1).tolist()
         if output.dim() != 2 or self.num_classes > MOST_NAMED:
             return list(classes)
@@ -70,7 +71,7 @@ class Classes(Task):
 
 @dataclass(frozen=True)
 class Binary(Task):
-    """output: (B, ...) of yes and no; target: as many numbers from 0 to 1."""
+    """Yes or no. output: (B, ...) scores; target: as many numbers from 0 to 1."""
 
     logits: bool
 
@@ -101,7 +102,7 @@ class Numbers(Task):
 
 @dataclass(frozen=True)
 class Unknown(Task):
-    """No metric is safe but the loss."""
+    """An unknown task: no metric is safe but the loss."""
 
     def metrics(self) -> Mapping[str, Metric]:
         return {}
@@ -114,6 +115,6 @@ class Unknown(Task):
 
 
 def _rows(output: Tensor) -> list[Any]:
-    """Numbers where a sample has one, else lists."""
+    """Returns numbers if a sample has one, else lists."""
     output = output.float() if output.dim() else output.float()[None]  # a model may squeeze a batch of one
     return list((output.flatten() if output[0].numel() == 1 else output).tolist())

@@ -26,7 +26,7 @@ SETTINGS = {"model", "role", "source", "every", "mixing"}
 
 class UserTerms:
     def __init__(self, file: UserFile) -> None:
-        """UserError for term_weights and auxiliary models that are none."""
+        """Raises UserError for invalid term_weights and auxiliary models."""
         self._file = file
         self.has_terms = file.has("loss_terms")
         self.has_statistics = file.has("statistics")
@@ -43,7 +43,7 @@ class UserTerms:
     # --- what the engine asks -----------------------------------------------------------------------------------------
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """The counts of loss_terms, or the count of loss_sum under the name of a loss's only term."""
+        """Returns the counts of loss_terms, or the count of loss_sum under the name of a loss's only term."""
         name = "counts" if self.has_terms else "count"
         given = self._file.get(name)(batch)
         found = given if self.has_terms else dict.fromkeys(ONE_TERM, given)
@@ -59,7 +59,7 @@ class UserTerms:
         return dict(found) if self.has_terms else dict.fromkeys(ONE_TERM, found)
 
     def statistics(self, model: nn.Module, batch: Batch, context: LossContext) -> Partial:
-        """statistics(model, batch) → {"sum": {...}, "gather": {...}}, either of which may be left out."""
+        """Calls statistics(model, batch) → {"sum": {...}, "gather": {...}}, either of which may be left out."""
         found = self._called("statistics", model, batch, context)
         if not isinstance(found, Mapping) or not found or found.keys() - {"sum", "gather"}:
             has = ", ".join(map(repr, found)) if isinstance(found, Mapping) else f"a {type(found).__name__}"
@@ -68,7 +68,7 @@ class UserTerms:
         return Partial(sums=found.get("sum", {}), rows=found.get("gather", {}))
 
     def of_one_batch(self, model: nn.Module, batch: Batch, context: LossContext, count: int) -> LossContext:
-        """The context with statistics of this batch alone, as evaluations have it. count: its samples."""
+        """Returns the context with statistics of this batch alone, as in evaluations. count: its samples."""
         if not self.has_statistics:
             return context
         with torch.no_grad():
@@ -85,8 +85,8 @@ class UserTerms:
     # --- before work starts -------------------------------------------------------------------------------------------
 
     def tried(self, model: nn.Module, batch: Batch, count: int) -> LossContext:
-        """Everything once, of a batch of so many samples: the context that it was tried in. UserError for what gives no
-        sums, names that do not agree, and statistics without a row a sample."""
+        """Runs everything once, on a batch of so many samples; returns the context. Raises UserError for functions that
+        return no sums, names that do not agree, and statistics without a row a sample."""
         context = self.of_one_batch(model, batch, LossContext(self._whole(model)), count)
         for name, rows in context.statistics.rows.items():
             if len(rows) != count:
@@ -119,7 +119,7 @@ class UserTerms:
 
 
 def _auxiliary(file: UserFile, name: str, given: Any) -> Auxiliary:
-    """A module or a function that makes one is frozen; a dict says more."""
+    """Reads an auxiliary model. A module or a function that makes one is frozen; a dict states more."""
     settings = dict(given) if isinstance(given, Mapping) else {"model": given}
     unknown = sorted(settings.keys() - SETTINGS)
     role, made = settings.get("role", "frozen"), settings.get("model")

@@ -19,6 +19,7 @@ from drivetrain.data.language.conversations import Conversation, Message
 from drivetrain.data.language.template_sources import SHIPPED
 from drivetrain.data.language.vocabularies import bpe_tokenizer, byte_tokenizer
 from drivetrain.errors import UserError
+from tests.properties import examples
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 BYTES = byte_tokenizer(SPECIAL)
@@ -278,7 +279,7 @@ contents = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     style=st.sampled_from(SHIPPED),

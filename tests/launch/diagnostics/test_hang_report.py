@@ -52,6 +52,23 @@ SKIPPED = """
                     torch.distributed.all_reduce(torch.zeros(3), group=apart)"""
 
 
+def test_a_rank_that_is_stopped_is_named_where_it_stands(tmp_path: Path) -> None:
+    folder = prepared(tmp_path, f"pass{HANGING}")
+    (folder / "todo").mkdir()
+    (folder / "todo" / "1-stopped").write_text(WAYS["1-stopped"])
+    words = command("train", "run.yaml", "engine=ddp", "processes=2", "hang_seconds=4", "output=run")
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    said = " ".join(done.stderr.split())
+    assert "rank 1 is stopped by a signal (SIGSTOP): process " in said
+    assert "in step 2, forward" in said
+    assert "workload.py:" in said, "the frame that it was stopped in"
+    [kept] = (folder / "run" / "hangs").iterdir()
+    assert "stopped (T)" in kept.read_text()
+    assert "in forward_backward" in kept.read_text(), "the stack of the one that waits"
+
+
+@pytest.mark.slow
 def test_three_ways_to_hang_are_named_and_each_is_a_death_like_another(tmp_path: Path) -> None:
     """Three starts of two ranks: one astray in each, after which nothing is left to try."""
     folder = prepared(tmp_path, f"pass{HANGING}{SKIPPED}")

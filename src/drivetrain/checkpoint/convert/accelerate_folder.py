@@ -28,7 +28,7 @@ NOT_READ = {
 
 
 def write(saved: Ours, folder: Path, dtype: torch.dtype | None) -> list[Note]:
-    """What accelerator.load_state reads, where one model and one optimizer were prepared."""
+    """Writes a folder that accelerator.load_state reads, for one prepared model and one optimizer."""
     del dtype
     weights = saved.untied
     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / WEIGHTS, {"format": "pt"})
@@ -58,7 +58,7 @@ def write(saved: Ours, folder: Path, dtype: torch.dtype | None) -> list[Note]:
 
 
 def _groups(saved: Ours) -> list[dict[str, Any]]:
-    """One group in the model's order, as most scripts have it, where all parameters are treated alike."""
+    """Returns one group in the model's order, as most scripts have it, if all parameters are treated alike."""
     first, *others = map(saved.arguments, saved.groups)
     if all(other == first for other in others):
         return [{**first, "params": saved.trained}]
@@ -66,7 +66,7 @@ def _groups(saved: Ours) -> list[dict[str, Any]]:
 
 
 def _write_random_states(saved: Ours, folder: Path) -> int:
-    """Of each rank, in the places where accelerate looks for them."""
+    """Writes each rank's random state where accelerate looks for it."""
     generators: list[dict[str, Any]] = saved.training["generators"]
     for rank, own in enumerate(generators):
         python, numpy = own["python"], own["numpy"]

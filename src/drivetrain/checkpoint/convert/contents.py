@@ -1,4 +1,5 @@
-"""What is in a checkpoint: read from manifest, headers and trees; of tensors nothing but the optimizer's counters."""
+"""Describes what is in a checkpoint, from manifest, headers and trees; of tensors only the optimizer's counters are
+read."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ WORDS = {name: str(dtype).removeprefix("torch.") for dtype, name in DTYPES.items
 
 
 def contents(path: Path) -> dict[str, Any]:
-    """JSON-able. UserError if manifest, headers or trees cannot be read; sums are for `verify`."""
+    """Returns JSON-able contents. Raises UserError if manifest, headers or trees cannot be read. Checksums are left to
+    `verify`."""
     try:
         return _contents(path)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -49,7 +51,7 @@ def _contents(path: Path) -> dict[str, Any]:
 
 
 def _header(file: Path) -> dict[str, tuple[str, list[int]]]:
-    """Name → dtype, shape."""
+    """Returns name → dtype, shape."""
     try:
         with safe_open(file, "pt") as opened:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  it is no dict
@@ -111,7 +113,7 @@ def _optimizer(
 
 
 def _form(value: Any, head: dict[str, tuple[str, list[int]]]) -> str:
-    """What a state is kept as: a dtype, a number, codes of a kind."""
+    """Returns the form of a state: a dtype, a number, codes of a kind."""
     if isinstance(value, dict) and "quantised" in value:
         codes = value["codes"]["$tensor"]["key"] if "codes" in value else None
         return f"{value['quantised']}: " + (WORDS[head[codes][0]] if codes in head else "codes") + " codes and scales"
@@ -122,7 +124,7 @@ def _form(value: Any, head: dict[str, tuple[str, list[int]]]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Of the tree's own forms what JSON can say."""
+    """Returns the parts of the tree's own forms that JSON can hold."""
     if isinstance(value, dict) and len(value) == 1:
         return next(iter(value.values()))
     return value

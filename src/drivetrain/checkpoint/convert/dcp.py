@@ -42,7 +42,7 @@ KNOWN = {
 
 
 def write(saved: Ours, folder: Path, dtype: torch.dtype | None) -> list[Note]:
-    """{"model": ..., "optimizer": {"state": ..., "param_groups": ...}} by names, as get_state_dict gives them.
+    """Writes {"model": ..., "optimizer": {"state": ..., "param_groups": ...}} by names, as get_state_dict returns them.
 
     The groups are there twice: as a list, and under each parameter, as flatten_optimizer_state_dict has them.
     """
@@ -149,7 +149,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Planner(DefaultLoadPlanner):
-    """values: what is no tensor."""
+    """Plans the reading. values: those that are no tensors."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)

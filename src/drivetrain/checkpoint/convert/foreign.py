@@ -1,4 +1,4 @@
-"""What is read from others' checkpoints before it is fitted to a run, and what is told of a conversion."""
+"""Others' checkpoints as they were read, before they are fitted to a run, and the notes of a conversion."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Moments = dict[str, dict[str, Any]]  # parameter name → the optimizer's state 
 
 @dataclass(frozen=True)
 class Note:
-    """What became of a part of a checkpoint."""
+    """The fate of a part of a checkpoint."""
 
     item: str
     carried: bool
@@ -21,7 +21,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Positions:
-    """An optimizer's state as torch numbers it: by a parameter's place among all groups."""
+    """An optimizer's state as torch numbers it: by a parameter's position among all groups."""
 
     state: dict[int, dict[str, Any]]
     sizes: list[int]  # parameters of each group
@@ -29,7 +29,7 @@ class Positions:
 
 @dataclass
 class Theirs:
-    """A checkpoint as its own software names things. None: it does not say."""
+    """A checkpoint with its own software's names. None: it does not state the value."""
 
     weights: dict[str, Tensor]
     moments: Moments | Positions | None = None
@@ -43,7 +43,7 @@ class Theirs:
 
 
 def of_torch(saved: dict[str, Any]) -> tuple[Positions, list[dict[str, Any]]]:
-    """An optimizer.state_dict() → its states, and the arguments of its groups."""
+    """Converts an optimizer.state_dict() into its states, and the arguments of its groups."""
     groups = saved["param_groups"]
     arguments = [{key: value for key, value in group.items() if key != "params"} for group in groups]
     return Positions(saved["state"], [len(group["params"]) for group in groups]), arguments

@@ -1,4 +1,4 @@
-"""Which format a folder is of, and who reads and writes it."""
+"""Recognises the format of a folder, and finds its reader and writer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ SHOWN = 8
 
 
 def reader_of(folder: Path, given: str | None) -> tuple[str, Callable[[Path], Theirs]]:
-    """The format and its reader. UserError for a folder of no format, or of another than was given."""
+    """Returns the format and its reader. Raises UserError for a folder of no format, or of another than the caller
+    named."""
     found = recognised(folder)
     if given is None and found is None:
         why = f"{folder} is of no format that is known ({', '.join(READERS)}): {_listed(folder)}"
@@ -56,7 +57,7 @@ def reader_of(folder: Path, given: str | None) -> tuple[str, Callable[[Path], Th
 
 
 def recognised(folder: Path) -> str | None:
-    """UserError for what is no folder, or a checkpoint of this project."""
+    """Returns the format. Raises UserError for a path that is no folder, or a checkpoint of this project."""
     if not folder.is_dir():
         raise problem("PATH", f"{folder} is no folder", "give the folder that the checkpoint was saved into")
     if (folder / MANIFEST).is_file() and any(folder.glob("training.json")):

@@ -1,4 +1,4 @@
-"""Others' checkpoints into the folder of a run."""
+"""Converts others' checkpoints into the folder of a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def convert_from(
     weights_only: bool,
     trust: bool,
 ) -> tuple[str, Path, list[Note]]:
-    """Another software's checkpoint → its format, the new checkpoint in the run's folder, and the notes."""
+    """Converts another software's checkpoint. Returns its format, the new checkpoint in the run's folder, and the
+    notes."""
     run, problems = load(run_file, overrides)
     if run is None or problems:
         raise UserError(problems)
@@ -49,7 +50,7 @@ def convert_from(
 
 
 def _read(read: Callable[[Path], Theirs], folder: Path, format_: str) -> Theirs:
-    """Others' readers, and ours of others' files, fail on what is cut short or missing in ways of their own."""
+    """Turns the errors that readers raise on truncated or missing files into a UserError."""
     try:
         return read(folder)
     except UserError:

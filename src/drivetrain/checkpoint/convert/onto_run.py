@@ -1,7 +1,7 @@
-"""What was read of others put into a run's folder, as a checkpoint from which it goes on.
+"""Puts others' state into a run's folder, as a checkpoint from which it goes on.
 
-The run's own model and optimizer are made on this CPU, in fp32, and take up the state; then they are saved in the way
-of any run. So what does not fit is found here, and not at the first resume.
+The run's own model and optimizer are made on this CPU, in fp32, and take up the state; then they are saved like those
+of any run. So a state that does not fit is found here, and not at the first resume.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COMPARED = ("lr", "betas", "eps", "weight_decay", "momentum")
 
 
 def refuse(run: RunConfig) -> None:
-    """UserError for a run that cannot take others' checkpoints, and for a folder that is in use."""
+    """Raises UserError for a run that cannot take others' checkpoints, and for a folder that is in use."""
     folder = RunFolder(run.folder)
     refuse_if_held(run.folder)
     if steps(folder.checkpoints):
@@ -55,7 +55,7 @@ def refuse(run: RunConfig) -> None:
 def put(
     theirs: Theirs, run: RunConfig, machine: Machine, given_step: int | None, source: Path
 ) -> tuple[Path, list[Note]]:
-    """The new checkpoint, and what became of each part. UserError if the weights are of another model."""
+    """Returns the new checkpoint, and the fate of each part. Raises UserError if the weights are of another model."""
     precision = run.precision if run.precision == "fp16-mixed" else "fp32"  # of all others no state is scaled
     alone = run.model_copy(
         update={"precision": precision, "device": "cpu", "recompute": False, "offload_activations": False}
@@ -100,7 +100,7 @@ def _by_name(theirs: Theirs, shapes: dict[str, torch.Size], groups: list[dict[st
 
 
 def _moments(given: Moments | None, run: RunConfig, shapes: dict[str, torch.Size]) -> tuple[Moments, list[Note]]:
-    """Those that the run's optimizer can go on from: all of them, or none."""
+    """Returns the moments from which the run's optimizer can go on: all of them, or none."""
     name, item = run.optimizer.name, "optimizer's states"
     if given is None:
         return {}, [Note(item, carried=False, what="there are none: they begin anew")]
@@ -150,7 +150,7 @@ def _saved(run: RunConfig, workload: Workload, engine: Engine, progress: Progres
 
 
 def _own(theirs: Theirs, run: RunConfig, progress: Progress) -> Iterator[Note]:
-    """What no format says in a way that this project could go on with."""
+    """Returns the state that no format holds in a form with which this project could go on."""
     told = any("schedul" in note.item for note in theirs.notes)
     yield Note("step", carried=True, what=f"{progress.step}, {progress.updates} updates, {progress.samples:,} samples")
     if progress.step:
@@ -163,7 +163,7 @@ def _own(theirs: Theirs, run: RunConfig, progress: Progress) -> Iterator[Note]:
 
 
 def _arguments(given: list[dict[str, Any]], own: list[dict[str, Any]]) -> list[Note]:
-    """Where the rate and the like differ: the run file's hold."""
+    """Notes where arguments such as the rate differ: the run file's hold."""
     differing = []
     for key in COMPARED:
         theirs = sorted({str(_plain(group.get(f"initial_{key}", group[key]))) for group in given if key in group})

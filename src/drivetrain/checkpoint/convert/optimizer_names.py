@@ -1,8 +1,8 @@
-"""An optimizer's state by position → by name.
+"""Converts an optimizer's state by position into one by name.
 
-torch numbers parameters through the groups, each in the order in which the script collected them: that of the model,
-in all but odd scripts. So it is enough to know which parameters are in which group. Scripts make one group of all, or
-take those apart that do not decay; a way that does not agree with the shapes of the states is none.
+torch numbers parameters through the groups, each in the order in which the script collected them: that of the model, in
+all but odd scripts. So it is enough to know which parameters are in which group. Scripts make one group of all, or
+separate those that do not decay; a numbering that disagrees with the shapes of the states is ruled out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.
 def by_name(given: Positions, shapes: Mapping[str, torch.Size], own: Sequence[Sequence[str]]) -> Moments:
     """shapes: of trained parameters, in the model's order. own: names of the groups of this run's optimizer.
 
-    UserError if no way to number them fits, or several do.
+    Raises UserError if no numbering fits, or several do.
     """
     fitting = []
     for names in _orders(shapes, own, given.sizes):

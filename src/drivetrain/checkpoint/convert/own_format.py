@@ -1,4 +1,4 @@
-"""A checkpoint of this project, in the words that others have for it."""
+"""A checkpoint of this project, with the names that others use."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Ours:
 
     @property
     def trained(self) -> list[str]:
-        """In the model's order."""
+        """Returns the trained weights in the model's order."""
         names = {name for group in self.groups for name in group["params"]}
         return [name for name in self.weights if name in names]
 
     @property
     def untied(self) -> dict[str, Tensor]:
-        """Each tensor once, by the first of its names."""
+        """Returns each tensor once, by the first of its names."""
         found: dict[tuple[int, tuple[int, ...]], str] = {}
         for name, tensor in self.weights.items():
             found.setdefault((tensor.data_ptr() if tensor.numel() else id(tensor), tuple(tensor.shape)), name)
@@ -43,24 +43,24 @@ class Ours:
 
     @property
     def untrained(self) -> list[str]:
-        """Buffers, and weights that are frozen."""
+        """Returns buffers, and weights that are frozen."""
         trained = set(self.trained)
         return [name for name in self.untied if name not in trained]
 
     def arguments(self, group: dict[str, Any]) -> dict[str, Any]:
-        """What others call a group's arguments. Which kernels make the update is left to them."""
+        """Returns a group's arguments by others' names. Which kernels make the update is left to them."""
         return {key: KERNELS.get(key, value) for key, value in group.items() if key not in ("params", "peak_lr")}
 
     @property
     def shared_arguments(self) -> dict[str, Any]:
-        """Those that all groups have alike."""
+        """Returns the arguments that all groups share."""
         first, *others = map(self.arguments, self.groups)
         return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
 
 
 def find(path: Path) -> tuple[Path, list[str]]:
-    """A checkpoint: the folder itself, or the newest good one of a run, and why newer ones were skipped. UserError if
-    there is none."""
+    """Returns a checkpoint (the folder itself, or the newest good one of a run), and why newer ones were skipped.
+    Raises UserError if there is none."""
     if (path / MANIFEST).is_file():
         return path, []
     for root in (path / "checkpoints", path):
@@ -74,14 +74,14 @@ def find(path: Path) -> tuple[Path, list[str]]:
 
 
 def all_of(path: Path) -> list[Path]:
-    """Every checkpoint of a run, or the one that is given."""
+    """Returns every checkpoint of a run, or the one at the path."""
     if not steps(path / "checkpoints") and not steps(path):
         return [path] if (path / MANIFEST).is_file() or path.name.startswith("step-") else [find(path)[0]]
     return steps(path / "checkpoints") or steps(path)
 
 
 def ours(path: Path) -> Ours:
-    """UserError unless it verifies."""
+    """Reads a checkpoint of this project. Raises UserError unless it verifies."""
     parts = load(path, verify)
     manifest, optimizer = read_manifest(path), parts["optimizer"]
     moments, notes = _with_form(optimizer["state"])
@@ -102,7 +102,7 @@ def is_adapter(path: Path) -> bool:
 
 
 def _with_form(state: Moments) -> tuple[Moments, list[Note]]:
-    """All or nothing of a parameter: an optimizer cannot go on from half of its state."""
+    """Keeps all or nothing of a parameter: an optimizer cannot go on from half of its state."""
     formless = {name for name, values in state.items() if any(map(_is_own, values.values())) or "qmap1" in values}
     notes = []
     if formless:

@@ -1,4 +1,4 @@
-"""Their names as the run's model names its tensors."""
+"""Renames others' tensors to the names of the run's model."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ WRAPPERS = re.compile(r"(^|\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrappe
 
 
 def named(given: Mapping[str, T], wanted: Collection[str]) -> dict[str, T]:
-    """With what stands before all names (module., model., ...) taken off, if the wanted names stand behind it.
+    """Removes a prefix of all names (module., model., ...) if the wanted names remain behind it.
 
-    What is not under it is left out where there is such a prefix; where there is none, all stays.
+    With such a prefix, names without it are left out; without one, all stay.
     """
     plain = {WRAPPERS.sub(r"\1", name).replace("..", ".").removeprefix("."): value for name, value in given.items()}
     some = list(wanted)[:: max(1, len(wanted) // SAMPLES)]
@@ -29,7 +29,7 @@ def named(given: Mapping[str, T], wanted: Collection[str]) -> dict[str, T]:
 
 
 def shaped(given: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """ZeRO-3 leaves whole tensors flat."""
+    """Restores the shape of tensors: ZeRO-3 leaves whole ones flat."""
     return {
         name: tensor.view(shapes[name]) if _is_flat(tensor, shapes.get(name)) else tensor
         for name, tensor in given.items()
@@ -41,7 +41,7 @@ def _is_flat(tensor: Tensor, shape: torch.Size | None) -> bool:
 
 
 def with_tied(given: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that the model has under several names, of which some formats keep one. model: its own state."""
+    """Adds tensors that the model has under several names, of which some formats keep one. model: its own state."""
     names_of: dict[tuple[int, torch.Size], list[str]] = {}
     for name, tensor in model.items():
         if tensor.numel():

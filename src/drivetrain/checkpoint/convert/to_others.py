@@ -1,4 +1,4 @@
-"""A checkpoint of this project in others' formats."""
+"""Converts a checkpoint of this project to others' formats."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def convert_to(path: Path, format_: str, output: Path, dtype: str | None) -> tuple[Path, list[Note]]:
-    """path: a checkpoint, or a run: its newest good one. output: a folder that is not there yet, or empty.
+    """Writes a checkpoint into `output`, a folder that does not exist yet or is empty. path: a checkpoint, or a run,
+    whose newest good one is taken.
 
-    It is whole or not there: written aside and renamed. Returns the checkpoint that was taken, and the notes.
+    The folder is written aside and renamed. Returns the checkpoint that was read, and the notes.
     """
     if format_ not in WRITERS:
         raise problem("--to", f"{format_} was given", f"known: {', '.join(WRITERS)}")
@@ -50,7 +51,8 @@ def convert_to(path: Path, format_: str, output: Path, dtype: str | None) -> tup
 
 
 def _newest(path: Path) -> tuple[Path, list[str], Ours]:
-    """The checkpoint, why newer ones were skipped, and what is in it. A run that goes on may delete one meanwhile."""
+    """Returns the checkpoint, why newer ones were skipped, and its contents. A run in progress may delete one
+    meanwhile."""
     source, skipped = find(path)
     try:
         return source, skipped, ours(source)
@@ -62,6 +64,6 @@ def _newest(path: Path) -> tuple[Path, list[str], Ours]:
 
 
 def _without(source: Path) -> list[Note]:
-    """What the checkpoint itself does not hold."""
+    """Notes what the checkpoint itself does not hold."""
     what = "the checkpoint holds adapters alone: the frozen base is where adapter_config.json names it"
     return [Note("base", carried=False, what=what)] if is_adapter(source) else []

@@ -24,7 +24,7 @@ OWN = ("model.", "optimizer.", "training.", MANIFEST)
 
 
 def write(saved: Ours, folder: Path, dtype: torch.dtype | None) -> list[Note]:
-    """What AutoModel.from_pretrained reads. dtype: of floating weights; None: as they are."""
+    """Writes a folder that AutoModel.from_pretrained reads. dtype: for floating weights; None: as they are."""
     if is_adapter(saved.path):
         return _write_adapter(saved, folder, dtype)
     if not (saved.path / "config.json").is_file():
@@ -57,7 +57,7 @@ def _write_adapter(saved: Ours, folder: Path, dtype: torch.dtype | None) -> list
 
 
 def _copy_assets(source: Path, folder: Path) -> None:
-    """Those that the manifest names: what else lies there may be anything."""
+    """Copies the assets that the manifest names; other files there may be anything."""
     for name in sorted(read_manifest(source).files):
         if not name.startswith(OWN):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ def _dtypes(weights: dict[str, Tensor]) -> str:
 
 
 def read(folder: Path) -> Theirs:
-    """A model's folder; of a Trainer's checkpoint the optimizer and the step as well."""
+    """Reads a model's folder; from a Trainer's checkpoint the optimizer and the step as well."""
     if (folder / "adapter_config.json").is_file() and not (folder / WEIGHTS).is_file():
         why = f"{folder} holds an adapter of PEFT's, and no whole model"
         raise problem("PATH", why, "go on with it by adapter.path in the run file")
@@ -130,7 +130,8 @@ def not_read(folder: Path, names: dict[str, str]) -> list[Note]:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """From one file or several, safetensors or pickled. UserError if there are none, or one is cut short."""
+    """Reads weights from one file or several, safetensors or pickled. Raises UserError if there are none, or one is
+    truncated."""
     files = [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else []
     for index in (folder / INDEX, folder / f"{PICKLED}.index.json"):
         if not files and index.is_file():

@@ -33,7 +33,8 @@ NO_BUFFERS = "in module of the states files; DeepSpeed's universal loading reads
 
 
 def write(saved: Ours, folder: Path, dtype: torch.dtype | None) -> list[Note]:
-    """What load_checkpoint reads with checkpoint.load_universal, under ZeRO of any stage and any number of ranks."""
+    """Writes a folder that load_checkpoint reads with checkpoint.load_universal, under ZeRO of any stage and any number
+    of ranks."""
     del dtype
     tag = folder / f"global_step{saved.step}_universal"
     (tag / "zero").mkdir(parents=True)
@@ -50,7 +51,7 @@ def write(saved: Ours, folder: Path, dtype: torch.dtype | None) -> list[Note]:
 
 
 def refuse_path(name: str) -> None:
-    """UserError for the name of a parameter that would leave its folder."""
+    """Raises UserError for the name of a parameter that would leave its folder."""
     if {"/", "\\", "\0"} & set(name) or name in ("", ".", ".."):
         why = f"a parameter is called {name!r}, and the format makes a folder's name of it"
         raise problem("PATH", why, "rename it, or take another format")
@@ -128,7 +129,7 @@ def _told(saved: Ours, moments: list[str]) -> list[Note]:
 
 
 def read(tag: Path, allowed: tuple[type, ...]) -> Theirs:
-    """tag: the folder that holds zero/. allowed: DeepSpeed's classes that its files may hold."""
+    """Reads a folder. tag: the folder that holds zero/. allowed: DeepSpeed's classes that its files may hold."""
     folders = sorted(path.parent for path in (tag / "zero").rglob("fp32.pt"))
     names = [folder.relative_to(tag / "zero").as_posix() for folder in folders]
     common = pickles.load(tag / "zero" / "optimizer_state.pt", allowed)
@@ -157,7 +158,7 @@ def _tensor(file: Path) -> Tensor:
 
 
 def _step(common: dict[str, Any]) -> Any:
-    """Of the optimizer: stage 3 keeps it apart, fused optimizers in their groups."""
+    """Returns the optimizer's step: stage 3 keeps it apart, fused optimizers in their groups."""
     states = common.get("optimizer_state_dict", {}).get("state", {})
     found = [state["step"] for state in states.values() if "step" in state]
     found += [group["step"] for group in common.get("param_groups", []) if "step" in group]
@@ -165,7 +166,7 @@ def _step(common: dict[str, Any]) -> Any:
 
 
 def model_states(tag: Path, allowed: tuple[type, ...]) -> list[dict[str, Any]]:
-    """Of each rank that wrote one, in their order."""
+    """Returns the state of each rank that wrote one, in their order."""
     files = sorted(tag.glob(STATES), key=lambda file: [int(number) for number in re.findall(r"\d+", file.name)])
     stage3 = [file for file in files if file.name.startswith("zero_pp_rank_")]
     if not files:
@@ -174,7 +175,7 @@ def model_states(tag: Path, allowed: tuple[type, ...]) -> list[dict[str, Any]]:
 
 
 def untrained(states: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """Buffers, and weights that no optimizer had: whole, or of stage 3 a piece a rank."""
+    """Returns buffers, and weights that no optimizer had: whole, or with stage 3 a piece a rank."""
     first = states[0]
     found: dict[str, Tensor] = {name: first["module"][name] for name in first["buffer_names"]}
     for name, shape in (first.get("frozen_param_shapes") or {}).items():

@@ -1,8 +1,8 @@
-"""DeepSpeed's own checkpoints: of ZeRO, put together by DeepSpeed's tools, and of no ZeRO.
+"""Reads DeepSpeed's own checkpoints: with ZeRO, put together by DeepSpeed's tools, and without ZeRO.
 
-Those tools load pickles without restraint, of whatever name and depth, and make paths of parameters' names. So they are
-given a folder that holds nothing but files which torch's restrained loader has read before: tensors, plain values and
-the few classes that DeepSpeed itself puts into its files.
+Those tools load pickles without restraint, of whatever name and depth, and build paths from parameters' names. So the
+folder passed to them holds only files that torch's restrained loader has read before: tensors, plain values and the few
+classes that DeepSpeed itself puts into its files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LATEST = "latest"
 
 
 def read(folder: Path) -> Theirs:
-    """folder: what save_checkpoint was given, or the folder of a tag in it."""
+    """Reads a checkpoint. folder: the one passed to save_checkpoint, or the folder of a tag in it."""
     with variables({"DS_ACCELERATOR": "cpu"}):
         return _read(_tag(folder), _classes())
 
@@ -48,7 +48,7 @@ def _read(tag: Path, allowed: tuple[type, ...]) -> Theirs:
 
 
 def _names(states: dict[str, Any]) -> Iterator[str]:
-    """Of parameters, of which DeepSpeed's tools make paths."""
+    """Returns the names of parameters, from which DeepSpeed's tools build paths."""
     for key in ("param_shapes", "param_slice_mappings"):
         given = states.get(key) or ()
         for mapping in given if isinstance(given, list | tuple) else [given]:
@@ -66,7 +66,7 @@ def _tag(folder: Path) -> Path:
 
 
 def _classes() -> tuple[type, ...]:
-    """What DeepSpeed's files hold beside tensors and plain values."""
+    """Returns the classes that DeepSpeed's files hold beside tensors and plain values."""
     try:
         from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
         from deepspeed.runtime.zero.config import ZeroStageEnum
@@ -84,7 +84,7 @@ def _has_moments(optimizer: dict[str, Any]) -> bool:
 
 
 def _without_zero(tag: Path, allowed: tuple[type, ...]) -> Theirs:
-    """Everything in one file, the optimizer as torch has it."""
+    """Reads one file that holds everything, the optimizer as torch has it."""
     states = universal.model_states(tag, allowed)[0]
     theirs = Theirs(states["module"])
     if states.get("optimizer"):
@@ -94,7 +94,7 @@ def _without_zero(tag: Path, allowed: tuple[type, ...]) -> Theirs:
 
 
 def _merged(tag: Path, allowed: tuple[type, ...]) -> Theirs:
-    """By ds_to_universal, through a folder that is gone afterwards."""
+    """Merges by ds_to_universal, through a folder that is deleted afterwards."""
     from deepspeed.checkpoint import ds_to_universal
 
     with scratch.make() as aside:
@@ -113,7 +113,7 @@ def _merged(tag: Path, allowed: tuple[type, ...]) -> Theirs:
 
 
 def _weights_alone(tag: Path, allowed: tuple[type, ...]) -> Theirs:
-    """By zero_to_fp32, which asks for no moments; ds_to_universal knows Adam's alone."""
+    """Reads weights by zero_to_fp32, which needs no moments; ds_to_universal supports only Adam's."""
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
     with _quietly():
@@ -128,6 +128,6 @@ def _weights_alone(tag: Path, allowed: tuple[type, ...]) -> Theirs:
 
 @contextlib.contextmanager
 def _quietly() -> Any:
-    """Their tools print, and draw bars."""
+    """Silences DeepSpeed's tools, which print, and draw bars."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield

@@ -57,7 +57,8 @@ SHORT: dict[str, dict[str, Any]] = {
 
 
 def block_of(name: str) -> dict[str, Any]:
-    """`engine: ddp` is short for `engine: {name: ddp}`; so is each of SHORT, and a mesh's name in reports."""
+    """Expands a short name: `engine: ddp` is short for `engine: {name: ddp}`; so are the names in SHORT and a mesh's
+    label."""
     return SHORT.get(name) or of_label(name) or {"name": name}
 
 

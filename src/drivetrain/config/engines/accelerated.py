@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate as an engine: it wraps the model by one of its drivers, and what that answers holds."""
+"""Hugging Face Accelerate as an engine: one of its drivers wraps the model, and the driver's block answers for it."""
 
 from __future__ import annotations
 

@@ -56,94 +56,96 @@ class EngineBlock(Frozen):
 
     @property
     def driving(self) -> EngineBlock:
-        """The block that says how the model is spread: of Accelerate its driver, else this one."""
+        """The block that states how the model is spread: Accelerate's driver, for other engines the block itself."""
         return self
 
     @property
     def gives_pieces(self) -> bool:
-        """Whether optimizers get pieces of parameters rather than whole ones."""
+        """Whether ranks hold shards of parameters, so that optimizers get no whole ones."""
         return False
 
     @property
     def offloads(self) -> bool:
-        """Whether anything is kept in CPU memory that a device would hold."""
+        """Whether CPU memory holds tensors that would otherwise be on a device."""
         return False
 
     @property
     def packages(self) -> frozenset[str]:
-        """The optional packages that it needs; an extra of drivetrain has each one's name."""
+        """The optional packages that the engine needs; each is the name of one of drivetrain's extras as well."""
         return frozenset()
 
     def environment(self, device: str, cores: int) -> dict[str, str]:
-        """The environment variables that its libraries read. device: "cpu" or "cuda"."""
+        """Returns the environment variables that the engine's libraries read. device: "cpu" or "cuda"."""
         del device, cores
         return {}
 
     # --- how many devices it takes ---------------------------------------------------------------------------------
 
     def devices(self, processes: int | None, world: int) -> int:
-        """Devices of a run with so many processes a node, `world` in all."""
+        """Returns the number of devices of a run with `processes` processes a node and `world` processes in all."""
         del processes
         return world
 
     def data_degree(self, devices: int) -> int:
-        """Devices, or groups of them, among which a global batch is dealt."""
+        """Returns the number of devices, or groups of devices, that each global batch is divided among."""
         return devices
 
     def default_processes(self, machine: Machine, nodes: int) -> int:
-        """Processes a node where the run file leaves them out: one a GPU."""
+        """Returns the processes a node where the run file states none: one a GPU."""
         del nodes
         return machine.device_count if machine.device == "cuda" else 1
 
     @property
     def takes_processes(self) -> bool:
-        """Whether `processes` has an effect: of dp, which runs in one process, on its replicas."""
+        """Whether `processes` has an effect. dp runs in one process, on several replicas."""
         return True
 
     @property
     def smallest_world(self) -> int:
-        """Ranks that hold one model between them."""
+        """Returns the number of ranks that hold one model between them."""
         return 1
 
     def on(self, world: int) -> Self:
-        """The same engine with so many ranks: only the data axis changes."""
+        """Returns the same engine for `world` ranks: only the data axis changes."""
         del world
         return self
 
     @property
     def stages(self) -> int:
-        """Pipeline stages: each wants a micro-batch."""
+        """The number of pipeline stages; each needs a micro-batch."""
         return 1
 
     def needs_rows(self, devices: int) -> bool:
-        """Whether each sample has to be a row of its own, so that none can be packed."""
+        """Whether each sample must be a row of its own, so that samples cannot be packed."""
         del devices
         return False
 
     @property
     def single_pass_axis(self) -> str | None:
-        """The axis (pp, cp) because of which a step is one forward pass of one model; None where it may be more."""
+        """The axis (pp, cp) because of which a step is one forward pass of one model; None if a step may have
+        several."""
         return None
 
     @property
     def takes_encoder_rows(self) -> bool:
-        """Whether an encoder may pick the first places of a row's texts between its layers (models/unpadded.py)."""
+        """Whether an encoder may pick the first positions of a row's texts between its layers (models/unpadded.py)."""
         return True
 
     @property
     def splits_the_head(self) -> bool:
-        """Whether a rank has logits of a part of the vocabulary alone."""
+        """Whether a rank has the logits of only a part of the vocabulary."""
         return False
 
     # --- what it cannot do -----------------------------------------------------------------------------------------
 
     def problems(self, run: RunConfig, where: str) -> Iterator[Problem]:
-        """Whatever the machine. where: the block's place in the run file, engine or engine.driver."""
+        """Returns the problems that hold on every machine. where: the block's place in the run file, engine or
+        engine.driver."""
         del run, where
         return iter(())
 
     def problems_here(self, run: RunConfig, machine: Machine, where: str) -> Iterator[Problem]:
-        """On this machine, beside packages that are missing."""
+        """Returns the problems that this machine adds, beside missing packages."""
         del run, machine, where
         return iter(())
 
@@ -152,17 +154,18 @@ class EngineBlock(Frozen):
         return iter(())
 
     def low_bit_problems(self, name: str, path: str, label: str) -> Iterator[Problem]:
-        """Problems of an optimizer whose state is codes and scales. path: its import path; label: the run's engine."""
+        """Returns the problems of an optimizer whose state is codes and scales. path: its import path; label: the run's
+        engine."""
         del name, path, label
         return iter(())
 
     def notices(self, run: RunConfig, machine: Machine) -> Iterator[str]:
-        """Remarks on what works but should be known before the run starts."""
+        """Returns remarks on settings that work but should be known before the run starts."""
         del run, machine
         return iter(())
 
     # --- configurations of its own software that it was given --------------------------------------------------------
 
     def translations(self) -> Iterator[tuple[str, Translation]]:
-        """(place below the block, what it says in fields of the run file)."""
+        """Returns (place below the block, translation into fields of the run file) for each foreign configuration."""
         return iter(())

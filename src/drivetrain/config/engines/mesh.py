@@ -51,12 +51,13 @@ class MeshEngine(EngineBlock):
 
     @property
     def beside_data(self) -> int:
-        """Ranks that work on one and the same sample."""
+        """The number of ranks that work on the same sample."""
         return self.pp * self.cp * self.tp
 
     @property
     def label(self) -> str:
-        """mesh-pp2-tp2: the degrees above 1 and the options that were chosen; mesh-dp2-shard. `of_label` reads it."""
+        """A name made of the degrees above 1 and the options that were chosen: mesh-pp2-tp2, mesh-dp2-shard. `of_label`
+        reads it."""
         degrees = {name: getattr(self, name) or 1 for name in DEGREES}
         parts = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1]
         chosen = [name for name, option in NAMED.items() if all(getattr(self, k) == v for k, v in option.items())]
@@ -64,7 +65,7 @@ class MeshEngine(EngineBlock):
 
     @property
     def gives_pieces(self) -> bool:
-        """Whether ranks hold pieces of a parameter; stages hold whole ones."""
+        """Whether ranks hold shards of a parameter. Pipeline stages hold whole parameters."""
         return self.tp > 1 or self.shard
 
     @property
@@ -72,11 +73,11 @@ class MeshEngine(EngineBlock):
         return self.beside_data * (self.dp or 1)
 
     def data_degree(self, devices: int) -> int:
-        """Ranks among which a global batch is dealt."""
+        """Returns the number of ranks that each global batch is divided among."""
         return self.dp or max(1, devices // self.beside_data)
 
     def default_processes(self, machine: Machine, nodes: int) -> int:
-        """As many as the degrees ask for; all GPUs where dp was left out and they can be used."""
+        """Returns the product of the degrees; all GPUs where dp is left out and they can be used."""
         here = machine.device_count if machine.device == "cuda" else 1
         if self.dp is None and (here * nodes) % self.beside_data == 0:
             return here
@@ -101,7 +102,7 @@ class MeshEngine(EngineBlock):
 
     @property
     def single_pass_axis(self) -> str | None:
-        """Stages hold parts of one model, context ranks parts of each sequence."""
+        """Pipeline stages hold parts of one model, context ranks parts of each sequence."""
         return "pp" if self.pp > 1 else "cp" if self.cp > 1 else None
 
     @property
@@ -125,7 +126,7 @@ class MeshEngine(EngineBlock):
         yield from self.model_problems(run.workload.known_config, where)
 
     def arithmetic(self, world: int, where: str) -> Iterator[Problem]:
-        """Degrees whose product is not the world size."""
+        """Reports degrees whose product is not the world size."""
         given = {name: getattr(self, name) for name in DEGREES}
         product = " * ".join(f"{name} ({degree})" for name, degree in given.items() if degree not in (1, None)) or "1"
         if self.dp is not None and self.least_world != world:
@@ -135,7 +136,7 @@ class MeshEngine(EngineBlock):
             yield Problem(where, f"world size ({world}) is no multiple of {product}", "change processes or a degree")
 
     def _options_without_degree(self, world: int, where: str) -> Iterator[Problem]:
-        """Options of an axis that has one rank only."""
+        """Reports options of an axis that has one rank only."""
         if self.shard and self.data_degree(world) * self.cp == 1:
             yield Problem(f"{where}.shard", "was given, but dp and cp are 1", "give dp or cp, or leave it out")
         for field in ("sequence_parallel", "loss_parallel"):
@@ -145,7 +146,7 @@ class MeshEngine(EngineBlock):
             yield Problem(f"{where}.schedule", f"{self.schedule} was given, but pp is 1", "give pp, or leave it out")
 
     def _idle_stages(self, share: int, micro_batch: int) -> Iterator[Problem]:
-        """A share of the batch in fewer micro-batches than stages: the others would be made up, and count for nothing.
+        """Reports fewer micro-batches than stages: the missing ones would be made up, and would not count.
 
         share: samples of the global batch that a data rank has.
         """
@@ -156,7 +157,8 @@ class MeshEngine(EngineBlock):
             yield Problem("micro_batch_size", why, f"give at most {max(1, share // self.pp)}")
 
     def model_problems(self, config: dict[str, Any], where: str) -> Iterator[Problem]:
-        """Degrees that a model's config rules out. Fields that it leaves out are seen when the model is built."""
+        """Reports degrees that a model's config rules out. Fields that the config lacks are checked when the model is
+        built."""
         for name in HEADS:
             heads = config.get(name)
             if not isinstance(heads, int):
@@ -174,7 +176,7 @@ class MeshEngine(EngineBlock):
                 yield Problem(f"{where}.pp", f"{name} ({layers}) < pp ({self.pp})", f"give at most {layers} stages")
 
     def adapter_problems(self, adapters: Sequence[Adapter], compiles: bool) -> Iterator[Problem]:
-        """Adapters that cannot be spread. Those at a path are seen when the model is built."""
+        """Reports adapters that cannot be spread. Adapters at a path are checked when the model is built."""
         prompts = sorted({adapter.method for adapter in adapters if adapter.path is None and adapter.method in PROMPTS})
         if prompts:
             why = f"engine=mesh {NO_PROMPTS} ({', '.join(prompts)})"
@@ -195,7 +197,7 @@ class MeshEngine(EngineBlock):
 
 
 def of_label(name: str) -> dict[str, Any] | None:
-    """The block that a name such as mesh-pp2-tp2 is short for; None for names of another form."""
+    """Returns the block that a name such as mesh-pp2-tp2 is short for; None for names of another form."""
     if re.fullmatch(LABEL, name) is None:
         return None
     block: dict[str, Any] = {"name": "mesh"}

@@ -25,7 +25,7 @@ _ONLY_MASTER = "DeepSpeed keeps master weights in fp32"
 
 
 def _read_file(reader: Callable[[Path], dict[str, Any]], given: Any) -> Any:
-    """A path becomes what the file holds, so that a run keeps what it was started with."""
+    """Replaces a path by the content of its file, so that a run keeps what it was started with."""
     try:
         return reader(Path(given)) if isinstance(given, str | Path) else given
     except UserError as error:
@@ -37,13 +37,13 @@ def read(reader: Callable[[Path], dict[str, Any]]) -> BeforeValidator:
 
 
 def content(given: Any, reader: Callable[[Path], dict[str, Any]]) -> dict[str, Any] | None:
-    """Return what the `config` of a block holds; ValueError if its file cannot be read."""
+    """Returns the content of a block's `config`. Raises ValueError if its file cannot be read."""
     config = given.get("config") if isinstance(given, dict) else None
     return _read_file(reader, config) if isinstance(config, str | Path | dict) else None
 
 
 def own_fields(found: Translation) -> dict[str, Any]:
-    """The engine's fields among those of a translation."""
+    """Returns the engine's fields among those of a translation."""
     return {key.removeprefix("engine."): v for key, v in found.settings.items() if key.startswith("engine.")}
 
 

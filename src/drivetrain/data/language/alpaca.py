@@ -1,4 +1,4 @@
-"""Alpaca's rows: instruction, input and output, with what was said before."""
+"""Reads Alpaca's rows: instruction, input and output, with the earlier turns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from drivetrain.data.language.row_schema import RowError, RowSchema, kind, optio
 
 
 def read_alpaca(row: Mapping[str, Any], form: RowSchema) -> list[Message]:
-    """Pairs of user's and assistant's messages: the history's, then the row's own. RowError says what it lacks."""
+    """Returns pairs of user's and assistant's messages: the history's, then the row's own. Raises RowError with what is
+    missing."""
     names = form.named
     pairs = [*_history(form.value(row, "history"))]
     instruction = text(form.value(row, "prompt"), names["prompt"])
@@ -38,7 +39,7 @@ def _history(value: Any) -> list[tuple[str, str]]:
 
 
 def _chosen(value: Any, form: RowSchema) -> Any:
-    """The text of a message, or what is given instead of one."""
+    """Returns the text of a message, or of its substitute."""
     if isinstance(value, dict):
         return value.get(form.tag("content_tag"), value.get("content"))
     return value

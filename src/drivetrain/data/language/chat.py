@@ -1,11 +1,11 @@
-"""Conversations → token ids, and which of them are targets: the assistant's.
+"""Turns conversations into token ids, and finds which of them are targets: the assistant's.
 
-The text comes from the chat template, through the tokenizer's own apply_chat_template, as it will at inference. Whose
-each character is, is found by rendering again, once a reply: what the template writes for the messages before a reply,
-with the generation prompt, is what inference feeds; what follows it once the reply is there is what inference ought to
-generate. A template that marks replies itself ({% generation %}) is believed about where they begin and end.
+The text comes from the chat template, through the tokenizer's own apply_chat_template, as it will at inference. The
+speaker of each character is found by rendering again, once a reply: the template's text for the messages before a
+reply, with the generation prompt, is the prompt at inference; the text that follows once the reply is there is what the
+model should generate. A template that marks replies itself ({% generation %}) decides where they begin and end.
 
-Some templates rewrite history (Qwen3 drops the reasoning of earlier turns): what a reply follows at inference is then
+Some templates rewrite history (Qwen3 drops the reasoning of earlier turns): the prompt of a reply at inference is then
 no longer in the rendering of the whole conversation. It becomes several samples, each as inference sees it.
 """
 
@@ -67,10 +67,10 @@ class ConversationTokens:
 
 
 class ChatTemplate:
-    """How a tokenizer's model is spoken to. name: for errors; text: the Jinja source.
+    """A chat template with its tokenizer. name: for errors; text: the Jinja source.
 
-    source: None for the tokenizer's own, a shipped name, or the path of a .jinja file. UserError on `field` where there
-    is no such template, where it does not compile, and where the tokenizer cannot serve it.
+    source: None for the tokenizer's own, a shipped name, or the path of a .jinja file. Raises UserError on `field` if
+    there is no such template, it does not compile, or the tokenizer cannot serve it.
     """
 
     def __init__(self, tokenizer: Any, source: str | None, field: str) -> None:
@@ -97,20 +97,21 @@ class ChatTemplate:
         return ChatTemplate, (self._tokenizer, self._source, self._field)
 
     def install(self) -> None:
-        """Leave the template with the tokenizer, so that it is saved with it and inference renders the same."""
+        """Sets the template in the tokenizer, so that it is saved with it and inference renders the same."""
         if self._template is not None:
             self._tokenizer.chat_template = self._template
 
     def prompt_ids(self, conversation_so_far: Sequence[Message], tools: Tools = ()) -> list[int]:
-        """What inference feeds to have the next reply."""
+        """Returns the ids that inference feeds to get the next reply."""
         text = self._render(conversation_so_far, tools, prompt=True)
         return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def rendered(self, conversation: Conversation, train_on: TrainOn = "responses") -> list[Rendered]:
-        """The samples of a conversation: one, or several where the template rewrites history.
+        """Returns the samples of a conversation: one, or several if the template rewrites history.
 
-        What follows the last trained reply is left out unless everything is trained. UserError if the template cannot
-        tell replies from prompts; other exceptions, the template's own among them, if this conversation does not suit.
+        Text behind the last trained reply is left out unless everything is trained. Raises UserError if the template
+        does not separate replies from prompts; other exceptions, the template's own among them, if this conversation
+        does not suit.
         """
         replies = [index for index, message in enumerate(conversation.messages) if message.role == "assistant"]
         if train_on == "all":
@@ -130,8 +131,8 @@ class ChatTemplate:
     def tokenised(
         self, conversations: Sequence[Conversation], train_on: TrainOn, checked: Container[int] | None = None
     ) -> ConversationTokens:
-        """Each rendering is tokenised once, whole. A token is a target if it starts within a target's characters, so
-        one that reaches from the prompt into the reply is none; `boundary_mismatches` counts those.
+        """Tokenises each rendering once, as a whole. A token is a target if it starts within a target's characters, so
+        a token that reaches from the prompt into the reply is none; `boundary_mismatches` counts those.
 
         checked: indices of the conversations whose prompts are tokenised by themselves; None for CHECKED of them.
         """
@@ -170,7 +171,7 @@ class ChatTemplate:
         )
 
     def refused(self, conversations: Sequence[Conversation], train_on: TrainOn) -> list[tuple[str, str]]:
-        """The `problems` of `tokenised`, found without a token."""
+        """Returns the `problems` of `tokenised`, without tokenising."""
         return self._samples(conversations, train_on)[2]
 
     def _samples(
@@ -198,7 +199,7 @@ class ChatTemplate:
     # --- one conversation --------------------------------------------------------------------------------------------
 
     def _view(self, conversation: Conversation, reply: int) -> Rendered:
-        """A conversation up to a reply, with that reply's characters."""
+        """Renders a conversation up to a reply, with that reply's characters."""
         before, tools = conversation.messages[:reply], conversation.tools
         if not before:
             raise _UnsuitableError("it begins with a reply, so that nothing prompts it")
@@ -236,7 +237,7 @@ class ChatTemplate:
         return Rendered(text, (*spans, Span(start, len(text), -1)))
 
     def _end_of_turn(self, text: str, start: int, end: int) -> int:
-        """Without the white space after a special token: inference stops at the token."""
+        """Returns the end of a turn without the white space after a special token: inference stops at the token."""
         stripped = text[start:end].rstrip()
         return start + len(stripped) if stripped.endswith(self._special) else end
 
@@ -258,7 +259,7 @@ class ChatTemplate:
         return self._rendered_by_template(messages, prompt, tools)
 
     def _shapes_of_now(self) -> ShapeRenderings | None:
-        """How renderings are put together, as long as the tokenizer's special tokens stay the same."""
+        """Returns a way to join renderings, valid as long as the tokenizer's special tokens stay the same."""
         variables = dict(self._tokenizer.special_tokens_map)
         if self._last_shapes is None or self._last_shapes[0] != variables:
             shapes = None
@@ -280,7 +281,7 @@ class ChatTemplate:
         return text
 
     def _marked(self, messages: Sequence[Message], tools: Tools) -> tuple[str, list[tuple[int, int]]]:
-        """The text without a generation prompt, and the characters that the template marks."""
+        """Renders without a generation prompt; returns the text and the characters that the template marks."""
         if not self._marks:
             return self._render(messages, tools, prompt=False), []
         from transformers.utils.chat_template_utils import render_jinja_template
@@ -305,7 +306,7 @@ class ChatTemplate:
     def _prompts_agree(
         self, conversation: Conversation, sample: Rendered, ids: np.ndarray, starts: np.ndarray
     ) -> list[bool]:
-        """Of each reply whether inference would feed the ids before its first target."""
+        """Returns for each reply whether inference would feed the ids before its first target."""
         agree: dict[int, bool] = {}
         for span in sample.spans:
             if span.message not in agree:
@@ -320,7 +321,7 @@ class _UnsuitableError(Exception):
 
 
 def looked_at(count: int) -> range:
-    """Indices of CHECKED of so many conversations, or a few less, spread evenly."""
+    """Returns the indices of CHECKED of so many conversations, or a few less, spread evenly."""
     return range(0, count, -(-count // CHECKED) or 1)
 
 
@@ -330,15 +331,15 @@ def _first_difference(one: str, other: str) -> int:
 
 
 def missing_tokens(template: ChatTemplate, tokenizer: Any) -> list[str]:
-    """Special tokens that the template writes out (<|im_start|> and the like) and the tokenizer does not have: it would
-    take them apart. Tokens that a template puts together from pieces are not seen."""
+    """Returns special tokens that the template writes out (<|im_start|> and the like) and the tokenizer does not have,
+    so that it would split them. Tokens that a template joins from pieces are not found."""
     written = dict.fromkeys(CONTROL.findall(re.sub(r"\{#.*?#\}", "", template.text, flags=re.DOTALL)))
     known = tokenizer.get_vocab()
     return [token for token in written if token not in known]
 
 
 def show(ids: np.ndarray, targets: np.ndarray, tokenizer: Any) -> list[tuple[str, bool]]:
-    """One sample's text in pieces, each with whether it is trained. ids, targets: (T,)."""
+    """Yields one sample's text in pieces, each with whether it is trained. ids, targets: (T,)."""
     edges = [0, *(np.flatnonzero(np.diff(targets)) + 1).tolist(), len(ids)] if len(ids) else []
     # from the start each time: by itself, a piece would lack the space that some tokenizers leave out at the start
     texts = [tokenizer.decode(ids[:edge].tolist(), clean_up_tokenization_spaces=False) for edge in edges]

@@ -1,4 +1,4 @@
-"""All texts of data sets, of which a tokenizer may be made."""
+"""Collects all texts of data sets, from which a tokenizer may be made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from drivetrain.data.long_text import LongText
 
 
 class Contents:
-    """All texts of some data sets, to be gone through several times."""
+    """All texts of some data sets, which can be iterated several times."""
 
     def __init__(self, sets: Sequence[DataSet]) -> None:
         self._sets = sets
@@ -23,7 +23,7 @@ class Contents:
 
     @property
     def are_large(self) -> bool:
-        """Whether some are on disk."""
+        """Returns whether some are on disk."""
         return any(
             isinstance(each.conversations, StoredItems)
             or isinstance(each.texts, StoredItems)
@@ -32,7 +32,7 @@ class Contents:
         )
 
     def identities(self, root: Path) -> list[Any]:
-        """Return what tells these texts from any others: names of stores, digests of files, and what is in memory.
+        """Returns what identifies these texts: names of stores, digests of files, and the texts in memory.
 
         root: where digests of files are kept.
         """
@@ -46,7 +46,7 @@ class Contents:
 
 
 def contents_of(dataset: DataSet) -> Iterator[str | LongText]:
-    """All texts of a data set, of which a tokenizer may be made."""
+    """Returns all texts of a data set, from which a tokenizer may be made."""
     yield from (text.content for text in dataset.texts)
     for conversation in dataset.conversations:
         for message in conversation.messages:

@@ -1,4 +1,4 @@
-"""Rows in the formats of alpaca, ShareGPT and OpenAI → conversations."""
+"""Reads rows in the formats of alpaca, ShareGPT and OpenAI as conversations."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ AT_ONCE = 1_000  # rows read from the data set together
 
 @dataclass(frozen=True)
 class Read:
-    """A data set's conversations in its order, and its rows that are none."""
+    """A data set's conversations in its order, and the problems of its other rows."""
 
     conversations: list[Conversation]
     problems: list[BadRow]
 
 
 def read_conversations(rows: Rows, form: RowSchema, field: str, replace: Mapping[str, str]) -> Read:
-    """Every row. replace: texts put in the place of others, such as {"{{name}}": "Ada"}, in all contents.
+    """Reads every row. replace: texts put in the place of others, such as {"{{name}}": "Ada"}, in all contents.
 
-    Of preference data (`form.ranking`) the chosen answer is the reply. UserError, with the nearest name, for names
-    in `form` that no row or no format has; all else that is wrong with a row is one of the `problems`, for the caller
-    to judge.
+    In preference data (`form.ranking`) the chosen answer is the reply. Raises UserError, with the nearest name, for
+    names in `form` that no row or no format has; any other fault of a row is one of the `problems`, for the caller to
+    judge.
     """
     check_names(form, replace, field)
     read = Read([], [])
@@ -69,7 +69,7 @@ def read_conversations(rows: Rows, form: RowSchema, field: str, replace: Mapping
 
 
 def read_conversation(row: Mapping[str, Any], form: RowSchema, where: str, replace: Mapping[str, str]) -> Conversation:
-    """One row, as `read_conversations` has it. RowError says why it is no conversation."""
+    """Reads one row, like `read_conversations`. Raises RowError with the reason if it is no conversation."""
     check_is_to_learn_from(row, form)
     given = READERS[form.formatting](row, form)
     messages = [each for each in given if each.role != "system" or each.content.strip()]
@@ -96,7 +96,8 @@ def _filled(message: Message, fill: Callable[[str], str]) -> Message:
 
 
 def _check_can_be_written(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
-    """RowError for halves of characters, and for what no JSON can hold: a call's NaN, a date out of parquet."""
+    """Raises RowError for halves of characters, and for values that no JSON can hold: a call's NaN, a date from
+    parquet."""
     for number, message in enumerate(messages, start=1):
         check_utf8(message.content + (message.reasoning_content or ""), f"the {message.role}'s message {number}")
     called = [call for message in messages for call in message.tool_calls]
@@ -110,7 +111,7 @@ def _check_can_be_written(messages: Sequence[Message], tools: Sequence[Mapping[s
 
 
 def check_names(form: RowSchema, replace: Mapping[str, str], field: str) -> None:
-    """UserError for columns and tags that the format does not have, and for a placeholder that is none."""
+    """Raises UserError for columns and tags that the format does not have, and for an invalid placeholder."""
     problems = []
     known = {"columns": (*USED[form.formatting], "chosen", "rejected"), "tags": tuple(TAGS)}
     for block, given in {"columns": form.columns, "tags": form.tags}.items():
@@ -126,9 +127,9 @@ def check_names(form: RowSchema, replace: Mapping[str, str], field: str) -> None
 
 
 def check_columns(form: RowSchema, keys: Sequence[str], field: str, needed: Container[str] | None = None) -> list[str]:
-    """UserError, with the nearest, for columns that are none of the keys that rows have.
+    """Raises UserError, with the nearest, for columns that are none of the keys that rows have.
 
-    needed: the names of which that is an error; of others the columns are returned. Left out, of all.
+    needed: the names for which that is an error; of others the missing columns are returned. By default all are needed.
     """
     problems, others = [], []
     for name, column in form.named.items():
@@ -159,10 +160,11 @@ def guess_formatting(
     columns: Mapping[str, str] | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> RowSchema:
-    """The form whose keys the rows have, with every column that the format knows and the rows have.
+    """Returns the form whose keys the rows have, with every column that the format knows and the rows have.
 
     Rows with a chosen and a rejected answer are preference data (`RowSchema.ranking`). columns, tags: names known
-    already, as in `RowSchema`. where: the data set, for the error. UserError if no format fits, or more than one.
+    already, as in `RowSchema`. where: the data set, for the error. Raises UserError if no format fits, or more than
+    one.
     """
     columns, tags = columns or {}, tags or {}
     keys = list(dict.fromkeys(key for row in first_rows for key in row))
@@ -188,7 +190,8 @@ def guess_formatting(
 
 
 def _most_used(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One of them, unless others are in as many rows: a name misspelt in a few rows is these rows' fault."""
+    """Returns one of the columns, unless others are in as many rows: a name misspelt in a few rows is a fault of these
+    rows."""
     counts = {column: sum(isinstance(row.get(column), list) for row in rows) for column in columns}
     return [column for column in columns if counts[column] == max(counts.values())]
 
@@ -196,7 +199,8 @@ def _most_used(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> lis
 def _guessed_messages(
     rows: Sequence[Mapping[str, Any]], column: str, tags: Mapping[str, str]
 ) -> Literal["sharegpt", "openai"] | None:
-    """The format whose keys the messages in that column have. Tags that fit both are LLaMA-Factory's, for sharegpt."""
+    """Returns the format whose keys the messages in that column have. Tags that fit both are LLaMA-Factory's, for
+    sharegpt."""
     lists = (row[column] for row in rows if isinstance(row.get(column), list))
     inside = {key for listed in lists for message in listed if isinstance(message, dict) for key in message}
     formattings: tuple[Literal["sharegpt", "openai"], ...] = ("sharegpt", "openai")
@@ -208,6 +212,6 @@ def _guessed_messages(
 
 
 def _present(keys: Sequence[str], formatting: Formatting) -> dict[str, str]:
-    """Those of the format's columns that rows have by their usual names."""
+    """Returns those of the format's columns that rows have by their usual names."""
     found = {name: COLUMNS[formatting].get(name, name) for name in USED[formatting]}
     return {name: column for name, column in found.items() if column in keys}

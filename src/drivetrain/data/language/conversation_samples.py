@@ -1,4 +1,4 @@
-"""Conversations → samples: rendered, tokenised once, cut to the length that is trained."""
+"""Turns conversations into samples: rendered, tokenised once, cut to the length that is trained."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class Cut:
-    """Samples, and what became of the conversations. truncated, too_long, without_target: samples."""
+    """Samples, and the fate of the conversations. truncated, too_long, without_target: numbers of samples."""
 
     samples: TokenSamples
     bad: list[BadRow] = field(default_factory=list)  # conversations that the template does not take
@@ -44,7 +44,8 @@ def conversation_samples(
     data: LanguageData,
     keeps: bool = True,
 ) -> Cut:
-    """UserError for samples longer than `data.length` where they are an error, naming the first of them.
+    """Makes samples. Raises UserError for those longer than `data.length` if that is an error, naming the first of
+    them.
 
     keeps: whether the tokens are kept in the cache.
     """

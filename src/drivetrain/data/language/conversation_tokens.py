@@ -1,4 +1,4 @@
-"""The tokens of conversations, made once: kept by content, or where the conversations are on disk, beside them."""
+"""Makes the tokens of conversations once: kept by content, or for conversations on disk, beside them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ARRAYS = ("ids", "targets", "offsets", "origin", "first", "last")
 def conversation_tokens(
     conversations: Sequence[Conversation], template: ChatTemplate, tokenizer: Any, train_on: TrainOn, cache: Path | None
 ) -> tuple[ConversationTokens, str | None]:
-    """From the cache if it holds them. Returns a warning too if the cache cannot be used.
+    """Returns the tokens, from the cache if it holds them, and a warning if the cache cannot be used.
 
     cache: None for drivetrain's own folder in the user's cache.
     """
@@ -42,7 +42,7 @@ def conversation_tokens(
 
 
 def _texts(conversation: Conversation) -> list[str]:
-    """All that decides its tokens, and where it stands, which its problems name."""
+    """Returns everything that decides a conversation's tokens, and its place, which problems name."""
     messages = (json.dumps([each.as_template(), each.trained]) for each in conversation.messages)
     return [conversation.where, json.dumps(list(conversation.tools)), *messages]
 

@@ -1,4 +1,5 @@
-"""A conversation as every format becomes it, in the words of OpenAI's messages and of Transformers' chat templates."""
+"""A conversation that every format is read as, with the keys of OpenAI's messages and of Transformers' chat
+templates."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True)
 class Message:
-    """tool_calls: {"type": "function", "function": {"name": ..., "arguments": {...}}} each, of an assistant;
+    """A message. tool_calls: {"type": "function", "function": {"name": ..., "arguments": {...}}} each, of an assistant;
     with an "id" where the data have one."""
 
     role: Role
@@ -23,7 +24,7 @@ class Message:
     reasoning_content: str | None = None  # of an assistant: what it thinks before it answers
 
     def as_template(self) -> dict[str, Any]:
-        """What a chat template takes."""
+        """Returns the message in the form that a chat template takes."""
         calls = {"tool_calls": list(self.tool_calls)} if self.tool_calls else {}
         others = {key: getattr(self, key) for key in ("tool_call_id", "name", "reasoning_content")}
         given = {key: value for key, value in others.items() if value is not None}
@@ -32,7 +33,8 @@ class Message:
 
 @dataclass(frozen=True)
 class Conversation:
-    """tools: {"type": "function", "function": its JSON schema} each. where: file and row, for errors."""
+    """A conversation. tools: {"type": "function", "function": its JSON schema} each. where: file and row, for
+    errors."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()

@@ -1,4 +1,4 @@
-"""The tokens of documents, one after the other, as one array on disk."""
+"""The tokens of documents, one after the other, in one array on disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AT_ONCE = 256  # texts a call of the tokenizer, which gives Python's integers
 
 
 def encoded(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Without special tokens around them."""
+    """Encodes texts without special tokens around them."""
     if not texts:
         return []
     found: list[list[int]] = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
@@ -32,7 +32,7 @@ def encoded(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 def stored_ids(
     contents: Sequence[str | LongText] | StoredTexts, end: Sequence[int], tokenizer: Any, cache: Path | None
 ) -> tuple[np.ndarray, str | None]:
-    """(N,) int32, mapped from disk: each document's ids and `end`. Returns a warning too if the cache cannot be used.
+    """Returns (N,) int32, mapped from disk: each document's ids and `end`; and a warning if the cache cannot be used.
 
     cache: None for drivetrain's own folder in the user's cache.
     """
@@ -97,6 +97,6 @@ def _ids_of_block(
 
 
 def _ended(encoded: Encoded, end: Sequence[int]) -> np.ndarray:
-    """(N,) int32: each text's ids and `end`."""
+    """Returns (N,) int32: each text's ids and `end`."""
     behind = np.cumsum(encoded.lengths)
     return np.insert(encoded.ids, np.repeat(behind, len(end)), np.tile(np.array(end, np.int32), len(behind)))

@@ -21,7 +21,7 @@ class Text:
 
 
 class StoredTexts(StoredItems[Text]):
-    """Documents, each as it is."""
+    """Documents, decoded without change."""
 
     @staticmethod
     def encoded(item: Text) -> str:
@@ -39,5 +39,5 @@ class StoredTexts(StoredItems[Text]):
 def stored_texts(
     files: Sequence[RowFile], column: str, read: Callable[[Mapping[str, Any], str], Text], root: Path
 ) -> StoredRead[Text]:
-    """The documents of all rows, on disk below `root`. read: row and where it stands → its text."""
+    """Stores the documents of all rows on disk below `root`. read: row and its place → its text."""
     return stored_rows(StoredTexts, "documents", Reading(files, read, column), root)

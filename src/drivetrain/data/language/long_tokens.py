@@ -1,8 +1,8 @@
-"""Tokens of texts that are read in pieces: those of the whole text.
+"""Tokenises texts that are read in pieces, with the same tokens as the whole text.
 
-A tokenizer may look at what stands before and after, so a piece is tokenised with some text on both sides of it. Two
-pieces that follow each other are joined where both have the same tokens for all characters around the place between
-them: there each had enough text around it. Where that fails the text is tokenised whole.
+A tokenizer may look at the text before and after, so a piece is tokenised with some text on both sides of it. Two
+consecutive pieces are joined where both have the same tokens for all characters around the place between them: there
+each had enough text around it. Where that fails the text is tokenised whole.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMPARED = 512  # characters on each side of a place between two; they take at m
 
 @dataclass(frozen=True)
 class PieceWork:
-    """Pieces of texts to tokenise. places: of each text as `LongText.places`."""
+    """Pieces of texts to tokenise. places: for each text its `LongText.places`."""
 
     tokenizer: Any
     folder: Path
@@ -35,12 +35,13 @@ class PieceWork:
 
     @cached_property
     def blocks(self) -> list[tuple[int, int]]:
-        """Text and piece."""
+        """Returns text and piece."""
         return [(text, piece) for text, places in enumerate(self.places) for piece in range(len(places) - 1)]
 
     def make(self, number: int) -> dict[str, np.ndarray]:
-        """ids: (N,) int32, of the piece with what stands around it. left, right: (K, 3) int64, of each token of the
-        characters compared at that end its first character, counted from the piece's edge, its id and its number."""
+        """Returns ids: (N,) int32, of the piece with the text around it; left, right: (K, 3) int64, for each token of
+        the characters compared at that end its first character, counted from the piece's edge, its id and its number.
+        """
         text, places = self.texts[self.blocks[number][0]], self.places[self.blocks[number][0]]
         piece = self.blocks[number][1]
         start, stop = places[piece], places[piece + 1]
@@ -68,11 +69,11 @@ def _around(encoded: Any, ids: np.ndarray, edge: int, length: int) -> np.ndarray
 
 
 class NoPlaceError(Exception):
-    """Two pieces have other tokens for the same characters."""
+    """Two pieces have different tokens for the same characters."""
 
 
 def tokens_of(tokenizer: Any, texts: Sequence[LongText], folder: Path) -> Iterator[Iterator[np.ndarray]]:
-    """Of each text its ids, in parts. folder: where finished pieces are kept for a builder that goes on."""
+    """Returns for each text its ids, in parts. folder: where finished pieces are kept for a builder that goes on."""
     if not tokenizer.is_fast:  # it does not say where its tokens stand
         yield from (_whole(tokenizer, text) for text in texts)
         return
@@ -105,7 +106,8 @@ def _whole(tokenizer: Any, text: LongText) -> Iterator[np.ndarray]:
 
 
 def _bounds(folder: Path, numbers: range) -> Iterator[tuple[int, int | None]]:
-    """Of each piece its first token, and the one behind its last. NoPlaceError if two pieces cannot be joined."""
+    """Returns for each piece its first token, and the one behind its last. Raises NoPlaceError if two pieces cannot be
+    joined."""
     start = 0
     for number in numbers[:-1]:
         stop, following = _place(_loaded(folder, number)["right"], _loaded(folder, number + 1)["left"])
@@ -117,7 +119,7 @@ def _bounds(folder: Path, numbers: range) -> Iterator[tuple[int, int | None]]:
 
 
 def _place(right: np.ndarray, left: np.ndarray) -> tuple[int, int]:
-    """Numbers of one and the same token, at which a character begins: of the piece before, and of the one behind."""
+    """Returns the numbers of the same token, at which a character begins, in the piece before and in the one behind."""
     same = right.shape == left.shape and bool((right[:, :2] == left[:, :2]).all())
     begins = np.flatnonzero((right[1:, 0] >= 0) & (right[1:, 0] != right[:-1, 0])) + 1
     if not same or not len(begins):

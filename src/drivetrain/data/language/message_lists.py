@@ -1,4 +1,4 @@
-"""What ShareGPT's and OpenAI's rows have in common: a list of messages, each with a role and content."""
+"""Reads the common part of ShareGPT's and OpenAI's rows: a list of messages, each with a role and content."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ PLAIN: dict[str, Role] = {"user": "user", "assistant": "assistant", "observation
 
 @dataclass(frozen=True)
 class MessageList:
-    """One message as the row holds it. role: user, assistant, observation, function or system; word: the row's own."""
+    """One message as the row holds it. role: user, assistant, observation, function or system; word: the row's word for
+    it."""
 
     what: str  # "message 3", for errors
     role: str
@@ -24,7 +25,8 @@ class MessageList:
 
 
 def given_messages(row: Mapping[str, Any], form: RowSchema) -> list[MessageList]:
-    """The row's messages, and the chosen reply behind them in preference data. RowError names what is missing."""
+    """Returns the row's messages, and the chosen reply behind them in preference data. Raises RowError with what is
+    missing."""
     column = form.required["messages"]
     listed = form.value(row, "messages")
     if not isinstance(listed, list):
@@ -60,7 +62,7 @@ def _given(message: Any, what: str, form: RowSchema, roles: Mapping[str, str]) -
 
 
 def plain_message(given: MessageList, form: RowSchema, trained: bool = True) -> Message:
-    """A message of text alone. Only a tool's result and the system's message may be empty."""
+    """Returns a message of text alone. Only a tool's result and the system's message may be empty."""
     if given.content is None:
         raise RowError(f"{given.what} has no {form.tag('content_tag')!r}")
     if not isinstance(given.content, str):

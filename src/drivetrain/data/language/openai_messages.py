@@ -1,4 +1,4 @@
-"""OpenAI's chat messages, as its fine-tuning and Transformers' chat templates take them."""
+"""Reads OpenAI's chat messages, in the form of its fine-tuning and of Transformers' chat templates."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ PARTS = {  # of LLaMA-Factory's newer form, which a message has beside its conte
 
 
 def read_openai(row: Mapping[str, Any], form: RowSchema) -> list[Message]:
-    """In any order of roles. Content may be null beside tool_calls, or a list of parts of text; an assistant's weight
-    0 keeps it from being trained on. RowError with the number of the message that is otherwise."""
+    """Reads messages in any order of roles. Content may be null beside tool_calls, or a list of parts of text; an
+    assistant's weight 0 keeps it from being trained on. Raises RowError with the number of a message of another form.
+    """
     messages = [_message(each, form) for each in given_messages(row, form)]
     if form.ranking and messages[-2].role == "assistant":
         raise RowError("a reply stands before the chosen one already")
@@ -57,12 +58,12 @@ def _spoken(given: MessageList, form: RowSchema) -> Message:
 
 
 def _optional(given: MessageList, key: str) -> str | None:
-    """None for an empty text too. RowError for anything else."""
+    """Returns a text, or None for an empty one too. Raises RowError for anything else."""
     return optional_text(given.fields.get(key), f"{key} of {given.what}") or None
 
 
 def _calls(given: MessageList) -> tuple[Call, ...]:
-    """tool_calls, or function_call as it was named before."""
+    """Returns tool_calls, or function_call, the older name."""
     former = given.fields.get("function_call")
     return read_tool_calls(given.fields.get("tool_calls"), given.what) or (
         read_function_call(former, given.what) if former else ()
@@ -80,7 +81,7 @@ def _weight(given: MessageList) -> int:
 
 
 def _unread(part: Any) -> str:
-    """Return why a part of a message's content cannot be read, and how it is written here where there is a way."""
+    """Returns why a part of a message's content cannot be read, and how to write it instead if there is a way."""
     if not isinstance(part, dict):
         return f"has a part that is {kind(part)}, no mapping of type and text"
     given = part.get("type")
@@ -92,7 +93,7 @@ def _unread(part: Any) -> str:
 
 
 def _joined(content: list[Any], what: str) -> str:
-    """The text of a list of parts."""
+    """Returns the text of a list of parts."""
     texts = []
     for part in content:
         text = part.get("text", part.get("value")) if isinstance(part, dict) else None

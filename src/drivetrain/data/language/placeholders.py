@@ -1,4 +1,5 @@
-"""Placeholders that are left in conversations, such as LLaMA-Factory's {{name}}: they would be learnt as they stand."""
+"""Finds placeholders that are left in conversations, such as LLaMA-Factory's {{name}}, which would be learnt
+literally."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ SHOWN = 5
 
 
 def placeholders_left(conversations: Sequence[Conversation]) -> tuple[int, list[str]]:
-    """How many conversations hold any, and the different ones in the order in which they come."""
+    """Returns how many conversations hold any, and the different ones in the order in which they come."""
     found = [_of_one(each) for each in conversations]
     return sum(map(bool, found)), list(dict.fromkeys(each for listed in found for each in listed))
 
@@ -23,7 +24,7 @@ def _of_one(conversation: Conversation) -> list[str]:
 
 
 def placeholders_note(conversations: Sequence[Conversation], name: str, among: str = "") -> str | None:
-    """What to tell of them. among: of which rows of the data set `name`, where not of all."""
+    """Returns the warning about them. among: row numbers to search; None searches all rows of data set `name`."""
     count, found = placeholders_left(conversations)
     if not count:
         return None

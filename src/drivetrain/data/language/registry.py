@@ -1,4 +1,4 @@
-"""LLaMA-Factory's registry of data sets, dataset_info.json: what each name means (data/README.md there)."""
+"""Reads LLaMA-Factory's registry of data sets, dataset_info.json: the meaning of each name (data/README.md there)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ELSEWHERE = {
 class Entry:
     """One data set. path: its file or folder, or its hub id. ranking: the chosen answers are the replies to train on.
 
-    refusals: (why, what to do) of all that keeps it from being used here; `find` raises them.
+    refusals: (why, what to do) for everything that prevents its use here; `find` raises them.
     """
 
     name: str
@@ -53,14 +53,14 @@ class Entry:
 
     @property
     def form(self) -> RowSchema:
-        """How its rows are read as conversations."""
+        """The schema by which its rows are read as conversations."""
         return RowSchema(self.formatting, self.columns, self.tags, self.ranking)
 
 
 def read_registry(path: str, field: str) -> dict[str, Entry]:
-    """path: the JSON file, or its folder. Files of entries are below that folder.
+    """Reads a registry. path: the JSON file, or its folder. Files of entries are below that folder.
 
-    An entry that cannot be used is in it all the same: `find` says why. UserError if the file itself cannot be read.
+    An unusable entry is included: `find` raises the reason. Raises UserError if the file itself cannot be read.
     """
     given = Path(path).expanduser()
     file = given / NAME if given.is_dir() else given
@@ -85,7 +85,8 @@ def read_registry(path: str, field: str) -> dict[str, Entry]:
 
 
 def find(registry: Mapping[str, Entry], name: str, field: str) -> Entry:
-    """The entry of that name. UserError with the nearest names, or with all reasons that forbid its use."""
+    """Returns the entry of that name. Raises UserError with the nearest names, or with all reasons that forbid its
+    use."""
     entry = registry.get(name)
     if entry is None:
         near = difflib.get_close_matches(name, registry, n=3) or [known for known in registry if name in known][:3]
@@ -129,7 +130,7 @@ def _entry(name: str, given: Any, folder: Path) -> Entry:
 
 
 def _path(given: Mapping[str, Any], folder: Path, refusals: Refusals) -> str:
-    """As LLaMA-Factory, the hub goes before a file; a file before what cannot be had here."""
+    """Chooses as LLaMA-Factory does: the hub goes before a file; a file before sources that are not supported here."""
     named = next((key for key in SOURCES if given.get(key)), None)
     if named is None:
         refusals.append(("it says nowhere where the data are", "give file_name or hf_hub_url"))
@@ -144,7 +145,7 @@ def _path(given: Mapping[str, Any], folder: Path, refusals: Refusals) -> str:
 
 
 def _names(given: Mapping[str, Any], key: str, known: tuple[str, ...], refusals: Refusals) -> dict[str, str]:
-    """columns or tags: name → what it is called in the data. null leaves a name out."""
+    """Returns columns or tags: name → the data's name for it. null leaves a name out."""
     names = given.get(key) or {}
     if not isinstance(names, dict):
         refusals.append((f"its {key} are {kind(names)}", f"give an object: {{{known[0]!r}: ...}}"))

@@ -1,4 +1,4 @@
-"""How a row holds a conversation: the format, and the names of columns and of what is inside a message.
+"""The schema of a row that holds a conversation: the format, and the names of columns and of a message's fields.
 
 Names and defaults are those of LLaMA-Factory's dataset_info.json (data/README.md there).
 """
@@ -58,19 +58,19 @@ PREFERENCE = ("chosen", "rejected")
 
 
 class RowError(ValueError):
-    """Why a row is no conversation."""
+    """The reason why a row is no conversation."""
 
 
 @dataclass(frozen=True)
 class RowSchema:
-    """columns: name in LLaMA-Factory → column in the data; tags likewise for what is inside messages.
+    """The schema of rows. columns: name in LLaMA-Factory → column in the data; tags: the same for fields of messages.
 
-    As in LLaMA-Factory, history and system are read only if they are named, and an alpaca row whose prompt is named
-    has no query unless that is named too: {prompt: input, response: target} must not read "input" twice.
+    As in LLaMA-Factory, history and system are read only if they are named, and an alpaca row whose prompt is named has
+    no query unless that is named too: {prompt: input, response: target} must not read "input" twice.
 
-    by_usual_names: nobody named a column: all are read, by their usual names, in every row that has them.
-    ranking: preference data, of which the column `chosen` is the reply.
-    default_system: the system message of rows that have none.
+    by_usual_names: no column was named: all are read, by their usual names, in every row that has them. ranking:
+    preference data, of which the column `chosen` is the reply. default_system: the system message of rows that have
+    none.
     """
 
     formatting: Formatting
@@ -82,7 +82,7 @@ class RowSchema:
 
     @cached_property
     def required(self) -> dict[str, str]:
-        """Columns that a row must have, as in `columns`."""
+        """Returns the columns that a row must have, as in `columns`."""
         names = ["prompt", "response"] if self.formatting == "alpaca" else ["messages"]
         if self.ranking:
             names = [*(name for name in names if name != "response"), "chosen"]
@@ -91,14 +91,14 @@ class RowSchema:
 
     @cached_property
     def named(self) -> dict[str, str]:
-        """Required columns and those given by name, as far as this format reads them."""
+        """Returns the required columns and those set by name, as far as this format reads them."""
         given = {name: column for name, column in self.columns.items() if name in USED[self.formatting]}
         if self.ranking:
             given.pop("response", None)
         return {**given, **self.required}
 
     def value(self, row: Mapping[str, Any], name: str) -> Any:
-        """What the row has in the column of that name; None if it has no such column, or null."""
+        """Returns the row's value in the column of that name; None if it has no such column, or null."""
         if name in self.named:
             return row.get(self.named[name])
         if name == "tools" and self.formatting == "openai":
@@ -116,16 +116,16 @@ class RowSchema:
 
     @cached_property
     def roles(self) -> dict[str, str]:
-        """Word in the data → user, assistant, observation, function (a call) or system."""
+        """Returns word in the data → user, assistant, observation, function (a call) or system."""
         openai = {"function": "observation"} if self.formatting == "openai" else {}  # as OpenAI named tools at first
         tagged = ("user", "assistant", "observation", "function", "system")
         return {**WORDS, **openai, **{self.tag(f"{role}_tag"): role for role in tagged}}
 
 
 def check_is_to_learn_from(row: Mapping[str, Any], form: RowSchema) -> None:
-    """RowError for a reply that the row marks as one to avoid, and for preferences that are not read as such.
+    """Raises RowError for a reply that the row marks as one to avoid, and for preferences that are read as plain data.
 
-    Columns that the form reads are something else. A whole number as label is one too: a class, say.
+    Columns that the form reads are no such mark, and neither is a whole number as label: it may be a class.
     """
     read = set(form.named.values())
     for name in KTO_TAGS:
@@ -143,13 +143,13 @@ def check_is_to_learn_from(row: Mapping[str, Any], form: RowSchema) -> None:
 
 
 def kind(value: Any) -> str:
-    """What a value of JSON is, in a sentence."""
+    """Returns the name of a JSON value's type, for a sentence."""
     kinds = {bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "a list", dict: "an object"}
     return "null" if value is None else kinds.get(type(value), f"a {type(value).__name__}")
 
 
 def text(value: Any, what: str) -> str:
-    """`value` if it is a text with something in it. RowError otherwise."""
+    """Returns `value` if it is a text with content. Raises RowError otherwise."""
     if not isinstance(value, str):
         raise RowError(f"{what} is missing" if value is None else f"{what} is {kind(value)}, not a text")
     if not value.strip():
@@ -158,7 +158,7 @@ def text(value: Any, what: str) -> str:
 
 
 def check_utf8(value: str, what: str) -> None:
-    """RowError if it is no text in any encoding: JSON can hold one half of a surrogate pair."""
+    """Raises RowError if it is no text in any encoding: JSON can hold one half of a surrogate pair."""
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -167,7 +167,7 @@ def check_utf8(value: str, what: str) -> None:
 
 
 def optional_text(value: Any, what: str) -> str:
-    """As `text`; missing and empty are ""."""
+    """Like `text`; missing and empty are ""."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return ""
     return text(value, what)

@@ -44,8 +44,8 @@ class TextWindows:
 
 @dataclass(frozen=True)
 class TokenSamples:
-    """N samples. ids: (total,) int32; targets: (total,) bool; starts, lengths: (N,) int64, which of the tokens are a
-    sample's. The arrays may be mapped from disk."""
+    """N samples. ids: (total,) int32; targets: (total,) bool; starts, lengths: (N,) int64, the range of each sample's
+    tokens. The arrays may be mapped from disk."""
 
     ids: np.ndarray
     targets: np.ndarray
@@ -69,7 +69,7 @@ class JoinedSamples:
     """The samples of several data sets, one set after the other."""
 
     def __init__(self, parts: Sequence[Tokenised], drawn: str = "each sample once an epoch") -> None:
-        """drawn: how an order takes samples of the parts, in words."""
+        """drawn: a description of how an order takes samples of the parts."""
         self.parts, self.drawn = parts, drawn
         self.starts = [0, *accumulate(len(part) for part in parts)]
 

@@ -1,4 +1,4 @@
-"""The data sets of a language model: where each is, what its rows hold, and which of them are used."""
+"""Opens the data sets of a language model: finds each, reads its rows, and chooses which of them are used."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class DataSet:
-    """One source, read. rows: all that it has; bad: those that cannot be used; what is left is either kind."""
+    """One source, read. rows: the number of all rows; bad: the unusable ones; the others are texts or conversations."""
 
     name: str
     rows: int
@@ -56,7 +56,7 @@ class DataSet:
 
 @dataclass(frozen=True)
 class OpenSet:
-    """One source, found and opened, and how its rows are read. form: None for texts.
+    """One source, found and opened, with the schema of its rows. form: None for texts.
 
     files: of a large set, whose rows are kept on disk; none of others. cache: where.
     """
@@ -83,17 +83,17 @@ class OpenSet:
         return notes
 
     def drawn(self, items: Sequence[T], seed: int) -> Sequence[T]:
-        """`samples` of them drawn at random, in their order, or all."""
+        """Returns `samples` of them drawn at random, in their order, or all."""
         if self.samples is None or self.samples >= len(items):
             return items
         return taken(items, np.sort(np.random.default_rng(seed).permutation(len(items))[: self.samples]))
 
     def texts(self, indices: Sequence[int]) -> tuple[dict[int, Text], list[BadRow]]:
-        """Row's number → its text, of the rows with these numbers, and those without one."""
+        """Returns row number → its text, for the rows with these numbers, and the rows without one."""
         return self._read(self.text, indices)
 
     def conversations(self, indices: Sequence[int]) -> tuple[dict[int, Conversation], list[BadRow]]:
-        """As `texts`."""
+        """Returns the same for conversations."""
         return self._read(self.conversation, indices)
 
     def _read(
@@ -110,11 +110,11 @@ class OpenSet:
         return found, bad
 
     def text(self, row: Mapping[str, Any], index: int) -> Text:
-        """RowError for a row without one."""
+        """Returns a row's text. Raises RowError for a row without one."""
         return self.text_at(row, self.rows.where(index))
 
     def text_at(self, row: Mapping[str, Any], where: str) -> Text:
-        """As `text`. where: the row's place, for errors."""
+        """Returns a row's text. where: the row's place, for errors."""
         content = row.get(self.text_column)
         if isinstance(content, LongText):
             if not content.has_text:
@@ -127,11 +127,11 @@ class OpenSet:
         return Text(content, where)
 
     def conversation(self, row: Mapping[str, Any], index: int) -> Conversation:
-        """RowError for a row that is none."""
+        """Returns a row's conversation. Raises RowError for a row that is none."""
         return self.conversation_at(row, self.rows.where(index))
 
     def conversation_at(self, row: Mapping[str, Any], where: str) -> Conversation:
-        """As `conversation`. where: the row's place, for errors."""
+        """Returns a row's conversation. where: the row's place, for errors."""
         assert self.form is not None
         return read_conversation(row, self.form, where, self.source.replace)
 
@@ -139,10 +139,10 @@ class OpenSet:
 def open_sets(
     sources: Sequence[DataSource], data: LanguageData, chats: bool, field: str, broken: list[Problem] | None = None
 ) -> list[OpenSet]:
-    """chats: whether rows are conversations. UserError with all that is wrong with any of the sources.
+    """Opens all sources. chats: whether rows are conversations. Raises UserError with all problems of all sources.
 
-    broken: where problems of single rows are put that cannot be read, so that others can be told beside them. None:
-    they are errors too.
+    broken: collects problems of single rows that cannot be read, so that they are reported with others. None: they are
+    errors too.
     """
     registry: Mapping[str, Entry] = {}
     if data.registry is not None:
@@ -151,7 +151,7 @@ def open_sets(
 
 
 def read_set(opened: OpenSet, seed: int, field: str) -> DataSet:
-    """All its rows, or so many of those that can be used."""
+    """Reads all rows of a set, or so many of the usable ones."""
     name, rows, source = opened.name, opened.rows, opened.source
     if opened.form is None:
         if opened.files:
@@ -169,15 +169,15 @@ def read_set(opened: OpenSet, seed: int, field: str) -> DataSet:
 
 
 def refuse_bad_rows(sets: Sequence[DataSet], field: str, bad_rows: BadRows = "error") -> None:
-    """UserError for bad rows that are not to be left out, as `bad_row_problems`."""
+    """Raises UserError for bad rows that must not be left out, with the problems of `bad_row_problems`."""
     problems = bad_row_problems(sets, field, bad_rows)
     if problems:
         raise UserError(problems)
 
 
 def bad_row_problems(sets: Sequence[DataSet], field: str, bad_rows: BadRows = "error") -> list[Problem]:
-    """The first bad rows of each set, and how many more there are. Where rows may be left out, sets that would lose
-    too many, and why."""
+    """Returns the first bad rows of each set, and how many more there are. Where rows may be left out, returns sets
+    that would lose too many, and why."""
     most = most_dropped(bad_rows)
     if bad_rows != "error":
         return [problem for each in sets for problem in too_many(each.name, each.bad, each.rows, most, field)]
@@ -257,7 +257,8 @@ def _streamed(source: DataSource, entry: Entry | None, field: str, data: Languag
 
 
 def _entry(source: DataSource, registry: Mapping[str, Entry], field: str) -> Entry | None:
-    """The registry's, unless there is a file or folder of that name, or it can only be a hub id: "owner/name"."""
+    """Returns the registry's entry, unless there is a file or folder of that name, or it can only be a hub id:
+    "owner/name"."""
     elsewhere = is_there(source.path) or ("/" in source.path and may_be_hub_id(source.path))
     if not registry or (source.path not in registry and elsewhere):
         return None
@@ -286,7 +287,7 @@ def _form(source: DataSource, entry: Entry | None, rows: Rows, field: str) -> Ro
 
 
 def _text_column(source: DataSource, entry: Entry | None, rows: Rows, field: str) -> str:
-    """LLaMA-Factory calls it the prompt."""
+    """Returns the column of texts, which LLaMA-Factory calls the prompt."""
     if source.formatting not in ("auto", "text"):
         why = f"{source.path} holds conversations ({source.formatting}), no texts"
         raise problem(field, why, "give workload.stage=sft")
@@ -309,7 +310,7 @@ def _keys(rows: Rows) -> dict[str, None]:
 
 
 def _texts(opened: OpenSet) -> tuple[list[Text], list[BadRow]]:
-    """All, some of them at once."""
+    """Yields all texts, some of them at a time."""
     rows = range(len(opened.rows))
     parts = [opened.texts(rows[start : start + AT_ONCE]) for start in range(0, len(rows), AT_ONCE)]
     return [text for texts, _ in parts for text in texts.values()], [row for _, bad in parts for row in bad]

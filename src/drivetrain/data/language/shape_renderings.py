@@ -1,10 +1,10 @@
-"""Renderings of conversations put together from what the template wrote for others of the same shape.
+"""Renders conversations by the template's output for others of the same shape.
 
-A chat template is a program: it decides by roles, by what a message has, and some look into contents. To find what it
-does with contents it is run once for each shape (the roles of the messages) with marks in their place. A mark is a
-text that refuses to be looked into: searched, compared, counted or changed other than by cutting white space off its
-ends. Where the template runs through and wrote each mark whole, it only writes contents out, and any others can be put
-in the marks' place, which is ten times as quick. Everything else is rendered by the template itself.
+A chat template is a program: it decides by roles, by the fields of a message, and some look into contents. To find its
+use of contents it is run once for each shape (the roles of the messages) with marks in their place. A mark is a text
+that refuses inspection: it cannot be searched, compared, counted, or changed other than by cutting white space off its
+ends. If the template runs through and wrote each mark whole, it only writes contents out, and any others can be put in
+the marks' place, which is ten times as quick. Everything else is rendered by the template itself.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class ShapeRenderings:
         self._checked: dict[Shape, int] = {}
 
     def text(self, messages: Sequence[Message], prompt: bool) -> str:
-        """The rendering of these messages, however it is made."""
+        """Returns the rendering of these messages, by either way."""
         if not self._followed or not all(map(_has_content_alone, messages)):
             return self._render(messages, prompt)
         shape = (tuple(message.role for message in messages), prompt)
@@ -106,7 +106,7 @@ class ShapeRenderings:
         return made
 
     def _found(self, shape: Shape) -> Pieces | None:
-        """What stands around contents in that shape; None where the template does more than write them out."""
+        """Returns the text around contents in that shape; None if the template does more than write them out."""
         roles, prompt = shape
         marks = [Mark(f"{BEFORE}\"a\\<&'\ue000{number}\ue001z{AFTER}") for number in range(len(roles))]
         given = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
@@ -135,7 +135,8 @@ def _joined(parts: Iterable[str]) -> str:
 
 
 def _pieces(text: str) -> Pieces | None:
-    """The last has the number -1 and the text behind the last content. None where white space was cut in part."""
+    """Splits a rendering at its marks. The last piece has the number -1 and the text behind the last content. None if
+    white space was cut in part."""
     pieces: Pieces = []
     start = 0
     for found in CORE.finditer(text):

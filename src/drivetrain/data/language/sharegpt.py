@@ -1,4 +1,4 @@
-"""ShareGPT's rows: {"from": "human", "value": "..."} each, with calls of functions and what they returned."""
+"""Reads ShareGPT's rows: {"from": "human", "value": "..."} each, with calls of functions and their results."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ TURNS = ("user", "observation"), ("assistant", "function")
 
 
 def read_sharegpt(row: Mapping[str, Any], form: RowSchema) -> list[Message]:
-    """The system's message if there is one, then the two sides of TURNS one after the other, as LLaMA-Factory wants it.
+    """Reads the system's message if there is one, then the two sides of TURNS one after the other, as LLaMA-Factory
+    requires.
 
-    RowError with the number of the message that is otherwise.
+    Raises RowError with the number of the message that breaks this order.
     """
     given = given_messages(row, form)
     leading = 1 if given[0].role == "system" else 0

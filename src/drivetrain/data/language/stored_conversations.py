@@ -22,7 +22,7 @@ class StoredConversations(StoredItems[Conversation]):
 
     @staticmethod
     def encoded(item: Conversation) -> str:
-        """Write of each message its role and content, and of its other fields those that are given."""
+        """Writes each message's role and content, and those of its other fields that are set."""
         messages = [
             [each.role, each.content, {name: given for name in FEW if (given := getattr(each, name)) != FEW[name]}]
             for each in item.messages
@@ -41,16 +41,16 @@ class StoredConversations(StoredItems[Conversation]):
 
     @property
     def has_placeholders(self) -> bool:
-        """Whether any of the store's conversations has some."""
+        """Returns whether any of the store's conversations has placeholders."""
         return bool(self.store.facts["counted"]["placeholders"])
 
 
 def stored_conversations(
     files: Sequence[RowFile], form: RowSchema, field: str, replace: Mapping[str, str], root: Path
 ) -> StoredRead[Conversation]:
-    """As `read_conversations`, with the conversations on disk below `root`.
+    """Reads conversations like `read_conversations`, on disk below `root`.
 
-    UserError also for lines that cannot be read.
+    Raises UserError also for lines that cannot be read.
     """
     check_names(form, replace, field)
     reading = Reading(

@@ -1,6 +1,6 @@
 """Items made of the rows of a large data set (conversations, documents), kept as arrays on disk.
 
-The rows are read and checked once; an item is decoded when it is asked for.
+The rows are read and checked once; an item is decoded when it is used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_SHOWN = 5  # files that cannot be read
 
 
 class StoredItems(Sequence[T], ABC):
-    """The items of a finished store, or those of them that `indices` names."""
+    """The items of a finished store, or those that `indices` names."""
 
     def __init__(self, store: Store, indices: np.ndarray | None = None) -> None:
         self.store, self._indices = store, indices
@@ -43,12 +43,12 @@ class StoredItems(Sequence[T], ABC):
     @staticmethod
     @abstractmethod
     def encoded(item: Any) -> str:
-        """Return an item's content as one text."""
+        """Returns an item's content as one text."""
 
     @staticmethod
     @abstractmethod
     def decoded(content: str, where: str) -> Any:
-        """Return the item of that content. where: the file and row that it comes from."""
+        """Returns the item of that content. where: the file and row that it comes from."""
 
     def __len__(self) -> int:
         return len(self._contents)
@@ -67,7 +67,7 @@ class StoredItems(Sequence[T], ABC):
 
     @cached_property
     def places(self) -> MappedTexts:
-        """Return the file and row that each item comes from."""
+        """Returns the file and row that each item comes from."""
         return self._texts("places")
 
     @cached_property
@@ -82,13 +82,13 @@ class StoredItems(Sequence[T], ABC):
 
     @property
     def sizes(self) -> np.ndarray:
-        """(N,) int64: bytes of each."""
+        """Returns the bytes of each, (N,) int64."""
         sizes = np.diff(self.store.array("contents_ends"), prepend=0)
         return sizes if self._indices is None else sizes[self._indices]
 
     @property
     def identity(self) -> list[str | None]:
-        """Return what tells these items from any others: the store's name, and a digest of the indices."""
+        """Returns what identifies these items: the store's name, and a digest of the indices."""
         chosen = self._indices
         return [
             self.store.folder.name,
@@ -97,13 +97,14 @@ class StoredItems(Sequence[T], ABC):
 
 
 def taken(items: Sequence[T], indices: np.ndarray) -> Sequence[T]:
-    """Those of the items, in the order of the indices."""
+    """Returns the items of the indices, in their order."""
     return items.taken(indices) if isinstance(items, StoredItems) else [items[index] for index in indices]
 
 
 @dataclass(frozen=True)
 class StoredRead(Generic[T]):
-    """rows: how many the data set has; problems: those that cannot be used; warning: if the cache is not used."""
+    """The result of reading. rows: how many the data set has; problems: the unusable ones; warning: if the cache is not
+    used."""
 
     items: StoredItems[T]
     rows: int
@@ -113,10 +114,10 @@ class StoredRead(Generic[T]):
 
 @dataclass(frozen=True)
 class Reading(Generic[T]):
-    """How the rows of files become items. read: row and where it stands → item; RowError for one that cannot be used.
+    """The way rows of files become items. read: row and its place → item; raises RowError for an unusable one.
 
-    described: all that decides the items beside the files. facts: of a block's items what the store counts up.
-    check_keys: raises UserError for the keys that all rows have together.
+    described: everything that decides the items beside the files. facts: counts that the store keeps of a block's
+    items. check_keys: raises UserError for the keys that all rows have together.
     """
 
     files: Sequence[RowFile]
@@ -127,9 +128,9 @@ class Reading(Generic[T]):
 
 
 def stored_rows(kind: type[StoredItems[T]], name: str, reading: Reading[T], root: Path) -> StoredRead[T]:
-    """The items of all rows, on disk below `root`, in a folder whose name begins with `name`.
+    """Returns the items of all rows, on disk below `root`, in a folder whose name begins with `name`.
 
-    UserError for lines that cannot be read, and for files that change meanwhile.
+    Raises UserError for lines that cannot be read, and for files that change meanwhile.
     """
     sources = [SourceFile(each.path, each.field) for each in reading.files]
     held = [

@@ -1,4 +1,4 @@
-"""Which tokens of samples are targets: those that start within a target's characters."""
+"""Finds which tokens of samples are targets: those that start within a target's characters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_TARGET = np.iinfo(np.int32).max
 
 
 class Span(NamedTuple):
-    """Characters that are targets, and of which message; of none (-1) where everything is."""
+    """Characters that are targets, and the number of their message; -1 if everything is a target."""
 
     start: int
     end: int
@@ -31,7 +31,8 @@ class Rendered:
 
 
 def token_starts(encoded: Encoded, own: slice) -> np.ndarray:
-    """(T,) int64: the character at which each token of one text starts. own: which of the tokens are the text's."""
+    """Returns the character at which each token of one text starts, (T,) int64. own: which of the tokens are the
+    text's."""
     assert encoded.spans is not None
     starts, ends = encoded.spans[own].T
     # without width: a mark that the tokenizer adds, or a space of which RoBERTa's way trims the offsets
@@ -40,7 +41,7 @@ def token_starts(encoded: Encoded, own: slice) -> np.ndarray:
 
 
 def target_tokens(encoded: Encoded, spans: Sequence[Sequence[Span]]) -> np.ndarray:
-    """(total,) bool. spans: of each text, in the order of its characters."""
+    """Returns which tokens are targets, (total,) bool. spans: of each text, in the order of its characters."""
     assert encoded.spans is not None
     starts, ends = encoded.spans[:, 0].copy(), encoded.spans[:, 1]
     behind = np.cumsum(encoded.lengths)
@@ -59,8 +60,8 @@ def target_tokens(encoded: Encoded, spans: Sequence[Sequence[Span]]) -> np.ndarr
 
 
 def edges_of_targets(targets: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(N,) int32 each: place in each sample of its first and last target with a token before it; NO_TARGET and 0 where
-    there is none. offsets: (N + 1,) int64, where samples begin."""
+    """Returns (N,) int32 each: position in each sample of its first and last target with a token before it; NO_TARGET
+    and 0 if there is none. offsets: (N + 1,) int64, where samples begin."""
     counted = targets.copy()
     begins = offsets[:-1][np.diff(offsets) > 0]
     counted[begins] = False  # the first token of a sample has none before it

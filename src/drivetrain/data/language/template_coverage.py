@@ -1,8 +1,8 @@
-"""What a chat template leaves out without a word: tools, or a system's message, of which it knows nothing.
+"""Finds parts of a conversation that a chat template silently leaves out: tools, or a system's message.
 
-Found with marks in the place of contents and names, once for each shape of conversation (its roles, and who has calls
-or reasoning), because templates decide by these. Looking for the contents themselves would be fooled by words that
-stand twice, and by templates that trim or escape.
+It puts marks in the place of contents and names, once for each shape of conversation (its roles, and which messages
+have calls or reasoning), because templates decide by these. A search for the contents themselves would fail with words
+that stand twice, and with templates that trim or escape.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ Render = Callable[[Sequence[Message], Tools], str]
 
 
 class LeftOut:
-    """Asks a template. render: messages and tools → the text of the whole conversation."""
+    """Searches a template's renderings. render: messages and tools → the text of the whole conversation."""
 
     def __init__(self, render: Render) -> None:
         self._render = render
         self._known: dict[Any, str | None] = {}
 
     def first(self, messages: Sequence[Message], tools: Tools) -> str | None:
-        """The first thing left out, in words; None if all is there. Of reasoning the last reply's alone is looked for:
-        some templates leave out that of earlier ones, as they do at inference."""
+        """Returns a description of the first part left out; None if all is there. Only the last reply's reasoning is
+        searched: some templates leave out that of earlier ones, as they do at inference."""
         shape = (tuple(map(_shape, messages)), len(tools))
         if shape not in self._known:
             self._known[shape] = self._found(messages, tools)
@@ -51,7 +51,7 @@ def _shape(message: Message) -> tuple[str, bool, int, bool]:
 
 
 def _wanted(marked: Message, is_last: bool) -> Iterator[tuple[str, str]]:
-    """What a marked message has, in words, and its marks."""
+    """Returns descriptions of a marked message's parts, and their marks."""
     if marked.role != "assistant":
         yield f"the {marked.role}'s message", marked.content.strip()
         return
@@ -69,7 +69,7 @@ def _mark(what: str, *numbers: int) -> str:
 
 
 def _marked(place: int, message: Message) -> Message:
-    """A reply without calls keeps its content, which templates take apart."""
+    """Marks a message. A reply without calls keeps its content, which templates take apart."""
     own = message.role != "assistant" or message.tool_calls
     calls = tuple(
         _named(call, _mark("call", place, number), {_mark("argument", place, number): "value"})

@@ -1,4 +1,4 @@
-"""Where a chat template's text comes from: the tokenizer itself, this package, or a file."""
+"""Finds a chat template's text: in the tokenizer itself, in this package, or in a file."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ SHIPPED = ("alpaca", "vicuna", "chatml", "plain")
 
 
 def template_text(tokenizer: Any, source: str | None, field: str) -> tuple[str, str]:
-    """Its name, for errors, and its Jinja text. source: None for the tokenizer's own, a shipped name, or a path.
+    """Returns the template's name, for errors, and its Jinja text. source: None for the tokenizer's own, a shipped
+    name, or a path.
 
-    UserError on `field` where there is none, and where a shipped one would never end a reply with this tokenizer.
+    Raises UserError on `field` if there is none, and for a shipped one that would never end a reply with this
+    tokenizer.
     """
     if source is None:
         return _own(tokenizer, field)

@@ -1,4 +1,4 @@
-"""Tools and calls of them, as JSON text or as objects → as chat templates take them."""
+"""Converts tools and calls of them, as JSON text or as objects, to the form that chat templates take."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Call = dict[str, Any]
 
 
 def read_tools(value: Any) -> tuple[Mapping[str, Any], ...]:
-    """{"type": "function", "function": {...}} each; bare functions are wrapped. None and empty: no tools."""
+    """Returns {"type": "function", "function": {...}} each; bare functions are wrapped. None and empty: no tools."""
     given = _parsed(value, "tools") or []
     if not isinstance(given, list):
         raise RowError(f"tools is {kind(given)}, not a list")
@@ -31,7 +31,7 @@ def _tool(tool: Any, number: int) -> Mapping[str, Any]:
 
 
 def read_function_call(value: Any, what: str) -> tuple[Call, ...]:
-    """sharegpt's: one {"name", "arguments"} or a list of them, usually as JSON text."""
+    """Reads sharegpt's calls: one {"name", "arguments"} or a list of them, usually as JSON text."""
     given = _parsed(value, what)
     calls = given if isinstance(given, list) else [given]
     if not given:
@@ -40,7 +40,7 @@ def read_function_call(value: Any, what: str) -> tuple[Call, ...]:
 
 
 def read_tool_calls(value: Any, what: str) -> tuple[Call, ...]:
-    """OpenAI's tool_calls: {"type": "function", "function": {"name", "arguments"}} each, with their ids."""
+    """Reads OpenAI's tool_calls: {"type": "function", "function": {"name", "arguments"}} each, with their ids."""
     if value is None:
         return ()
     if not isinstance(value, list):
@@ -69,7 +69,7 @@ def _call(call: Any, what: str) -> Call:
 
 
 def _parsed(value: Any, what: str) -> Any:
-    """JSON text → what it says; an empty text is None. Anything but text stays as it is."""
+    """Parses a JSON text; an empty text is None. Other values are unchanged."""
     if not isinstance(value, str):
         return value
     try:

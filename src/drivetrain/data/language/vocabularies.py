@@ -1,4 +1,4 @@
-"""Tokenizers made from the data, for models that start from nothing: bytes, characters, or byte-level BPE.
+"""Makes tokenizers from the data, for models that are trained from scratch: bytes, characters, or byte-level BPE.
 
 Each is a fast Transformers tokenizer, so it is saved as tokenizer.json and loads wherever AutoTokenizer does. Bytes and
 characters are BPE models without merges and without pre-tokenisation: a word-level model over split characters gives
@@ -20,7 +20,8 @@ BYTES = 256
 
 
 def byte_tokenizer(special: Sequence[str] = ()) -> Any:
-    """Ids 0 to 255 are the bytes of the text's UTF-8. `special` tokens follow; the first of them is eos and pad."""
+    """Returns a tokenizer whose ids 0 to 255 are the bytes of the text's UTF-8. `special` tokens follow; the first is
+    eos and pad."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {character: byte for byte, character in enumerate(_characters_of_bytes())}
@@ -33,10 +34,10 @@ def byte_tokenizer(special: Sequence[str] = ()) -> Any:
 def character_tokenizer(
     texts: Iterable[str], special: Sequence[str] = (), field: str = "workload.model.tokenizer"
 ) -> Any:
-    """Ids are the places among the texts' distinct characters, sorted; then "<unk>"; then the `special` tokens, of
-    which the first is eos and pad.
+    """Returns a tokenizer whose ids are positions among the texts' distinct characters, sorted; then "<unk>"; then the
+    `special` tokens, of which the first is eos and pad.
 
-    "<unk>" is always there: without it a character that the texts lack would vanish from a prompt without a word.
+    "<unk>" is always there: without it a character that the texts lack would silently vanish from a prompt. Raises
     UserError if the texts are empty.
     """
     from tokenizers import Tokenizer, decoders, models
@@ -55,11 +56,11 @@ def character_tokenizer(
 def bpe_tokenizer(
     texts: Iterable[str], vocabulary_size: int, special: Sequence[str] = (), field: str = "workload.model.tokenizer"
 ) -> Any:
-    """Byte-level BPE (Radford et al. 2019, section 2.2), trained on the texts. vocabulary_size counts the 256 bytes,
-    the merges and the `special` tokens, which come last and of which the first is eos and pad.
+    """Returns a byte-level BPE (Radford et al. 2019, section 2.2), trained on the texts. vocabulary_size counts the 256
+    bytes, the merges and the `special` tokens, which come last and of which the first is eos and pad.
 
-    Texts too short for that many merges give a smaller vocabulary. UserError if the texts are empty, or if the bytes
-    and the special tokens alone are more than vocabulary_size.
+    Texts too short for that many merges give a smaller vocabulary. Raises UserError if the texts are empty, or if the
+    bytes and the special tokens alone are more than vocabulary_size.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -81,7 +82,7 @@ def bpe_tokenizer(
 
 
 def restored(saved: str, special: Sequence[str]) -> Any:
-    """One of these from its JSON: `backend_tokenizer.to_str()`."""
+    """Restores such a tokenizer from its JSON: `backend_tokenizer.to_str()`."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(saved)
@@ -110,8 +111,8 @@ def _check_not_empty(texts: Iterable[str], field: str) -> None:
 
 
 def _characters_of_bytes() -> list[str]:
-    """The character that stands for each byte in byte-level vocabularies: of Latin-1's visible ones itself, of the
-    others, in turn, one from 256 on."""
+    """Returns the character that stands for each byte in byte-level vocabularies: for Latin-1's visible ones itself,
+    for the others, in turn, one from 256 on."""
     visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = iter(range(BYTES, 2 * BYTES))
     return [chr(byte if byte in visible else next(others)) for byte in range(BYTES)]

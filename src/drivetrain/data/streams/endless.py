@@ -10,8 +10,8 @@ from drivetrain.data.order import Order
 
 
 class Endless(ABC):
-    """Index i is a draw, the same sample whoever asks for it; where one index ends another pass begins. Its length is
-    that of a pass, and may have to be counted: ask `draws` for some of the first."""
+    """Samples by draw: index i is a draw, the same sample for any reader; where one pass ends another begins. Its
+    length is that of a pass, and may have to be counted: use `draws` for some of the first."""
 
     @abstractmethod
     def load(self, index: int, epoch: int) -> Any: ...
@@ -22,34 +22,35 @@ class Endless(ABC):
     @property
     @abstractmethod
     def identity(self) -> str:
-        """Files and settings of which the order is a function beside the seed and the batch, in short."""
+        """Returns a short text for the files and settings that decide the order, beside the seed and the batch."""
 
     @abstractmethod
     def order(self, batch_size: int, seed: int, by_epochs: bool) -> Order:
-        """by_epochs: whether the run's length is a number of epochs, for which a pass has to be counted."""
+        """Returns the order. by_epochs: whether the run's length is a number of epochs, for which a pass has to be
+        counted."""
 
     def state_at(self, step: int) -> Any:
-        """Return what a checkpoint after so many steps keeps beside their number; None: nothing."""
+        """Returns what a checkpoint after so many steps keeps beside their number; None: nothing."""
         del step
         return None
 
     def restore(self, state: Any) -> None:
-        """Take over what `state_at` returned."""
+        """Restores what `state_at` returned."""
         raise NotImplementedError(f"{type(self).__name__} keeps no state")
 
 
 def draws(samples: Any, most: int) -> range:
-    """Return the first indices, up to so many; a stream is not counted for that."""
+    """Returns the first indices, up to so many; a stream is not counted for that."""
     return range(most if isinstance(samples, Endless) else min(most, len(samples)))
 
 
 def known_length(samples: Any) -> int | None:
-    """Return how many there are; None for a stream."""
+    """Returns how many there are; None for a stream."""
     return None if isinstance(samples, Endless) else len(samples)
 
 
 def order_key(samples: Any, by_epochs: bool = False) -> dict[str, Any]:
-    """Return of what the order of these samples is a function, beside the seed and the batch."""
+    """Returns what decides the order of these samples, beside the seed and the batch."""
     if isinstance(samples, JoinedSamples):
         return {"num_samples": len(samples), "mixture": samples.drawn}
     if not isinstance(samples, Endless):
@@ -58,7 +59,7 @@ def order_key(samples: Any, by_epochs: bool = False) -> dict[str, Any]:
 
 
 def state_of(samples: Any, step: int) -> Any:
-    """Return what a checkpoint keeps of the samples after so many steps; None where their number says all."""
+    """Returns what a checkpoint keeps of the samples after so many steps; None if their number is enough."""
     return samples.state_at(step) if isinstance(samples, Endless) else None
 
 

@@ -17,7 +17,7 @@ from drivetrain.data.streams.line_shards import LineShard
 
 
 class KeptCounts:
-    """Counts of the files of one data set. Without a folder that can be written nothing is kept, which costs time."""
+    """Counts of the files of one data set. Without a writable folder nothing is kept, which costs time."""
 
     def __init__(self, root: Path, shards: Sequence[LineShard]) -> None:
         self._states = {state: shard for shard in shards if (state := _state(shard.path)) is not None}
@@ -26,7 +26,7 @@ class KeptCounts:
         self._kept: set[str] = set()
 
     def read(self) -> None:
-        """Take over what this run's other processes and earlier runs have found out."""
+        """Reads the counts of this run's other processes and of earlier runs."""
         with suppress(OSError):
             for line in self._file.read_text(encoding="utf-8").splitlines():
                 with suppress(ValueError, KeyError, TypeError):
@@ -37,7 +37,7 @@ class KeptCounts:
                     self._kept.add(found["file"])
 
     def write(self) -> None:
-        """Add what is known now and was not kept."""
+        """Writes counts that are known now and were not kept."""
         new = [state for state, shard in self._states.items() if shard.known is not None and state not in self._kept]
         if not new:
             return

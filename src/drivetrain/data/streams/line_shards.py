@@ -1,7 +1,7 @@
-"""Shards whose rows are lines: JSON Lines, and plain text, of which each line is a text. Compressed or not.
+"""Shards whose rows are lines: JSON Lines, and plain text with a text a line, compressed or not.
 
 Rows that are passed over are not parsed, only split at line ends. A shard that is read from front to back stays open
-between two calls, so that what is compressed is decompressed once.
+between two calls, so that a compressed one is decompressed once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LinePiece:
         return len(self.lines)
 
     def row(self, index: int) -> Row:
-        """Parse one row. RowError says what is wrong with it; UserError where the file is of another encoding."""
+        """Parses one row. Raises RowError with what is wrong with it; UserError if the file is of another encoding."""
         return self.shard.parsed(self.lines[index], self.numbers[index])
 
     def where(self, index: int) -> str:
@@ -41,7 +41,7 @@ class LinePiece:
 
 
 class LineShard:
-    """Blank lines are no rows. known: the number of rows, once it is."""
+    """A shard of lines; blank lines are no rows. known: the number of rows, once it is."""
 
     def __init__(self, path: Path, name: str, field: str, is_text: bool) -> None:
         self.path, self.name, self._field, self._is_text = path, name, field, is_text
@@ -50,7 +50,7 @@ class LineShard:
         self._open: tuple[int, int, Iterator[tuple[int, bytes]], BinaryIO] | None = None
 
     def count(self) -> int:
-        """Count the rows without parsing them; a file that was counted is not read again."""
+        """Counts the rows without parsing them; a file that was counted is not read again."""
         if self.known is None:
             with self._faults(0):
                 lines, opened = self._lines()
@@ -59,8 +59,8 @@ class LineShard:
         return self.known
 
     def piece(self, start: int, stop: int) -> LinePiece:
-        """Return rows start to stop - 1, or fewer where the shard ends. UserError for a file that is damaged, that
-        vanished, or that has other rows than were counted."""
+        """Returns rows start to stop - 1, or fewer where the shard ends. Raises UserError for a file that is damaged,
+        that vanished, or that has other rows than were counted."""
         numbers: list[int] = []
         found: list[bytes] = []
         if self.known is not None and start >= self.known:
@@ -129,7 +129,7 @@ class LineShard:
 
 @dataclass(frozen=True)
 class _Faults:
-    """Turns what reading raises into an error that names the file and about where."""
+    """Turns errors of reading into an error with the file and the approximate place."""
 
     path: Path
     field: str

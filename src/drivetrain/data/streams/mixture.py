@@ -13,7 +13,7 @@ from drivetrain.data.streams.endless import Endless
 
 
 class StreamedSet(Protocol):
-    """Samples of one data set by draw. known: how many a pass has, if it is known."""
+    """Samples of one data set by draw. known: the number of samples of a pass, if it is known."""
 
     @property
     def title(self) -> str: ...
@@ -28,7 +28,7 @@ class StreamedSet(Protocol):
 
 @dataclass(frozen=True)
 class Mix:
-    """How several sets are drawn. phases: None where each sample comes once an epoch."""
+    """The way several sets are drawn. phases: None if each sample comes once an epoch."""
 
     phases: Sequence[Phase] | None = None
     kind: str = "concat"
@@ -36,7 +36,7 @@ class Mix:
 
     @property
     def in_words(self) -> str:
-        """All that decides the order beside the samples, the seed and the batch."""
+        """Returns a text of everything that decides the order beside the samples, the seed and the batch."""
         if self.phases is None:
             return "each sample once an epoch"
         weights = [f"{':'.join(f'{each:g}' for each in own.weights)} from step {own.start}" for own in self.phases]
@@ -61,7 +61,8 @@ class StreamedMixture(Endless):
         return blake2b(repr([*(each.identity for each in self.sets), self._mix]).encode(), digest_size=6).hexdigest()
 
     def order(self, batch_size: int, seed: int, by_epochs: bool) -> DrawnOrder:
-        """Sets without weights are counted in any case: each takes the share of the samples that it has."""
+        """Returns the order. Sets without weights are counted in any case: the share of each is its share of the
+        samples."""
         if len(self.sets) == 1:
             return DrawnOrder([Phase(0, (1.0,))], batch_size, seed, len(self) if by_epochs else None)
         phases = self._mix.phases

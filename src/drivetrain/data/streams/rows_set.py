@@ -14,8 +14,9 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class StreamedRows:
-    """make: a row and its place → a sample; RowError where there is none in it. unusable: what takes the place of such
-    a sample, or raises. As samples by index these are the rows in the stream's order, one pass of them."""
+    """Samples of rows. make: a row and its place → a sample; raises RowError if it holds none. unusable: returns a
+    substitute for such a sample, or raises. As samples by index these are the rows in the stream's order, one pass of
+    them."""
 
     title: str
     rows: ShuffledShards
@@ -38,6 +39,6 @@ class StreamedRows:
             return self.unusable(piece.where(index), str(error))
 
     def name(self, index: int) -> str:
-        """Where the row of a draw stands: "chat.jsonl line 12"."""
+        """Returns where the row of a draw stands: "chat.jsonl line 12"."""
         piece, place = self.rows.at(index)
         return piece.where(place)

@@ -30,7 +30,7 @@ class ShardRows:
         return any(len(shard.piece(0, 1)) for shard in self.shards)
 
     def read(self, start: int, stop: int) -> list[Row]:
-        """Those of the rows that can be read."""
+        """Returns the readable ones of the rows."""
         rows = []
         for piece, index in self.found(start, stop):
             try:
@@ -40,7 +40,7 @@ class ShardRows:
         return rows
 
     def found(self, start: int, stop: int) -> list[tuple[Piece, int]]:
-        """Rows start to stop - 1 as the pieces that hold them and their numbers there."""
+        """Yields rows start to stop - 1 as the pieces that hold them and their numbers there."""
         return [
             (piece, index)
             for shard in part_of(self.shards, start, stop)
@@ -53,7 +53,7 @@ class ShardRows:
         return piece.where(number)
 
     def in_order(self, start: int = 0, stop: int | None = None) -> ShuffledShards:
-        """A part of the rows in the order of the files."""
+        """Returns a part of the rows in the order of the files."""
         return self._stream(start, stop, 1_000, None)
 
     def shuffled(self, start: int, stop: int | None, buffer: int, seed: Sequence[int]) -> ShuffledShards:
@@ -65,14 +65,15 @@ class ShardRows:
 
     @property
     def identity(self) -> str:
-        """Names and sizes of the files, in short."""
+        """Returns names and sizes of the files, in short."""
         sizes = [each.path.stat().st_size if isinstance(each, LineShard) else each.known for each in self.shards]
         told = list(zip((each.name for each in self.shards), sizes, strict=True))
         return blake2b(repr(told).encode(), digest_size=6).hexdigest()
 
 
 def open_shards(path: str, field: str, root: Path) -> ShardRows:
-    """UserError for what cannot be read, or has no rows. root: where row counts are kept."""
+    """Opens the shards. Raises UserError for files that cannot be read, or have no rows. root: where row counts are
+    kept."""
     rows = ShardRows(find_shards(path, field), root)
     if not rows:
         raise problem(field, f"{path} has no rows", "give data with rows")

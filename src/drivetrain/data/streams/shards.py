@@ -1,4 +1,4 @@
-"""The shards of a streamed data set: files found by a path, a folder or a pattern, and what reads each."""
+"""The shards of a streamed data set: finds files by a path, a folder or a pattern, and the reader of each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Piece(Protocol):
     def __len__(self) -> int: ...
 
     def row(self, index: int) -> Row:
-        """Parse one row. RowError says what is wrong with it."""
+        """Parses one row. Raises RowError with what is wrong with it."""
         ...
 
     def where(self, index: int) -> str: ...
@@ -46,13 +46,13 @@ class Shard(Protocol):
     def count(self) -> int: ...
 
     def piece(self, start: int, stop: int) -> Piece:
-        """Return rows start to stop - 1, or fewer where the shard ends."""
+        """Returns rows start to stop - 1, or fewer where the shard ends."""
         ...
 
 
 @dataclass(frozen=True)
 class RowsPiece:
-    """Rows as they are. arrow: slices of tables, whose rows become Python's objects one by one."""
+    """Rows without change. arrow: slices of tables, whose rows become Python's objects one by one."""
 
     name: Callable[[int], str]
     start: int
@@ -76,7 +76,7 @@ class RowsPiece:
 
 
 class RowsShard:
-    """A shard of rows whose number their file says: parquet, Arrow, a hub data set, and what is held in memory."""
+    """A shard of rows whose number is recorded: parquet, Arrow, a hub data set, and rows in memory."""
 
     def __init__(self, rows: Rows, name: str) -> None:
         self._rows, self.name = rows, name
@@ -112,7 +112,7 @@ class PartOfShard:
 
 
 def part_of(shards: Sequence[Shard], start: int, stop: int | None) -> list[Shard]:
-    """Return the rows start to stop - 1 of all shards in their order. Those before `stop` are counted, as far as it."""
+    """Returns the rows start to stop - 1 of all shards in their order. Shards are counted as far as `stop`."""
     found: list[Shard] = []
     before = 0
     for shard in shards:
@@ -135,7 +135,7 @@ def part_of(shards: Sequence[Shard], start: int, stop: int | None) -> list[Shard
 
 
 def count_all(shards: Iterable[Shard]) -> list[int]:
-    """Count the rows of each, several at once: decompressing leaves Python's lock to others."""
+    """Counts the rows of each, several at once: decompressing releases Python's lock."""
     listed = list(shards)
     if all(shard.known is not None for shard in listed):
         return [shard.count() for shard in listed]
@@ -147,9 +147,9 @@ def count_all(shards: Iterable[Shard]) -> list[int]:
 
 
 def find_shards(path: str, field: str) -> list[Shard]:
-    """path: a file, a folder, or a pattern such as data/*.jsonl.gz. In the order of their names.
+    """Finds the shards of `path`: a file, a folder, or a pattern such as data/*.jsonl.gz. In the order of their names.
 
-    UserError for what is not there, cannot be read in a stream, or is empty, all files at once.
+    Raises UserError for files that are missing, cannot be read in a stream, or are empty, all files at once.
     """
     shards: list[Shard] = []
     problems: list[Problem] = []

@@ -1,20 +1,18 @@
 """The order of a streamed data set, and its rows by their place in it.
 
-How it works
-------------
-A *pass* goes once through all rows. It takes the shards in an order of its own, drawn by (seed, pass), end to end, and
-cuts what it reads into blocks of `buffer` rows; the rows of a block are shuffled among themselves, drawn by (seed,
-pass, block). So which row comes at a place of a pass is a pure function of (seed, pass, place) and of the files: ranks,
-workers, batches and kills have no part in it. A row travels less than `buffer` places from where the shards' order puts
-it, on average a third of that.
+How it works ------------ A *pass* goes once through all rows. It takes the shards in an order of its own, drawn by
+(seed, pass), end to end, and cuts what it reads into blocks of `buffer` rows; the rows of a block are shuffled among
+themselves, drawn by (seed, pass, block). So the row at a place of a pass is a pure function of (seed, pass, place) and
+of the files: ranks, workers, batches and kills do not matter. A row travels less than `buffer` places from where the
+shards' order puts it, on average a third of that.
 
-Every rank and every loader worker goes through the same order and parses and tokenises only its own rows. What each of
-them does with all rows is reading (from the machine's page cache, for all but the first), decompressing and finding
-line ends: some hundred MB a second, against some MB a second of tokenising. Memory is two blocks of rows that are not
-parsed, in each process.
+Every rank and every loader worker goes through the same order and parses and tokenises only its own rows. The work of
+each on all rows is reading (from the machine's page cache, for all but the first), decompressing and finding line ends:
+some hundred MB a second, against some MB a second of tokenising. Memory is two blocks of rows that are not parsed, in
+each process.
 
-The state of a stream is the number of samples drawn. To begin somewhere else, the shards before that place are passed
-over by their row counts, and the rows before it in its own shard are decompressed but not parsed. Counts are learned by
+The state of a stream is the number of samples drawn. To begin at another place, the shards before it are passed over by
+their row counts, and the rows before it in its own shard are decompressed but not parsed. Counts are learned by
 reading, kept in the cache, and found by counting where they are lost.
 """
 
@@ -34,7 +32,7 @@ KEPT = 2  # blocks: a batch may begin in one and end in the next
 
 @dataclass(frozen=True)
 class Travel:
-    """How far rows are from their place in the shards' order, in places. longest is of the block that was measured."""
+    """How far rows are from their position in the shards' order. longest is of the block that was measured."""
 
     mean: float
     longest: int
@@ -54,7 +52,7 @@ class Block:
         self.starts.append(self.starts[-1] + len(piece))
 
     def at(self, place: int) -> tuple[Piece, int]:
-        """The piece that has the row at this place, and its number there."""
+        """Returns the piece that has the row at this place, and its number there."""
         index = int(self.order[place])
         number = int(np.searchsorted(self.starts, index, side="right")) - 1
         return self.pieces[number], index - self.starts[number]
@@ -71,7 +69,7 @@ class ShuffledShards:
         learn: Callable[[], None] = lambda: None,
         keep: Callable[[], None] = lambda: None,
     ) -> None:
-        """seed: None for the order of the files. learn: takes over counts from elsewhere; keep: keeps those found."""
+        """seed: None for the order of the files. learn: reads counts from elsewhere; keep: writes those found."""
         self._shards, self._buffer, self._seed = shards, buffer, seed
         self._learn, self._keep = learn, keep
         self._blocks: OrderedDict[tuple[int, int], Block] = OrderedDict()
@@ -100,18 +98,18 @@ class ShuffledShards:
         return found
 
     def order(self, turn: int) -> np.ndarray:
-        """(shards,), the numbers of the shards in the order in which a pass takes them."""
+        """Returns (shards,), the numbers of the shards in the order in which a pass takes them."""
         if self._seed is None:
             return np.arange(len(self._shards))
         return np.random.default_rng([*self._seed, turn]).permutation(len(self._shards))
 
     def at(self, draw: int) -> tuple[Piece, int]:
-        """Return the piece of a shard that holds the row of a draw, and the row's number in it."""
+        """Returns the piece of a shard that holds the row of a draw, and the row's number in it."""
         turn, place = self.place(draw)
         return self._block(turn, place // self._buffer).at(place % self._buffer)
 
     def place(self, draw: int) -> tuple[int, int]:
-        """Draw → (pass, place in it). Counts nothing while the first pass is not over."""
+        """Returns (pass, place in it) of a draw. Counts nothing before the end of the first pass."""
         if self.known is None:
             number, place = divmod(draw, self._buffer)
             if place < len(self._block(0, number)):
@@ -122,7 +120,7 @@ class ShuffledShards:
         return draw // rows, draw % rows
 
     def travel(self) -> Travel:
-        """Measure how far the rows of the first pass's first block are from their places."""
+        """Measures how far the rows of the first pass's first block are from their positions."""
         order = self._block(0, 0).order
         moved = np.abs(order - np.arange(len(order)))
         return Travel(float(moved.mean()), int(moved.max())) if len(order) else Travel(0.0, 0)
@@ -156,7 +154,7 @@ class ShuffledShards:
         return block
 
     def _beginning(self, turn: int, number: int, order: np.ndarray) -> tuple[int, int]:
-        """Where a block begins: the place of its shard in the order, and the row in that."""
+        """Returns where a block begins: the position of its shard in the order, and the row in that."""
         if number == 0:
             return 0, 0
         if (turn, number - 1) in self._ends:

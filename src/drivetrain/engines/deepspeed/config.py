@@ -1,4 +1,4 @@
-"""The JSON DeepSpeed is started with: what the run decides, and under it what the user's own JSON adds."""
+"""The JSON that DeepSpeed is started with: the run's settings, completed by the user's own JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PERSISTENT = (
 def zero_json(
     block: DeepspeedEngine, precision: Precision, max_grad_norm: float | None, sizes: Sequence[int], on_gpu: bool
 ) -> dict[str, Any]:
-    """sizes: elements of each parameter.
+    """Returns the JSON. sizes: elements of each parameter.
 
     Accumulation and the division by it stay out of DeepSpeed (one micro-batch a step, as far as it knows), and so does
     autocast: gradients are summed in fp32 under every precision.

@@ -63,7 +63,7 @@ class DeepspeedEngine(AutogradEngine):
         return "nvme" in (self._config.offload_optimizer, self._config.offload_parameters)
 
     def _build_optimizer(self, build: OptimizerFactory) -> torch.optim.Optimizer:
-        """torch's, over the flat partitions that ZeRO puts in place of the parameters."""
+        """Returns torch's optimizer, over the flat partitions that ZeRO puts in place of the parameters."""
         made = build(self._model, _without_fused_sgd)
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         self._groups = [[names[id(p)] for p in group["params"]] for group in made.param_groups]
@@ -79,7 +79,7 @@ class DeepspeedEngine(AutogradEngine):
         return engine
 
     def _wrap_auxiliary(self, model: nn.Module) -> Callable[..., Any]:
-        """Under stage 3 sharded by a DeepSpeedEngine of its own, else whole on every rank."""
+        """Wraps an auxiliary model: under stage 3 sharded by a DeepSpeedEngine of its own, else whole on every rank."""
         if self._config.stage < 3:
             return super()._wrap_auxiliary(model)
         precision = self._options.precision
@@ -123,7 +123,7 @@ class DeepspeedEngine(AutogradEngine):
             self._check_shards("parameters", sum(partitions.shard(p).numel() for p in trained), total)
 
     def _check_shards(self, what: str, own: int, total: int) -> None:
-        """Together the ranks hold one copy, beside what partitions are padded with."""
+        """Checks that the ranks together hold one copy, beside the padding of partitions."""
         world = self._ranks.world
         together = int(self._ranks.sum(torch.tensor(own, device=self._device)))
         padding = world * world * 64 * (1 + len(list(self._model.parameters())))
@@ -132,12 +132,13 @@ class DeepspeedEngine(AutogradEngine):
 
     @property
     def _scaled_by_zero(self) -> bool:
-        """Whether DeepSpeed multiplies the loss and divides the gradients, by the scale it is given."""
+        """Returns whether DeepSpeed multiplies the loss and divides the gradients, by the scale it gets."""
         return self._scaler.is_enabled() and self._config.stage > 0
 
     @property
     def _inference(self) -> nn.Module:
-        """Up to stage 2 every rank holds the whole model, and runs as many batches as it has."""
+        """Returns the module for inference. Up to stage 2 every rank holds the whole model, and runs as many batches as
+        it has."""
         return self._forward if self._config.stage == 3 else self._model
 
     def engaged(self) -> Engaged:
@@ -175,7 +176,8 @@ class DeepspeedEngine(AutogradEngine):
         return loss
 
     def _tell_of_idle(self, names: list[str]) -> None:
-        """ZeRO puts zeros in the place of a gradient that is missing, where other engines leave the parameter."""
+        """Warns of parameters without a gradient: ZeRO uses zeros in place of a missing gradient, where other engines
+        leave the parameter."""
         self._told_of_idle = True
         if names and self._ranks.is_first:
             shown = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
@@ -206,7 +208,7 @@ class DeepspeedEngine(AutogradEngine):
         return StepResult(norm, skipped, scales=None if scale is None else lambda: (scale, scale))
 
     def _rescale(self, overflowed: bool) -> None:
-        """GradScaler's rule, told by DeepSpeed whether the step overflowed."""
+        """Applies GradScaler's rule; DeepSpeed reports whether the step overflowed."""
         state = self._scaler.state_dict()
         good = 0 if overflowed else state["_growth_tracker"] + 1
         factor = 1.0
@@ -223,7 +225,7 @@ class DeepspeedEngine(AutogradEngine):
         return {name: partitions.shape_of(held) for name, held in self._held().items()}
 
     def _held(self) -> dict[str, Tensor]:
-        """What checkpoints hold, parameters as DeepSpeed knows them."""
+        """Returns the contents of checkpoints, with parameters in DeepSpeed's form."""
         return kept(self._model, self._model.state_dict(keep_vars=True))
 
     def weights(self) -> dict[str, Tensor]:
@@ -294,14 +296,14 @@ class DeepspeedEngine(AutogradEngine):
         return None
 
     def _linked(self, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
-        """The parameters by name, their moments within reach."""
+        """Returns the parameters by name, with their moments linked."""
         parameters = dict(self._model.named_parameters())
         for flat, names in zip(partitions.masters(self._zero.optimizer), self._groups, strict=False):
             partitions.link_moments([parameters[name] for name in names], flat, optimizer.state.get(flat, {}))
         return parameters
 
     def _make_state(self) -> None:
-        """Have the optimizer make its state: a step at rate 0 of a loss of 0. What is loaded replaces it."""
+        """Makes the optimizer create its state: a step at rate 0 of a loss of 0. A loaded state replaces it."""
         self._zero.set_gradient_accumulation_boundary(True)
         self._at_rate(0.0)
         self._rehearse(self._backward)
@@ -338,7 +340,7 @@ class DeepspeedEngine(AutogradEngine):
 def _without_fused_sgd(
     cls: type[torch.optim.Optimizer], groups: list[dict[str, Any]], arguments: dict[str, Any]
 ) -> torch.optim.Optimizer:
-    """torch's fused SGD wants its momentum before the first step, and ZeRO's partitions come after it is made."""
+    """Switches torch's fused SGD off: it needs its momentum before the first step, and ZeRO's partitions come later."""
     if cls is torch.optim.SGD:
         arguments = {key: value for key, value in arguments.items() if key != "fused"}
     return plainly(cls, groups, arguments)

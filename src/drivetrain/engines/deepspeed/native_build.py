@@ -1,4 +1,5 @@
-"""DeepSpeed made ready to start without compiling anything, or (nvme) with one build, told and never left half done."""
+"""Prepares DeepSpeed to start without compiling anything, or (nvme) with one build, which is announced and never left
+half done."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ LOG = logging.getLogger(__name__)
 
 
 def deepspeed_ready(nvme: bool) -> None:
-    """Import DeepSpeed and have it join the process group that there is. nvme: have its access to disks as well."""
+    """Imports DeepSpeed and joins it to the existing process group. nvme: prepares its access to disks as well."""
     try:
         import deepspeed
     except ImportError as error:
@@ -56,10 +57,10 @@ def _async_io_ready() -> None:
 
 
 def built(name: str, load: Callable[[], object], patience: float = 60.0) -> None:
-    """Load a native extension; the first process of the machine that comes here compiles it, others wait for it.
+    """Loads a native extension; the first process of the machine compiles it, others wait for it.
 
-    A process that is killed lets go of its file lock, but torch's own lock stays in the folder: one that nobody works
-    at is cleared away. patience: seconds without a change after which a build by other software counts as dead.
+    A killed process releases its file lock, but torch's own lock stays in the folder: an abandoned one is deleted.
+    patience: seconds without a change after which a build by other software counts as dead.
     """
     folder = build_folder(name)
     if is_built(folder):
@@ -90,7 +91,7 @@ def _compile(folder: Path, load: Callable[[], object]) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """The system gives the lock back when its holder dies."""
+    """Holds a lock, which the system releases when its holder dies."""
     lock = FileLock(folder.with_name(f"{folder.name}.drivetrain.lock"))
     try:
         lock.acquire(timeout=1)
@@ -104,7 +105,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _until_it_ends(folder: Path, patience: float) -> None:
-    """Another program's build is waited for as long as it goes on; what a dead one left is taken away."""
+    """Waits for another program's build as long as it goes on, and deletes the remains of a dead one."""
     if is_building(folder, patience):
         LOG.warning("another program compiles %s; waiting for it ...", folder.name)
     while (folder / "lock").exists() and is_building(folder, patience):
@@ -115,7 +116,7 @@ def _until_it_ends(folder: Path, patience: float) -> None:
 
 
 def swap_folder(parent: Path | None, ranks: Communicator) -> Scratch:
-    """A folder of this run alone: DeepSpeed's own file names are the same in every run."""
+    """Returns a folder of this run alone: DeepSpeed's own file names are the same in every run."""
     assert parent is not None, "a rule asks for it"
     made: list[Scratch] = []
 

@@ -1,6 +1,6 @@
-"""What ZeRO has cut up, whole again and by name: DeepSpeed's partitions as this project's state.
+"""Converts DeepSpeed's partitions to this project's state: whole tensors by name.
 
-Functions that give whole tensors are called by all ranks alike; a parameter is gathered at a time.
+Functions that return whole tensors are called by all ranks alike; a parameter is gathered at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ T = TypeVar("T")
 
 
 def is_sharded(parameter: Tensor) -> bool:
-    """Stage 3 leaves an empty tensor, with the shape and the shard beside it."""
+    """Returns whether a parameter is sharded: stage 3 leaves an empty tensor, with the shape and the shard beside
+    it."""
     return hasattr(parameter, "ds_id")
 
 
@@ -37,14 +38,14 @@ def shape_of(parameter: Any) -> torch.Size:
 
 
 def shard(parameter: Any) -> Tensor:
-    """Stage 3: this rank's piece, flat and padded."""
+    """Returns this rank's shard under stage 3, flat and padded."""
     piece = parameter.ds_tensor
     assert isinstance(piece, Tensor)
     return piece
 
 
 def held(parameter: Any) -> Tensor:
-    """This rank's part: the shard, or all of it where stage 3 keeps small parameters whole."""
+    """Returns this rank's part: the shard, or all of it where stage 3 keeps small parameters whole."""
     if not is_sharded(parameter):
         return parameter.detach()
     whole: Tensor = parameter.data
@@ -52,7 +53,7 @@ def held(parameter: Any) -> Tensor:
 
 
 def whole(parameter: Tensor) -> Tensor:
-    """A weight or buffer; of a trained weight the master copy."""
+    """Returns a whole weight or buffer; for a trained weight the master copy."""
     if isinstance(parameter, nn.Parameter) and parameter.requires_grad:
         master = safe_get_full_fp32_param(parameter)
         if master is not None:
@@ -64,7 +65,8 @@ def whole(parameter: Tensor) -> Tensor:
 
 
 def own(parameter: Tensor, rank: int) -> Tensor | Shard | None:
-    """What this rank has of a weight or buffer; of a trained weight, of the master copy. None if it has nothing."""
+    """Returns this rank's part of a weight or buffer; for a trained weight, of the master copy. None if it has
+    nothing."""
     trained = isinstance(parameter, nn.Parameter) and parameter.requires_grad
     if trained and hasattr(parameter, "_hp_mapping"):
         return _fragment(parameter, None)
@@ -81,7 +83,7 @@ def own_moment(parameter: Tensor, key: str, rank: int) -> Shard | None:
 
 
 def _fragment(parameter: Any, key: str | None) -> Shard | None:
-    """Stages 1 and 2: the part of it that lies in this rank's partition, if any."""
+    """Returns the part of a parameter that lies in this rank's partition, if any, under stages 1 and 2."""
     mapping = parameter._hp_mapping
     if mapping is None:
         return None
@@ -89,7 +91,7 @@ def _fragment(parameter: Any, key: str | None) -> Shard | None:
 
 
 def _stretch(local: Tensor, parameter: Tensor, rank: int) -> Shard:
-    """Stage 3: without the padding. Copied where DeepSpeed's buffer is used again."""
+    """Returns the shard without the padding, under stage 3. Copied if DeepSpeed's buffer is used again."""
     shape, size = shape_of(parameter), shard(parameter).numel()
     first = min(rank * size, shape.numel())
     return Shard(local.flatten()[: min(size, shape.numel() - first)].clone(), shape, (first,))
@@ -97,7 +99,7 @@ def _stretch(local: Tensor, parameter: Tensor, rank: int) -> Shard:
 
 @torch.no_grad()
 def fill(parameter: Tensor, value: Tensor, rank: int) -> None:
-    """The reverse: the weight as it is used, and its master copy."""
+    """Fills the weight as it is used, and its master copy: the reverse of `whole`."""
     if not is_sharded(parameter):
         parameter.copy_(value)
         if isinstance(parameter, nn.Parameter) and hasattr(parameter, "_hp_mapping"):
@@ -112,7 +114,7 @@ def fill(parameter: Tensor, value: Tensor, rank: int) -> None:
 
 @torch.no_grad()
 def follow(model: nn.Module, leader: nn.Module, mixing: float) -> None:
-    """Stage 3: mixes a model's trained weights into another's of the same names, a parameter at a time."""
+    """Mixes a model's trained weights into another's of the same names, a parameter at a time, under stage 3."""
     own = dict(model.named_parameters())
     for name, parameter in leader.named_parameters():
         if parameter.requires_grad and name in own:
@@ -134,7 +136,8 @@ def gradient(parameter: Tensor) -> Tensor:
 
 
 def link_moments(parameters: Sequence[Any], flat: Tensor, state: Mapping[str, Any]) -> None:
-    """Stages 1 and 2: DeepSpeed 0.19 links the moments after the first group's first step, and so the first group's."""
+    """Links the moments under stages 1 and 2: DeepSpeed 0.19 does so after the first group's first step, and only for
+    that group."""
     for parameter in parameters:
         if getattr(parameter, "_hp_mapping", None) is not None:
             parameter._hp_mapping.set_optim_state_fragment(flat, state)
@@ -148,20 +151,22 @@ def set_moment(parameter: Tensor, key: str, value: Tensor, rank: int) -> None:
 
 
 def _shard(value: Tensor, parameter: Any, rank: int) -> Tensor:
-    """This rank's piece of a flat tensor, padded with zeros as stage 3 pads (it cannot set uneven ones whole)."""
+    """Returns this rank's shard of a flat tensor, padded with zeros as in stage 3 (which cannot set uneven ones
+    whole)."""
     size = parameter.ds_tensor.numel()
     piece = value.flatten()[rank * size : (rank + 1) * size].to(parameter.ds_tensor.device, torch.float32)
     return nn.functional.pad(piece, (0, size - piece.numel()))
 
 
 def num_masters(optimizer: Any) -> int:
-    """How many elements those are, also of what lies on a disk."""
+    """Returns the number of elements of the masters, including those on a disk."""
     counts = getattr(optimizer, "fp16_partitioned_groups_flat_numel", None)
     return sum(counts) if counts is not None else sum(master.numel() for master in masters(optimizer))
 
 
 def masters(optimizer: Any) -> list[Tensor]:
-    """The flat fp32 partitions that this rank updates (each kind of ZeRO optimizer names them otherwise)."""
+    """Returns the flat fp32 partitions that this rank updates (each kind of ZeRO optimizer has another name for
+    them)."""
     for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat", "fp32_groups_flat_partition"):
         if hasattr(optimizer, name):
             return list(getattr(optimizer, name))
@@ -169,10 +174,10 @@ def masters(optimizer: Any) -> list[Tensor]:
 
 
 def share_masters(optimizer: Any) -> None:
-    """Stage 3, in fp32: let the master weights be the shards, of which DeepSpeed has made a second copy.
+    """Makes the master weights the shards themselves under stage 3 in fp32; DeepSpeed has made a second copy of them.
 
-    It means to do so itself, but compares a tensor's device with a string (0.19), which is never equal. A rank holds
-    4 bytes less for each of its weights; the step's copy of masters into shards finds them equal.
+    DeepSpeed intends to do so itself, but compares a tensor's device with a string (0.19), which is never equal. A rank
+    holds 4 bytes less for each of its weights; the step's copy of masters into shards finds them equal.
     """
     shards = getattr(optimizer, "fp16_partitioned_groups_flat", ())
     for master, flat in zip(masters(optimizer), shards, strict=False):
@@ -182,14 +187,14 @@ def share_masters(optimizer: Any) -> None:
 
 
 def masters_apart(optimizer: Any) -> list[Tensor]:
-    """Those of them that are no shards at the same time."""
+    """Returns the masters that are no shards at the same time."""
     shards = getattr(optimizer, "fp16_partitioned_groups_flat", ())
     places = {flat.data_ptr() for flat in shards if flat is not None}
     return [master for master in masters(optimizer) if not master.numel() or master.data_ptr() not in places]
 
 
 def held_bytes(model: nn.Module, zero: Any, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Master weights beside the shards count as optimizer state; DeepSpeed does not tell of the gradients' buffers."""
+    """Counts master weights beside the shards as optimizer state; DeepSpeed does not report the gradients' buffers."""
     found = {"frozen": 0, "trained": 0}
     for parameter in model.parameters():
         found["trained" if parameter.requires_grad else "frozen"] += held(parameter).nbytes
@@ -198,11 +203,11 @@ def held_bytes(model: nn.Module, zero: Any, optimizer: torch.optim.Optimizer) ->
 
 
 def present(held: Mapping[str, T | None]) -> dict[str, T]:
-    """What this rank has; the rest lies in others' partitions."""
+    """Returns the tensors that this rank has; the rest lies in others' partitions."""
     return {name: value for name, value in held.items() if value is not None}
 
 
 def kinds(flat: Any, state: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """A partition's state as the names of its moments, and what counts for all parameters alike."""
+    """Divides a partition's state into the names of its moments, and values shared by all parameters."""
     moments = [key for key, value in state.items() if isinstance(value, Tensor) and value.shape == flat.shape]
     return moments, {key: value for key, value in state.items() if key not in moments and value is not None}

@@ -1,4 +1,4 @@
-"""A model in a DeepSpeedEngine."""
+"""Wraps a model in a DeepSpeedEngine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from drivetrain.errors import problem
 
 
 class InAutocast(nn.Module):
-    """The model, its forward in autocast: DeepSpeed's engine switches off an autocast that is opened around it."""
+    """The model with its forward in autocast: DeepSpeed's engine switches off an autocast that is opened around it."""
 
     def __init__(self, model: nn.Module, context: Callable[[], AbstractContextManager[object]]) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class InAutocast(nn.Module):
 
 
 def wrap_deepspeed(model: nn.Module, optimizer: torch.optim.Optimizer | None, json: dict[str, Any]) -> Any:
-    """A DeepSpeedEngine; the process group is joined already. The model's parameters stay where they are named."""
+    """Returns a DeepSpeedEngine; the process group is joined already. The model's parameters keep their names."""
     import deepspeed
 
     try:

@@ -1,6 +1,7 @@
-"""What a forward pass of the whole model shows of how it can be cut into pipeline stages.
+"""Discovers how a model can be cut into pipeline stages, from a forward pass of the whole model.
 
-No architecture has to be known: what runs before and after the blocks, what they hand on, what each part costs.
+No architecture has to be known: the pass shows which modules run before and after the blocks, what they pass on, and
+what each part costs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from drivetrain.memory.recompute import repeated_blocks
 
 @dataclass(frozen=True)
 class HiddenShape:
-    """How the shape of what travels follows from a batch: (samples, a length of some input, ...)."""
+    """The shape of tensors between stages as a function of a batch: (samples, a length of some input, ...)."""
 
     length_of: str | None  # the input whose second dimension is the second one here
     rest: tuple[int, ...]  # the other dimensions, which do not change; the second too if length_of is None
@@ -34,7 +35,7 @@ class HiddenShape:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What a forward pass of the whole model showed."""
+    """The findings of a forward pass of the whole model."""
 
     container: str  # name of what holds the blocks
     blocks: list[str]
@@ -49,7 +50,8 @@ class Anatomy:
 def dissect(
     model: nn.Module, batches: Sequence[dict[str, Tensor]], forward: Callable[[nn.Module, Any], Any]
 ) -> Anatomy:
-    """Run two batches of unlike shape forward, and see. UserError for models that cannot be cut.
+    """Runs two batches of different shape forward, and returns the findings. Raises UserError for models that cannot be
+    cut.
 
     forward: (model, batch) → anything, as the workload calls it.
     """
@@ -73,7 +75,7 @@ def dissect(
 
 
 def _chain(model: nn.Module) -> list[nn.Module]:
-    """The blocks that are dealt to stages: those that repeat in one container."""
+    """Returns the blocks that are divided among stages: those that repeat in one container."""
     repeated = {id(block) for block in repeated_blocks(model)}
     for container in model.modules():
         chain = [child for child in container.children() if id(child) in repeated]
@@ -127,7 +129,7 @@ def _watched(
 
 
 def _around(model: nn.Module, blocks: Sequence[nn.Module]) -> set[str]:
-    """The modules that hold the blocks: the model, its body, the container."""
+    """Returns the modules that hold the blocks: the model, its body, the container."""
     wanted = {id(block) for block in blocks}
     return {
         name
@@ -139,7 +141,7 @@ def _around(model: nn.Module, blocks: Sequence[nn.Module]) -> set[str]:
 def _parts(
     model: nn.Module, blocks: Sequence[nn.Module], called: Sequence[tuple[str, int]]
 ) -> tuple[list[str], list[str]]:
-    """Outermost modules that keep something (weights, statistics) and run before and after the blocks."""
+    """Returns the outermost modules that have a state (weights, statistics) and run before and after the blocks."""
     inside = {id(module) for block in blocks for module in block.modules()}
     around, modules = _around(model, blocks), dict(model.named_modules())
     before: list[str] = []
@@ -160,7 +162,8 @@ def _parts(
 
 
 def _tied(model: nn.Module, blocks: Sequence[nn.Module], before: Sequence[str], after: Sequence[str]) -> list[str]:
-    """The weights that the first and the last stage share. UserError for others that belong to more than one stage."""
+    """Returns the weights that the first and the last stage share. Raises UserError for others that belong to several
+    stages."""
     around = _around(model, blocks)
     loose = [name for name, _ in model.named_parameters() if name.rpartition(".")[0] in around]
     if loose:
@@ -178,7 +181,7 @@ def _tied(model: nn.Module, blocks: Sequence[nn.Module], before: Sequence[str], 
 
 
 def within(name: str, modules: Sequence[str]) -> bool:
-    """Whether a name is one of the modules', or of something in them."""
+    """Returns whether a name is one of the modules', or of something in them."""
     return any(name == module or name.startswith(f"{module}.") for module in modules)
 
 
@@ -206,7 +209,7 @@ def _hidden_shape(
 
 
 def balanced(costs: Sequence[int], stages: int) -> list[range]:
-    """Contiguous parts whose dearest is as cheap as can be; none is empty. Dynamic programming."""
+    """Returns contiguous parts whose most expensive one is as cheap as possible; none is empty. Dynamic programming."""
     total = [0, *itertools.accumulate(costs)]
     best: dict[tuple[int, int], tuple[int, list[int]]] = {(0, 0): (0, [])}
     for stage in range(1, stages + 1):

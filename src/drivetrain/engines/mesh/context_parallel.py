@@ -1,7 +1,7 @@
-"""Context parallel: each rank has a part of every sequence; for attention they trade parts for heads.
+"""Context parallel: each rank has a part of every sequence; for attention they exchange parts for heads.
 
 Jacobs et al. 2023, "DeepSpeed Ulysses": before attention an all-to-all gives each rank whole sequences of some heads,
-after it another gives back its part of all heads. It asks nothing of the attention kernel, so it works wherever a
+after it another gives back its part of all heads. It needs nothing of the attention kernel, so it works wherever a
 collective does; the number of heads bounds the degree.
 """
 
@@ -29,7 +29,7 @@ WITHOUT_EFFECT = {"position_ids", "cache_position", "use_cache", "output_attenti
 
 
 class _AllToAll(torch.autograd.Function):
-    """Dimension `give` is dealt to the ranks, what comes from them is joined in dimension `join`."""
+    """Divides dimension `give` among the ranks, and joins what comes from them in dimension `join`."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, give: int, join: int, group: dist.ProcessGroup) -> Tensor:
@@ -47,7 +47,7 @@ class _AllToAll(torch.autograd.Function):
 
 
 class Ulysses:
-    """Transformers' attention function over a group of ranks; with whole sequences, its usual one."""
+    """Transformers' attention function over a group of ranks; for whole sequences, its usual one."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -56,7 +56,7 @@ class Ulysses:
 
     @contextmanager
     def whole_sequences(self) -> Iterator[None]:
-        """Within, every rank has whole sequences."""
+        """While the block runs, every rank has whole sequences."""
         self.has_whole_sequences = True
         try:
             yield
@@ -66,9 +66,9 @@ class Ulysses:
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **how: Any
     ) -> tuple[Tensor, None]:
-        """query: (B, heads, T, width), key and value with their own heads → (B, T, heads, width).
+        """Returns (B, T, heads, width). query: (B, heads, T, width), key and value with their own heads.
 
-        UserError for anything but causal attention, which may look back so far only (sliding_window).
+        Raises UserError for anything but causal attention, with or without a sliding_window.
         """
         if self._calls is not None:
             self._calls.append((getattr(module, "layer_idx", None), how.get("sliding_window")))
@@ -87,7 +87,7 @@ class Ulysses:
     def _attended(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, how: Mapping[str, Any]
     ) -> tuple[Tensor, None]:
-        """Of whole sequences."""
+        """Returns attention of whole sequences."""
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         length, window = query.shape[2], how.get("sliding_window")
@@ -96,9 +96,9 @@ class Ulysses:
 
     @contextmanager
     def called_by(self, blocks: int, config: Any) -> Iterator[None]:
-        """UserError unless each of so many blocks calls it within, and tells it of its window.
+        """While the block runs, counts calls. Raises UserError unless each of so many blocks calls it, with its window.
 
-        Another kind of layer would see a part of the sequence, and some architectures keep attention to a window by
+        A layer of another kind would see a part of the sequence, and some architectures limit attention to a window by
         their mask alone, which is not made here. config: Transformers', of the model.
         """
         self._calls = []
@@ -122,12 +122,12 @@ class Ulysses:
 
 @functools.lru_cache(maxsize=2)
 def _band(length: int, window: int, device: torch.device) -> Tensor:
-    """(length, length): true where a position may look: at itself and the window - 1 before it."""
+    """Returns (length, length): true where a position may look: at itself and the window - 1 before it."""
     return torch.ones(length, length, dtype=torch.bool, device=device).tril().triu(1 - window)
 
 
 def use_ulysses(model: nn.Module, group: dist.ProcessGroup, heads_share: int) -> Ulysses:
-    """Put it in the place of the model's attention. heads_share: tensor ranks among which heads are dealt already."""
+    """Replaces the model's attention. heads_share: tensor ranks that heads are divided among already."""
     from transformers import AttentionInterface
 
     config, ranks = getattr(model, "config", None), dist.get_world_size(group)
@@ -146,9 +146,9 @@ def use_ulysses(model: nn.Module, group: dist.ProcessGroup, heads_share: int) ->
 
 
 def part_of(batch: Batch, pads: Mapping[str, int | None], rank: int, ranks: int, multiple: int = 1) -> Batch:
-    """This rank's part of every sequence, padded to parts of one length, a multiple of `multiple`.
+    """Returns this rank's part of every sequence, padded to parts of one length, a multiple of `multiple`.
 
-    pads: by tensor, what a position that is none holds; None: it counts on from the one before.
+    pads: by tensor, the value of a padding position; None: it counts on from the one before.
     """
     found = dict(batch)
     for name, pad in pads.items():

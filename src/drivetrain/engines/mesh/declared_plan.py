@@ -1,6 +1,6 @@
-"""A tensor-parallel plan that a user declared, held against the model: everything in it that does not fit, at once.
+"""Checks a tensor-parallel plan that a user declared against the model: reports everything that does not fit, at once.
 
-What is wrong in other ways (a layer between two parts that reads whole features) the trial step at set-up finds.
+Other faults (a layer between two parts that reads whole features) are found by the dry run at set-up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STYLES = (*SPLIT, SUMMED, "replicate")
 
 
 def check_declared(model: nn.Module, declared: Mapping[str, str]) -> None:
-    """UserError with all that is wrong: unknown styles, names of no layer, layers of another kind, halves of pairs."""
+    """Raises UserError with all faults: unknown styles, names of no layer, layers of another kind, halves of pairs."""
     modules = dict(model.named_modules())
     problems: list[Problem] = []
     plan: dict[str, str] = {}
@@ -54,7 +54,7 @@ def _of_name(model: nn.Module, pattern: str, found: Sequence[str]) -> Iterator[P
 
 
 def _of_kind(model: nn.Module, pattern: str, style: str, found: Sequence[str]) -> list[Problem]:
-    """A style on a layer that it does not split."""
+    """Reports a style on a layer that it does not split."""
     kind = nn.Linear if style in LINEAR else nn.Embedding if style in EMBEDDING else nn.Module
     bare = layers_of(model)
     others = [name for name in found if not isinstance(bare.get(name) or model.get_submodule(name), kind)]
@@ -71,9 +71,10 @@ def _of_kind(model: nn.Module, pattern: str, style: str, found: Sequence[str]) -
 
 
 def _half_pairs(model: nn.Module, plan: Mapping[str, str]) -> Iterator[Problem]:
-    """Blocks with layers that give parts of features (colwise) and none that takes them (rowwise), or the other way.
+    """Reports blocks with layers that produce parts of features (colwise) and none that takes them (rowwise), or the
+    reverse.
 
-    Where some lack the one and some the other the two may belong together: the trial step tells.
+    If some lack the one and some the other, the two may belong together: the dry run decides.
     """
     blocks = {id(block) for block in repeated_blocks(model)}
     prefixes = [name for name, module in model.named_modules() if id(module) in blocks]
@@ -109,12 +110,12 @@ def _half_pair(model: nn.Module, pattern: str, style: str, plan: Mapping[str, st
 
 
 def _layers(model: nn.Module) -> list[str]:
-    """Names of what can be split, the numbers of repeated parts as *."""
+    """Returns names of layers that can be split, with the numbers of repeated parts as *."""
     return list(dict.fromkeys(map(_general, layers_of(model))))
 
 
 def _general(name: str) -> str:
-    """layers.0.wide → layers.*.wide; the number of a layer in a Sequential is its name."""
+    """Generalises layers.0.wide → layers.*.wide; the number of a layer in a Sequential is its name."""
     *within, last = name.split(".")
     return ".".join([*("*" if part.isdigit() else part for part in within), last])
 

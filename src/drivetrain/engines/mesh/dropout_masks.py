@@ -1,9 +1,10 @@
-"""Dropout under tensor parallelism: one mask for what ranks hold copies of, masks of their own for what they share out.
+"""Dropout under tensor parallelism: one mask for tensors that ranks hold copies of, separate masks for those that they
+split.
 
-Tensor ranks draw from one random stream, or their copies would part. Between the two layers of a pair (in attention,
+Tensor ranks draw from one random stream, or their copies would diverge. Between the two layers of a pair (in attention,
 in a feed-forward part) each rank has other heads or features, and the shared stream would drop the same ones of each
-rank's. There a stream is drawn from that follows from the shared one and the rank (Megatron-LM keeps a second state of
-the generator instead), so that recomputing a block, which restores the shared one, draws the same masks again.
+rank's. There masks are drawn from a stream that is derived from the shared one and the rank (Megatron-LM keeps a second
+state of the generator instead), so that recomputing a block, which restores the shared one, draws the same masks again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ State = tuple[Tensor, Tensor | None]  # of the generators of the CPU and of the 
 
 
 def own_masks(model: nn.Module, plan: Mapping[str, str], rank: int) -> None:
-    """In place. plan: module name → style."""
+    """Gives split layers masks of their own, in place. plan: module name → style."""
     if not any(drops(module) for module in model.modules()):
         return  # reading and setting generators would cost a little, and break compiled blocks up
     streams = _Streams(rank)
@@ -40,7 +41,8 @@ def own_masks(model: nn.Module, plan: Mapping[str, str], rank: int) -> None:
 
 
 def drops(module: nn.Module) -> bool:
-    """Transformers' attention keeps its rate as a number; where dropout is a module, that is called p."""
+    """Returns whether a module drops: Transformers' attention keeps its rate as a number; a dropout module's is called
+    p."""
     rates = (v for k, v in vars(module).items() if "drop" in k or (k == "p" and "Drop" in type(module).__name__))
     return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
@@ -54,7 +56,7 @@ class _Streams:
 
     @property
     def _parted(self) -> bool:
-        """Recomputing may end between a pair, once it has what it is for, and puts the generators back by itself."""
+        """Restores generators although recomputing may end between a pair, once it has what it needs."""
         return self._shared is not None and torch.initial_seed() == self._seed
 
     @torch.compiler.disable
@@ -74,7 +76,7 @@ class _Streams:
 
     @torch.compiler.disable
     def lend(self, module: nn.Module, args: Any) -> None:
-        """The shared stream, for one draw."""
+        """Returns to the shared stream for one draw."""
         del args
         self._own = _state() if module.training and self._parted else None
         if self._own is not None:

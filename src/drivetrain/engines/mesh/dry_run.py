@@ -1,11 +1,11 @@
-"""A trial step at set-up: spread over the ranks, a model has to give each parameter the gradient that it gives whole.
+"""Runs a trial step at set-up: the spread model has to give each parameter the gradient that it has in the whole model.
 
-The loss alone says little: at a random start it is near the logarithm of the number of classes, whatever the model
-computes, and a copy of a weight that gets a part of its gradient leaves it as it is. So every gradient is compared, of
-a few short samples, without dropout and autocast. No whole gradient is kept: of each its norm is, and FOLDS sums, of
-every FOLDS-th number each, which add up over samples and ranks as gradients do.
+The loss alone shows little: at a random start it is near the logarithm of the number of classes, whatever the model
+computes, and a copy of a weight that gets a part of its gradient does not change it. So every gradient is compared, for
+a few short samples, without dropout and autocast. No whole gradient is kept, only its norm and FOLDS sums, of every
+FOLDS-th number each, which add up over samples and ranks as gradients do.
 
-The whole model runs on the first rank alone, which tells the others what it found: ranks of one machine share its
+The whole model runs on the first rank alone, which sends the results to the others: ranks of one machine share its
 cores. It runs on that rank's device if it fits, else on the CPU.
 """
 
@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from drivetrain.config.engines.mesh import MeshEngine
 from drivetrain.config.precision import Precision
@@ -32,6 +31,7 @@ from drivetrain.distributed.rng import restore_rng_state, rng_state
 from drivetrain.engines.auxiliary import Companion
 from drivetrain.engines.base import EngineOptions
 from drivetrain.engines.mesh.block_discovery import Anatomy, dissect
+from drivetrain.engines.mesh.gradient_sketch import NOTHING, sketch
 from drivetrain.engines.mesh.topology import MeshPosition
 from drivetrain.engines.mesh.whole_model import placed
 from drivetrain.engines.state import gathered, local_part
@@ -43,18 +43,16 @@ from drivetrain.workloads.base import Batch, Workload, few
 from drivetrain.workloads.loss_contract import NO_CONTEXT, LossContext, Statistics
 
 SHARES, SAMPLES, POSITIONS = 2, 2, 128  # data ranks that have samples in the trial, of how many positions at most
-FOLDS = 61  # sums that are compared of a gradient: a prime, so that rows and columns mix
 # how far a loss and a gradient may be off, of their size: sums in another order, rounded to the parameters' dtype
 NEAR = {"float32": (1e-4, 1e-3), "float16": (1e-2, 0.05), "bfloat16": (3e-2, 0.2)}
 SMALL, TINY = 0.1, 1e-30  # a loss near 0 is a difference of larger numbers, and as far off as they
 LEAST = 1e-3  # of the largest gradient: what is smaller counts as so large (a key's bias has none but rounding)
 
 Watched = tuple[float, dict[str, Tensor], Statistics]  # loss, sketches of gradients, statistics
-NOTHING = torch.zeros(FOLDS + 1, dtype=torch.float64)
 
 
 def exact(precision: Precision) -> Precision:
-    """The same without rounding that is not the parameters' own."""
+    """Returns the options without rounding other than that of the parameters."""
     return replace(precision, compute=precision.parameters, autocast=False, scaled=False, cast=False, tf32=False)
 
 
@@ -96,27 +94,26 @@ class Trial:
     # --- the whole model ---------------------------------------------------------------------------------------------
 
     def watch(self, model: nn.Module, trains: bool) -> None:
-        """What the whole model makes of the samples: its loss and, if it is to be trained, gradients.
+        """Records the whole model's results on the samples: its loss and, if it is to be trained, gradients.
 
-        Parameters that are all zero would hide the gradients behind them: until the trial is over they hold small
-        numbers.
+        Parameters that are all zero would hide the gradients behind them: during the trial they hold small numbers.
         """
         self._fill(model)
         model.eval()
         self._loss, self._expected, self._found = self._ranks.on_first(lambda: self._watched(model, trains))
 
     def mean(self, sums: Mapping[str, Tensor]) -> Tensor:
-        """These samples' part of the weighted mean over all samples of the trial."""
+        """Returns these samples' part of the weighted mean over all samples of the trial."""
         return torch.stack([sums[name] / self._counts[name] * w for name, w in self._workload.terms.items()]).sum()
 
     def statistics(self, batch: MicroBatch, device: torch.device) -> Statistics:
-        """Those of all samples, as the whole model gave them. device: of the model whose loss gets them."""
+        """Returns statistics of all samples, from the whole model. device: of the model whose loss gets them."""
         own = None if batch.positions is None else torch.from_numpy(batch.positions).to(device)
         sums, rows = ({k: t.to(device) for k, t in some.items()} for some in (self._found.sums, self._found.rows))
         return Statistics(sums, rows, own)
 
     def _watched(self, model: nn.Module, trains: bool) -> Watched:
-        """Its loss, sketches of its gradients, and the statistics of the samples."""
+        """Returns its loss, sketches of its gradients, and the statistics of the samples."""
         beside = [each.model for each in self._beside.auxiliary.values() if isinstance(each, Companion)]
         with placed(model, self._device, beside) as device:  # around hooks and buffers, which know the device
             return self._whole(model, trains, device)
@@ -158,14 +155,15 @@ class Trial:
         self._found = combined([own], self._pieces[:1], torch.device("cpu"))[0]
 
     def _check_same(self, uses: list[set[str]]) -> None:
-        """FSDP sums what has a gradient, in order: ranks that use other parameters sum gradients of different ones."""
+        """Checks that ranks use the same parameters: FSDP sums those that have a gradient, in order, and would mix
+        different ones."""
         some = [name for name in self._expected if any(name not in used for used in uses)]
         if some:
             why = f"{', '.join(some[:5])} get a gradient from some samples only, and ranks cannot tell whose it is"
             raise problem("engine.shard", why, "leave shard out")
 
     def anatomy(self, model: nn.Module) -> Anatomy:
-        """From passes of two samples and of three, as the run will compute them but for dropout."""
+        """Discovers blocks from passes of two samples and of three, computed like the run but without dropout."""
 
         model.eval()
         return self._ranks.on_first(lambda: self._dissected(model))
@@ -181,7 +179,8 @@ class Trial:
     @torch.no_grad()
     def _fill(self, model: nn.Module) -> None:
         for name, parameter in model.named_parameters():
-            if parameter.is_floating_point() and not parameter.any():
+            # most are not zero, which a few numbers show already
+            if parameter.is_floating_point() and not parameter.flatten()[:64].any() and not parameter.any():
                 generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))  # the same on all ranks
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
                 self._filled.append(name)
@@ -190,7 +189,7 @@ class Trial:
         def take(parameter: Tensor) -> None:
             assert parameter.grad is not None
             uses[-1].add(name)
-            self._expected[name] = self._expected.get(name, 0) + _sketch(parameter.grad)
+            self._expected[name] = self._expected.get(name, 0) + sketch(parameter.grad)
             parameter.grad = None
 
         return take
@@ -207,10 +206,11 @@ class Trial:
         loss_of: Callable[[MicroBatch], Tensor | None],
         step: Callable[[MicroBatch], None] | None,
     ) -> set[str]:
-        """UserError, the same on all ranks, unless the spread model does as the whole one.
+        """Raises UserError, the same on all ranks, unless the spread model computes the same as the whole one.
 
-        Returns the parameters that tensor ranks hold copies of and give parts of a gradient, which have to be summed: a
-        norm or an activation with weights between two layers that are split, and the plan does not say so.
+        Returns the parameters that tensor ranks hold copies of and of which each computes a part of the gradient, so
+        that these have to be summed: a norm or an activation with weights between two split layers that the plan does
+        not mention.
 
         loss_of: this rank's part of the mean loss, on the last stage. step: leaves gradients; None: nothing trains.
         """
@@ -247,7 +247,7 @@ class Trial:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 gradient = parameter.grad
-                sketches[name] = NOTHING if gradient is None else _sketch(gathered(gradient))
+                sketches[name] = NOTHING if gradient is None else sketch(gathered(gradient))
         names, found = list(sketches), torch.stack([NOTHING, *sketches.values()])[1:]
         together = self._place.sum(found.to(self._device, copy=True), "tp").cpu()
         near = NEAR[self._precision.parameters][1]
@@ -266,18 +266,18 @@ class Trial:
         return summed
 
     def _off(self, names: list[str], found: Tensor) -> dict[str, float]:
-        """How far each gradient is off, of its own norm."""
-        finite = {name: sketch for name, sketch in self._expected.items() if sketch.isfinite().all()}
-        least = LEAST * max((float(sketch[-1]) for sketch in finite.values()), default=0.0)
+        """Returns how far each gradient is off, relative to its own norm."""
+        finite = {name: expected for name, expected in self._expected.items() if expected.isfinite().all()}
+        least = LEAST * max((float(expected[-1]) for expected in finite.values()), default=0.0)
         errors: dict[str, float] = {}
-        for name, sketch in zip(names, found, strict=True):
+        for name, own in zip(names, found, strict=True):
             if name in finite or name not in self._expected:
                 expected = finite.get(name, NOTHING)
-                errors[name] = float((sketch - expected)[:-1].norm()) / max(float(expected[-1]), least, TINY)
+                errors[name] = float((own - expected)[:-1].norm()) / max(float(expected[-1]), least, TINY)
         return errors
 
     def _failed(self, error: Exception) -> UserError:
-        """For an error of the trial step, which worked with the whole model."""
+        """Reports an error of the trial step, which worked with the whole model."""
         while error.__cause__ is not None and isinstance(error.__cause__, Exception):
             error = error.__cause__
         if isinstance(error, UserError):
@@ -295,15 +295,8 @@ class Trial:
         return problem(f"engine.{axes[0]}" if len(axes) == 1 else "engine", why, fix)
 
 
-def _sketch(gradient: Tensor) -> Tensor:
-    """(FOLDS + 1,), float64, on the CPU: sums over every FOLDS-th number, and the norm."""
-    flat = (gradient.to_dense() if gradient.is_sparse else gradient).detach().flatten()
-    folded = F.pad(flat, (0, -len(flat) % FOLDS)).view(-1, FOLDS).sum(0, dtype=torch.float64)
-    return torch.cat([folded, torch.linalg.vector_norm(flat, dtype=torch.float64)[None]]).cpu()
-
-
 def _short(batch: Batch, workload: Workload) -> Batch:
-    """Where sequences may be cut, the piece of them that has the most targets."""
+    """Returns the piece of the samples with the most targets, if sequences may be cut."""
     pads = workload.by_position
     if not pads or any(t.ndim > 1 and name not in pads for name, t in batch.items()):
         return batch
@@ -317,7 +310,7 @@ def _short(batch: Batch, workload: Workload) -> Batch:
 
 @contextmanager
 def aside(model: nn.Module) -> Iterator[None]:
-    """Without dropout; generators and buffers end as they were."""
+    """Runs without dropout; restores generators and buffers afterwards."""
     state = rng_state()
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     model.eval()

@@ -125,7 +125,7 @@ class MeshEngine(AutogradEngine):
             self._pipeline.begin()
 
     def _tried(self) -> set[str]:
-        """What the trial step found to sum, over tensor ranks."""
+        """Runs the trial step; returns the parameters to sum over tensor ranks."""
         before, precision = (self._options, self._scaler), exact(self._options.precision)
         self._options, self._scaler = replace(self._options, precision=precision), MeshScaler(enabled=False)
         self._tries = True
@@ -171,7 +171,7 @@ class MeshEngine(AutogradEngine):
         return {**super().measured(), **({} if self._pipeline is None else self._pipeline.measured())}
 
     def _copies(self, parameter: Tensor) -> float:
-        """Ranks that hold the same piece of a parameter."""
+        """Returns the number of ranks that hold the same piece of a parameter."""
         return (2 if parameter in self._tied else 1) * self._ranks.world / self._config.pp / shards(parameter)
 
     # --- a step ------------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ class MeshEngine(AutogradEngine):
 
     @property
     def _length_share(self) -> int:
-        """Tensor ranks that share each sequence between the layers."""
+        """Returns the number of tensor ranks that share each sequence between the layers."""
         return self._config.tp if self._config.sequence_parallel else 1
 
     def _loss_sums(self, model: nn.Module, batch: Batch, context: LossContext) -> Mapping[str, Tensor]:
@@ -241,7 +241,7 @@ class MeshEngine(AutogradEngine):
         return result
 
     def _global_norm(self, norms: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """Each piece once, however many ranks hold it."""
+        """Counts each piece once, however many ranks hold it."""
         copies = sent(torch.tensor([self._copies(p) for p in parameters]), self._device)
         squares = (norms**2 / copies).sum()
         return self._ranks.sum(squares).sqrt()
@@ -250,7 +250,7 @@ class MeshEngine(AutogradEngine):
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[MicroBatch], metrics: Mapping[str, Metric]) -> dict[str, float]:
-        """On the last stage, its data ranks together; its last rank tells all."""
+        """Evaluates on the last stage, its data ranks together; its last rank sends the result to all."""
         self._ready_for_inference()
         data_ranks = self._place.group("data")
         for metric in metrics.values():
@@ -284,7 +284,7 @@ class MeshEngine(AutogradEngine):
                 yield from dealt
 
     def _through(self, batch: MicroBatch, work: Callable[[nn.Module, Batch], Any]) -> Any:
-        """What `work` makes of the model and a batch: on the last stage, None on others."""
+        """Returns the result of `work` on the model and a batch on the last stage, None on others."""
         tensors = self._to_device(batch.tensors)
 
         def autocasted(model: nn.Module) -> Any:

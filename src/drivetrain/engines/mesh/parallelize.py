@@ -1,4 +1,4 @@
-"""A whole model made into one rank's part: its stage cut out, the layers of that split, attention traded over ranks."""
+"""Makes one rank's part of a whole model: cuts its stage out, splits its layers, exchanges attention over ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from drivetrain.workloads.base import Workload
 
 @dataclass(frozen=True)
 class RankPart:
-    """What one rank has of a model."""
+    """One rank's part of a model."""
 
     blocks: list[nn.Module]  # its own of those that repeat
     whole: dict[str, torch.Size]  # of all weights, those of other ranks too
@@ -47,17 +47,18 @@ class RankPart:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Numbers in each whole parameter; in codes, weights."""
+        """The number of elements of each whole parameter; for codes, of weights."""
         return {name: self.whole[name].numel() * self.stands.get(name, 1) for name in self.trains}
 
     def held(self, own: nn.Module) -> dict[str, int]:
-        """The same of what a rank holds."""
+        """The same for the rank's part."""
         return {name: p.numel() * self.stands.get(name, 1) for name, p in own.named_parameters()}
 
     def check_pieces(
         self, held: Held, copies: Callable[[Tensor], float], ranks: Communicator, device: torch.device
     ) -> None:
-        """RunError unless the ranks hold all of each parameter together. copies: ranks that hold the same piece."""
+        """Raises RunError unless the ranks hold all of each parameter together. copies: ranks that hold the same
+        piece."""
         pieces = sum(count / copies(held.whole(name)) for name, count in self.held(held).items())
         found = int(ranks.sum(torch.tensor(pieces, dtype=torch.float64, device=device)).round())
         total = sum(self.sizes.values())
@@ -68,7 +69,7 @@ class RankPart:
 def spread(
     model: nn.Module, workload: Workload, config: MeshEngine, place: MeshPosition, options: EngineOptions, trial: Trial
 ) -> RankPart:
-    """In place. model: on the CPU, in its dtype. UserError for what cannot be cut or split so."""
+    """Spreads in place. model: on the CPU, in its dtype. Raises UserError if it cannot be cut or split so."""
     whole = {name: tensor.shape for name, tensor in model.state_dict().items()}
     trains = {name: p.requires_grad for name, p in model.named_parameters()}
     codes = weights_of_codes(model)
@@ -107,8 +108,8 @@ def spread(
 def beside_spread(
     model: nn.Module, workload: Workload, config: MeshEngine, place: MeshPosition, options: EngineOptions
 ) -> nn.Module:
-    """An auxiliary model that runs without gradient, its layers split and sharded as the trained model's are, in place.
-    One whose layers no plan knows is whole on every tensor rank."""
+    """Splits and shards an auxiliary model that runs without gradient like the trained one, in place. One without a
+    plan for its layers is whole on every tensor rank."""
     if config.tp > 1:
         try:
             plan = _plan(model, workload, config, options)
@@ -134,7 +135,7 @@ def shard_apart(root: nn.Module, apart: list[nn.Module], mesh: DeviceMesh, resha
 
 
 def _outline(model: nn.Module) -> nn.Module:
-    """A copy whose tensors are on the meta device."""
+    """Returns a copy whose tensors are on the meta device."""
     empty: dict[int, Any] = {id(buffer): buffer.to("meta") for buffer in model.buffers()}
     for p in model.parameters():
         empty[id(p)] = nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad)
@@ -147,7 +148,7 @@ def _check_no_prompts(workload: Workload) -> None:
 
 
 def _check_layers_stay(model: nn.Module, config: MeshEngine, place: MeshPosition) -> None:
-    """A layer that one rank leaves out by chance and another does not: they would wait for each other for ever."""
+    """Refuses layers that one rank may leave out at random and another not: they would wait for each other for ever."""
     shards = config.shard and place.dp * place.cp > 1
     options = {"pp": config.pp > 1, "cp": config.cp > 1, "shard": shards, "sequence_parallel": config.sequence_parallel}
     given = [name for name, is_on in options.items() if is_on]

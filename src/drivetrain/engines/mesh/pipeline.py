@@ -1,9 +1,10 @@
-"""A pipeline stage at work: micro-batches through torch.distributed.pipelining's schedules, evaluation one by one.
+"""Runs a pipeline stage: micro-batches through torch.distributed.pipelining's schedules, evaluation one by one.
 
 Huang et al. 2019, "GPipe"; Narayanan et al. 2021 (1F1B); Qi et al. 2023, "Zero Bubble Pipeline Parallelism".
 
-A schedule hands stages one flat tensor of one size. What travels is padded to it and cut back, so that micro-batches
-of any shape share a window: every stage knows the batches, and what shape follows from them (cut.HiddenShape).
+A schedule passes one flat tensor of one size between stages. Hidden states are padded to it and cut back, so that
+micro-batches of any shape share a window: every stage knows the batches, and the shapes that follow from them
+(block_discovery.HiddenShape).
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ class Stage(nn.Module):
         self._call = call
 
     def forward(self, given: Tensor, number: Tensor) -> Any:
-        """number: (1,), of the micro-batch. given: what was received; on the first stage, the number again."""
+        """number: (1,), of the micro-batch. given: the received tensor; on the first stage, the number again."""
         assert self._call is not None
         return self._call(given, int(number))
 
 
 class _TimedStage(PipelineStage):
-    """Tells when it computes; the rest of a window it waits for other stages."""
+    """Records when it computes; the rest of a window it waits for other stages."""
 
     def __init__(self, *args: Any, at_work: Callable[[], AbstractContextManager[None]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -81,7 +82,8 @@ class Pipeline:
         transport: torch.dtype,
         length_share: int = 1,
     ) -> None:
-        """transport: dtype of what travels. length_share: ranks that hold a part of each sequence between blocks."""
+        """transport: dtype of the tensors between stages. length_share: ranks that hold a part of each sequence between
+        blocks."""
         self.stage = Stage(model, link)
         self.index, self.count = dist.get_rank(group), dist.get_world_size(group)
         self._link, self._hidden, self._schedule_name = link, hidden, schedule
@@ -90,7 +92,7 @@ class Pipeline:
         self._kept = transport
 
     def begin(self) -> None:
-        """The trial is over, in which all is of the dtype that travels: forget its schedule and what was measured."""
+        """Ends the trial, in which all tensors have the transport dtype: forgets its schedule and its measurements."""
         self._reset()
         self._kept = self._hidden.dtype
 
@@ -100,7 +102,7 @@ class Pipeline:
 
     @property
     def waiting_share(self) -> float | None:
-        """Share of the windows' time in which this stage did not compute: its bubble, and what exchanges take.
+        """Returns the share of the windows' time in which this stage did not compute: its bubble, and exchanges.
 
         None before the second window; the first one also connects the stages.
         """
@@ -108,7 +110,8 @@ class Pipeline:
         return 1 - seconds["at_work"] / seconds["window"] if self._windows > 1 else None
 
     def measured(self) -> dict[str, Any]:
-        """The share of its windows that this stage waits, and the least that the schedule allows, where it is known."""
+        """Returns the share of its windows that this stage waits, and the least that the schedule allows, where it is
+        known."""
         least = None if self._schedule_name == "zero_bubble" else bubble(self.count, self.most_pieces)
         return {"stage": self.index, "waiting_share": self.waiting_share, "bubble": least}
 
@@ -123,16 +126,16 @@ class Pipeline:
     # --- a window ----------------------------------------------------------------------------------------------------
 
     def filled(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """With micro-batches that do not count, where the schedule wants more: as many as stages, or a multiple."""
+        """Adds micro-batches that do not count, if the schedule needs more: as many as stages, or a multiple."""
         have = len(micro_batches)
         wanted = {"gpipe": have, "1f1b": max(have, self.count), "zero_bubble": -(-have // self.count) * self.count}
         missing = wanted[self._schedule_name] - have
         return [*micro_batches, *[MicroBatch(micro_batches[0].tensors, counts=False)] * missing]
 
     def window(self, batches: Sequence[Batch], loss: Work) -> list[Tensor]:
-        """Forward and backward of all micro-batches; their losses, on the last stage.
+        """Runs forward and backward of all micro-batches; returns their losses, on the last stage.
 
-        loss: its result is what backward starts from.
+        loss: returns the tensor that backward starts from.
         """
         shapes = [self._shape(batch) for batch in batches]
         size = rounded(max(map(math.prod, shapes)))
@@ -161,9 +164,10 @@ class Pipeline:
         return losses
 
     def _computed(self, given: Tensor, shape: tuple[int, ...], size: int, work: Callable[[nn.Module], Any]) -> Any:
-        """What `work` makes of the model on the last stage; on others what travels on, padded to `size` numbers.
+        """Returns the result of `work` on the last stage; on others the tensor for the next stage, padded to `size`
+        numbers.
 
-        given: what was received; on the first stage, nothing of use.
+        given: the received tensor; on the first stage, unused.
         """
         self._link.received = None if self.is_first else self._unpacked(given, shape)
         self._link.was_read = self.is_first
@@ -192,7 +196,8 @@ class Pipeline:
         return flat[: math.prod(shape)].view(shape).to(self._kept)
 
     def _schedule(self, num_batches: int, size: int) -> Any:
-        """For so many micro-batches and numbers that travel: the last one, or another in its place."""
+        """Returns a schedule for so many micro-batches and numbers between stages: the last one, or a new one in its
+        place."""
         if self._made is None or self._made[0] != (num_batches, size):
             self._made = None  # its buffers are free before there are others
             buffer = torch.empty(size, dtype=self._transport, device="meta", requires_grad=True)
@@ -213,8 +218,8 @@ class Pipeline:
     # --- evaluation and prediction -----------------------------------------------------------------------------------
 
     def forward_only(self, batch: Batch, work: Callable[[nn.Module], Any]) -> Any:
-        """One batch through all stages; on the last what `work` made of it, elsewhere None. Stages go on to the next
-        batch as soon as they are done with theirs."""
+        """Runs one batch through all stages; returns the result of `work` on the last, None elsewhere. Stages go on to
+        the next batch as soon as they have computed theirs."""
         shape = self._shape(batch)
         size = math.prod(shape)
         received = torch.empty(0 if self.is_first else size, dtype=self._transport, device=self._device)
@@ -241,11 +246,11 @@ def _made(name: str, stage: PipelineStage, num_batches: int) -> Any:
 
 
 def rounded(count: int) -> int:
-    """Up, by an eighth at most beyond GRAIN: windows of like size then share a schedule."""
+    """Rounds up, by an eighth at most beyond GRAIN: windows of like size then share a schedule."""
     step = max(GRAIN, 2 ** (count.bit_length() - 4))
     return math.ceil(count / step) * step
 
 
 def bubble(stages: int, micro_batches: int) -> float:
-    """Share of a window in which a stage waits, under GPipe and 1F1B with stages of equal cost."""
+    """Returns the share of a window in which a stage waits, under GPipe and 1F1B with stages of equal cost."""
     return (stages - 1) / (micro_batches + stages - 1)

@@ -1,8 +1,8 @@
 """Cutting a model into pipeline stages, with all parameter names kept.
 
 A stage keeps the model's whole skeleton. Blocks of other stages become pass-throughs without weights: the one before
-the stage's own gives what was received, the one after it ends the forward pass with what is to be sent. What runs
-before the blocks (embeddings) is kept by the first stage, what runs after them (norm, head, loss) by the last. A weight
+the stage's own returns the received tensor, the one after it ends the forward pass with the tensor to send. Modules
+before the blocks (embeddings) are kept by the first stage, those after them (norm, head, loss) by the last. A weight
 that stands in both places (tied embeddings) is kept by both, under all its names. So a workload calls the model as it
 always does, on every stage, and no architecture has to be known.
 """
@@ -19,11 +19,11 @@ from drivetrain.errors import problem
 
 
 def cut(model: nn.Module, anatomy: Anatomy, own: range, link: Link) -> set[str]:
-    """Leave one stage's part in place: the blocks of `own`. Returns the names of the state that this stage speaks for.
+    """Leaves one stage's part in place: the blocks of `own`. Returns the names of the state that this stage saves.
 
-    Of what several stages hold (tied weights, statistics of a layer without weights that runs before the blocks,
-    buffers of the model itself) the first one speaks: later stages run such layers on what they received, and what
-    comes of it is not read.
+    State that several stages hold (tied weights, statistics of a layer without weights that runs before the blocks,
+    buffers of the model itself) is saved by the first one: later stages run such layers on what they received, and the
+    results are not read.
     """
     tied, idle = _tied(model, anatomy), _idle(model, anatomy)
     _pass_through(model, anatomy, own, link)
@@ -43,7 +43,7 @@ def cut(model: nn.Module, anatomy: Anatomy, own: range, link: Link) -> set[str]:
 
 
 def _pass_through(model: nn.Module, anatomy: Anatomy, own: range, link: Link) -> None:
-    """Replace the blocks of other stages."""
+    """Replaces the blocks of other stages."""
     container = model.get_submodule(anatomy.container)
     for number, name in enumerate(anatomy.blocks):
         key = name.rpartition(".")[2]
@@ -58,13 +58,13 @@ def _pass_through(model: nn.Module, anatomy: Anatomy, own: range, link: Link) ->
 
 
 def _tied(model: nn.Module, anatomy: Anatomy) -> dict[str, nn.Parameter]:
-    """The weights that both ends hold, under each of their names."""
+    """Returns the weights that both ends hold, under each of their names."""
     wanted = {id(model.get_parameter(name)) for name in anatomy.tied}
     return {name: p for name, p in model.named_parameters(remove_duplicate=False) if id(p) in wanted}
 
 
 def _keep(model: nn.Module, name: str, weight: nn.Parameter) -> None:
-    """Put a weight under its name, where a stage's own module has it or in what stands for another stage's."""
+    """Puts a weight under its name, in a stage's own module or in the stand-in for another stage's."""
     *path, own_name = name.split(".")
     module = model
     for part in path:
@@ -76,7 +76,7 @@ def _keep(model: nn.Module, name: str, weight: nn.Parameter) -> None:
 
 
 def _idle(model: nn.Module, anatomy: Anatomy) -> list[str]:
-    """Outermost modules with weights that no forward pass calls."""
+    """Returns the outermost modules with weights that no forward pass calls."""
     known = [*anatomy.blocks, *anatomy.before, *anatomy.after]
     found: list[str] = []
     for name, module in model.named_modules():
@@ -93,9 +93,9 @@ def _has_weights(module: nn.Module) -> bool:
 
 
 class Absent(nn.Module):
-    """In the place of a module of another stage; may hold a weight that this stage shares with that one.
+    """Stands for a module of another stage; may hold a weight that this stage shares with that one.
 
-    A stage comes to call it only where the model left out the block at which the stage ends, and reports that then.
+    A stage comes to call it only if the model left out the block at which the stage ends, and reports that then.
     """
 
     def forward(self, hidden: Tensor, *_args: Any, **_kwargs: Any) -> Any:
@@ -103,7 +103,7 @@ class Absent(nn.Module):
 
 
 class Reached(Exception):
-    """A stage has computed what the next one needs."""
+    """Raised when a stage has computed what the next one needs."""
 
     def __init__(self, hidden: Tensor) -> None:
         super().__init__("the end of a pipeline stage")
@@ -111,14 +111,14 @@ class Reached(Exception):
 
 
 class Link:
-    """Where a stage finds what it received."""
+    """Holds the tensor that a stage received."""
 
     received: Tensor | None = None
     was_read = False  # whether the model came to where it goes on
 
 
 class Passing(nn.Module):
-    """In the place of a block of another stage."""
+    """Stands for a block of another stage."""
 
     def __init__(self, block: nn.Module, gives_tuple: bool) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Exit(Passing):
 
 
 class Elsewhere(Tensor):
-    """In the place of a weight of another stage: has its dtype and its sizes, and nothing to compute with."""
+    """Stands for a weight of another stage: has its dtype and its sizes, and no numbers."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -165,9 +165,9 @@ class Elsewhere(Tensor):
 
 
 class Unbuilt(Absent):
-    """In the place of what runs before the blocks: gives something of the right shape, which nobody reads.
+    """Stands for a module before the blocks: returns a tensor of the right shape, which is never read.
 
-    Models ask such a part for its dtype or sizes: the part itself answers, without its weights.
+    Models ask such a module for its dtype or sizes: the module itself answers, without its weights.
     """
 
     def __init__(self, part: nn.Module, link: Link) -> None:

@@ -1,4 +1,4 @@
-"""A mesh's state by global names: what a rank holds of each parameter, and what all stages hold together."""
+"""A mesh's state by global names: a rank's part of each parameter, and the state of all stages together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from drivetrain.errors import RunError
 
 
 class Held(nn.Module):
-    """What this rank holds of each parameter: a plain tensor in the same memory, under the same name.
+    """This rank's part of each parameter: a plain tensor in the same memory, under the same name.
 
     An optimizer over these takes its quickest kernels, whatever mixture of shards the parameters are.
     """
@@ -56,7 +56,7 @@ class Held(nn.Module):
 
 
 def shards(parameter: Tensor) -> int:
-    """Pieces that a parameter is in, over the axes of its mesh."""
+    """Returns the number of pieces that a parameter is in, over the axes of its mesh."""
     count = 1
     if isinstance(parameter, DTensor):
         for axis, placement in enumerate(parameter.placements):
@@ -66,9 +66,9 @@ def shards(parameter: Tensor) -> int:
 
 
 def stages_items(ranks: Communicator, stages: int, speaks: bool, own: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """The items of all stages on the first rank, one after the other; nothing elsewhere.
+    """Returns the items of all stages on the first rank, one after the other; nothing elsewhere.
 
-    own: this stage's, whose making may take all of its ranks. speaks: whether this rank sends them.
+    own: this stage's, whose making may need all of its ranks. speaks: whether this rank sends them.
     """
     found: dict[str, Any] = {}
     twice: list[str] = []
@@ -91,7 +91,7 @@ def stages_items(ranks: Communicator, stages: int, speaks: bool, own: Iterable[t
 
 
 def joined_stages(own: dict[str, Tensor], stages: int, group: dist.ProcessGroup | None) -> dict[str, Tensor]:
-    """The tensors of all stages, on each rank."""
+    """Returns the tensors of all stages, on each rank."""
     if stages == 1:
         return own
     of_stages: list[dict[str, Tensor]] = [{}] * stages
@@ -100,7 +100,7 @@ def joined_stages(own: dict[str, Tensor], stages: int, group: dist.ProcessGroup 
 
 
 def check_stages(of_stages: Iterable[Iterable[str]], whole: Collection[str]) -> None:
-    """RunError unless the stages have all names together, and each only one."""
+    """Raises RunError unless the stages have all names together, and each only one."""
     found = Counter(name for names in of_stages for name in names)
     twice = [name for name, count in found.items() if count > 1]
     if twice:
@@ -111,7 +111,7 @@ def check_stages(of_stages: Iterable[Iterable[str]], whole: Collection[str]) -> 
 
 
 def own_state(held: Held, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
-    """Each parameter's state by name: of sharded ones this rank's pieces."""
+    """Returns each parameter's state by name: for sharded ones this rank's pieces."""
     state: dict[str, dict[str, Any]] = optimizer_state(held, optimizer)["state"]
     return {
         name: {key: _piece(value, held.whole(name)) for key, value in values.items()} for name, values in state.items()
@@ -127,7 +127,8 @@ def groups_of(optimizer: torch.optim.Optimizer, held: Held) -> list[dict[str, An
 
 
 def joined_groups(of_stages: Iterable[list[dict[str, Any]]], order: Mapping[str, torch.Size]) -> list[dict[str, Any]]:
-    """Groups of all stages as one process has them: matrices, then vectors, of each rate, each in the model's order."""
+    """Returns the groups of all stages as one process has them: matrices, then vectors, of each rate, each in the
+    model's order."""
     position = {name: number for number, name in enumerate(order)}
     joined: dict[tuple[bool, float], dict[str, Any]] = {}
     for groups in of_stages:
@@ -143,7 +144,7 @@ def joined_groups(of_stages: Iterable[list[dict[str, Any]]], order: Mapping[str,
 
 
 def load_own_state(held: Held, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """This rank's part of a whole optimizer state."""
+    """Loads this rank's part of a whole optimizer state."""
     names = dict(held.named_parameters())
     if not any(parameter.requires_grad for parameter in names.values()):
         return

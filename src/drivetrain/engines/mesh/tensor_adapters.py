@@ -1,14 +1,15 @@
 """Tensor parallel under adapters, and of layers whose weights are codes.
 
-Of y = W x + s B A x over ranks that each have a part of W, with A thin (rank x in) and B thin (out x rank):
+The product is y = W x + s B A x over ranks that each have a part of W, with A thin (rank x in) and B thin (out x rank):
 
     colwise   W and B by outputs; A whole, for x is. A gradient of A x is a sum over ranks before it goes on to A and x.
     rowwise   W and A by inputs, A x summed over ranks; B whole, for A x is then: so are its gradients, on every rank.
 
-What is whole is a plain parameter with whole gradients, or replicated by DTensor, which knows that a gradient is a part
+A whole one is a plain parameter with whole gradients, or replicated by DTensor, which knows that a gradient is a part
 of a sum. IA3 multiplies by a vector, which is split as the features that it multiplies are. Names stay, and with them
 what a checkpoint holds. Between the layers of a pair each rank drops features of its own, a rowwise A's inputs too;
-what a colwise layer's adapter drops of x is the same on all ranks, or their copies of A would part (masks.py).
+what a colwise layer's adapter drops of x is the same on all ranks, or their copies of A would diverge
+(dropout_masks.py).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ FEATURES = Shard(-1)
 
 
 def fitted(styles: Mapping[str, ParallelStyle], modules: Mapping[str, nn.Module]) -> dict[str, ParallelStyle]:
-    """The same plan, for layers that are no plain ones."""
+    """Adapts the plan to layers that are no plain ones."""
     return {name: _fitted(style, modules[name]) for name, style in styles.items()}
 
 
@@ -50,25 +51,25 @@ def _fitted(style: ParallelStyle, module: nn.Module) -> ParallelStyle:
 
 
 def _takes(style: Linear) -> Placement:
-    """How a layer of the style takes what it is given."""
+    """Returns how a layer of the style takes its input."""
     return FEATURES if isinstance(style, RowwiseParallel) else Replicate()
 
 
 def _placed(x: Tensor, style: Linear, mesh: DeviceMesh) -> DTensor:
-    """What a layer is given, as it takes it."""
+    """Places a layer's input as the layer takes it."""
     given = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, style.input_layouts, run_check=False)
     placed: DTensor = given.redistribute(placements=[_takes(style)])
     return placed
 
 
 def _given(style: Linear, y: DTensor) -> Tensor:
-    """What a layer made, as the style gives it."""
+    """Places a layer's output as the style returns it."""
     laid: DTensor = y.redistribute(placements=style.output_layouts)
     return laid.to_local() if style.use_local_output else laid
 
 
 def _gives(style: Linear, layout: Placement, local: bool) -> Linear:
-    """The style for a layer within, which gives what it makes so."""
+    """Returns the style for a layer within, which places its output so."""
     kind = RowwiseParallel if isinstance(style, RowwiseParallel) else ColwiseParallel
     made: Linear = kind(input_layouts=style.input_layouts[0], output_layouts=layout, use_local_output=local)
     return made
@@ -100,7 +101,7 @@ class _Lora(ParallelStyle):
             parallelize_module(up, mesh, SequenceParallel(use_local_output=True))
 
     def _whole(self, mesh: DeviceMesh) -> Any:
-        """Before a colwise layer's adapter, which is first met by its dropout: x as a plain tensor."""
+        """Passes x as a plain tensor before a colwise layer's adapter, which begins with its dropout."""
 
         def before(_: nn.Module, args: tuple[Any, ...]) -> Any:
             is_whole = self._style.input_layouts == (Replicate(),) and not isinstance(args[0], DTensor)
@@ -153,7 +154,8 @@ class _Codes(ParallelStyle):
             module.bias = nn.Parameter(split, requires_grad=module.bias.requires_grad)
 
         def before(_: nn.Module, args: tuple[Any, ...]) -> Any:
-            """A colwise layer's own outputs give a part of the gradient of x, which is summed before it travels."""
+            """Prepares the input: a colwise layer's own outputs give a part of the gradient of x, which is summed
+            before it travels."""
             grads = None if by_inputs else [Partial()]
             return (_placed(args[0], style, device_mesh).to_local(grad_placements=grads), *args[1:])
 

@@ -1,8 +1,9 @@
-"""Tensor parallel: the linear layers of each block split over ranks, two by two, so that each pair joins but once.
+"""Tensor parallel: splits the linear layers of each block over ranks, two by two, so that each pair communicates only
+once.
 
 Shoeybi et al. 2019, "Megatron-LM": the first of a pair is split by its outputs (colwise), the second by its inputs
-(rowwise). tensor_plan.py says which layers those are; that the split model computes what the whole one did, and gives
-the same gradients, is tried at set-up.
+(rowwise). tensor_plan.py chooses the layers; a dry run at set-up checks that the split model computes the same results
+and gradients as the whole one.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ def split(
     sequence_parallel: bool,
     loss_parallel: bool,
 ) -> None:
-    """In place, over a mesh of one axis; names stay. Between the parts each rank has whole tensors, or with
+    """Splits in place, over a mesh of one axis; names stay. Between the parts each rank has whole tensors, or with
     sequence_parallel its part of every sequence. With loss_parallel logits stay sharded while training.
 
-    plan: may name modules that are not there, such as those of another pipeline stage.
+    plan: may name modules that are absent, such as those of another pipeline stage.
     """
     modules, layers = dict(model.named_modules()), layers_of(model)
     here = {n: style for n, style in plan.items() if n in layers or (style == SUMMED and n in modules)}
@@ -74,7 +75,7 @@ Places = list[tuple[str, nn.Module, str]]  # module name, module, name of a weig
 
 
 def _tied(model: nn.Module) -> list[Places]:
-    """The weights that stand in several places; last those where a module of another pipeline stage would be."""
+    """Returns the weights that stand in several places; last those of a module of another pipeline stage."""
     places: dict[nn.Parameter, Places] = {}
     for name, module in model.named_modules():
         for key, weight in module._parameters.items():
@@ -88,7 +89,7 @@ def _is_absent(place: tuple[str, nn.Module, str]) -> bool:
 
 
 def _tie(tied: list[Places]) -> None:
-    """Each place was split apart: one weight again, where all were split in one way."""
+    """Ties again a weight whose places were split apart, if all were split in one way."""
     for (name, module, key), *others in tied:
         weight = module._parameters[key]
         for other, its_module, its_key in others:
@@ -115,7 +116,7 @@ def _style(name: str) -> ParallelStyle:
 def _over_sequences(
     model: nn.Module, plan: Mapping[str, str], joints: Sequence[str], head: str
 ) -> dict[str, ParallelStyle]:
-    """Parts gather their sequences and scatter what they give; norms and sums between them work on parts."""
+    """Makes parts gather their sequences and scatter their outputs; norms and sums between them work on parts."""
     styles: dict[str, ParallelStyle] = {name: _Joint(Shard(1)) for name in joints}
     styles |= {name: RowwiseParallel(output_layouts=Shard(1)) for name, style in plan.items() if style == "rowwise"}
     for name, module in model.named_modules():
@@ -132,7 +133,7 @@ def _over_sequences(
 
 
 class _Joint(ParallelStyle):
-    """A part's hidden states come by position or by name, whole or as each rank's part of the sequence, and are made
+    """Turns a part's hidden states, passed by position or by name, whole or as each rank's part of the sequence, into
     one DTensor for all layers that read them: their gradients are summed before they travel, once."""
 
     def __init__(self, layout: Placement) -> None:
@@ -154,13 +155,13 @@ class _Joint(ParallelStyle):
 
 
 def _arrived(module: nn.Module, args: Any, output: Any) -> Any:
-    """A sum still on its way is a tensor of another class, whose gradient compiled blocks do not give back; waiting
-    for it by its own method would cut the gradient off."""
+    """Waits for a sum: one still on its way is a tensor of another class, whose gradient compiled blocks do not return;
+    its own method of waiting would cut the gradient off."""
     del module, args
     return output.clone() if isinstance(output, AsyncCollectiveTensor) else output
 
 
 def _whole_logits(module: nn.Module, args: Any, output: Any) -> Any:
-    """Where there is no backward whoever reads logits gets whole ones."""
+    """Returns whole logits where there is no backward."""
     del module, args
     return output if torch.is_grad_enabled() else output.full_tensor()

@@ -1,4 +1,4 @@
-"""Which layers of a model tensor parallelism splits, and how: a plan, and whether it fits the model.
+"""Plans which layers of a model tensor parallelism splits, and how; checks that the plan fits the model.
 
 The plan is the model's own where Transformers has one, the workload's where it declares one, else derived from the
 names that architectures give their layers.
@@ -28,7 +28,7 @@ SECOND = r"(o|out|down)_proj|out_lin|fc2|lin2|output\.dense|w2"
 
 
 def plan_of(model: nn.Module, declared: Mapping[str, str] | None) -> dict[str, str]:
-    """Module name → style, for every module that has one. UserError where there is no plan to be had."""
+    """Returns module name → style, for every module that has one. Raises UserError if there is no plan."""
     if is_derived(model, declared):
         return _derived(model)
     patterns = declared or getattr(model, "_tp_plan", None) or {}
@@ -50,7 +50,7 @@ def plan_of(model: nn.Module, declared: Mapping[str, str] | None) -> dict[str, s
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a module's name is a pattern's, in which * is one part of a name."""
+    """Returns whether a module's name matches a pattern, in which * is one part of a name."""
     return re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), name) is not None
 
 
@@ -59,7 +59,7 @@ def is_derived(model: nn.Module, declared: Mapping[str, str] | None) -> bool:
 
 
 def _derived(model: nn.Module) -> dict[str, str]:
-    """From the layers' names; a feed-forward or attention part counts only if it has both kinds."""
+    """Derives a plan from the layers' names; a feed-forward or attention part counts only if it has both kinds."""
     found: dict[str, str] = {}
     for name in (name for name, layer in layers_of(model).items() if isinstance(layer, nn.Linear)):
         within = re.search(r"\.\d+\.(.+)$", name)  # of a repeated block
@@ -82,7 +82,8 @@ def _derived(model: nn.Module) -> dict[str, str]:
 def check_fits(
     model: nn.Module, plan: Mapping[str, str], ranks: int, sequence_parallel: bool, loss_parallel: bool
 ) -> None:
-    """UserError with all heads and features that cannot be split evenly, and options that the model is not made for."""
+    """Raises UserError with all heads and features that cannot be split evenly, and options that the model is not made
+    for."""
     problems = list(
         dict.fromkeys(
             [
@@ -129,7 +130,7 @@ def _indivisible(model: nn.Module, name: str, size: int, ranks: int) -> Problem:
 
 
 def _configs(model: nn.Module, plan: Mapping[str, str]) -> Iterator[object]:
-    """Transformers' configurations of the parts that hold planned layers: of each layer the nearest one."""
+    """Returns Transformers' configurations of the parts that hold planned layers: for each layer the nearest one."""
     modules, seen = dict(model.named_modules()), set[int]()
     for name in plan:
         while name:
@@ -143,7 +144,7 @@ def _configs(model: nn.Module, plan: Mapping[str, str]) -> Iterator[object]:
 
 
 def head_of(model: nn.Module) -> str:
-    """Name of the layer that gives logits; empty where a model does not say."""
+    """Returns the name of the layer that makes logits; empty if a model does not name it."""
     asked = getattr(model, "get_output_embeddings", None)
     layer = asked() if asked is not None else None
     return next((name for name, module in model.named_modules() if module is layer), "") if layer is not None else ""
@@ -177,8 +178,8 @@ def _adapters(model: nn.Module, plan: Mapping[str, str], sequence_parallel: bool
 
 
 def joints_of(model: nn.Module, plan: Mapping[str, str]) -> list[str]:
-    """The parts that hold both layers of a pair (attention, feed-forward) and no weights but the plan's: in these only
-    its layers read the hidden states."""
+    """Returns the parts that hold both layers of a pair (attention, feed-forward) and no weights but the plan's: in
+    these only its layers read the hidden states."""
     parents: dict[str, set[str]] = {}
     for name, style in plan.items():
         parents.setdefault(name.rpartition(".")[0], set()).add(style)

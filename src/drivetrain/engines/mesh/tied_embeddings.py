@@ -24,7 +24,7 @@ class TiedEnds:
     """The tied weights of one rank: those of its stage if that is the first or the last one, else none."""
 
     def __init__(self, model: nn.Module, names: Sequence[str], group: dist.ProcessGroup | None) -> None:
-        """names: as model.named_parameters() gives them on either end. group: the ranks of one pipeline."""
+        """names: as in model.named_parameters() on either end. group: the ranks of one pipeline."""
         self.parameters: list[nn.Parameter] = []
         if not names:
             return
@@ -35,7 +35,7 @@ class TiedEnds:
         self._check_same_pieces(names)
 
     def _check_same_pieces(self, names: Sequence[str]) -> None:
-        """UserError, on all stages, where tensor ranks split the one place of a weight and not the other."""
+        """Raises UserError, on all stages, if tensor ranks split one place of a weight and not the other."""
         of_stages: list[Any] = [None] * dist.get_world_size(self._group)
         own = [(tuple(local_part(p).shape), str(getattr(p, "placements", None))) for p in self.parameters]
         dist.all_gather_object(of_stages, own, group=self._group)
@@ -50,7 +50,7 @@ class TiedEnds:
 
     @torch.no_grad()
     def sum_gradients(self) -> None:
-        """In place. A sum of two numbers does not depend on their order, so both ends have the same bits."""
+        """Sums in place. A sum of two numbers does not depend on their order, so both ends have the same bits."""
         for parameter in self.parameters:
             if not parameter.requires_grad:
                 continue
@@ -63,7 +63,7 @@ class TiedEnds:
                 part.add_(self._exchanged(part.contiguous()))
 
     def _exchanged(self, own: Tensor) -> Tensor:
-        """What the other end holds in this place."""
+        """Returns the other end's tensor in this place."""
         theirs = torch.empty_like(own)
         to_and_fro = [
             dist.P2POp(dist.isend, own, group=self._group, group_peer=self._other_end),

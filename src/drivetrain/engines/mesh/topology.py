@@ -1,4 +1,4 @@
-"""Where a rank stands on the mesh (pp, dp, cp, tp), and with whom it does what."""
+"""A rank's position on the mesh (pp, dp, cp, tp), and the ranks it works with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from drivetrain.errors import RunError
 
 @functools.cache
 def _axes(world: dist.ProcessGroup, device_type: str, degrees: tuple[tuple[str, int], ...]) -> dict[str, DeviceMesh]:
-    """Once for a world: each axis is a process group, which keeps threads busy. Axes of one rank have none.
+    """Makes the axes once for a world: each is a process group, which keeps threads busy. Axes of one rank have none.
 
     "data" is what parameters are sharded or replicated over: dp and cp together.
     """
@@ -36,7 +36,7 @@ def _axes(world: dist.ProcessGroup, device_type: str, degrees: tuple[tuple[str, 
 
 
 class MeshPosition:
-    """Tensor ranks are neighbours, stages stand furthest apart: the more is exchanged, the nearer.
+    """Tensor ranks are neighbours, stages stand furthest apart: the more ranks exchange, the nearer they are.
 
     An axis (pp, dp, cp, tp; data: dp and cp together) is a mesh of one dimension, or None where it has one rank.
     """
@@ -64,7 +64,7 @@ class MeshPosition:
         return None if axis is None else axis.get_group()
 
     def sum(self, tensor: Tensor, axis: str) -> Tensor:
-        """Summed over an axis, in place."""
+        """Sums over an axis, in place."""
         group = self.group(axis)
         if group is not None:
             dist.all_reduce(tensor, group=group)
@@ -76,22 +76,23 @@ class MeshPosition:
 
     @property
     def leads_samples(self) -> bool:
-        """Of the ranks that work on the same samples, the one that counts them."""
+        """Whether this rank is the one that counts samples, among the ranks that work on the same ones."""
         return self.at["pp"] == self.at["cp"] == self.at["tp"] == 0
 
     @property
     def leads(self) -> bool:
-        """Of the ranks that hold a stage, the one that speaks for it."""
+        """Whether this rank is the one that sends the stage's state, among the ranks that hold it."""
         return self.at["dp"] == self.at["cp"] == self.at["tp"] == 0
 
     @property
     def tells_loss(self) -> bool:
-        """Of the ranks that compute the same loss, one; each context rank has a loss of its own."""
+        """Whether this rank is the one that reports the loss, among the ranks that compute the same one; each context
+        rank has its own."""
         return self.at["tp"] == 0 and self.at["pp"] == self.pp - 1
 
 
 class MeshScaler(torch.amp.GradScaler):
-    """A step that overflows on one rank is skipped on all: stages and shards would else part for good."""
+    """Skips a step that overflows on one rank on all: stages and shards would otherwise diverge for good."""
 
     def _unscale_grads_(self, *args: Any, **kwargs: Any) -> dict[torch.device, Tensor]:
         found = super()._unscale_grads_(*args, **kwargs)

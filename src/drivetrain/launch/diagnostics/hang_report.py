@@ -1,4 +1,4 @@
-"""What is told of ranks that do not go on: a row each, and which of them the others wait for."""
+"""Reports ranks that do not go on: a row each, and which of them the others wait for."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Row:
 
 
 def blame(rows: Sequence[Row]) -> str:
-    """One sentence: who keeps the others waiting, as far as can be seen."""
+    """Returns one sentence: which rank keeps the others waiting, as far as can be seen."""
     for state in _BLAMED:
         found = [row for row in rows if row.state == state]
         if found:
@@ -84,7 +84,7 @@ def _of_state(state: State, found: Sequence[Row]) -> str:
 
 
 def _behind(rows: Sequence[Row]) -> str | None:
-    """Ranks that have not come to a collective which others wait in, by the numbers of torch's record."""
+    """Returns ranks that have not reached a collective which others wait in, by the numbers of torch's record."""
     for row in rows:
         waits_for = row.standing.waits_for
         if waits_for is None:
@@ -99,7 +99,7 @@ def _behind(rows: Sequence[Row]) -> str | None:
 
 
 def _wait_for_each_other(row: Row, late: Iterable[Row]) -> bool:
-    """Whether one that is late waits in turn for this one: then nobody can tell which of the two went astray."""
+    """Returns whether a late rank waits in turn for this one: then it is unknown which of the two went wrong."""
     wanted = [each.standing.waits_for for each in late]
     return any(each is not None and row.standing.begun.get(each.group, 0) < each.number for each in wanted)
 
@@ -145,7 +145,7 @@ def _s(rows: Sequence[Row]) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Which rank waits where, as text."""
+    """Returns a table of which rank waits where, as text."""
     drawn = Table(show_lines=True)
     for name in ("rank", "process", "state", "where", "samples of the batch", "waits in", "at", "innermost", "still"):
         drawn.add_column(name, overflow="fold", justify="right" if name in ("rank", "still") else "left")
@@ -163,7 +163,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def in_full(rows: Sequence[Row]) -> str:
-    """The table, and for each rank its stacks and all collectives under way."""
+    """Returns the table, and for each rank its stacks and all collectives under way."""
     told = [blame(rows), "", table(rows)]
     for row in rows:
         found = row.standing

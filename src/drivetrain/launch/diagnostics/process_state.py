@@ -1,4 +1,5 @@
-"""Where this process stands: the Python stack of each thread, the collective it waits in, its loader's processes."""
+"""Describes where this process stands: the Python stack of each thread, the collective it waits in, its loader's
+processes."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ _BACKWARD = f"{os.sep}torch{os.sep}autograd{os.sep}"
 
 @dataclass(frozen=True)
 class PendingCollective:
-    """A collective that was begun and has not come to its end. group: as torch numbers them, the same on all ranks."""
+    """A collective that was begun and has not ended. group: numbered as in torch, the same on all ranks."""
 
     group: str
     number: int
@@ -60,7 +61,7 @@ class Standing:
 
     @property
     def waits_for(self) -> PendingCollective | None:
-        """What was begun last, where the thread that trains waits for one, or its GPU does."""
+        """Returns the collective that was begun last, if the training thread or its GPU waits for one."""
         newest = self.pending[-1] if self.pending else None
         return newest if newest is not None and (self.call or newest.on_gpu) else None
 
@@ -70,13 +71,13 @@ class Standing:
 
     @property
     def place(self) -> str:
-        """Equal on ranks that wait for one another."""
+        """Returns a value that is equal on ranks that wait for one another."""
         newest = self.waits_for
         return self.own if newest is None else f"{newest.group} {newest.number}"
 
 
 def standing(main: int, is_recorded: bool = True) -> Standing:
-    """main: the thread that trains. is_recorded: ask torch's recorder too."""
+    """Returns this process's state. main: the training thread. is_recorded: read torch's recorder too."""
     frames = sys._current_frames()
     try:
         stack = traceback.extract_stack(frames[main]) if main in frames else []
@@ -89,7 +90,7 @@ def standing(main: int, is_recorded: bool = True) -> Standing:
 
 
 def read_stacks(text: str) -> Standing:
-    """What faulthandler wrote: threads with the main one last, frames from within outwards."""
+    """Reads faulthandler's output: threads with the main one last, frames from within outwards."""
     main = re.split(r"^(?=Current thread|Thread )", text, flags=re.M)[-1]
     frames = re.findall(r'^ +File "(.*)", line (\d+) in (.*)$', main, flags=re.M)
     return _of_stack([traceback.FrameSummary(file, int(line), name) for file, line, name in reversed(frames)], main)
@@ -107,7 +108,8 @@ def _of_stack(stack: Sequence[traceback.FrameSummary], stacks: str) -> Standing:
 
 
 def _call(stack: Sequence[traceback.FrameSummary]) -> str:
-    """The innermost function of torch.distributed or communicator.py, or the backward pass, in which engines reduce."""
+    """Returns the innermost function of torch.distributed or communicator.py, or the backward pass, in which engines
+    reduce."""
     theirs = (each for each in stack if _DISTRIBUTED in each.filename or each.filename == _RANKS)
     names = [each.name for each in theirs if each.name != "wrapper"]
     if names:
@@ -120,7 +122,7 @@ def _told(frame: traceback.FrameSummary) -> str:
 
 
 def _stack(thread: threading.Thread, main: int, frames: dict[int, Any]) -> str:
-    """Of threads that work for the run; the others' are noise."""
+    """Returns the stacks of threads that work for the run; others do not matter."""
     if thread.ident not in frames or not (thread.ident == main or thread.name.startswith(WORKING)):
         return ""
     lines = "".join(traceback.format_stack(frames[thread.ident]))
@@ -128,7 +130,8 @@ def _stack(thread: threading.Thread, main: int, frames: dict[int, Any]) -> str:
 
 
 def _writes(main: int, frames: dict[int, Any], waits_on_gpu: bool) -> bool:
-    """waits_on_gpu: then the thread that trains does not write: it may be about to copy what its GPU has not made."""
+    """Returns whether the process writes. waits_on_gpu: then the training thread does not write: it may be about to
+    copy what its GPU has not made."""
     threads = {thread.ident for thread in threading.enumerate() if thread.name.startswith(WORKING)}
     threads |= set() if waits_on_gpu else {main}
     stacks = [traceback.extract_stack(frame) for thread, frame in frames.items() if thread in threads]
@@ -137,7 +140,8 @@ def _writes(main: int, frames: dict[int, Any], waits_on_gpu: bool) -> bool:
 
 
 def _recorded() -> tuple[list[PendingCollective], dict[str, int]]:
-    """What torch's flight recorders know of this process's groups, the oldest first; nothing where it has none."""
+    """Returns the collectives of this process's groups in torch's flight recorders, the oldest first; empty without
+    one."""
     pending, begun = list[tuple[int, PendingCollective]](), dict[str, int]()
     for backend in RECORDERS:
         for entry in _entries(backend, only_active=False):
@@ -151,7 +155,8 @@ def _recorded() -> tuple[list[PendingCollective], dict[str, int]]:
 
 
 def _entries(backend: str, only_active: bool) -> list[dict[str, Any]]:
-    """A record of 2,000 collectives takes 26 ms to read, with Python's lock held; those under way take none."""
+    """Returns entries of the record. One of 2,000 collectives takes 26 ms to read, with Python's lock held; those under
+    way take none."""
     joined = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)  # it may be half imported
     if joined is None or not joined():
         return []
@@ -167,13 +172,14 @@ def _is_active(entry: dict[str, Any]) -> bool:
 
 
 def waits_on_gpu() -> bool:
-    """Whether a collective is under way on this process's GPU: the program then uses a processor to wait for it."""
+    """Returns whether a collective is under way on this process's GPU: the program then uses a processor to wait for
+    it."""
     begun = getattr(sys.modules.get("torch.cuda"), "is_initialized", None)  # it may be half imported
     return begun is not None and begun() and any(map(_is_active, _entries("nccl", only_active=True)))
 
 
 def _collective(entry: dict[str, Any], backend: str) -> PendingCollective:
-    """group: each backend counts its own collectives of a group that has both."""
+    """Reads an entry. group: each backend counts its own collectives of a group that has both."""
     sizes = " and ".join("x".join(map(str, size)) or "scalar" for size in entry["input_sizes"][:2])
     kinds = ", ".join(dict.fromkeys(entry["input_dtypes"]))
     what = f"{entry['profiling_name'].rpartition(':')[2]} of {sizes} {kinds}".rstrip()

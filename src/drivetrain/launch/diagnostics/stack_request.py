@@ -1,7 +1,7 @@
-"""A rank is asked where it stands, and says so: through files of the launch's folder on its machine.
+"""Requests a rank's stacks, and answers with them: through files of the launch's folder on its machine.
 
-The rank's heart answers, in a thread of its own. Where a call holds Python's lock it cannot, and a signal has the
-stacks written by C code instead, which needs no lock. A stopped process answers neither.
+The rank's heart answers, in a thread of its own. If a call holds Python's lock it cannot, and a signal makes C code
+write the stacks instead, which needs no lock. A stopped process answers neither.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ def pulse_file(folder: Path, local_rank: int) -> Path:
 
 
 def pulses(folder: Path) -> dict[int, Pulse]:
-    """Of the ranks that have begun on this machine, by local rank."""
+    """Returns the pulses of the ranks that have begun on this machine, by local rank."""
     found = {int(path.name.removeprefix("pulse-")): read(path) for path in folder.glob("pulse-*") if not path.suffix}
     return {local: pulse for local, pulse in sorted(found.items()) if pulse is not None}
 
 
 def forget(folder: Path) -> None:
-    """What ranks of an earlier attempt left."""
+    """Deletes the files of an earlier attempt's ranks."""
     for pattern in ("pulse-*", "answer-*", "stacks-*", _ASK):
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)
 
 
 class Answers:
-    """A rank's side: listens to its heart's beats."""
+    """A rank's side: called at its heart's beats."""
 
     def __init__(self, folder: Path, local_rank: int) -> None:
         self._folder, self._local, self._answered = folder, local_rank, ""
@@ -71,7 +71,7 @@ class Answers:
 
 
 class Alone:
-    """Of a process that nobody watches: it says on its own that nothing goes on, once, and does not end."""
+    """The side of a process without a watchdog: it reports once that nothing goes on, and does not end."""
 
     def __init__(self, seconds: int | None) -> None:
         self._seconds, self._told = seconds, False
@@ -90,9 +90,9 @@ class Alone:
 
 
 def ask(folder: Path, wanted: Mapping[int, Pulse], stopped: Mapping[int, Pulse] | None = None) -> dict[int, Standing]:
-    """Where these ranks stand, by local rank; nothing of those that cannot say. They have some seconds.
+    """Returns where these ranks stand, by local rank; without those that cannot answer. They have some seconds.
 
-    stopped: ranks that are; they go on for a moment and are stopped again.
+    stopped: ranks that are; they are continued for a moment and stopped again.
     """
     number, until = str(time.time_ns()), time.monotonic() + ANSWER_SECONDS
     (folder / _ASK).write_text(number)
@@ -112,7 +112,7 @@ def ask(folder: Path, wanted: Mapping[int, Pulse], stopped: Mapping[int, Pulse] 
 
 
 def _by_signal(file: Path, process: int, is_stopped: bool) -> Standing:
-    """What faulthandler writes of a rank that beats no more. A stopped one meets the signal before all else."""
+    """Returns faulthandler's output for a rank that no longer beats. A stopped one gets the signal before all else."""
     if _SIGNAL is None:
         return Standing()
     start, until, size = _size(file), time.monotonic() + 1.0, -1

@@ -1,4 +1,4 @@
-"""How long nothing has changed."""
+"""Measures how long nothing has changed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Stillness:
-    """Seconds since values changed. Those in which nobody looked do not count: this process was stopped as well."""
+    """Seconds since values changed. Gaps between looks do not count: this process was stopped as well."""
 
     MOST_UNSEEN = 10.0
 
@@ -16,7 +16,7 @@ class Stillness:
         self._values: dict[Hashable, tuple[object, float]] = {}
 
     def look(self, now: float, values: Mapping[Any, object]) -> float:
-        """Since the last change of any."""
+        """Returns the seconds since the last change of any."""
         if now - self._looked > self.MOST_UNSEEN:
             self._since = now
             self._values = {key: (value, now) for key, (value, _) in self._values.items()}

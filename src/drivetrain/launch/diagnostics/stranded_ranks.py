@@ -32,7 +32,7 @@ class Stranded:
         self._moves: Stillness | None = None
 
     def failed(self, ended: Sequence[RankOutcome]) -> str:
-        """Names the rank that failed first, here or else on another machine; "" as long as none has.
+        """Returns the name of the rank that failed first, here or else on another machine; "" as long as none has.
 
         ended: outcomes of this machine's ranks. A failure among them is passed on to the other machines.
         """
@@ -45,7 +45,7 @@ class Stranded:
 
     def look(self, now: float, running: Mapping[int, Pulse], failed: str) -> None:
         """Ends those of the running ranks (by local rank) that have stood still for STILL_SECONDS since the failure,
-        and leaves their outcome. One that writes a checkpoint on its own is left to finish it."""
+        and writes their outcome. One that writes a checkpoint on its own may finish it."""
         self._moves = self._moves or Stillness(now)
         self._moves.look(now, {pulse.process: pulse.moves for pulse in running.values()})
         still = {
@@ -60,7 +60,7 @@ class Stranded:
 
 
 def _leave(folder: Path, pulse: Pulse, failed: str) -> None:
-    """Writes the outcome of a rank that was killed, unless it left one itself before."""
+    """Writes the outcome of a rank that was killed, unless it wrote one itself before."""
     until = time.monotonic() + DYING_SECONDS
     while state_of(pulse) != "gone" and time.monotonic() < until:
         time.sleep(0.05)

@@ -1,8 +1,8 @@
-"""Beside the ranks of this machine: sees when none of them goes on, says which one waits where, and ends them.
+"""Watches the ranks of this machine: detects when none of them goes on, reports which one waits where, and ends them.
 
 A rank goes on when its heart counts (heartbeat.py): it enters another part of a step or another line of Python, or it
-computes. As long as one does, those that wait for it wait for good reason: for the first rank to tokenise, say, or to
-save. With several machines each tells the others how far its ranks have counted.
+computes. As long as one does, the others wait for good reason: for the first rank to tokenise, say, or to save. With
+several machines each sends the others how far its ranks have counted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NODES_SECONDS = 10  # in which the others say where their ranks stand
 
 
 class Watch:
-    """Within, the ranks are watched; afterwards `hang` says what they were ended for, if they were."""
+    """While the block runs, watches the ranks; afterwards `hang` has the report if they were ended."""
 
     hang: str | None = None
 
@@ -95,7 +95,7 @@ class Watch:
         _say(f"Nothing has gone on for {still:.0f} s: {blame(self._rows(running, False))}{then}")
 
     def _end(self, running: Mapping[int, Pulse], since: str) -> None:
-        """Say who waits where, and end the ranks. Their launcher sees that, and asks why."""
+        """Reports which rank waits where, and ends the ranks. Their launcher sees that, and reads the reason."""
         own = self._rows(running, True)
         rows = sorted([*own, *self._others(own)], key=lambda row: row.rank)
         if self._over.is_set() or self._goes_on(rows, running):  # since they were asked
@@ -106,7 +106,8 @@ class Watch:
         kill(running.values())
 
     def _goes_on(self, rows: list[Row], running: Mapping[int, Pulse]) -> bool:
-        """A signal ends some calls that would not have come back. What was stopped is so still."""
+        """Returns whether they go on: a signal ends some calls that would not have returned. A stopped process is so
+        still."""
         if any(row.state in ("stopped", "gone") for row in rows):
             return False
         now = pulses(self._folder)
@@ -124,7 +125,7 @@ class Watch:
         ]
 
     def _others(self, own: list[Row]) -> list[Row]:
-        """Rows of the other machines, which find the hang at about the same time."""
+        """Returns rows of the other machines, which find the hang at about the same time."""
         self._meeting.tell("rows", json.dumps([row.as_dict() for row in own]))
         until = time.monotonic() + NODES_SECONDS
         found = self._meeting.heard("rows")
@@ -134,7 +135,7 @@ class Watch:
         return [Row.of(row) for told in found.values() for row in json.loads(told)]
 
     def _keep(self, text: str) -> Path | None:
-        """In the run's folder, once the run has one."""
+        """Writes the report into the run's folder, if there is one."""
         folder = RunFolder(self._run.folder)
         if not folder.run_file.exists() or not self._meeting.is_first:
             return None
@@ -147,9 +148,10 @@ class Watch:
 
 
 def left_quietly(folder: Path, told: Mapping[int, Any]) -> str | None:
-    """Of ranks of which some lost a peer: the one that ended before, without a word and with exit code 0.
+    """Finds the rank that failed first: the one that ended with exit code 0 and without a report, before its peers'
+    connection errors.
 
-    told: when each rank that said how it ended did, by time.monotonic.
+    told: when each rank reported how it ended, by time.monotonic.
     """
     for pulse in pulses(folder).values():
         if pulse.rank not in told and pulse.time < min(told.values()) and state_of(pulse) == "gone":
@@ -158,7 +160,7 @@ def left_quietly(folder: Path, told: Mapping[int, Any]) -> str | None:
 
 
 def seen(pulse: Pulse | None) -> str:
-    """Where a process was last."""
+    """Returns a process's last known place."""
     if pulse is None or not pulse.step:
         return ""
     return f" in step {pulse.step}" + (f" ({pulse.part})" if pulse.part else "")
