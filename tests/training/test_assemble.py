@@ -1,4 +1,4 @@
-"""What is built for a training, and what for an evaluation."""
+"""Tests what is built for a training, and what for an evaluation."""
 
 from __future__ import annotations
 
@@ -66,4 +66,4 @@ def test_a_metric_without_direction_is_reported_with_the_loss_that_is_refused(tm
     whys = [found.why for found in caught.value.problems]
     assert len(whys) == 2
     assert "class weights" in whys[0]
-    assert "recall does not say which way is better" in whys[1]
+    assert "recall does not state which direction is better" in whys[1]

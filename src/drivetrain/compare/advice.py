@@ -20,7 +20,7 @@ SAMPLES = (
     "limit_evaluation",
 )  # keys of data that choose them
 ONE_RUN = "Each row is one run: figures that lie near each other may change places; --seeds 3 shows how far they vary."
-STAND_IN = "dp on a CPU, whose replicas are threads; its speed says nothing of GPUs"
+STAND_IN = "dp on a CPU, whose replicas are threads; its speed does not predict a GPU's"
 
 
 def advice(comparison: Comparison) -> str:

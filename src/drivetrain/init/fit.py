@@ -140,7 +140,7 @@ def _labelled_texts(run: Any, kind: LabelledTexts, made: Fitted, stem: str) -> N
 def _few_of_a_class(kind: LabelledTexts) -> list[str]:
     if kind.rows >= 10 * len(kind.classes):
         return []
-    return [f"There are few rows for {len(kind.classes)} classes: what is measured will vary much."]
+    return [f"There are few rows for {len(kind.classes)} classes: metrics will vary much."]
 
 
 def _conversations(run: Any, kind: Conversations, made: Fitted, stem: str) -> None:

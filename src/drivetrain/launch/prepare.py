@@ -8,10 +8,8 @@ from pathlib import Path
 
 from drivetrain.config import rules
 from drivetrain.config.load import load
-from drivetrain.config.model_files import model_file_problems
 from drivetrain.config.notices import notices
 from drivetrain.config.run import RunConfig
-from drivetrain.config.workload import UserObjects
 from drivetrain.errors import Problem, UserError
 from drivetrain.launch.external_launcher import OuterLauncher, accelerate_problems
 from drivetrain.launch.job import Node
@@ -63,7 +61,7 @@ def judged_here(
     problems."""
     if run is None:
         raise UserError(problems)
-    if isinstance(run.workload, UserObjects) and not held.held():
+    if run.workload.needs_objects and not held.held():
         raise held.missing()
     from drivetrain.runtime.hardware import detect  # only now: a broken run file is answered without importing torch
 
@@ -76,7 +74,7 @@ def judged_here(
         problems += found
     run, problems = rules.judged(run, problems, machine)
     if model_files:
-        problems += model_file_problems(run)
+        problems += run.workload.file_problems()
     if outer is None:
         problems += _of_the_nodes(run, node or Node())
     if problems:

@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Iterator
 
 from drivetrain.config.run import RunConfig
-from drivetrain.config.workload import UserModule
 from drivetrain.data.streams.endless import known_length
 from drivetrain.errors import Problem, UserError
 from drivetrain.workloads.base import BestMetric, Workload
@@ -23,15 +22,15 @@ def check_workload(run: RunConfig, workload: Workload) -> None:
 
 
 def metric_direction_of_file(run: RunConfig) -> list[Problem]:
-    """Returns a problem if the metric that decides, a function of the user's file, does not say which way is better.
+    """Returns a problem if the metric that decides, a function of the user's file, has no stated direction.
 
     For a file whose workload cannot be built, so that what is wrong beside its loss is reported with it.
     """
-    name, config = run.evaluation.metric, run.workload
-    if name is None or not isinstance(config, UserModule):
+    name, file = run.evaluation.metric, run.workload.code_file
+    if name is None or file is None:
         return []
     try:
-        given = UserFile(config.path, config.options).get("metrics")
+        given = UserFile(file.path, file.options).get("metrics")
         metric = metrics_of(given)[name]
     except (UserError, KeyError, TypeError):  # which the building of the workload reports
         return []
@@ -39,7 +38,7 @@ def metric_direction_of_file(run: RunConfig) -> list[Problem]:
 
 
 def _no_direction(name: str) -> Problem:
-    why = f"{name} does not say which way is better"
+    why = f"{name} does not state which direction is better"
     return Problem("evaluation.metric", why, f"set it: {name}.higher_is_better = True, or False")
 
 
