@@ -127,7 +127,11 @@ def _labelled_texts(run: Any, kind: LabelledTexts, made: Fitted, stem: str) -> N
     balanced = _few_of_a_class(kind)
     made.decisions += [
         f"Text: column {kind.text}; label: column {kind.label}, with {_listed(kind.classes)}; {kind.rows:,} rows"
-        + (f", of which {kind.unusable}: these are left out, up to 5 % of them (bad_rows)." if kind.unusable else "."),
+        + (
+            f", of which {kind.unusable}: these are left out while they are at most 5 % of all (bad_rows)."
+            if kind.unusable
+            else "."
+        ),
         f"{'Chinese: a token is a character' if chinese else 'A token is a word or a piece of one'}, from "
         f"{stem}-vocab.txt, which was made of these texts ({len(words):,} tokens).",
         f"Texts are cut after {length} tokens (max_length): about {whole:.0%} of them have no more.",
