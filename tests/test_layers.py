@@ -7,6 +7,8 @@ import functools
 import re
 from pathlib import Path
 
+import pytest
+
 import drivetrain
 from drivetrain.config.engines import KINDS
 from drivetrain.config.language_stages import STAGES
