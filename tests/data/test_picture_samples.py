@@ -73,7 +73,7 @@ def test_decoded_images_that_need_no_change_are_not_copied_but_resized_ones_are_
 
 
 @pytest.mark.parametrize("most_kept_bytes", [2**20, 0])
-def test_all_that_is_wrong_is_told_at_once(tmp_path: Path, most_kept_bytes: int) -> None:
+def test_all_that_is_wrong_is_reported_at_once(tmp_path: Path, most_kept_bytes: int) -> None:
     found = told(files(tmp_path, [None, (4, 4), None, (4, 5), (4, 4), (6, 4)]), most_kept_bytes)
     assert len(found) == 3
     assert "0.png cannot be read" in found[0]

@@ -1,4 +1,4 @@
-"""What lies in CPU memory (activations, optimizer states, parameters, of adapters too) changes no curve: on every
+"""Tests what lies in CPU memory (activations, optimizer states, parameters, of adapters too) changes no curve: on every
 engine that of plain PyTorch in one process."""
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def _refused_rows(workload: WorkloadBlock, report: Report) -> Iterator[str]:
 
 
 def _bad_rows(report: Report, given: BadRows) -> Iterator[str]:
-    """Returns what `train` would report about unusable rows, and the setting that leaves them out."""
+    """Yields what `train` would report about unusable rows, and the setting that leaves them out."""
     counts = {each["name"]: (each["unusable rows"], _looked_at(report, each)) for each in report["sets"]}
     if given == "error":
         bad, rows = (sum(numbers) for numbers in zip(*counts.values(), strict=True))
@@ -152,7 +152,7 @@ def show(report: Report, console: Console, as_json: bool = False) -> None:
 
 
 def _classes(report: Report, console: Console) -> None:
-    """Returns one row a class: its samples and their share, in training and in evaluation data."""
+    """Prints one row a class: its samples and their share, in training and in evaluation data."""
     counts = report.get(CLASS_COUNTS)
     if not counts:
         return
@@ -195,7 +195,7 @@ def _facts(facts: Report) -> Table:
 
 
 def _sets(report: Report, console: Console) -> None:
-    """Returns one row a data set; evaluation sets are marked."""
+    """Prints one row a data set; evaluation sets are marked."""
     titles = ("rows", "un-\nusable", "samples", "held\nout", "truncated", "too\nlong", "without\ntarget")
     table = Table(Column("data set", overflow="fold"), box=None, pad_edge=False)
     for title in titles:

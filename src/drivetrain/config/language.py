@@ -74,7 +74,7 @@ class DataSource(Frozen):
 
     path: PathOrId = doc("A file, a folder of files, a name in the registry, or a hub id")
     formatting: Literal["auto", "text", "alpaca", "sharegpt", "openai"] = doc(
-        "What a row holds; auto looks at the first rows", "auto"
+        "Format of a row; auto looks at the first rows", "auto"
     )
     columns: dict[str, str] = doc("Names of columns as LLaMA-Factory gives them: {prompt: ..., response: ...}", {})
     tags: dict[str, str] = doc("Names inside a message as LLaMA-Factory gives them: {role_tag: ...}", {})
@@ -88,7 +88,7 @@ class DataSource(Frozen):
         None,
     )
     max_passes: float | None = doc(
-        "Go through the data set at most so often an epoch; what its weight asks beyond goes to the others", None, gt=0
+        "Go through the data set at most so often an epoch; the excess of its weight goes to the others", None, gt=0
     )
     replace: dict[str, MaybeEmpty] = doc("Texts put in the place of others, such as {'{{name}}': Ada}", {})
 
@@ -103,7 +103,7 @@ Sources = Annotated[list[DataSource], BeforeValidator(_sources), Field(min_lengt
 
 
 class LanguageData(Frozen):
-    train: Sources = doc("A file, folder, registered name or hub id; a block with more to say; or a list of them")
+    train: Sources = doc("A file, folder, registered name or hub id; a block with more settings; or a list of them")
     evaluation: Sources | None = doc("Evaluation data, same form; held out of train if left out", None)
     evaluation_fraction: float = doc(
         "Share of train held out when evaluation is not given; 0 holds nothing out",
@@ -113,8 +113,8 @@ class LanguageData(Frozen):
     )
     registry: Location | None = doc("LLaMA-Factory's dataset_info.json, or its folder: data sets by name", None)
     documents: Documents = doc(
-        "pretrain: what is one document of a text file: the file, each line, or what stands between blank lines or, "
-        "with {separator: ...}, between a text",
+        "pretrain: the documents of a text file: the whole file, each line, or the text between blank lines or, with "
+        "{separator: ...}, between separators",
         "file",
     )
     length: int = doc("Tokens of a sample: of each window of text, at most of a conversation", 256, gt=1)
@@ -155,7 +155,7 @@ class Generation(Frozen):
     """Prompts that the model answers at each evaluation."""
 
     samples: int = doc("Prompts from the evaluation data: its first conversations or texts", 4, ge=0)
-    prompts: list[str] = doc("Prompts of your own; for sft, what the user says", [])
+    prompts: list[str] = doc("Prompts of your own; for sft, user messages", [])
     prompt_tokens: int = doc("pretrain: the first tokens of a text that are its prompt", 32, gt=0)
     max_new_tokens: int = doc("Tokens of an answer, at most", 64, gt=0)
     temperature: float = doc("0 takes the likeliest token; above, tokens are drawn, by the run's seed", 0.0, ge=0)

@@ -25,7 +25,7 @@ def notices(run: RunConfig, machine: Machine) -> list[str]:
 
 
 def _without_effect(run: RunConfig) -> Iterator[str]:
-    """Returns settings that differ from their defaults and are read by nothing. (A resolved run file spells out all
+    """Yields settings that differ from their defaults and are read by nothing. (A resolved run file spells out all
     defaults.)"""
     optimizer = run.optimizer.kind
     checks = (
@@ -50,7 +50,7 @@ def _without_effect(run: RunConfig) -> Iterator[str]:
 
 
 def _of_the_schedule(schedule: Schedule) -> Iterator[tuple[str, bool, str]]:
-    """Returns each field of the schedule, whether nothing reads it, and why."""
+    """Yields each field of the schedule, whether nothing reads it, and why."""
     name, own = schedule.name, schedule.own
     rules_all = "a function of your own rules the whole run"
     yield "schedule.final_lr_ratio", name == "constant" or own, "constant stays" if not own else rules_all

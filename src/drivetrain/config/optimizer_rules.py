@@ -10,7 +10,7 @@ from drivetrain.errors import Problem
 
 
 def optimizer_problems(run: RunConfig) -> Iterator[Problem]:
-    """Returns the problems that hold on every machine."""
+    """Yields the problems that hold on every machine."""
     engine, kind = run.engine, run.optimizer.kind
     if engine.gives_pieces and kind.whole_tensors:
         name = kind.name.replace(":", ".").rpartition(".")[2]
@@ -21,7 +21,7 @@ def optimizer_problems(run: RunConfig) -> Iterator[Problem]:
 
 
 def optimizer_problems_here(run: RunConfig, machine: Machine) -> Iterator[Problem]:
-    """Returns the problems that this machine adds."""
+    """Yields the problems that this machine adds."""
     kind, capability = run.optimizer.kind, machine.compute_capability
     if kind.needs_gpu and machine.device != "cuda":
         why = f"{kind.name} moves its state between a GPU and main memory, and this is {machine.device_name}"

@@ -36,7 +36,7 @@ def remedy(package: str) -> str:
 
 
 def needed(run: RunConfig) -> Iterator[tuple[str, str, str]]:
-    """Returns (field of the run file, feature that needs the package, package)."""
+    """Yields (field of the run file, feature that needs the package, package)."""
     for package in sorted(run.engine.packages):
         yield "engine", f"engine={run.engine.label}", package
     if run.adapter is not None:
@@ -55,7 +55,7 @@ def needed(run: RunConfig) -> Iterator[tuple[str, str, str]]:
 
 
 def package_problems(run: RunConfig, machine: Machine) -> Iterator[Problem]:
-    """Returns a problem for each package that is missing on this machine, before any process starts."""
+    """Yields a problem for each package that is missing on this machine, before any process starts."""
     for field, what, package in needed(run):
         if machine.packages is not None and package not in machine.packages:
             why = f"{what} needs {package}, which is not installed"

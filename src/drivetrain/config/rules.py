@@ -62,7 +62,7 @@ def _precision(run: RunConfig, machine: Machine) -> Iterator[Problem]:
 
 
 def precision_gap(name: str, machine: Machine) -> Iterator[str]:
-    """Returns what the machine lacks for a precision."""
+    """Yields what the machine lacks for a precision."""
     need = PRECISIONS[name].needs
     if machine.device not in need.devices:
         yield f"it exists on {' and '.join(need.devices)} only and this is {machine.device_name}"
@@ -135,7 +135,7 @@ def _adapter(run: RunConfig) -> Iterator[Problem]:
 
 def _quantisation(run: RunConfig) -> Iterator[Problem]:
     if run.quantised_base is not None and run.precision_spec.layers is not None:
-        why = "quantised_base keeps codes, of which weights are made in 16 bits: no product would take 8-bit floats"
+        why = "quantised_base keeps codes and makes weights in 16 bits from them: no product would be in 8-bit floats"
         yield Problem("precision", why, "give bf16-mixed, or leave quantised_base out")
     if run.quantisation_aware is not None:
         has_codes = run.quantised_base is not None

@@ -25,12 +25,12 @@ MOST_EVALUATED = 128  # samples: on many devices the global batch would be too m
 
 class RunConfig(Frozen):
     name: str = doc(
-        "Name of the run; left out, the run file's", "run", min_length=1, pattern=r"^[^/\\]*[^/\\.][^/\\]*$"
+        "Name of the run; left out, that of the run file", "run", min_length=1, pattern=r"^[^/\\]*[^/\\.][^/\\]*$"
     )
     output: Location | None = doc("Folder for all results; left out, runs/<name>", None)
 
     workload: Annotated[Workload, Field(discriminator="type")] = doc(
-        "What is trained: model, data and task", json_schema_extra=decides_memory
+        "The training task: model, data and kind", json_schema_extra=decides_memory
     )
     adapter: Adapters | None = doc(
         "Train adapters beside the frozen model: one block, or a list of them", None, json_schema_extra=decides_memory
@@ -52,7 +52,7 @@ class RunConfig(Frozen):
     max_restarts: int = doc("Restarts from the newest good checkpoint after a process or a machine died", 0, ge=0)
     grace_seconds: int = doc("Time to save in after SIGTERM or Ctrl-C; then ranks are ended", 300, gt=0)
     hang_seconds: int | None = doc(
-        "End the run, and say who waits where, after so long a standstill; null: never", 300, gt=0
+        "End the run after so long a standstill, and report which rank waits where; null: never", 300, gt=0
     )
     device: Literal["auto", "cpu", "cuda"] = doc(
         "auto takes a GPU if there is one", "auto", json_schema_extra=decides_memory
@@ -68,7 +68,7 @@ class RunConfig(Frozen):
         "Samples of one step over all devices: the global batch", None, gt=0, json_schema_extra=decides_memory
     )
     batch_size_per_device: int | None = doc(
-        "The same given a device; give one of the two", None, gt=0, json_schema_extra=decides_memory
+        "The same for one device; give one of the two", None, gt=0, json_schema_extra=decides_memory
     )
     micro_batch_size: Annotated[int, Field(gt=0)] | Literal["auto"] | None = doc(
         "Samples one device runs at once; more are accumulated. auto tries what fits", None
@@ -78,10 +78,10 @@ class RunConfig(Frozen):
     loop: training.Loop = doc("Length of the run")
     optimizer: training.Optimizer = doc("Optimizer", training.Optimizer(), json_schema_extra=decides_memory)
     schedule: training.Schedule = doc("Learning rate over the run", training.Schedule())
-    numerics: Numerics = doc("What is done about spikes and numbers that are not finite", Numerics())
+    numerics: Numerics = doc("Reaction to spikes and numbers that are not finite", Numerics())
     evaluation: training.Evaluation = doc("When and how to evaluate", training.Evaluation())
     checkpoints: training.Checkpoints = doc("When to save and what to keep", training.Checkpoints())
-    tracking: training.Tracking = doc("Who listens to the run", training.Tracking())
+    tracking: training.Tracking = doc("Progress, files and trackers of the run", training.Tracking())
     loader: training.Loader = doc("How data reach the model", training.Loader())
 
     recompute: bool | Literal["selective"] = doc(
@@ -90,7 +90,7 @@ class RunConfig(Frozen):
         json_schema_extra=decides_memory,
     )
     offload_activations: bool = doc(
-        "Keep what the backward pass needs of the model's blocks in CPU memory: less GPU memory, more time",
+        "Keep activations of the model's blocks in CPU memory until the backward pass: less GPU memory, more time",
         False,
         json_schema_extra=decides_memory,
     )
@@ -101,8 +101,8 @@ class RunConfig(Frozen):
     )
     allocator: Literal["auto", "keep", "system"] = doc(
         "keep: freed CPU memory is kept for reuse (quicker, higher resident memory), a GPU's lies in segments that "
-        "grow (fewer gaps); system: as the C library and PyTorch have it; auto: keep, but on a CPU system where an "
-        "engine shards what it holds to save memory",
+        "grow (fewer gaps); system: the defaults of the C library and PyTorch; auto: keep, or on a CPU, with an engine "
+        "that shards to save memory, system",
         "auto",
         json_schema_extra=decides_memory,
     )

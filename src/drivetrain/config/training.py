@@ -92,7 +92,7 @@ class Scaler(Frozen):
 
 class EarlyStopping(Frozen):
     patience: int = doc("Evaluations without improvement after which the run ends", gt=0)
-    min_delta: float = doc("What counts as an improvement", 0.0, ge=0)
+    min_delta: float = doc("Smallest change that counts as an improvement", 0.0, ge=0)
 
 
 class Evaluation(Frozen):
@@ -101,9 +101,7 @@ class Evaluation(Frozen):
     batch_size: int | None = doc(
         "Samples a process evaluates at once; left out, as in training, at most 128", None, gt=0
     )
-    by_set: bool = doc(
-        "Of a mixture: loss and metrics on each data set's evaluation data too, which are gone through once more", True
-    )
+    by_set: bool = doc("Mixtures: evaluate each data set separately too, in a second pass", True)
     metric: str | None = doc("Metric that decides the best checkpoint; left out, the workload's first", None)
     early_stopping: EarlyStopping | None = doc("End the run when the metric stops improving", None)
 
@@ -137,8 +135,8 @@ class Loop(Frozen):
         "Steps, each of one global batch and one update, skipped ones included; give epochs or steps", None, gt=0
     )
     collect_every: Annotated[int, Field(ge=0)] | Literal["auto"] = doc(
-        "Steps between full collections of Python's garbage; 0: when Python likes; auto: 50 where several ranks would "
-        "wait for one another's, else 0",
+        "Steps between full collections of Python's garbage; 0: whenever Python starts one; auto: 50 where several "
+        "ranks would wait for one another's, else 0",
         "auto",
     )
     max_grad_norm: float | None = doc("Clip the global gradient norm to this", None, gt=0)

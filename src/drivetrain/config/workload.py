@@ -50,8 +50,7 @@ class ImageData(Frozen):
     mean: list[float] | None = doc("Mean a channel, 0 to 1; the model's own if it has one, else 0.5", None)
     std: list[float] | None = doc("Standard deviation a channel; the model's own if it has one, else 0.5", None)
     bad_rows: BadRows = doc(
-        "Pictures that cannot be read: error stops at the first; drop lets up to 5 % count for nothing; a number, up "
-        "to that share",
+        "Pictures that cannot be read: error stops at the first; drop ignores up to 5 %; a number, up to that share",
         "error",
     )
     cache: Location | None = doc("Folder for lists of files and decoded images; left out, the user's cache", None)
@@ -67,7 +66,9 @@ class ClassLoss(Frozen):
         None,
     )
     label_smoothing: float = doc("Share of each target that is spread over all classes", 0.0, ge=0, lt=1)
-    focal_gamma: float = doc("Focal loss: the higher, the less samples count that are right already", 0.0, ge=0)
+    focal_gamma: float = doc(
+        "Focal loss: the higher, the less a sample counts that is classified well already", 0.0, ge=0
+    )
 
     def problems(self) -> Iterator[Problem]:
         """Yields settings that exclude one another."""

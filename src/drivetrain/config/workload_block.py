@@ -53,7 +53,7 @@ class CodeFile:
 
 
 class WorkloadBlock(Frozen):
-    """What is trained: the block `workload` of a run file.
+    """The block `workload` of a run file: the model, its data and the task.
 
     A new kind overrides what differs for it and is listed in `drivetrain.config.workload`.
     """
@@ -199,7 +199,7 @@ class WorkloadBlock(Frozen):
     def adapter_problems(self) -> Iterator[Problem]:
         """Yields what cannot work under adapters."""
         if self.described_model is not None and self.described_model.config is not None:
-            why = "a model made from a config starts at random: nobody could load the adapter without it"
+            why = "a model made from a config starts at random: the adapter could not be loaded without it"
             fix = "train the model first, and give its checkpoint's folder as workload.model.path"
             yield Problem("adapter", why, fix)
 

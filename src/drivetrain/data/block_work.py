@@ -208,7 +208,7 @@ def _work_off() -> None:
             make_block(work, number)
         except (UserError, OSError):  # OSError: of a full disk, which the builder reports with the folder's name
             sys.exit(REFUSED)
-        os.write(1, f"{number}\n".encode())  # ends this process once the builder is gone: nobody reads
+        os.write(1, f"{number}\n".encode())  # ends this process once the builder is gone: the pipe has no reader
 
 
 # --- what a user sees ------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class Pictures(ABC):
 
     @abstractmethod
     def in_memory(self, size: int | None) -> bool:
-        """Whether `pixels` only looks up decoded pixels."""
+        """Returns whether `pixels` only looks up decoded pixels."""
 
     @abstractmethod
     def dimensions(self, index: int) -> tuple[int, int]:

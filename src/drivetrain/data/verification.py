@@ -48,7 +48,7 @@ def verified(workload: WorkloadBlock) -> Iterator[Verified]:
 
 
 def _paths(workload: WorkloadBlock) -> Iterator[tuple[str, str]]:
-    """Returns each path and its field; for registered names the registered path."""
+    """Yields each path and its field; for registered names the registered path."""
     given = workload.registry
     registry = {} if given is None else read_registry(str(given), "workload.data.registry")
     for path, field in workload.sources:

@@ -34,7 +34,7 @@ from drivetrain.workloads.metrics import Metric
 T = TypeVar("T")
 State = dict[str, Any]
 Part = Callable[[str], AbstractContextManager[Any]]  # times what runs within, under a name
-# the gradient norm → whether the update is refused: known, or a scalar on the device that nobody should wait for
+# the gradient norm → whether the update is refused: known, or a scalar on the device, to be read without waiting
 StepGuard = Callable[[Tensor], bool | Tensor]
 
 
@@ -171,7 +171,7 @@ class Engine(ABC):
 
     @abstractmethod
     def without_gradient(self, micro_batches: Sequence[MicroBatch], work: Callable[[nn.Module, Batch], T]) -> list[T]:
-        """Yields the result of `work` on the model and each micro-batch, on this rank: log-probabilities, the next
+        """Returns the result of `work` on the model and each micro-batch, on this rank: log-probabilities, the next
         tokens.
 
         The model is in evaluation mode, and its mode is restored. All ranks must pass equally many micro-batches.

@@ -238,7 +238,7 @@ def _packing(given: KeyReader) -> None:
         given.set(key, f"{DATA}.packing", True, why)
     elif given.has("packing"):
         given.set("packing", f"{DATA}.packing", False)
-    given.off("packing" if key == "neat_packing" else "neat_packing", why="packing is told elsewhere")
+    given.off("packing" if key == "neat_packing" else "neat_packing", why="packing is noted elsewhere")
 
 
 def _streaming(given: KeyReader) -> None:

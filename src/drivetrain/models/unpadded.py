@@ -3,7 +3,7 @@
 Like packed sequences of language models (`packed_attention`), but attention looks both ways, and the head needs one
 place of each text, the first. That place is picked inside the model by a forward hook: where the last layer's attention
 ends if the model allows it, so that the last layer's feed-forward block computes first places alone, else where the
-stack of layers ends. What follows sees texts of one place each, (S, 1, width), and takes the first as it always does.
+stack of layers ends. Later modules see texts of one place each, (S, 1, width), and take the first as usual.
 
 Whether a model can do that is found out by a twin of two layers with random weights, the same on every rank: its loss
 and every gradient must be those of a padded batch. Dropout draws other masks of the same rate than in a padded batch.

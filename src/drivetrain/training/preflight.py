@@ -156,7 +156,7 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _bytes(value: Any) -> Iterator[bytes]:
-    """Returns the bytes of a sample; for values of an unknown kind only the kind."""
+    """Yields the bytes of a sample; for values of an unknown kind only the kind."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield str(name).encode()

@@ -45,7 +45,7 @@ def refuse_named_code(run: RunConfig, came_with: Path, trusted: bool) -> None:
 
 
 def named_code(run: RunConfig) -> Iterator[NamedCode]:
-    """Returns every place of a run from which Python other than this package's is executed."""
+    """Yields every place of a run from which Python other than this package's is executed."""
     file, model = run.workload.code_file, run.workload.described_model
     if file is not None:
         yield NamedCode("workload.path", str(file.path), file.path)

@@ -34,7 +34,7 @@ from drivetrain.workloads.metrics import Accuracy, MacroF1, Metric
 HEAD = "AutoModelForImageClassification"
 MOST_NAMED_BAD = 5  # pictures
 BATCH_NORM = (
-    "the model has BatchNorm: its statistics are those of what one device runs at once, so results depend on "
+    "the model has BatchNorm: its statistics are those of one device's micro-batch, so results depend on "
     "micro_batch_size and the number of devices; workload.model.norm=group does not"
 )
 

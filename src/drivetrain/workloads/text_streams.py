@@ -26,7 +26,7 @@ TextSample = tuple[np.ndarray, np.ndarray | None, int]
 
 
 def stream_problems(config: TextClassification) -> Iterator[Problem]:
-    """Returns problems of settings for which a stream of texts would have to be read whole."""
+    """Yields problems of settings for which a stream of texts would have to be read whole."""
     data = config.data
     if is_on_hub(data.train):
         why = f"{data.train} is no file or folder here, and of the hub's data sets rows of texts are not streamed"
@@ -91,8 +91,8 @@ class TextStream:
         return tokens.ids, tokens.segments, self._label(row, where)
 
     def _label(self, row: Mapping[str, Any], where: str) -> int:
-        """Returns a row's class. Raises UserError for an unknown class; RowError for a row without a text, whose label
-        is not needed."""
+        """Returns a row's class. Raises UserError for an unknown class, and RowError for a row without a text, whose
+        label is not needed."""
         if not _text(row.get(str(self.data.text_column))).strip():
             raise RowError("it has no text")
         label = _text(row.get(str(self.data.label_column)))

@@ -117,7 +117,7 @@ class EngineBlock(Frozen):
         return 1
 
     def needs_rows(self, devices: int) -> bool:
-        """Whether each sample must be a row of its own, so that samples cannot be packed."""
+        """Returns whether each sample must be a row of its own, so that samples cannot be packed."""
         del devices
         return False
 

@@ -41,8 +41,10 @@ class MeshEngine(EngineBlock):
         lacks=NO_MASTER | NO_FP8,
     )
     name: Literal["mesh"] = doc("One device mesh: pipeline, data, context and tensor parallel in any product", "mesh")
-    pp: int = doc("Pipeline stages the model's blocks are dealt to", 1, gt=0)
-    dp: int | None = doc("Ranks that share each global batch; left out, what the others leave", None, gt=0)
+    pp: int = doc("Pipeline stages that the model's blocks are divided among", 1, gt=0)
+    dp: int | None = doc(
+        "Ranks that share each global batch; left out, the world size over the other degrees", None, gt=0
+    )
     cp: int = doc("Ranks that share each sequence (context parallel)", 1, gt=0)
     tp: int = doc("Ranks that share each layer (tensor parallel)", 1, gt=0)
     shard: bool = doc("dp and cp ranks keep shards of parameters, gradients and optimizer state, as fsdp", False)

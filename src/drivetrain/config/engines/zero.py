@@ -56,7 +56,7 @@ class DeepspeedEngine(EngineBlock):
     )
     name: Literal["deepspeed"] = doc("DeepSpeed's ZeRO: state sharded over the ranks, by stage", "deepspeed")
     stage: Literal[0, 1, 2, 3] = doc(
-        "1 shards the optimizer's state, 2 gradients too, 3 parameters too, 0 nothing; left out, as config says", 2
+        "1 shards the optimizer's state, 2 gradients too, 3 parameters too, 0 nothing; left out, config's", 2
     )
     offload_optimizer: Place = doc("Where the optimizer's state is kept: none (on the device), cpu or nvme", "none")
     offload_parameters: Place = doc("Stage 3: where parameters are kept: none (on the device), cpu or nvme", "none")
@@ -103,8 +103,8 @@ class DeepspeedEngine(EngineBlock):
             yield Problem("precision", why, "give stage=1 or more, or bf16-mixed")
         if self.stage > 0 and run.numerics.skips_spikes:
             why = (
-                "DeepSpeed measures the norm and updates in one call: it leaves out what is not finite, and nobody "
-                "else can"
+                "DeepSpeed measures the norm and updates in one call: it skips a step that is not "
+                "finite, and no other step can be skipped"
             )
             yield Problem("numerics.skip", why, "give numerics.skip=true, or take engine=fsdp or ddp")
 
