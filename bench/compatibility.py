@@ -15,10 +15,10 @@ from typing import Any, get_args
 from drivetrain.config.adapter import Method
 from drivetrain.config.load import validate
 from drivetrain.config.machine import Machine
+from drivetrain.config.optimizers import KINDS as OPTIMIZERS
 from drivetrain.config.precision import PRECISIONS
 from drivetrain.config.quantised import QuantisedBase
 from drivetrain.config.rules import check
-from drivetrain.config.training import OPTIMIZERS
 from drivetrain.errors import Problem
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "compatibility.md"

@@ -197,7 +197,7 @@ def test_a_proof_counts_the_weights_of_a_quantised_base(folder: Path, drivetrain
 def test_an_adapter_of_a_model_made_at_random_is_refused(folder: Path, drivetrain: Command) -> None:
     code, _, err = drivetrain("train", f"{folder}/base.yaml", f"output={folder}/refused", "adapter=lora")
     assert code == 2
-    assert "starts at random: nobody could load the adapter without it" in err
+    assert "starts at random: the adapter could not be loaded without it" in err
 
 
 def test_a_checkpoint_is_refused_where_the_base_has_changed(folder: Path, drivetrain: Command) -> None:

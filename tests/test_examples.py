@@ -1,4 +1,4 @@
-"""What the plain scripts do by hand, and the run files beside them that ask for the same."""
+"""Tests what the plain scripts do by hand, and the run files beside them that ask for the same."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def done(folder: Path, *arguments: str) -> str:
-    """What a Python of its own prints."""
+    """Returns what a Python of its own prints."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, *arguments]
     ended = subprocess.run(

@@ -155,7 +155,7 @@ def saved_steps(output: Path) -> list[int]:
 
 
 def started(output: Path) -> list[dict[str, Any]]:
-    """What each start told."""
+    """Returns what each start reported."""
     events = output / "events.jsonl"
     return [event for event in read_events(events) if event["event"] == "run_started"] if events.exists() else []
 

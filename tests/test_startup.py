@@ -1,4 +1,4 @@
-"""What is imported before the first step: each import is paid at every start, on every rank."""
+"""Tests what is imported before the first step: each import is paid at every start, on every rank."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.compatibility import PAGE, page
-from drivetrain.config import optimizer_rules
+from drivetrain.config.engines import FsdpEngine
 
 
 def test_the_page_is_what_the_rules_say() -> None:
@@ -13,5 +13,5 @@ def test_the_page_is_what_the_rules_say() -> None:
 
 
 def test_a_rule_that_changes_changes_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizer_rules, "WHOLE_TENSORS", set())
+    monkeypatch.setattr(FsdpEngine, "gives_pieces", False)
     assert PAGE.read_text() != page()

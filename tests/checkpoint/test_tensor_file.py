@@ -1,4 +1,4 @@
-"""One file of whole tensors, whoever wrote which piece of it."""
+"""Tests one file of whole tensors, of which each rank writes its pieces."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_what_several_ranks_have_the_first_one_writes() -> None:
     assert plan.writes == [["w", "p"], ["p"], []]
 
 
-def test_a_part_that_nobody_has_is_told() -> None:
+def test_a_part_that_no_rank_has_is_reported() -> None:
     half = Shard(torch.arange(2.0), torch.Size([4]), (0,))
     with pytest.raises(TypeError, match="the ranks hold 2 of 4 numbers of w"):
         plan_of(outlines({"w": half}, {"w": half}))

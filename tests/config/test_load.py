@@ -115,12 +115,12 @@ def test_a_config_cannot_be_changed() -> None:
         ("a: \x07\n", "broken YAML"),
     ],
 )
-def test_a_file_that_is_no_run_file_is_told_why(text: str, said: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_run_file_is_reported_with_why(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
         load(written(tmp_path, text))
 
 
-def test_a_file_that_is_not_text_or_not_there_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_or_not_there_is_reported(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(UserError, match="cannot be read"):
         load(tmp_path / "run.yaml")
@@ -159,7 +159,7 @@ def test_a_key_may_be_cut_short_where_one_field_ends_so(key: str, path: str) -> 
         ("batchsize", "did you mean batch_size"),
     ],
 )
-def test_a_key_that_fits_no_field_or_several_is_told_which_are_near(key: str, said: str) -> None:
+def test_a_key_that_fits_no_field_or_several_is_reported_with_which_are_near(key: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         resolve_key(key)
 
@@ -215,7 +215,7 @@ def test_all_problems_of_the_schema_come_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["batch_size", "loop", "workload"])
-def test_a_misspelt_key_is_not_told_to_be_missing_as_well(name: str, tmp_path: Path) -> None:
+def test_a_misspelt_key_is_not_reported_missing_as_well(name: str, tmp_path: Path) -> None:
     raw: dict[str, Any] = copy.deepcopy(IMAGES)
     raw[f"{name}s"] = raw.pop(name)
     run, problems = load(written(tmp_path, json.dumps(raw)))
@@ -226,14 +226,14 @@ def test_a_misspelt_key_is_not_told_to_be_missing_as_well(name: str, tmp_path: P
     ]
 
 
-def test_what_is_wrong_inside_of_a_misspelt_block_is_told_too(tmp_path: Path) -> None:
+def test_what_is_wrong_inside_of_a_misspelt_block_is_reported_too(tmp_path: Path) -> None:
     raw = {**IMAGES, "optimizers": {"lr": "quick"}, "engine": {"name": "ddp", "ofload": True}}
     del raw["optimizer"]
     _, problems = load(written(tmp_path, json.dumps(raw)))
     assert sorted(found.field for found in problems) == ["engine.ofload", "optimizer.lr", "optimizers"]
 
 
-def test_a_workload_of_an_unknown_type_is_told_the_known_ones(tmp_path: Path) -> None:
+def test_a_workload_of_an_unknown_type_is_reported_with_the_known_ones(tmp_path: Path) -> None:
     raw = MODULE | {"workload": {"type": "image_clasification"}}
     _, problems = load(written(tmp_path, json.dumps(raw)))
     assert any("text_classification" in found.why for found in problems)

@@ -48,7 +48,7 @@ def test_a_table_may_call_its_columns_otherwise_and_lie_among_its_images(folder:
     assert found.pictures.pixels(0, None)[0, 0, 0] == 40
 
 
-def test_files_that_are_not_there_and_rows_without_a_label_are_told_together(folder: Path) -> None:
+def test_files_that_are_not_there_and_rows_without_a_label_are_reported_together(folder: Path) -> None:
     with pytest.raises(UserError) as caught:
         read(folder, "image,label\n0.png,\n7.png,a\n8,b\n")
     told = str(caught.value)
@@ -57,7 +57,7 @@ def test_files_that_are_not_there_and_rows_without_a_label_are_told_together(fol
     assert "7.png, 8" in told
 
 
-def test_an_image_with_two_labels_is_told(folder: Path) -> None:
+def test_an_image_with_two_labels_is_reported(folder: Path) -> None:
     with pytest.raises(UserError, match=r"gives 1 images two labels: 1\.png"):
         read(folder, "image,label\n1,a\n1.png,b\n2,b\n2,b\n")
 
@@ -76,7 +76,7 @@ def test_wrong_columns_come_together_with_what_there_is(folder: Path) -> None:
     assert caught.value.problems[1].fix.startswith("did you mean labels?")
 
 
-def test_a_folder_of_loose_images_beside_a_table_is_told_the_way(folder: Path) -> None:
+def test_a_folder_of_loose_images_beside_a_table_is_reported_with_the_way(folder: Path) -> None:
     (folder / "pictures" / "deep" / "5.png").unlink()
     (folder / "pictures" / "train.csv").write_text("image,label\n")
     config = ImageData(source="folder", train=str(folder / "pictures"))

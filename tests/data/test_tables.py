@@ -129,7 +129,7 @@ def test_broken_files_are_refused_with_the_place(
     assert all(part in message for part in said), message
 
 
-def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_distinguished(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"reviews\.csv does not exist"):
         read_table("reviews.csv", "F")
     with pytest.raises(UserError, match="is a folder"):

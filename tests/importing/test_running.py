@@ -1,4 +1,5 @@
-"""What was imported trains: two steps of the digits recipe under the imported engine, batch, optimizer and schedule."""
+"""Tests what was imported trains: two steps of the digits recipe under the imported engine, batch, optimizer and
+schedule."""
 
 from __future__ import annotations
 

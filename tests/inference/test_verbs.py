@@ -87,7 +87,7 @@ def test_predictions_are_those_of_the_weights_in_order(trained: RunConfig) -> No
 
 
 @pytest.mark.parametrize(("given", "said"), [("nowhere", "is no checkpoint folder"), (".", "has no manifest.json")])
-def test_what_is_no_checkpoint_is_told(given: str, said: str, trained: RunConfig) -> None:
+def test_what_is_no_checkpoint_is_reported(given: str, said: str, trained: RunConfig) -> None:
     with pytest.raises(UserError, match=said):
         evaluate(trained, detect("cpu"), given)
 

@@ -159,7 +159,7 @@ def test_a_node_that_is_lost_is_done_without_on_the_same_curve(slowly: Path) -> 
     assert "1 of 2 ranks are there; the global batch stays 8" in " ".join(said.split())
 
 
-def test_a_rendezvous_that_nobody_keeps_is_told_with_its_port(task: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rendezvous_without_a_store_is_reported_with_its_port(task: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drivetrain.launch.rendezvous.JOIN_SECONDS", 2)
     where = f"127.0.0.1:{free_port()}"
     two = task.run.model_copy(update={"nodes": 2})

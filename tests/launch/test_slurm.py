@@ -113,7 +113,7 @@ def test_gpus_and_cores_are_asked_for(tmp_path: Path, drivetrain: Call) -> None:
     assert "--node-rank" not in script, "one node needs no meeting place"
 
 
-def test_a_run_file_that_is_wrong_is_told_before_a_job_waits_in_a_queue(tmp_path: Path, drivetrain: Call) -> None:
+def test_a_run_file_that_is_wrong_is_reported_before_a_job_waits_in_a_queue(tmp_path: Path, drivetrain: Call) -> None:
     prepared(tmp_path)
     code, _, said = drivetrain("launch", "--slurm", str(tmp_path / "run.yaml"), "optimiser.lr=1")
     assert code == 2

@@ -137,20 +137,22 @@ def test_ranks_print_the_predictions_of_one_process(place: Path) -> None:
     assert shown == (place / "one.jsonl").read_text()
 
 
-def test_a_ranks_error_is_told_once_with_its_rank(tmp_path: Path) -> None:
+@pytest.mark.slow  # diagnostics/test_stranded_ranks.py sees the same words
+def test_a_ranks_error_is_reported_once_with_its_rank(tmp_path: Path) -> None:
     failing = 'if Model.steps == 3 and os.environ.get("RANK") == "1": raise ValueError("this one broke")'
     done = finished(prepared(tmp_path, failing), "train", "run.yaml", "engine=fsdp", "processes=2", code=1)
     assert done.stderr.count("rank 1: ValueError: this one broke") == 1
     assert done.stderr.count("Traceback") == 1, "of that rank alone"
 
 
-def test_what_the_user_gave_wrong_is_told_once_without_a_traceback(place: Path) -> None:
+def test_a_users_mistake_is_reported_once_without_a_traceback(place: Path) -> None:
     (place / "workload.py").write_text((place / "workload.py").read_text() + "\nloss = lambda output, target: output\n")
     done = finished(place, "train", "run.yaml", "engine=ddp", "processes=2", code=2)
     assert done.stderr.count("not one number") == 1
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow  # test_restarts.py sees the cause of each death
 def test_a_rank_that_is_killed_ends_the_run_with_its_number(tmp_path: Path) -> None:
     killing = 'if Model.steps == 3 and os.environ.get("RANK") == "1": os.kill(os.getpid(), 9)'
     done = finished(prepared(tmp_path, killing), "train", "run.yaml", "engine=ddp", "processes=2", code=1)

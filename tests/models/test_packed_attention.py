@@ -192,7 +192,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "attention sinks": (lambda: build("gpt_oss", head_dim=8, num_key_value_heads=2, num_local_experts=2), "s_aux"),
     "a window by mask alone": (
         lambda: build("phimoe", sliding_window=4, num_local_experts=2, num_key_value_heads=2),
-        "does not tell its attention of the sliding window",
+        "does not pass the sliding window to its attention",
     ),
     "an attention of its own": (lambda: build("falcon"), "cannot be replaced"),
     "positions that it counts": (lambda: build("bloom", n_head=4), "takes no positions"),
@@ -221,7 +221,7 @@ def test_a_model_that_cannot_take_them_is_left_as_it_was(make: Callable[[], Any]
 )
 def test_a_window_longer_than_what_is_tried_is_seen_in_the_config(kind: str, fields: dict[str, Any]) -> None:
     said = refusal(build(kind, sliding_window=500, num_key_value_heads=2, **fields))
-    assert "does not tell its attention of the sliding window" in said
+    assert "does not pass the sliding window to its attention" in said
 
 
 def test_eager_attention_packs_nothing() -> None:
@@ -279,7 +279,7 @@ def one_by_one(key_heads: int, window: int | None) -> Tensor:
 
 
 def end_to_end(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, scale: float, window: int) -> Tensor:
-    """What kernels for sequences of unlike length document: (total, heads, width), causal."""
+    """Returns what kernels for sequences of unlike length document: (total, heads, width), causal."""
     assert starts.dtype == torch.int32
     number = torch.bucketize(torch.arange(len(query)), starts[1:].long(), right=True)
     behind = torch.arange(len(query))[:, None] - torch.arange(len(query))

@@ -227,7 +227,7 @@ def test_a_resumed_run_of_one_process_has_the_same_bits(optimizer: str, tmp_path
 
 
 def resumed_alike(cases: Sequence[Case], folder: Path) -> list[bool]:
-    """Whether all weights of a resumed run are those of the uninterrupted one, by case."""
+    """Returns whether all weights of a resumed run are those of the uninterrupted one, by case."""
     found = []
     for case in cases:
         through, resumed = promises.interrupted(case, folder)

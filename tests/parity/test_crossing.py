@@ -30,7 +30,8 @@ FREQUENT = ("single", "ddp", "fsdp", "zero2", "zero3", "mesh tp=2", "mesh pp=2",
 
 
 def in_the_subset(*layouts: Layout) -> bool:
-    """What make test runs, on two ranks and in this process: all engines alone, and frequent ones in pairs."""
+    """Returns whether make test runs it, on two ranks and in this process: all engines alone, and frequent ones in
+    pairs."""
     small = all(layout.processes == 2 or layout == SINGLE for layout in layouts)
     return small and (len(layouts) == 1 or all(layout.shown in FREQUENT for layout in layouts))
 
@@ -71,7 +72,7 @@ def reference() -> Plain:
 
 @pytest.fixture(scope="module")
 def written(ranks: Pools, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Layout], Path]:
-    """What an engine saved after three steps."""
+    """Returns what an engine saved after three steps."""
     root = tmp_path_factory.mktemp("written")
 
     @functools.cache

@@ -95,7 +95,8 @@ def every_case() -> list[Case]:
 
 
 def in_the_subset(case: Case) -> bool:
-    """What make test runs: every engine and option at two ranks, of ragged targets; two engines at four."""
+    """Returns whether make test runs it: every engine and option at two ranks, of ragged targets; two engines at
+    four."""
     if case.compile or case.accumulation != 3:
         return False
     if case.world == 2:
@@ -106,7 +107,7 @@ def in_the_subset(case: Case) -> bool:
 
 
 def here(case: Case) -> bool:
-    """Whether a case tells something of the tests' device."""
+    """Returns whether a case tells something of the tests' device."""
     return chosen_device() == "cpu" or case.engine in ON_DEVICE
 
 

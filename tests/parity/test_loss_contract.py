@@ -22,7 +22,7 @@ EVERY = [LossCase(engine, model=MODEL, loss=loss) for engine in ENGINES for loss
 
 
 def is_quick(case: LossCase) -> bool:
-    """What make test runs of every engine and loss: each of both, not each with each."""
+    """Returns what make test runs of every engine and loss: each of both, not each with each."""
     return f"{case.loss}-{case.degrees.get('name', case.degrees.get('tp'))}" in QUICK
 
 

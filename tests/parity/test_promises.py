@@ -146,7 +146,7 @@ def test_what_one_engine_saved_with_momentum_another_goes_on_from(ranks: Pools, 
         ("zero3", "unused", "trained; idle.weight, idle.bias got no gradient in the first step"),
     ],
 )
-def test_what_an_engine_cannot_train_is_told_and_never_trained_wrongly(
+def test_what_an_engine_cannot_train_is_reported_and_never_trained_wrongly(
     ranks: Pools, engine: str, model: str, told: str
 ) -> None:
     first, second = ranks(2).run(promises.odd, replace(named(engine), model=model))

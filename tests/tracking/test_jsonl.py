@@ -193,7 +193,7 @@ def test_a_broken_line_within_a_file_costs_that_line_alone(tmp_path: Path) -> No
     assert [event["event"] for event in read_events(file)] == ["run_started", "step"]
 
 
-def test_what_a_kill_cut_off_does_not_spoil_what_is_said_next(tmp_path: Path) -> None:
+def test_what_a_kill_cut_off_does_not_spoil_what_is_written_next(tmp_path: Path) -> None:
     JsonlTracker(tmp_path).handle(started())
     file = tmp_path / FILE_NAME
     file.write_text(file.read_text() + '{"event": "step", "st')
@@ -263,7 +263,7 @@ def test_numbers_that_json_lacks_are_null_for_others_and_themselves_for_us(tmp_p
 
 @pytest.mark.parametrize("name", [FILE_NAME, SAMPLES])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO])
-def test_a_record_that_cannot_be_cut_is_told_and_stays(
+def test_a_record_that_cannot_be_cut_is_reported_and_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
 ) -> None:
     tracker = JsonlTracker(tmp_path)

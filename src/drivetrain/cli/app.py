@@ -87,10 +87,12 @@ def train(
 
     node = Node(node_rank, rendezvous)
     ready = checked(run_file, overrides or [], nodes, node, trust=trust)
-    if ready.is_first and ready.run.nodes == 1 and not (resume or overwrite):  # told before any rank is started
+    if ready.is_first and ready.run.nodes == 1 and not (resume or overwrite):  # refused before any rank is started
         from drivetrain.runtime.run_folder import RunFolder
 
         RunFolder(ready.run.folder).refuse_if_busy()
+    if ready.is_first and errors.is_terminal and not quiet:  # importing PyTorch takes seconds, in which nothing is seen
+        errors.print(f"[dim]starting {escape(ready.run.name)}: loading PyTorch, then the data[/]", soft_wrap=True)
     result = _start(ready, node, verb="train", resume=resume, overwrite=overwrite, quiet=quiet)
     if result.of_first:
         from drivetrain.cli.next_commands import next_commands
@@ -129,7 +131,7 @@ def predict(
     overrides: Overrides = None,
     checkpoint: CheckpointOption = "best",
     data: Annotated[
-        str | None, typer.Option(help="What to predict for: a file or folder; - reads texts from stdin, one a line.")
+        str | None, typer.Option(help="Data to predict for: a file or folder; - reads texts from stdin, one a line.")
     ] = None,
     text: Annotated[list[str] | None, typer.Option(help="A text to predict for; may be given several times.")] = None,
     to: Annotated[Path | None, path_option("--output", "-o", help="File .jsonl or .csv; left out, the screen.")] = None,
@@ -155,7 +157,7 @@ def compare(
         typer.Argument(metavar="KEY=VALUE,VALUE", help="Axes, e.g. precision=fp32,bf16-mixed; one value overrides."),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each cell, at seed, seed + 1, ...")] = 1,
-    verb: Annotated[Verb, typer.Option(help="What each cell does.")] = Verb.train,
+    verb: Annotated[Verb, typer.Option(help="The work of each cell.")] = Verb.train,
     to: Annotated[Path | None, path_option("--output", "-o", help="Folder; left out, runs/<file>-compare.")] = None,
     cell_timeout: Annotated[float | None, typer.Option(min=0, help="Seconds a cell may take.")] = None,
     cell_memory: Annotated[float | None, typer.Option(min=0, help="MiB of resident memory a cell may take.")] = None,
@@ -260,7 +262,7 @@ def launch(
     from drivetrain.launch.slurm import Allocation, sbatch_script
 
     if not slurm:
-        raise typer.BadParameter("say for what: --slurm")
+        raise typer.BadParameter("choose a cluster: --slurm")
     given = [*(overrides or []), *([] if nodes is None else [f"nodes={nodes}"])]
     run, problems = load(run_file, given)  # the rules are asked on the machine that runs it, not here
     if run is None or problems:

@@ -40,7 +40,7 @@ class ArrowRows:
         return [row for part in parts for row in part]
 
     def slices(self, start: int, stop: int) -> list[Any]:
-        """Yields the rows as Arrow's own tables or record batches."""
+        """Returns the rows as Arrow's own tables or record batches."""
         return self._parts(start, stop, lambda part: part)
 
     def _parts(self, start: int, stop: int, read: Callable[[Any], T]) -> list[T]:

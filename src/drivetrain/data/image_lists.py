@@ -79,7 +79,7 @@ def _found(folder: Path, names: list[str], suffixes: Container[str]) -> list[str
 
 
 def _contradictions(files: list[str | None], labels: list[str], names: list[str]) -> list[str]:
-    """Names of images that another row gives another label."""
+    """Returns the names of images that another row gives another label."""
     known: dict[str, str] = {}
     rows = zip(files, labels, names, strict=True)
     return [name for file, label, name in rows if file is not None and known.setdefault(file, label) != label]

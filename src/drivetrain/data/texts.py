@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -88,13 +88,26 @@ def read_texts(config: TextData, path: str, field: str, labelled: bool = True, s
         wanted["text_pair_column"] = config.text_pair_column
     if labelled:
         wanted["label_column"] = config.label_column
-    if is_there(path) or not may_be_hub_id(path):
-        texts, warning = _mapped(path, field, config, wanted)
-    else:
+    if is_on_hub(path):
         texts, warning = _held(path, field, config, wanted, split), None
+    else:
+        texts, warning = _mapped(path, field, config, wanted)
     if labelled:  # to predict for, each other row has its prediction all the same
         _check_few_are_bad(texts, config, path, field)
     return replace(texts, warning=warning)
+
+
+def is_on_hub(path: str) -> bool:
+    """Returns whether a path can only be the id of a data set on the hub."""
+    return not is_there(path) and may_be_hub_id(path)
+
+
+def subset_problems(config: TextData) -> Iterator[Problem]:
+    """Returns the problem of a subset where no data come from the hub, which alone has subsets."""
+    paths = [path for path in (config.train, config.evaluation) if path is not None]
+    if config.subset is not None and not any(map(is_on_hub, paths)):
+        why = f"{' and '.join(paths)} {'are' if len(paths) > 1 else 'is'} of this machine, and subsets are the hub's"
+        yield Problem("workload.data.subset", why, "leave it out, or give the path of that part")
 
 
 def _mapped(path: str, field: str, config: TextData, wanted: dict[str, str | int]) -> tuple[Texts, str | None]:

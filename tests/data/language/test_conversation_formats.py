@@ -1,4 +1,4 @@
-"""What all formats share, and LLaMA-Factory's demonstration data as a whole. Each format has its own file."""
+"""Tests what all formats share, and LLaMA-Factory's demonstration data as a whole. Each format has its own file."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_preferences_beside_conversations_that_are_not_read_are_refused(
     assert not read([{**given, "rejected": None}], form).problems
 
 
-def test_bad_rows_are_told_from_good_ones_by_their_place() -> None:
+def test_bad_rows_are_distinguished_from_good_ones_by_their_place() -> None:
     rows = [ALPACA, {"instruction": "Hi"}, ALPACA, {"instruction": 3, "output": "x"}]
     got = read(rows, RowSchema("alpaca"))
     assert [each.where for each in got.conversations] == ["a.json row 1", "a.json row 3"]

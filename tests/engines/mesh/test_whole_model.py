@@ -1,4 +1,4 @@
-"""Where the whole model is while it is tried."""
+"""Tests where the whole model is while it is tried."""
 
 from __future__ import annotations
 

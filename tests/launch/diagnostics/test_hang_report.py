@@ -94,7 +94,7 @@ def test_three_ways_to_hang_are_named_and_each_is_a_death_like_another(tmp_path:
     assert "workload.py:" in stopped, "the frame that it was stopped in"
     assert "in step 2, forward in all_reduce of 3 Float, number 2 of group" in skipped
     assert "in step 2, backward in all_reduce of 212 Float" in skipped, "where the rank went that left it out"
-    assert "rank 1 ended without a word" in silent
+    assert "rank 1 ended without an error" in silent
     assert "in step 2 (forward)" in silent
     assert "It was started 3 times" in silent
     first, second = sorted((folder / "run" / "hangs").iterdir())
@@ -135,7 +135,7 @@ def test_a_machine_waits_for_a_rank_that_works_on_another_and_tells_of_all_that_
     assert "in step 10, forward" in kept.read_text()
 
 
-def test_a_standstill_is_told_before_it_ends_the_run(
+def test_a_standstill_is_reported_before_it_ends_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("drivetrain.launch.diagnostics.watchdog.ask", lambda *_: {})
@@ -188,13 +188,13 @@ def test_of_ranks_that_wait_for_one_another_the_odd_one_is_named() -> None:
     assert blame([*apart, astray]).startswith("rank 1 is not where the others are: process 1001")
 
 
-def test_of_two_ranks_that_wait_for_one_another_both_are_told() -> None:
+def test_of_two_ranks_that_wait_for_one_another_both_are_reported() -> None:
     told = blame([reducing(0, 2, "5", **{"0": 6}), reducing(1, 7, "0", **{"5": 1})])
     assert told.startswith("the ranks are not in the same place: rank 0 (process 1000 on here), in step 12")
     assert "rank 1 (process 1001 on here)" in told
 
 
-def test_ranks_that_all_wait_in_the_same_collective_blame_nobody() -> None:
+def test_ranks_that_all_wait_in_the_same_collective_blame_no_rank() -> None:
     assert blame([reducing(0, 7), reducing(1, 7)]).startswith("ranks 0, 1 wait in the same place in all_reduce of 8")
 
 
@@ -218,7 +218,7 @@ def test_the_table_has_a_row_a_rank_and_the_file_their_stacks() -> None:
     assert Row.of(json.loads(json.dumps(rows[0].as_dict()))).pulse.rank == 0, "it travels between machines"
 
 
-def test_time_in_which_nobody_looked_is_no_hang() -> None:
+def test_time_without_a_look_is_no_hang() -> None:
     stillness = Stillness(0.0)
     assert stillness.look(1.0, {"a": 1}) == 0.0
     assert stillness.look(5.0, {"a": 1}) == 4.0
@@ -301,7 +301,7 @@ def test_a_process_that_cannot_answer_is_asked_by_a_signal(
             time.sleep(0.05)
 
 
-def test_a_process_that_nobody_watches_says_once_that_nothing_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_process_without_a_watchdog_reports_once_that_nothing_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     heart, alone = Heart(), Alone(30)
     heart.begin(4)
     heart.enter("data")
@@ -309,7 +309,7 @@ def test_a_process_that_nobody_watches_says_once_that_nothing_goes_on(capsys: py
         alone(heart, still)
     told = capsys.readouterr().err
     assert told.count("rank 0: nothing has gone on for 31 s (step 4, data)") == 1
-    assert "test_a_process_that_nobody_watches" in told
+    assert "test_a_process_without_a_watchdog" in told
     alone(heart, 0.0)
     alone(heart, 40.0)
     assert "40 s" in capsys.readouterr().err, "again, once it has gone on"

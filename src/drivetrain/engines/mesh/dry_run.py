@@ -159,7 +159,7 @@ class Trial:
         different ones."""
         some = [name for name in self._expected if any(name not in used for used in uses)]
         if some:
-            why = f"{', '.join(some[:5])} get a gradient from some samples only, and ranks cannot tell whose it is"
+            why = f"{', '.join(some[:5])} get a gradient from some samples only, and ranks cannot know from which"
             raise problem("engine.shard", why, "leave shard out")
 
     def anatomy(self, model: nn.Module) -> Anatomy:
@@ -277,7 +277,7 @@ class Trial:
         return errors
 
     def _failed(self, error: Exception) -> UserError:
-        """Reports an error of the trial step, which worked with the whole model."""
+        """Returns the UserError for an error of the trial step, which worked with the whole model."""
         while error.__cause__ is not None and isinstance(error.__cause__, Exception):
             error = error.__cause__
         if isinstance(error, UserError):
