@@ -56,7 +56,7 @@ Overrides = Annotated[
 ]
 CheckpointOption = Annotated[str, typer.Option("--checkpoint", help="best, last, or a checkpoint folder.")]
 TrustOption = Annotated[bool, typer.Option("--trust", help="Run Python that the run.yaml of a run's folder names.")]
-NodesOption = Annotated[int | None, typer.Option("--nodes", min=1, help="Machines, each of which starts this command.")]
+NodesOption = Annotated[int | None, typer.Option("--nodes", min=1, help="Machines, each of which starts this command, and `processes` ranks.")]
 NodeRankOption = Annotated[int, typer.Option("--node-rank", min=0, help="Which of them this one is, from 0.")]
 RendezvousOption = Annotated[str | None, typer.Option("--rendezvous", help="HOST:PORT of the first of them.")]
 
@@ -255,17 +255,19 @@ def launch(
     account: Annotated[str | None, typer.Option(help="Slurm's account.")] = None,
     cpus: Annotated[int | None, typer.Option(min=1, help="CPU cores a node.")] = None,
 ) -> None:
-    """Write the file that starts a run on a cluster: a batch script for Slurm."""
-    from drivetrain.config.load import load
+    """Write the file that starts a run on a cluster: a batch script for Slurm.
+
+    `processes` counts the ranks (GPUs) of ONE machine: `processes=8 --nodes 2` takes 16. What can be checked without
+    a GPU is checked first."""
+    from drivetrain.launch.cluster import checked_for_cluster
     from drivetrain.launch.slurm import Allocation, sbatch_script
 
     if not slurm:
         raise typer.BadParameter("say for what: --slurm")
     given = [*(overrides or []), *([] if nodes is None else [f"nodes={nodes}"])]
-    run, problems = load(run_file, given)  # the rules are asked on the machine that runs it, not here
-    if run is None or problems:
-        raise UserError(problems)
-    typer.echo(sbatch_script(run_file, given, run, Allocation(time, partition, account, cpus)), nl=False)
+    ready = checked_for_cluster(run_file, given)
+    _say(ready.notices)
+    typer.echo(sbatch_script(run_file, given, ready.run, Allocation(time, partition, account, cpus)), nl=False)
 
 
 @app.command(epilog=example("drivetrain version"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.config.adapter import adapter_problems
@@ -24,6 +25,13 @@ from drivetrain.config.restarts import restart_problems
 from drivetrain.config.run import RunConfig
 from drivetrain.config.workload import ImageClassification, ImageData, OwnCode, TextClassification, TextData, UserModule
 from drivetrain.errors import Problem
+
+
+@dataclass(frozen=True)
+class MissingPath(Problem):
+    """A file or folder of the run file that this machine does not have; another one may."""
+
+    path: Path
 
 
 def check(run: RunConfig, machine: Machine) -> list[Problem]:
@@ -271,6 +279,8 @@ def _missing(field: str, path: Path) -> Iterator[Problem]:
     """A path with wildcards stands for all files that match."""
     if glob.has_magic(str(path)) and not path.exists():
         if not glob.glob(str(path), recursive=True):
-            yield Problem(field, f"{path} matches no file", f"patterns are taken from the current folder, {Path.cwd()}")
+            fix = f"patterns are taken from the current folder, {Path.cwd()}"
+            yield MissingPath(field, f"{path} matches no file", fix, path)
     elif not path.exists():
-        yield Problem(field, f"{path} does not exist", f"paths are taken from the current folder, {Path.cwd()}")
+        fix = f"paths are taken from the current folder, {Path.cwd()}"
+        yield MissingPath(field, f"{path} does not exist", fix, path)

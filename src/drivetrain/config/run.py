@@ -35,7 +35,7 @@ class RunConfig(Frozen):
     precision: PrecisionName = doc(", ".join(PRECISIONS), "fp32")
     scaler: training.Scaler = doc("Loss scaling (fp16-mixed, fp16-master)", training.Scaler())
     engine: EngineConfig = doc("How the run is spread over devices", SINGLE)
-    processes: int | None = doc("Ranks a node, one a device; left out, as many as it has GPUs", None, gt=0)
+    processes: int | None = doc("Ranks of ONE machine, one a device; left out, as many as it has GPUs", None, gt=0)
     nodes: int = doc("Machines the run is spread over", 1, gt=0)
     min_nodes: int | None = doc("Machines that are enough to start, and to go on when others are lost", None, gt=0)
     max_restarts: int = doc("Restarts from the newest good checkpoint after a process or a machine died", 0, ge=0)
