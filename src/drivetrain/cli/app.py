@@ -51,6 +51,9 @@ class Verb(StrEnum):
 
 
 RunFile = Annotated[Path, path_argument(metavar="RUN.YAML", help="Run file.", show_default=False)]
+RunPlace = Annotated[
+    Path, path_argument(metavar="RUN", help="Run file, or the folder of a run.", show_default=False)
+]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides, e.g. precision=bf16-mixed lr=3e-4.")
 ]
@@ -105,17 +108,18 @@ def train(
     raise typer.Exit(result.code)
 
 
-@app.command(epilog=example("drivetrain evaluate run.yaml --checkpoint last"))
+@app.command(epilog=example("drivetrain evaluate run.yaml --checkpoint last", "drivetrain evaluate runs/digits"))
 def evaluate(
-    run_file: RunFile,
+    run_file: RunPlace,
     overrides: Overrides = None,
     checkpoint: CheckpointOption = "best",
     trust: TrustOption = False,
 ) -> None:
     """Evaluate a checkpoint of a run; prints JSON."""
-    from drivetrain.launch.prepare import checked
+    from drivetrain.launch.prepare import checked, run_file_of
 
-    ready = checked(run_file, overrides or [], checkpoint=checkpoint, trust=trust)
+    run_file, given = run_file_of(run_file, overrides or [])
+    ready = checked(run_file, given, checkpoint=checkpoint, trust=trust)
     result = _start(ready, verb="evaluate", checkpoint=checkpoint)
     if result.of_first:
         typer.echo(dumps(result.value, indent=2))
@@ -125,7 +129,7 @@ def evaluate(
     epilog=example("drivetrain predict run.yaml -o predictions.csv", 'drivetrain predict run.yaml --text "Good."')
 )
 def predict(
-    run_file: RunFile,
+    run_file: RunPlace,
     overrides: Overrides = None,
     checkpoint: CheckpointOption = "best",
     data: Annotated[
@@ -138,10 +142,11 @@ def predict(
     """Predict with a checkpoint of a run, one row a sample, in order: for the evaluation data, or for the data you
     name."""
     from drivetrain.inference.request import asked_for
-    from drivetrain.launch.prepare import checked
+    from drivetrain.launch.prepare import checked, run_file_of
 
     data, texts = asked_for(data, text or [])
-    ready = checked(run_file, overrides or [], checkpoint=checkpoint, data=data, output=to, trust=trust)
+    run_file, given = run_file_of(run_file, overrides or [])
+    ready = checked(run_file, given, checkpoint=checkpoint, data=data, output=to, trust=trust)
     result = _start(ready, verb="predict", checkpoint=checkpoint, data=data, texts=texts, output=to)
     if result.of_first and to is not None:
         errors.print(f"{result.value:,} prediction{'s' * (result.value != 1)} in {escape(str(to))}", soft_wrap=True)

@@ -45,10 +45,9 @@ def count_parameters(workload: Workload) -> ParameterCount | None:
         return None
     try:
         model = _without_numbers(HEADS[type(workload)], path, config)
+        unsure = _decided_by_data(model) if config is not None and DECIDED_BY_DATA not in config else set()
     except Exception:  # each architecture fails in its own way; the build that follows says how
         return None
-    given_by_data = config is not None and DECIDED_BY_DATA not in config
-    unsure = {id(weight) for weight in _embeddings(model)} if given_by_data else set()
     sizes = {id(p): p.numel() for p in model.parameters() if id(p) not in unsure}
     linear = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
     return ParameterCount(sum(sizes.values()), sum(size for key, size in sizes.items() if key in linear))
@@ -64,6 +63,7 @@ def _without_numbers(auto_class: str, path: str | None, config: dict[str, Any] |
         )
 
 
-def _embeddings(model: Any) -> list[nn.Parameter]:
+def _decided_by_data(model: Any) -> set[int]:
+    """Returns the ids of the embeddings and of the head, which have a row a token."""
     found = (model.get_input_embeddings(), model.get_output_embeddings())
-    return [each.weight for each in found if each is not None]
+    return {id(parameter) for module in found if module is not None for parameter in module.parameters()}
