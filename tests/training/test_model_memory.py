@@ -63,7 +63,9 @@ def test_ranks_whose_copies_do_not_fit_together_are_refused(monkeypatch: pytest.
     model = {"config": big}
     spread = {"engine": {"name": "fsdp"}, "processes": 16}
     said = refused(model, **spread)
-    assert "engine: 16 ranks would each build 1.0 GiB of weights in CPU memory, 16 GiB; this machine has 3.0 GiB" in said
+    assert (
+        "engine: 16 ranks would each build 1.0 GiB of weights in CPU memory, 16 GiB; this machine has 3.0 GiB" in said
+    )
     assert "engine.meta=true (one copy, 1.0 GiB), or processes=2 at most" in said
     assert not refused(model, engine={"name": "fsdp", "meta": True}, processes=16)
     assert not refused(model, engine={"name": "ddp"}, processes=2)

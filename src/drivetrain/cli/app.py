@@ -51,15 +51,16 @@ class Verb(StrEnum):
 
 
 RunFile = Annotated[Path, path_argument(metavar="RUN.YAML", help="Run file.", show_default=False)]
-RunPlace = Annotated[
-    Path, path_argument(metavar="RUN", help="Run file, or the folder of a run.", show_default=False)
-]
+RunPlace = Annotated[Path, path_argument(metavar="RUN", help="Run file, or the folder of a run.", show_default=False)]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides, e.g. precision=bf16-mixed lr=3e-4.")
 ]
 CheckpointOption = Annotated[str, typer.Option("--checkpoint", help="best, last, or a checkpoint folder.")]
 TrustOption = Annotated[bool, typer.Option("--trust", help="Run Python that the run.yaml of a run's folder names.")]
-NodesOption = Annotated[int | None, typer.Option("--nodes", min=1, help="Machines, each of which starts this command, and `processes` ranks.")]
+NodesOption = Annotated[
+    int | None,
+    typer.Option("--nodes", min=1, help="Machines, each of which starts this command, and `processes` ranks."),
+]
 NodeRankOption = Annotated[int, typer.Option("--node-rank", min=0, help="Which of them this one is, from 0.")]
 RendezvousOption = Annotated[str | None, typer.Option("--rendezvous", help="HOST:PORT of the first of them.")]
 
@@ -116,10 +117,9 @@ def evaluate(
     trust: TrustOption = False,
 ) -> None:
     """Evaluate a checkpoint of a run; prints JSON."""
-    from drivetrain.launch.prepare import checked, run_file_of
+    from drivetrain.launch.prepare import checked_place
 
-    run_file, given = run_file_of(run_file, overrides or [])
-    ready = checked(run_file, given, checkpoint=checkpoint, trust=trust)
+    ready = checked_place(run_file, overrides or [], checkpoint=checkpoint, trust=trust)
     result = _start(ready, verb="evaluate", checkpoint=checkpoint)
     if result.of_first:
         typer.echo(dumps(result.value, indent=2))
@@ -142,11 +142,10 @@ def predict(
     """Predict with a checkpoint of a run, one row a sample, in order: for the evaluation data, or for the data you
     name."""
     from drivetrain.inference.request import asked_for
-    from drivetrain.launch.prepare import checked, run_file_of
+    from drivetrain.launch.prepare import checked_place
 
     data, texts = asked_for(data, text or [])
-    run_file, given = run_file_of(run_file, overrides or [])
-    ready = checked(run_file, given, checkpoint=checkpoint, data=data, output=to, trust=trust)
+    ready = checked_place(run_file, overrides or [], checkpoint=checkpoint, data=data, output=to, trust=trust)
     result = _start(ready, verb="predict", checkpoint=checkpoint, data=data, texts=texts, output=to)
     if result.of_first and to is not None:
         errors.print(f"{result.value:,} prediction{'s' * (result.value != 1)} in {escape(str(to))}", soft_wrap=True)
@@ -260,10 +259,7 @@ def launch(
     account: Annotated[str | None, typer.Option(help="Slurm's account.")] = None,
     cpus: Annotated[int | None, typer.Option(min=1, help="CPU cores a node.")] = None,
 ) -> None:
-    """Write the file that starts a run on a cluster: a batch script for Slurm.
-
-    `processes` counts the ranks (GPUs) of ONE machine: `processes=8 --nodes 2` takes 16. What can be checked without
-    a GPU is checked first."""
+    """Write a run's batch script for Slurm. `processes` counts ONE machine's GPUs: processes=8 --nodes 2 takes 16."""
     from drivetrain.launch.cluster import checked_for_cluster
     from drivetrain.launch.slurm import Allocation, sbatch_script
 

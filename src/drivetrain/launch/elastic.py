@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import RankError, RunError
+from drivetrain.launch.diagnostics.hang_report import last_sizes
 from drivetrain.launch.diagnostics.stack_request import forget, pulses
 from drivetrain.launch.diagnostics.watchdog import Watch, left_quietly, seen
-from drivetrain.launch.diagnostics.hang_report import last_sizes
 from drivetrain.launch.job import Job, Result, lost
 from drivetrain.launch.outcome import RankOutcome, cause_of, clear, outcomes, raised
 from drivetrain.launch.rendezvous import Meeting

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from drivetrain.config import rules
 from drivetrain.config.load import load
@@ -46,6 +47,11 @@ def checked(
     if run is not None:
         refuse_code_of_folders(run, run_file, trust)
     return judged_here(run, problems, node, checkpoint, data, output)
+
+
+def checked_place(place: Path, overrides: Sequence[str] = (), **given: Any) -> Checked:
+    """Does the same for a run file or the folder of a run. given: as `checked` takes."""
+    return checked(*run_file_of(place, overrides), **given)
 
 
 def run_file_of(place: Path, overrides: Sequence[str]) -> tuple[Path, list[str]]:

@@ -68,7 +68,9 @@ def _of_the_device(run: RunConfig, machine: Machine, count: ParameterCount) -> I
     held = _bytes(count, BYTES[run.precision_spec.parameters], run.quantised_base)
     if held > machine.memory_bytes:
         why = f"engine={run.engine.label} puts {_gib(held)} of weights on each device; {machine.device_name} has "
-        fix = "take engine=fsdp, which shards them" + (", or an adapter with quantised_base" if _has_folder(run) else "")
+        fix = "take engine=fsdp, which shards them" + (
+            ", or an adapter with quantised_base" if _has_folder(run) else ""
+        )
         yield Problem("engine", f"{why}{_gib(machine.memory_bytes)}", fix)
 
 
