@@ -8,6 +8,8 @@ AGAIN ?=
 # make gpu: which of doctor, tests, parity, resume, bench-sft, bench-pretrain, bench-images, bench-texts; DEVICE=cpu rehearses
 PART ?=
 DEVICE ?= cuda
+# make test: how many processes share the tests
+JOBS ?= 2
 # make test-versions: which combinations, e.g. ONLY=3.12-lowest, and which tests, e.g. SELECT="tests/models tests/data"
 ONLY ?=
 SELECT ?=
@@ -21,8 +23,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PI
 
 help:
 	@echo "make demo      install, train the digits recipe at four precisions and on eight engines, and compare"
-	@echo "make test      install and run the tests"
-	@echo "make test-all  the slow tests too"
+	@echo "make test      install and run the tests but the slow ones, in ten minutes on two cores; JOBS=4: on four"
+	@echo "make test-all  all tests, one after another, and property tests with all their examples; much longer"
 	@echo "make test-versions  the tests on Python 3.11 to 3.13 with the lowest and the newest packages; needs uv, 30 GB, hours"
 	@echo "make parity    every engine against plain PyTorch, all cases; writes docs/background/parity.md"
 	@echo "make chaos     runs of nine kinds killed a hundred times and disturbed otherwise; MINUTES=60: for an hour"
@@ -39,8 +41,9 @@ demo: $(VENV)/.installed
 	$(BIN)/drivetrain compare recipes/digits.yaml engine=single,dp,ddp,fsdp,zero1,zero2,zero3,accelerate-ddp processes=2 --output runs/demo-engines --fresh
 	$(BIN)/drivetrain compare recipes/digits.yaml engine=fsdp,zero3 precision=bf16-mixed processes=2 --output runs/demo-mixed --fresh
 
+# a file's tests stay together, as they share what they set up; threads of one process would only disturb the other
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 DRIVETRAIN_TEST_FEW_EXAMPLES=1 $(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile
 
 test-all: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest

@@ -1,6 +1,6 @@
-"""What the runs of chaos.py train: a classifier of hotel reviews, character by character; or, where these are not at
-hand, of scikit-learn's handwritten digits, pixel by pixel. Dropout, so that random generators matter. Its blocks can be
-split over ranks and dealt to stages (engine: mesh).
+"""The workload of the runs of chaos.py: a classifier of hotel reviews, character by character; or, where these are
+not at hand, of scikit-learn's handwritten digits, pixel by pixel. Dropout, so that random generators matter. Its blocks
+can be split over ranks and dealt to stages (engine: mesh).
 
 Each rank writes down which samples it takes (tests/launch/history.py).
 """

@@ -1,4 +1,4 @@
-"""How long training stands still for a save, beside torch.save and PyTorch's distributed checkpoint.
+"""Measures how long training stands still for a save, beside torch.save and PyTorch's distributed checkpoint.
 
     python bench/checkpoint.py
     python bench/checkpoint.py --megabytes 100 400 --pairs 1

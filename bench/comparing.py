@@ -1,4 +1,4 @@
-"""What watching a cell costs: the same run by `drivetrain train` and as the only cell of `drivetrain compare`.
+"""Measures what watching a cell costs: the same run by `drivetrain train` and as the only cell of `drivetrain compare`.
 
     python bench/comparing.py
 

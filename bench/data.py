@@ -101,7 +101,7 @@ def generated(folder: Path, kind: str, count: int) -> Made:
         case "text":
             path = data_made.write(folder / "data.txt", "documents", count)
         case "shards":
-            shards = max(1, min(100, count // 100))
+            shards = max(1, min(1000, count // 100))
             path = data_made.write_shards(folder / "data", "documents", count, shards, ".jsonl.gz")
         case "pictures":
             path = data_pictures.write_folder(folder / "data", count)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ import numpy as np
 from ours import checked
 
 from drivetrain.config.training import Loader
+from drivetrain.data.loaded_together import LoadedTogether
 from drivetrain.data.loader import evaluation_batches
 from drivetrain.workloads.build import build_workload
 
 BATCHES, TURNS, SIZE = 150, 9, 64
 
 
-class Some:
+class Some(LoadedTogether):
     """The first samples of a data set, in a random order."""
 
     def __init__(self, samples: Any, count: int) -> None:
@@ -34,6 +35,10 @@ class Some:
 
     def load(self, index: int, epoch: int) -> Any:
         return self._samples.load(int(self._order[index]), epoch)
+
+    def load_together(self, indices: Sequence[int]) -> Any:
+        together = isinstance(self._samples, LoadedTogether)
+        return self._samples.load_together(self._order[list(indices)].tolist()) if together else None
 
 
 def main(run_file: Path) -> None:

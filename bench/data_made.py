@@ -23,7 +23,7 @@ import numpy as np
 
 VOCABULARY = 20_000
 SYLLABLES = [c + v + e for c in "bdfgklmnprstvw" for v in "aeiou" for e in ("", "n", "r", "s")]
-AT_ONCE = 1 << 20  # words drawn together
+AT_ONCE = 1 << 16  # words drawn together
 STARS = ("bad", "good", "mixed")
 
 

@@ -88,16 +88,18 @@ def draw(found: list[dict[str, Any]]) -> None:
     for number, kind in enumerate(kinds):
         lines = [line for line in found if line["kind"] == kind and line["ranks"] == 1]
         rows, colour = [line["rows"] for line in lines], f"C{number}"
-        times.plot(rows, [max(0.05, seconds(line, "first")) for line in lines], "o-", color=colour, label=kind)
+        times.plot(
+            rows, [max(0.05, seconds(line, "first", "cpu_seconds")) for line in lines], "o-", color=colour, label=kind
+        )
         memory.plot(rows, [beyond(line) / 1e9 for line in lines], "o-", color=colour)
         theirs = [
             (line["rows"], line["peer"][0]) for line in lines if line.get("peer") and "seconds" in line["peer"][0]
         ]
-        times.plot([n for n, _ in theirs], [each["seconds"] for _, each in theirs], "s--", color=colour, alpha=0.5)
+        times.plot([n for n, _ in theirs], [each["cpu_seconds"] for _, each in theirs], "s--", color=colour, alpha=0.5)
         memory.plot(
             [n for n, _ in theirs], [each["beyond_bytes"] / 1e9 for _, each in theirs], "s--", color=colour, alpha=0.5
         )
-    times.set(xscale="log", yscale="log", xlabel="rows", ylabel="s", title="first start")
+    times.set(xscale="log", yscale="log", xlabel="rows", ylabel="processor seconds", title="first start")
     memory.set(xscale="log", xlabel="rows", ylabel="GB", title="memory beyond the model's", ylim=(0, None))
     times.legend(fontsize="small")
     for each in (times, memory):

@@ -241,7 +241,7 @@ class Disturbed:
 
 
 def kept(names: set[str], losses: dict[str, float]) -> set[str]:
-    """What retention keeps of checkpoints."""
+    """Returns what retention keeps of checkpoints."""
     evaluated = sorted((name for name in names if name in losses), key=lambda name: (losses[name], name))
     return {*sorted(names)[-KEEP_LAST:], *evaluated[:KEEP_BEST]}
 

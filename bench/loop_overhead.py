@@ -1,4 +1,4 @@
-"""What drivetrain's loop costs: samples a second against a plain PyTorch loop that does the same work.
+"""Measures what drivetrain's loop costs: samples a second against a plain PyTorch loop that does the same work.
 
     python bench/loop_overhead.py
     python bench/loop_overhead.py --images CIFAR-10-images --text reviews.csv --vocab vocab.txt

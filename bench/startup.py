@@ -1,4 +1,5 @@
-"""How long until the first step: from the command to the end of it, beside a plain script of the same model.
+"""Measures how long it takes until the first step: from the command to the end of it, beside a plain script of the same
+model.
 
     python bench/startup.py
     python bench/startup.py --pairs 9 --cases net texts-ddp

@@ -14,7 +14,7 @@ from drivetrain.runtime.hardware import detect
 
 
 def machine_line() -> str:
-    """What the figures hold for."""
+    """Returns what the figures hold for."""
     machine = detect()
     native = ", ".join(sorted(machine.native_dtypes))
     threads = os.environ.get("OMP_NUM_THREADS") or torch.get_num_threads()

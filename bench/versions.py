@@ -132,7 +132,7 @@ def found_python(uv: str, version: str) -> Path | None:
 
 
 def runs_as(interpreter: Path, version: str) -> bool:
-    """Whether it can be started, which the shims of pyenv cannot always, and is of this version."""
+    """Returns whether it can be started, which the shims of pyenv cannot always, and is of this version."""
     script = "import sys; print('%d.%d' % sys.version_info[:2])"
     try:
         done = subprocess.run([interpreter, "-c", script], capture_output=True, text=True, check=False)

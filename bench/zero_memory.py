@@ -1,10 +1,10 @@
-"""What a rank holds at each stage of ZeRO, measured beside the closed forms.
+"""Measures what a rank holds at each stage of ZeRO, beside the closed forms.
 
     python bench/zero_memory.py
 
-Rajbhandari et al. 2020, section 3, for fp32 and Adam: weights, gradients, and three more copies (DeepSpeed's own of
-the weights, and the two moments). A model large enough, and a batch small enough, that activations do not hide it.
-Peak resident memory of a rank, less that of the same run with a model of almost no weights.
+Rajbhandari et al. 2020, section 3, for fp32 and Adam: weights, gradients, and three more copies (DeepSpeed's own of the
+weights, and the two moments). A model large enough, and a batch small enough, that activations do not hide it. Peak
+resident memory of a rank, less that of the same run with a model of almost no weights.
 """
 
 from __future__ import annotations

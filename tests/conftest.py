@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Defines what all tests share."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def on(device: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def missing(device: str) -> str | None:
-    """Why the device cannot be taken, or None."""
+    """Returns why the device cannot be taken, or None."""
     if device not in KNOWN:
         return f"{device} is no device of the tests: {' or '.join(KNOWN)}"
     if device == "cuda" and not torch.cuda.is_available():

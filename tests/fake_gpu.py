@@ -113,7 +113,8 @@ def _on_the_host(count: Callable[[Batch], int]) -> Callable[[Batch], int]:
 
 
 def _sent(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
-    """What `transfers._moved` does, without the numbers, which FakeTensorMode would take along for small tensors."""
+    """Returns what `transfers._moved` does, without the numbers, which FakeTensorMode would take along for small
+    tensors."""
     return torch.empty_like(tensor, device=device, dtype=dtype)
 
 

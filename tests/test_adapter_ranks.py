@@ -79,7 +79,7 @@ ADAPTERS: dict[str, Any] = {
     "llama-two": TWO,
     "llama-nf4": {"rank": 4},
 }
-CASES = [("bert", "ddp"), ("bert", "zero3"), ("own", "zero2"), ("llama-two", "fsdp")]
+CASES = [("bert", "zero3"), ("llama-two", "fsdp")]
 ENGINES = ("ddp", "fsdp", "zero2", "zero3")
 REST = [
     *((what, engine) for what in ("bert", "own", "llama", "llama-two") for engine in ENGINES),

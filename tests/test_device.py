@@ -1,4 +1,4 @@
-"""How the tests themselves come to run on a GPU."""
+"""Tests how the tests themselves come to run on a GPU."""
 
 from __future__ import annotations
 

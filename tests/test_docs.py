@@ -1,4 +1,4 @@
-"""What the README and the pages say is what happens: files, blocks, links, commands, the tree."""
+"""Tests that the README and the pages are true: files, blocks, links, commands, the tree."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ README = (ROOT / "README.md").read_text()
 
 
 def blocks(text: str, language: str = "") -> list[str]:
-    """What stands between fences; every second fence closes."""
+    """Returns what stands between fences; every second fence closes."""
     parts = re.split(r"^```(.*)\n", text, flags=re.M)
     return [content for kind, content in zip(parts[1::4], parts[2::4], strict=True) if kind == language]
 
@@ -143,7 +143,7 @@ def test_fields_named_with_their_block_exist() -> None:
                     raise AssertionError(f"{page.name}: {name}") from error
 
 
-def test_the_styles_of_a_plan_are_all_told() -> None:
+def test_the_styles_of_a_plan_are_all_reported() -> None:
     section = (ROOT / "docs/reference/workloads.md").read_text().split("### tensor_parallel\n")[1]
     told = set(
         re.findall(r"`(\w+)`", " ".join(line.partition("|")[2].partition("|")[0] for line in section.splitlines()))
@@ -186,7 +186,7 @@ def test_the_readmes_own_commands_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 201
 
 
-def test_exit_codes_are_told_by_help() -> None:
+def test_exit_codes_are_reported_by_help() -> None:
     assert isinstance(app, typer.Typer)
     for code in ("0 done", "1 failed", "2 refused", "130 / 143"):
         assert code in str(app.info.help)

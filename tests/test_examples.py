@@ -1,4 +1,4 @@
-"""What the plain scripts do by hand, and the run files beside them that ask for the same."""
+"""Tests what the plain scripts do by hand, and the run files beside them that ask for the same."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCRIPTS = {  # name: ranks, the report's engine
     "mesh_dp": (2, "mesh-dp2"),
     "mesh_shard": (2, "mesh-dp2-shard"),
 }
-SLOW = {"ddp", "zero2", "accelerate_ddp", "mesh_tp", "mesh_pp", "mesh_cp", "mesh_dp", "mesh_shard"}
+SLOW = {"ddp", "fsdp", "zero2", "accelerate_ddp", "mesh_tp", "mesh_pp", "mesh_cp", "mesh_dp", "mesh_shard"}
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def done(folder: Path, *arguments: str) -> str:
-    """What a Python of its own prints."""
+    """Returns what a Python of its own prints."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, *arguments]
     ended = subprocess.run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -10,6 +11,10 @@ import pytest
 
 import drivetrain
 from drivetrain.config.engines import KINDS
+from drivetrain.config.language_stages import STAGES
+from drivetrain.config.optimizers import KINDS as OPTIMIZERS
+from drivetrain.config.precision import PRECISIONS
+from drivetrain.config.workload import KINDS as WORKLOADS
 
 SOURCE = Path(drivetrain.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -83,17 +88,23 @@ OWNERS = {
 }
 
 
-def imported(file: Path) -> set[str]:
+@functools.cache
+def tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+@functools.cache
+def imported(file: Path) -> frozenset[str]:
     """Modules a file imports anywhere, also within functions."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(tree(file)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{file}: imports are absolute"
             module = node.module or ""
             found |= {f"{module}.{alias.name}" for alias in node.names} if module == "drivetrain" else {module}
-    return found
+    return frozenset(found)
 
 
 def layer(path: str) -> str:
@@ -107,24 +118,37 @@ def relative(file: Path) -> str:
     return file.relative_to(SOURCE).as_posix()
 
 
-@pytest.mark.parametrize("file", FILES, ids=relative)
-def test_a_file_imports_only_its_own_layer_and_those_below(file: Path) -> None:
-    own = LEVEL[layer(relative(file))]
-    for module in imported(file):
-        if module.startswith("drivetrain."):
-            other = layer(module.removeprefix("drivetrain.").replace(".", "/"))
-            level = LEVEL.get(other, 0)  # drivetrain.__version__
-            same = other == layer(relative(file))
-            assert same or level < own, f"{relative(file)} imports {module}, which does not stand below it"
+def stands_below(module: str, importing: str) -> bool:
+    """Whether a layer may import a module of drivetrain: one of its own, or of a layer beneath."""
+    other = layer(module.removeprefix("drivetrain.").replace(".", "/"))
+    return other == importing or LEVEL.get(other, 0) < LEVEL[importing]  # drivetrain.__version__ has no level
 
 
-@pytest.mark.parametrize("file", FILES, ids=relative)
-def test_a_heavy_package_is_imported_by_its_owners_alone(file: Path) -> None:
-    for module in imported(file):
-        owners = OWNERS.get(module.split(".")[0])
-        if owners is not None:
-            name = relative(file)
-            assert name in owners or name.split("/")[0] in owners, f"{name} imports {module}"
+def test_a_file_imports_only_its_own_layer_and_those_below() -> None:
+    upward = [
+        f"{relative(file)} imports {module}"
+        for file in FILES
+        for module in sorted(imported(file))
+        if module.startswith("drivetrain.") and not stands_below(module, layer(relative(file)))
+    ]
+    assert not upward
+
+
+def test_an_import_from_a_layer_above_is_seen() -> None:
+    assert stands_below("drivetrain.config.run", "engines")
+    assert stands_below("drivetrain.engines.base", "engines")
+    assert not stands_below("drivetrain.training.loop", "engines")
+    assert not stands_below("drivetrain.tracking.jsonl", "engines"), "it shares the layer, and is another folder"
+
+
+def test_a_heavy_package_is_imported_by_its_owners_alone() -> None:
+    foreign = [
+        f"{name} imports {module}"
+        for name, file in ((relative(file), file) for file in FILES)
+        for module in sorted(imported(file))
+        if not OWNERS.get(module.split(".")[0], {name}) & {name, name.split("/")[0]}
+    ]
+    assert not foreign
 
 
 def test_every_layer_exists() -> None:
@@ -132,10 +156,12 @@ def test_every_layer_exists() -> None:
     assert there == set(LEVEL)
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if relative(f).startswith("config/")], ids=relative)
-def test_the_run_file_is_read_without_torch_and_without_looking_at_the_machine(file: Path) -> None:
-    roots = {module.split(".")[0] for module in imported(file)}
-    assert not roots & {"torch", "numpy", "transformers", "psutil", "os", "platform"}
+def test_the_run_file_is_read_without_torch_and_without_looking_at_the_machine() -> None:
+    of_config = [file for file in FILES if relative(file).startswith("config/")]
+    assert of_config
+    for file in of_config:
+        roots = {module.split(".")[0] for module in imported(file)}
+        assert not roots & {"torch", "numpy", "transformers", "psutil", "os", "platform"}, relative(file)
 
 
 def test_the_loop_names_no_engine_no_precision_and_no_tracker() -> None:
@@ -147,35 +173,97 @@ def test_the_loop_names_no_engine_no_precision_and_no_tracker() -> None:
     }
 
 
-def asks_for_a_kind(file: Path) -> list[str]:
-    """Where a file names the class of an engine's block, or compares an engine's name with a word."""
-    classes, found = {kind.__name__ for kind in KINDS.values()}, []
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node).rpartition(".")[2] in classes:
+def named_classes(tree: ast.AST, classes: set[str]) -> list[str]:
+    """Where a file names one of these classes outside its imports."""
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute)]
+    return [ast.unparse(node) for node in found if ast.unparse(node).rpartition(".")[2] in classes]
+
+
+def comparisons(tree: ast.AST, asked: str, answers: set[str]) -> list[str]:
+    """Where a file decides by something that matches `asked`: it compares it with a constant, or looks it up in a
+    constant table. Comparing anything with one of `answers` counts too."""
+    found = []
+    for node in ast.walk(tree):
+        sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        sides += [node.subject] if isinstance(node, ast.Match) else []
+        sides += [node.slice] if isinstance(node, ast.Subscript) and ast.unparse(node.value).isupper() else []
+        constants = {each.value for side in sides for each in ast.walk(side) if isinstance(each, ast.Constant)}
+        is_asked = any(re.search(asked, ast.unparse(side)) for side in sides)
+        decides = constants or not isinstance(node, ast.Compare)
+        if (is_asked and decides) or (isinstance(node, ast.Compare) and constants & answers):
             found.append(ast.unparse(node))
-        elif isinstance(node, ast.Compare):
-            sides = [node.left, *node.comparators]
-            is_name = any(re.search(r"(engine|driver|driving)\.name$", ast.unparse(side)) for side in sides)
-            if is_name and any(isinstance(side, ast.Constant) for side in sides):
-                found.append(ast.unparse(node))
     return found
 
 
-ANSWERING = ("config/engines/", "engines/")
+def asks_for_an_engine(file: Path) -> list[str]:
+    """Where a file names the class of an engine's block, or decides by an engine's name."""
+    tree = ast.parse(file.read_text())
+    classes = {kind.__name__ for kind in KINDS.values()}
+    return named_classes(tree, classes) + comparisons(tree, r"\b(engine|driver|driving)\.name$", set())
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if not relative(f).startswith(ANSWERING)], ids=relative)
-def test_only_engines_ask_which_kind_of_engine_it_is(file: Path) -> None:
-    assert not asks_for_a_kind(file)
+def asks_for_a_workload(file: Path) -> list[str]:
+    """Where a file names the class of a workload's block, or decides by a workload's type or its stage of training."""
+    tree = ast.parse(file.read_text())
+    classes = {kind.__name__ for kind in WORKLOADS}
+    types = {kind.model_fields["type"].default for kind in WORKLOADS} - {"module", "objects"}  # everyday words
+    return named_classes(tree, classes) + comparisons(tree, r"\b(workload|config)\.(type|stage)$", types | {*STAGES})
 
 
-def test_the_search_for_such_questions_finds_them(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("a = isinstance(run.engine, FsdpEngine)\nb = run.engine.name == 'single'\n")
-    (tmp_path / "b.py").write_text("a = run.engine.gives_pieces\nb = run.engine.name\n")
-    assert asks_for_a_kind(tmp_path / "a.py") == ["run.engine.name == 'single'", "FsdpEngine"]
-    assert asks_for_a_kind(tmp_path / "b.py") == []
+def asks_for_a_precision(file: Path) -> list[str]:
+    """Where a file decides by a precision's name."""
+    return comparisons(ast.parse(file.read_text()), r"\b(run|config|_run)\.precision$", {*PRECISIONS} - {*FOREIGN})
 
 
-@pytest.mark.parametrize("file", FILES, ids=relative)
-def test_a_file_fits_a_readers_head(file: Path) -> None:
-    assert len(file.read_text().splitlines()) <= MOST_LINES
+def asks_for_an_optimizer(file: Path) -> list[str]:
+    """Where a file decides by an optimizer's name."""
+    return comparisons(ast.parse(file.read_text()), r"\boptimizer\.name$", {*OPTIMIZERS})
+
+
+FOREIGN = ("fp32", "tf32", "fp16", "bf16")  # words of other software's files too
+TRANSLATIONS = ("importing/", "config/accelerate.py", "config/deepspeed.py", "checkpoint/convert/onto_run.py")
+ASKED = {
+    "precision": (asks_for_a_precision, ("config/precision.py", *TRANSLATIONS)),
+    "optimizer": (asks_for_an_optimizer, ("config/optimizers.py", "optim/", *TRANSLATIONS)),
+    "engine": (asks_for_an_engine, ("config/engines/", "engines/")),
+    "workload": (asks_for_a_workload, ("config/workload", "config/language", "config/run.py", "workloads/")),
+}
+
+
+@pytest.mark.parametrize("kind", ASKED)
+def test_only_a_kinds_own_rooms_ask_which_one_it_is(kind: str) -> None:
+    asks, rooms = ASKED[kind]
+    found = {relative(file): asks(file) for file in FILES if not relative(file).startswith(rooms)}
+    assert not {name: questions for name, questions in found.items() if questions}
+
+
+@pytest.mark.parametrize(
+    ("kind", "question"),
+    [
+        ("engine", "run.engine.name == 'single'"),
+        ("engine", "FsdpEngine"),
+        ("precision", "run.precision == 'bf16-mixed'"),
+        ("precision", "name in ('fp8-mixed',)"),
+        ("optimizer", "run.optimizer.name == 'mine'"),
+        ("optimizer", "optimizer in {'sgd', 'adafactor'}"),
+        ("workload", "LanguageModel"),
+        ("workload", "run.workload.stage == 'dpo'"),
+        ("workload", "run.workload.type in ('module', 'objects')"),
+        ("workload", "stage != 'sft'"),
+        ("workload", "TABLE[run.workload.type]"),
+    ],
+)
+def test_the_search_for_such_questions_finds_them(kind: str, question: str, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(f"if {question}:\n    pass\n")
+    assert ASKED[kind][0](tmp_path / "a.py") == [question]
+
+
+@pytest.mark.parametrize("answer", ["run.engine.gives_pieces", "run.engine.name", "run.workload.type", "a.stage == 3"])
+def test_the_search_for_such_questions_lets_answers_be(answer: str, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(f"a = {answer}\n")
+    assert not any(asks(tmp_path / "a.py") for asks, _ in ASKED.values())
+
+
+def test_a_file_fits_a_readers_head() -> None:
+    lines = {relative(file): len(file.read_text().splitlines()) for file in FILES}
+    assert not {name: number for name, number in lines.items() if number > MOST_LINES}

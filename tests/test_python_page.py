@@ -46,6 +46,7 @@ def test_the_pages_examples_run_as_one_script(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "runs" / "linear-compare" / "comparison.html").is_file()
 
 
+@pytest.mark.slow
 def test_the_pages_loop_gives_the_same_in_one_process_and_in_two(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP)
     alone = run(tmp_path, "loop.py")

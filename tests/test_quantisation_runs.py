@@ -59,7 +59,7 @@ def last(run: Path) -> Path:
 
 
 def shown(number: int, folders: dict[str, Path], **names: Any) -> dict[str, Any]:
-    """What the page's block of Python leaves, with folders of this test in place of its own."""
+    """Returns what the page's block of Python leaves, with folders of this test in place of its own."""
     hush()
     from peft import PeftModel
     from torchao.quantization import IntxWeightOnlyConfig, PerGroup, quantize_

@@ -77,7 +77,7 @@ def run(failed: Path, tmp_path: Path) -> Path:
 
 
 def hush(_: str) -> None:
-    """What is said on the way."""
+    """Returns what is said on the way."""
 
 
 def curve(run: Path) -> Iterator[tuple[int, float, float]]:
@@ -100,7 +100,7 @@ def test_the_error_names_step_samples_module_and_the_way_to_look(failed: Path) -
     assert [step for step, _, _ in curve(failed)] == list(range(1, STEP))
 
 
-def test_a_state_that_could_not_be_kept_is_told_though_checkpoints_are_written_in_the_background(
+def test_a_state_that_could_not_be_kept_is_reported_though_checkpoints_are_written_in_the_background(
     tmp_path: Path, drivetrain: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(root: Path, *given: Any) -> Path:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess as Child
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,6 @@ evaluation: {every_steps: 50}
 checkpoints: {every_steps: 4, keep_last: 2, keep_best: 1}
 tracking: {log_every: 1}
 """
-KILLS = 10
 ON_DEVICE = (f"device={chosen_device()}", *(["deterministic=true"] if chosen_device() != "cpu" else []))
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -75,10 +76,16 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(run_file: Path) -> Path:
-    output = run_file.parent / "uninterrupted"
-    finish(start(run_file, output))
-    return output
+def uninterrupted(run_file: Path) -> Callable[[int], Path]:
+    """Number of steps → the folder of such a run."""
+
+    @functools.cache
+    def of(steps: int) -> Path:
+        output = run_file.parent / f"uninterrupted-{steps}"
+        finish(start(run_file, output, f"loop.steps={steps}"))
+        return output
+
+    return of
 
 
 def saved_step(output: Path) -> int:
@@ -101,11 +108,16 @@ def wait_for_kill_moment(process: Child, output: Path, dice: random.Random, whil
         time.sleep(0.0005)
 
 
-def test_killed_ten_times_also_while_saving_ends_with_the_same_bits(run_file: Path, uninterrupted: Path) -> None:
-    output, dice = run_file.parent / "killed", random.Random(0)
+@pytest.mark.parametrize(
+    ("times", "total", "different"), [(2, 120, 1), pytest.param(10, 300, 4, marks=pytest.mark.slow)], ids=["two", "ten"]
+)
+def test_killed_again_and_again_also_while_saving_ends_with_the_same_bits(
+    times: int, total: int, different: int, run_file: Path, uninterrupted: Callable[[int], Path]
+) -> None:
+    output, whole, dice = run_file.parent / f"killed-{times}", uninterrupted(total), random.Random(0)
     kills, moments, starts = 0, [], []
-    process = start(run_file, output)
-    while kills < KILLS:
+    process = start(run_file, output, f"loop.steps={total}")
+    while kills < times:
         wait_for_kill_moment(process, output, dice, while_saving=kills % 2 == 1)
         assert process.is_alive(), f"the run ended after {kills} kills: make it longer"
         before = saved_steps(output)
@@ -116,25 +128,25 @@ def test_killed_ten_times_also_while_saving_ends_with_the_same_bits(run_file: Pa
         assert not before or saved_step(output) >= before[-1], "the newest one is lost"
         moments.append(saved_step(output))
         starts.append(len(started(output)))
-        process = start(run_file, output, "--resume")
+        process = start(run_file, output, f"loop.steps={total}", "--resume")
     finish(process)
-    assert len(set(moments)) > 3, f"the kills hit too few different moments: {moments}"
+    assert len(set(moments)) >= different, f"the kills hit too few different moments: {moments}"
 
-    theirs, ours = (newest_good(folder / "checkpoints")[0] for folder in (uninterrupted, output))
+    theirs, ours = (newest_good(folder / "checkpoints")[0] for folder in (whole, output))
     assert theirs is not None
     assert ours is not None
-    assert theirs.name == ours.name == "step-00000300"
+    assert theirs.name == ours.name == f"step-{total:08d}"
     theirs_state, ours_state = load(theirs), load(ours)
     for part in ("model", "optimizer"):
         assert same(theirs_state[part], ours_state[part]), part
     assert same(theirs_state["training"]["generators"], ours_state["training"]["generators"])
     assert theirs_state["training"]["engine"] == ours_state["training"]["engine"]
-    assert curve(uninterrupted) == curve(output)
+    assert curve(whole) == curve(output)
     for start_number, moment in zip(starts, moments, strict=True):
         assert started(output)[start_number]["first_step"] == moment, "it goes on from the newest one"
     taken = surviving(samples_of(output))
-    assert taken == surviving(samples_of(uninterrupted))
-    check_each_once(taken, 300, started(output)[0]["samples_per_epoch"])
+    assert taken == surviving(samples_of(whole))
+    check_each_once(taken, total, started(output)[0]["samples_per_epoch"])
 
 
 def saved_steps(output: Path) -> list[int]:
@@ -143,7 +155,7 @@ def saved_steps(output: Path) -> list[int]:
 
 
 def started(output: Path) -> list[dict[str, Any]]:
-    """What each start told."""
+    """Returns what each start reported."""
     events = output / "events.jsonl"
     return [event for event in read_events(events) if event["event"] == "run_started"] if events.exists() else []
 

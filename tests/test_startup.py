@@ -1,4 +1,4 @@
-"""What is imported before the first step: each import is paid at every start, on every rank."""
+"""Tests what is imported before the first step: each import is paid at every start, on every rank."""
 
 from __future__ import annotations
 
@@ -45,6 +45,22 @@ def test_a_users_own_module_is_trained_without_packages_that_it_does_not_use(tmp
     loaded = {name.partition(".")[0] for name in (tmp_path / "modules.txt").read_text().splitlines()}
     assert "torch" in loaded
     assert loaded & HEAVY == set()
+
+
+def test_texts_in_a_csv_are_read_without_pandas_and_pyarrow(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text,label\ngood hotel,1\nbad room,0\n")
+    script = (
+        "import sys\n"
+        "import drivetrain.workloads.text_classification\n"
+        "from pathlib import Path\n"
+        "from drivetrain.config.workload import TextData\n"
+        "from drivetrain.data.texts import read_texts\n"
+        "texts = read_texts(TextData(train='train.csv', cache=Path('cache')), 'train.csv', 'workload.data.train')\n"
+        "assert list(texts.first) == ['good hotel', 'bad room']\n"
+        "print({'pandas', 'pyarrow'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "set()", done.stderr
 
 
 def test_the_launcher_of_ranks_takes_no_compiler_no_models_and_no_engines() -> None:

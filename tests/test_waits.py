@@ -130,7 +130,7 @@ def ridden(
     windows = list(training_windows(workload.train, workload.collate, order, range(total), mine, Loader(), pins))
 
     def given() -> Iterator[Window]:
-        """What is watched begins when its first step is asked for, and ends when the step after its last is."""
+        """Returns what is watched begins when its first step is asked for, and ends when the step after its last is."""
         yield from windows[:WARM_UP]
         with watch(made):
             yield from windows[WARM_UP:-1]
@@ -144,7 +144,7 @@ def ridden(
 
 
 def waits_of(raw: dict[str, Any], precision: str = "fp32", engine: Any = None, **settings: Any) -> dict[str, int]:
-    """What would wait for a device, and how often."""
+    """Returns what would wait for a device, and how often."""
     found: dict[str, int] = {}
 
     @contextmanager

@@ -50,7 +50,7 @@ def write_lines(path: Path, rows: Iterable[Row]) -> str:
 
 
 def config(folder: Path, rows: Sequence[Row] | None = None, stage: str = "sft", **given: Any) -> LanguageModel:
-    """Of these rows, in bytes and ChatML, if nothing else is given. model: a block; all else is of the data."""
+    """Of these rows, in bytes and ChatML, by default. model: a block; all else is of the data."""
     model = {"config": LLAMA, **given.pop("model", {})}
     if model.get("path"):
         model.pop("config")

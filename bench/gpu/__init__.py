@@ -1,1 +1,1 @@
-"""What one machine with a GPU shows of drivetrain, in parts of less than eight minutes: `make gpu`."""
+"""Runs on one machine with a GPU what it can show of drivetrain, in parts of less than eight minutes: `make gpu`."""

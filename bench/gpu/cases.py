@@ -53,7 +53,7 @@ class Result:
 
     @property
     def settled(self) -> bool:
-        """Whether the case is not run again."""
+        """Returns whether the case is not run again."""
         return self.status == "done" or (self.status != "skipped" and self.attempts >= MOST_ATTEMPTS)
 
 
@@ -106,7 +106,7 @@ def in_order(cases: Sequence[Case], record: Record) -> list[Case]:
 
 
 def obstacle(case: Case, record: Record) -> str | None:
-    """Why the case cannot be run, or None."""
+    """Returns why the case cannot be run, or None."""
     missing = [name for name in case.needs if installed(name) is None]
     if missing:
         return f"not installed: {', '.join(missing)}"

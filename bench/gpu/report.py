@@ -1,4 +1,4 @@
-"""What `make gpu-report` writes: the parts' results as one page, goals reached and missed among them."""
+"""Writes the page of `make gpu-report`: the parts' results as one page, goals reached and missed among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the parts run, on which device, and where their results lie."""
+"""The setting of the parts: their device, and the folder of their results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Setting:
 
     @property
     def small(self) -> bool:
-        """Whether the parts run in sizes that a CPU can do, as a rehearsal."""
+        """Returns whether the parts run in sizes that a CPU can do, as a rehearsal."""
         return self.device == "cpu"
 
     @property
@@ -65,7 +65,7 @@ def here(device: str, results: Path = RESULTS) -> Setting:
 
 
 def stamp(setting: Setting) -> dict[str, Any]:
-    """What results hold for: date, device, versions."""
+    """Returns what results hold for: date, device, versions."""
     from drivetrain.measure.gpu_software import device_software
     from drivetrain.runtime.hardware import detect
 

@@ -1,4 +1,5 @@
-"""What the four benches share: cases in turns, a device's peak rate, peak memory, and time without the first steps."""
+"""The common part of four benches: cases in turns, a device's peak rate, peak memory, and time without the first
+steps."""
 
 from __future__ import annotations
 

@@ -55,7 +55,8 @@ class Decoder(nn.Module):
 
 
 def _disturb(step: int, ids: Tensor) -> None:
-    """What the part `resume` asks for: a hang at a step, in a kernel that does not end or on the second rank."""
+    """Returns what the part `resume` asks for: a hang at a step, in a kernel that does not end or on the second
+    rank."""
     way = os.environ.get("BENCH_HANG", "")
     if way == "kernel" and step == 8:
         torch.cuda._sleep(2**38)  # minutes: what is queued behind it, NCCL's sums among it, waits

@@ -1,15 +1,14 @@
-"""Which tests are near a mutation, in rounds from the nearest on, read off names and imports.
+"""Finds which tests are near a mutation, in rounds from the nearest on, read off names and imports.
 
-Round 0: the files that mirror the module, src/<package>/a/b.py → tests/a/test_b.py and tests/a/test_b_*.py.
-Round 1: those that import it, and those of tests/a that reach it in any way. Round n: those that reach it by n imports.
-What a test's helpers import counts as its own, and a dotted path in a string as an import: tables of lazy imports and
+Round 0: the files that mirror the module, src/<package>/a/b.py → tests/a/test_b.py and tests/a/test_b_*.py. Round 1:
+those that import it, and those of tests/a that reach it in any way. Round n: those that reach it by n imports. What a
+test's helpers import counts as its own, and a dotted path in a string as an import: tables of lazy imports and
 processes started with -m name modules so.
 
 Within a round the files of the mirrored folder come first, then those whose tests start no process, being quick; among
-equals the ones that name the mutated class or function, then those that reach fewest modules.
-Before all rounds come single tests: those of rounds 0 and 1 that start no process and name the mutated function, its
-class or what calls it in its module.
-A map of which test runs which line would be nearer still; measuring it takes longer than the suite itself.
+equals the ones that name the mutated class or function, then those that reach fewest modules. Before all rounds come
+single tests: those of rounds 0 and 1 that start no process and name the mutated function, its class or what calls it in
+its module. A map of which test runs which line would be nearer still; measuring it takes longer than the suite itself.
 """
 
 from __future__ import annotations
@@ -69,7 +68,8 @@ class Nearest:
         return sorted((test for test, count in found.items() if count), key=lambda test: -found[test])[:MOST_NAMING]
 
     def starts_processes(self, test: str) -> bool:
-        """Whether tests of a file (or the one of a pytest node id) may start processes, which a busy machine delays."""
+        """Returns whether tests of a file (or the one of a pytest node id) may start processes, which a busy machine
+        delays."""
         text = self._texts[_module(self._root, self._root / test.partition("::")[0])]
         return STARTS_PROCESSES.search(text) is not None
 

@@ -125,7 +125,7 @@ class _Collector(ast.NodeVisitor):
         return self._source[self.start(node) : self.end(node)].decode()
 
     def between(self, left: Placed, right: Placed, pattern: str) -> tuple[int, int] | None:
-        """Where the operator stands between two operands; None where a comment there could hold one too."""
+        """Returns where the operator stands between two operands; None where a comment there could hold one too."""
         gap = self._source[self.end(left) : self.start(right)].decode()
         found = re.search(pattern, gap)
         if "#" in gap or found is None:
@@ -185,7 +185,7 @@ def _makes_an_error(call: ast.Call) -> bool:
 
 
 def _is_type(node: ast.expr) -> bool:
-    """Whether an expression names a type: int, Annotated, nn.Module, but neither a constant nor a variable."""
+    """Returns whether an expression names a type: int, Annotated, nn.Module, but neither a constant nor a variable."""
     match node:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name in TYPES or (name[0].isupper() and not name.isupper())

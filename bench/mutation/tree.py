@@ -78,8 +78,8 @@ class Tree:
             os.utime(path, (stamp.st_atime, stamp.st_mtime))
 
     def passes(self, tests: tuple[str, ...], seconds: float) -> bool:
-        """Whether tests pass without a mutation, each in so many seconds; they are asked once. Those that do not are
-        left out from then on."""
+        """Returns whether tests pass without a mutation, each in so many seconds; they are asked once. Those that do
+        not are left out from then on."""
         if (tests, seconds) not in self._passing:
             files = not any("::" in test for test in tests)  # no test had begun: they could not be imported
             if self.run(tests, math.inf, only_import=files, each=seconds).verdict == "passed":
@@ -179,7 +179,7 @@ def _end_marked(own: Path) -> None:
 
 
 def outside(root: Path) -> list[str]:
-    """What the project's files and its tests' conftest import of other packages, as module or module:name.
+    """Returns what the project's files and its tests' conftest import of other packages, as module or module:name.
 
     Optional packages are left out: importing one may do something, as DeepSpeed looks for its device then.
     """

@@ -84,7 +84,7 @@ def replay(path: Path, step: int, say: Say, trust: bool = False) -> Replay:
     hush()
     folder = RunFolder(path)
     first, machine = _run_of(folder)
-    untracked = first.tracking.model_copy(update={"trackers": []})  # no tracker is told of a replay
+    untracked = first.tracking.model_copy(update={"trackers": []})  # no tracker receives a replay
     refuse_named_code(first.model_copy(update={"tracking": untracked}), path, trust)
     run = on_one_process(first).model_copy(update={"output": path})
     with (

@@ -125,7 +125,7 @@ def test_an_optimizer_may_be_a_name_a_mapping_or_a_class(tmp_path: Path, optimiz
         torch.testing.assert_close(one, other)
 
 
-def test_what_is_missing_or_cannot_work_is_said_before_any_work(tmp_path: Path) -> None:
+def test_what_is_missing_or_cannot_work_is_reported_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         drivetrain.train(model=network(), batch_size=8)
     assert {each.field for each in caught.value.problems} == {"train_data", "loss"}

@@ -84,7 +84,7 @@ def test_a_case_that_fails_is_tried_twice_after_the_others(place: Setting, tmp_p
 
 
 def is_alive(process: int) -> bool:
-    """Whether it is there after some seconds still: a killed one goes when the kernel comes to it."""
+    """Returns whether it is there after some seconds still: a killed one goes when the kernel comes to it."""
     until = time.monotonic() + 20
     while time.monotonic() < until:
         try:
@@ -96,6 +96,7 @@ def is_alive(process: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_case_that_does_not_end_goes_with_the_time_and_all_that_it_started(place: Setting, tmp_path: Path) -> None:
     begun = time.monotonic()
     left, record = run([case(tmp_path, "endless", "endless")], place, budget=15)
@@ -127,7 +128,7 @@ def test_without_a_package_that_every_part_needs_nothing_runs(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
-def test_a_gpu_that_is_not_there_is_told() -> None:
+def test_a_gpu_that_is_not_there_is_reported() -> None:
     with pytest.raises(SystemExit, match="make gpu DEVICE=cpu"):
         setting.here("cuda")
 

@@ -15,6 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.properties import examples
+
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
@@ -128,7 +130,7 @@ def test_a_process_that_dies_between_turns_says_why(tmp_path: Path, monkeypatch:
     child.stop()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=15))
 def test_quartiles_are_numpys(values: list[float]) -> None:
     assert interleaved.quartiles(values) == pytest.approx(tuple(np.percentile(values, [25, 50, 75])))

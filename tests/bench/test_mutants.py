@@ -161,12 +161,12 @@ def project(folder: Path) -> Path:
 
 
 def results(root: Path) -> dict[str, Record]:
-    """What is changed into what → its record."""
+    """Returns what is changed into what → its record."""
     found = records.read(root / "bench" / "results" / "mutants.jsonl")
     return {f"{record.before} → {record.after}": record for record in found.values()}
 
 
-def test_kills_and_survivors_are_told_apart_over_several_calls(tmp_path: Path) -> None:
+def test_kills_and_survivors_are_distinguished_over_several_calls(tmp_path: Path) -> None:
     root = project(tmp_path)
     mutants.main(["--number", "3"], root)
     first = results(root)

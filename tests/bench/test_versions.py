@@ -1,4 +1,4 @@
-"""Which combinations of versions are tested, how pytest's report is read, and what the page shows of it."""
+"""Tests which combinations of versions are tested, how pytest's report is read, and what the page shows of it."""
 
 from __future__ import annotations
 

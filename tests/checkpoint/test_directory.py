@@ -27,6 +27,7 @@ from drivetrain.checkpoint.directory import (
 from drivetrain.checkpoint.saving import save
 from drivetrain.checkpoint.state import same
 from drivetrain.errors import RunError, UserError
+from tests.properties import examples
 
 DEAD = 2**22 + 1  # larger than any process id on Linux
 FILES = ["manifest.json", "model.json", "model.safetensors", "training.json", "training.safetensors"]
@@ -163,7 +164,7 @@ def test_a_missing_file_is_found_and_named(tmp_path: Path, name: str) -> None:
     assert [name in wrong for wrong in verify(file.parent)] == [True]
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_flipped_bit_of_a_part_is_found(tmp_path: Path, data: st.DataObject) -> None:
     path = save(tmp_path, 1, parts(), {})

@@ -25,6 +25,7 @@ from drivetrain.config.micro_batch_backoff import BOUNDS
 from drivetrain.errors import UserError
 from drivetrain.training import loop, step_guard
 from drivetrain.training.loop import Progress
+from tests.properties import examples
 from tests.training.test_run_checkpoints import Training
 
 Tree = Any
@@ -65,7 +66,7 @@ def change(path: Path, name: str, how: Callable[[Tree], Tree]) -> None:
 
 
 def goes_on_from(root: Path) -> tuple[int, list[str]]:
-    """The step that a run with --resume goes on from, and what it was told."""
+    """The step that a run with --resume goes on from, and the messages."""
     training = Training(root, "fp16-mixed", checkpoints={"keep_last": 2})
     return training.checkpoints.restore().step, training.warnings()
 
@@ -134,7 +135,7 @@ def test_of_depth_without_end_nothing_breaks(newer: Path) -> None:
     assert "RecursionError" in verify(newer)[0]
 
 
-def test_a_tensor_file_that_is_none_is_told(newer: Path) -> None:
+def test_a_tensor_file_that_is_none_is_reported(newer: Path) -> None:
     (newer / "model.safetensors").write_bytes(b"\xff" * 64)
     seal(newer, "model.safetensors")
     assert "its parts cannot be read" in verify(newer)[0]
@@ -159,7 +160,7 @@ MANIFESTS: dict[str, tuple[Callable[[Tree], Tree], str]] = {
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_a_manifest_that_no_save_wrote_is_told(newer: Path, name: str) -> None:
+def test_a_manifest_that_no_save_wrote_is_reported(newer: Path, name: str) -> None:
     how, why = MANIFESTS[name]
     change(newer, "manifest", how)
     [wrong] = verify(newer)
@@ -218,7 +219,7 @@ def places(tree: Tree) -> list[list[Any]]:
     return [[key, *below] for key, value in children for below in ([], *places(value))]
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_change_of_manifest_or_state_ends_a_resume_in_a_traceback(
     run: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

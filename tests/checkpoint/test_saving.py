@@ -73,7 +73,8 @@ def test_many_ranks_write_the_files_that_one_writes(ranks: Pools, tmp_path: Path
 
 
 def failing(root: Path) -> list[str]:
-    """What each rank hears when the second one cannot write, then cannot read back, then has what has no form."""
+    """Returns what each rank hears when the second one cannot write, then cannot read back, then has what has no
+    form."""
     ranks, heard = Communicator(), []
     fill, differing = saving.fill, saving.differing
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from drivetrain.checkpoint.state import join, same, split
+from tests.properties import examples
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.uint8, torch.bool, torch.int64]
 KEYS = st.text(max_size=6) | st.sampled_from(["a.b", "a/b", "a", "b", "~", "$tensor", "$dict", "$tuple", "$float", ""])
@@ -71,7 +72,7 @@ def assert_identical(one: Any, other: Any) -> None:
         assert one == other
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(STATES)
 def test_any_state_comes_back_as_it_was(state: Any) -> None:
     back = round_trip(state)

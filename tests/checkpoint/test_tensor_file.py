@@ -1,4 +1,4 @@
-"""One file of whole tensors, whoever wrote which piece of it."""
+"""Tests one file of whole tensors, of which each rank writes its pieces."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from torch.distributed.tensor import Shard as ShardPlacement
 from drivetrain.checkpoint.manifest import ManifestPart, Outline, merged, plan_of
 from drivetrain.checkpoint.tensor_file import DTYPES, create, differing, fill, kind_of, lay_out
 from drivetrain.distributed.shard import Shard, piece_of
+from tests.properties import examples
 from tests.ranks import RankPool
 
 Pools = Callable[[int], RankPool]
@@ -51,7 +52,7 @@ def wholes(draw: st.DrawFn) -> tuple[Tensor, list[Shard]]:
     ]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=st.lists(wholes(), min_size=1, max_size=3), order=st.randoms(use_true_random=False))
 def test_pieces_become_the_file_that_safetensors_reads(made: Any, order: Any, tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
@@ -113,7 +114,7 @@ def test_what_several_ranks_have_the_first_one_writes() -> None:
     assert plan.writes == [["w", "p"], ["p"], []]
 
 
-def test_a_part_that_nobody_has_is_told() -> None:
+def test_a_part_that_no_rank_has_is_reported() -> None:
     half = Shard(torch.arange(2.0), torch.Size([4]), (0,))
     with pytest.raises(TypeError, match="the ranks hold 2 of 4 numbers of w"):
         plan_of(outlines({"w": half}, {"w": half}))

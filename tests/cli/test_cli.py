@@ -185,7 +185,9 @@ def test_a_finished_run_is_not_overwritten_unasked(drivetrain: Callable[..., tup
     assert drivetrain("train", "digits.yaml", "--quiet", "--overwrite")[0] == 0
 
 
-def test_a_damaged_checkpoint_is_told_and_an_older_one_used(drivetrain: Callable[..., tuple[int, str, str]]) -> None:
+def test_a_damaged_checkpoint_is_reported_and_an_older_one_used(
+    drivetrain: Callable[..., tuple[int, str, str]],
+) -> None:
     assert drivetrain("train", "digits.yaml", "--quiet", "checkpoints.every_steps=2")[0] == 0
     newest = Path("runs/digits/checkpoints/step-00000004/model.safetensors")
     newest.write_bytes(newest.read_bytes()[:-100])
@@ -291,7 +293,7 @@ def test_an_interrupted_comparison_ends_with_130_and_how_to_go_on(
     assert "Finished cells are kept: the same command goes on with the others" in err
 
 
-def test_an_occupied_folder_is_told_before_any_rank_is_started(
+def test_an_occupied_folder_is_reported_before_any_rank_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "run.yaml").write_text((Path(__file__).resolve().parents[2] / "recipes" / "digits.yaml").read_text())
@@ -306,7 +308,7 @@ def test_an_occupied_folder_is_told_before_any_rank_is_started(
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "predict"])
-def test_a_checkpoint_that_is_not_there_is_told_before_any_rank_is_started(
+def test_a_checkpoint_that_is_not_there_is_reported_before_any_rank_is_started(
     verb: str, monkeypatch: pytest.MonkeyPatch, drivetrain: Callable[..., tuple[int, str, str]]
 ) -> None:
     monkeypatch.setattr("drivetrain.launch.start.start", lambda *_: pytest.fail("ranks were started"))

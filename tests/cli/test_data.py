@@ -50,7 +50,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def printed(*overrides: str, width: int = 80, terminal: bool = True, encoding: str = "utf-8") -> str:
-    """What a terminal of that width, or a file, gets."""
+    """Returns what a terminal of that width, or a file, gets."""
     run, problems = load(Path("run.yaml"), overrides)
     assert run is not None
     assert not problems
@@ -86,7 +86,7 @@ def test_rows_that_train_refuses_are_shown_and_counted(drivetrain: Drivetrain) -
     assert "faulty.jsonl line 21: instruction is empty" in err
 
 
-def test_rows_that_cannot_be_read_are_told_with_all_others_by_either_verb(drivetrain: Drivetrain) -> None:
+def test_rows_that_cannot_be_read_are_reported_with_all_others_by_either_verb(drivetrain: Drivetrain) -> None:
     Path("broken.jsonl").write_text(Path("faulty.jsonl").read_text() + "{\n")
     for verb in ("data", "train"):
         code, _, err = drivetrain(verb, "run.yaml", "data.train=broken.jsonl")
@@ -95,7 +95,7 @@ def test_rows_that_cannot_be_read_are_told_with_all_others_by_either_verb(drivet
         assert "broken.jsonl line 21: instruction is empty" in err
 
 
-def test_what_is_lost_is_told_once_by_either_verb_and_placeholders_too(drivetrain: Drivetrain) -> None:
+def test_what_is_lost_is_reported_once_by_either_verb_and_placeholders_too(drivetrain: Drivetrain) -> None:
     write_lines(Path("named.jsonl"), [*ROWS, *LOST, talk("Who?", "{{name}}")])
     given = ("run.yaml", "data.train=named.jsonl", "data.bad_rows=0.25")
     code, out, err = drivetrain("data", *given)
@@ -109,7 +109,7 @@ def test_what_is_lost_is_told_once_by_either_verb_and_placeholders_too(drivetrai
     assert "1 conversations of named.jsonl hold {{name}}" in " ".join((out + err).split())
 
 
-def test_what_train_takes_is_refused_by_nobody(drivetrain: Drivetrain) -> None:
+def test_what_train_takes_is_refused_by_no_verb(drivetrain: Drivetrain) -> None:
     for given in (["data.train=faulty.jsonl", "bad_rows=0.26"], ["data.train=long.jsonl"], []):
         code, out, _ = drivetrain("data", "run.yaml", *given)
         assert code == 0
@@ -117,7 +117,7 @@ def test_what_train_takes_is_refused_by_nobody(drivetrain: Drivetrain) -> None:
         assert drivetrain("train", "run.yaml", *given, "--overwrite", "--quiet")[0] == 0
 
 
-def test_all_that_train_would_refuse_of_the_data_is_told(drivetrain: Drivetrain) -> None:
+def test_all_that_train_would_refuse_of_the_data_is_reported(drivetrain: Drivetrain) -> None:
     given = ["data.train=long.jsonl", "too_long=error", "batch_size=50", "evaluation.metric=perplexty"]
     code, out, _ = drivetrain("data", "run.yaml", *given)
     assert code == 0
@@ -214,7 +214,7 @@ def test_classes_are_counted_with_their_shares_and_lengths_have_units(drivetrain
     assert rows == {"yes": ["6", "75.0%", "2", "100.0%"], "no": ["2", "25.0%", "0", "0.0%"]}
     assert "75.0% of the training texts" in out
     assert "3.8 a text" in out
-    assert "all 2 evaluation samples are of one class, 'yes': accuracy says nothing" in " ".join(err.split())
+    assert "all 2 evaluation samples are of one class, 'yes': accuracy means nothing" in " ".join(err.split())
 
 
 # --- how it looks ----------------------------------------------------------------------------------------------------

@@ -36,20 +36,22 @@ def test_a_word_picks_the_keys_of_which_a_part_begins_so() -> None:
     assert set(keys("warmup_ratio", "seed")) == {"schedule.warmup_ratio", "seed"}
 
 
-def test_a_word_with_which_no_key_begins_is_told_the_nearest() -> None:
+def test_a_word_with_which_no_key_begins_is_reported_with_the_nearest() -> None:
     with pytest.raises(UserError, match=r"did you mean warmup_steps\?"):
         fields_table(["warmup_stepz"])
 
 
 OTHERS = [
     ("learning_rate", "did you mean optimizer.lr?"),
-    ("gradient_accumulation_steps", "give batch_size, of a whole step"),
+    ("gradient_accumulation_steps", "give batch_size, the samples of a step"),
     ("zero2", "write engine=zero2"),
 ]
 
 
 @pytest.mark.parametrize(("word", "meant"), OTHERS)
-def test_a_word_of_other_trainers_and_the_name_of_an_engine_are_told_what_to_write(word: str, meant: str) -> None:
+def test_a_word_of_other_trainers_and_the_name_of_an_engine_are_reported_with_what_to_write(
+    word: str, meant: str
+) -> None:
     with pytest.raises(UserError, match=re.escape(meant)):
         fields_table([word])
 

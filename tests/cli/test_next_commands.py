@@ -1,4 +1,4 @@
-"""What a user may type next."""
+"""Tests what a user may type next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a finished run's table says, and what it leaves out."""
+"""Tests what a finished run's table says, and what it leaves out."""
 
 from __future__ import annotations
 

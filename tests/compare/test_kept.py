@@ -1,4 +1,4 @@
-"""What a comparison's folder keeps of an earlier one that had other rows."""
+"""Tests what a comparison's folder keeps of an earlier one that had other rows."""
 
 from __future__ import annotations
 

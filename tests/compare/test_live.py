@@ -1,4 +1,4 @@
-"""What is seen of a matrix that fills: a line a cell in a log, a table on a terminal."""
+"""Tests what is seen of a matrix that fills: a line a cell in a log, a table on a terminal."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def weights(folder: str, manifest: str = "{}") -> str:
     ("job", "said"),
     [(Job("predict", "runs"), "runs is no checkpoint"), (Job("train", "step-1"), "only predictions start from one")],
 )
-def test_a_checkpoint_that_no_cell_could_use_is_told_before_any_starts(job: Job, said: str) -> None:
+def test_a_checkpoint_that_no_cell_could_use_is_reported_before_any_starts(job: Job, said: str) -> None:
     with pytest.raises(UserError, match=f"--checkpoint: {said}"):
         matrix(job=job)
 

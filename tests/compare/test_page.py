@@ -64,8 +64,9 @@ def test_sixteen_cells_of_two_thousand_points_stay_under_a_megabyte(tmp_path: Pa
     assert len(as_html(found, plots(found)).encode()) < 2**20
 
 
-def test_two_hundred_cells_stay_usable(tmp_path: Path) -> None:
-    found = large(tmp_path, rows=200, points=2000)
+@pytest.mark.parametrize("points", [200, pytest.param(2000, marks=pytest.mark.slow)])
+def test_two_hundred_cells_stay_usable(points: int, tmp_path: Path) -> None:
+    found = large(tmp_path, rows=200, points=points)
     page = as_html(found, plots(found))
     assert len(page.encode()) < 2 * 2**20
     assert page.count("<tr>") == 201

@@ -152,7 +152,7 @@ def test_advice_never_chooses_what_a_cpu_computed_in_an_engines_place(tmp_path: 
     stand_in = report(500, engaged={"emulated": True})
     said = advice(comparison(tmp_path, single=[report(100)], dp=[stand_in]))
     assert said.startswith("Choose single: nothing as good is quicker")
-    assert said.endswith("Not considered: dp on a CPU, whose replicas are threads; its speed says nothing of GPUs.")
+    assert said.endswith("Not considered: dp on a CPU, whose replicas are threads; its speed does not predict a GPU's.")
     assert "times" not in advice(comparison(tmp_path / "first", dp=[stand_in], single=[report(100)])), "no measure"
     assert advice(comparison(tmp_path / "alone", dp=[stand_in])).startswith("No row can be recommended: dp on a CPU")
 

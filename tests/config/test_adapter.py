@@ -1,4 +1,4 @@
-"""The adapter block: what a run leaves of it gives the same run again, and what contradicts itself is told."""
+"""The adapter block: what a run leaves of it gives the same run again, and contradictions are reported."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_run_file_that_a_run_leaves_gives_the_same_run_again(adapter: Any) -
         ([{"name": "a", "dora": True}, {"name": "b", "pissa": True}], "adapter.pissa"),
     ],
 )
-def test_what_contradicts_itself_is_told(adapter: Any, field: str) -> None:
+def test_what_contradicts_itself_is_reported(adapter: Any, field: str) -> None:
     assert [each.field for each in made(adapter)[1]] == [field]
 
 

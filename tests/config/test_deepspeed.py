@@ -90,7 +90,7 @@ CONTRADICTIONS = {
 
 
 @pytest.mark.parametrize("key", CONTRADICTIONS)
-def test_what_contradicts_the_run_file_is_told(key: str) -> None:
+def test_what_contradicts_the_run_file_is_reported(key: str) -> None:
     value, told = CONTRADICTIONS[key]
     found = rules.check(run({"name": "deepspeed", "config": {key: value}}), CPU)
     assert any(told in str(problem) for problem in found), found
@@ -125,7 +125,7 @@ def test_what_the_run_file_leaves_out_is_the_jsons() -> None:
     assert resolved(batch, CPU).batch_size == 64
 
 
-def test_all_contradictions_are_told_at_once_and_auto_is_none() -> None:
+def test_all_contradictions_are_reported_at_once_and_auto_is_none() -> None:
     everything = {key: value for key, (value, _) in CONTRADICTIONS.items()}
     assert len(rules.check(run({"name": "deepspeed", "config": everything}), CPU)) >= len(everything)
     auto = {"train_batch_size": "auto", "gradient_clipping": "auto", "bf16": {"enabled": "auto"}}
@@ -184,7 +184,7 @@ EVERYWHERE = {
 }
 
 
-def test_every_key_is_told_what_became_of_it() -> None:
+def test_every_key_is_reported_with_what_became_of_it() -> None:
     told = {note.key for note in deepspeed.translate(EVERYWHERE).notes}
     assert told >= set(leaves(EVERYWHERE)), set(leaves(EVERYWHERE)) - told
 
@@ -209,7 +209,7 @@ def test_an_optimizer_that_torch_has_is_taken_by_its_name() -> None:
     assert found.settings == {"optimizer.name": "sgd", "optimizer.lr": 0.5, "optimizer.momentum": 0.9}
 
 
-def test_a_warm_up_by_the_logarithm_is_told_to_rise_linearly() -> None:
+def test_a_warm_up_by_the_logarithm_is_reported_to_rise_linearly() -> None:
     def told(**params: Any) -> list[str]:
         found = deepspeed.translate({"scheduler": {"type": "WarmupLR", "params": params}})
         return [note.key for note in found.with_fate("changed")]
@@ -254,7 +254,7 @@ def test_a_package_that_is_not_there_is_named_with_its_extra() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"zero_optimization": 1, "zero_optimization": 2}', "\x00"])
-def test_a_broken_file_is_told_where_it_was_given(text: str, tmp_path: Path) -> None:
+def test_a_broken_file_is_reported_at_its_option(text: str, tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(text)
     raw = {"workload": DIGITS, "batch_size": 32, "loop": {"steps": 1}}
     _, problems = validate(raw | {"engine": {"name": "deepspeed", "config": str(tmp_path / "ds.json")}}, [])
@@ -270,7 +270,7 @@ JUNK = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from([*deepspeed.KEYS, *deepspeed.BATCH, "no_such_key"]), JUNK, max_size=4))
-def test_any_json_is_told_key_by_key_or_refused_in_words(raw: dict[str, Any]) -> None:
+def test_any_json_is_reported_key_by_key_or_refused_in_words(raw: dict[str, Any]) -> None:
     built, problems = validate(
         {"workload": DIGITS, "batch_size": 32, "loop": {"steps": 1}, "engine": {"name": "deepspeed", "config": raw}}, []
     )

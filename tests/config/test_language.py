@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from drivetrain.config import rules
 from drivetrain.config.language import DataSource, most_dropped
+from drivetrain.config.language_stages import STAGES, StageName
 from drivetrain.config.load import validate
 from drivetrain.config.machine import Machine
 from drivetrain.config.notices import notices
 from drivetrain.config.resolve import resolved
 from drivetrain.config.run import RunConfig
+from drivetrain.workloads.base import Workload
 
 CPU = Machine("cpu", "a CPU", 1, 2**33, 2, None, frozenset({"float32"}))
 MODEL = {"config": {"model_type": "llama"}}
@@ -127,3 +130,10 @@ def test_a_head_that_tensor_parallelism_splits_gives_logits_and_a_note_says_so(
     run = config(model={**MODEL, "fused_loss": fused}, run={"engine": engine, "processes": 2 * tp})
     said = [notice for notice in notices(run, CPU) if notice.startswith("workload.model.fused_loss has no effect")]
     assert len(said) == told
+
+
+def test_each_stage_is_an_entry_that_names_a_workload_there_is() -> None:
+    assert get_args(StageName) == tuple(STAGES)
+    for stage in STAGES.values():
+        module, _, name = stage.implementation.partition(":")
+        assert issubclass(getattr(import_module(module), name), Workload)

@@ -19,6 +19,7 @@ from drivetrain.config.machine import Machine
 from drivetrain.config.notices import notices
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError
+from tests.properties import examples
 
 CPU = Machine("cpu", "a CPU", 1, 2**33, 2, None, frozenset({"float32"}))
 IMAGES = {
@@ -114,12 +115,12 @@ def test_a_config_cannot_be_changed() -> None:
         ("a: \x07\n", "broken YAML"),
     ],
 )
-def test_a_file_that_is_no_run_file_is_told_why(text: str, said: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_run_file_is_reported_with_why(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
         load(written(tmp_path, text))
 
 
-def test_a_file_that_is_not_text_or_not_there_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_or_not_there_is_reported(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(UserError, match="cannot be read"):
         load(tmp_path / "run.yaml")
@@ -158,7 +159,7 @@ def test_a_key_may_be_cut_short_where_one_field_ends_so(key: str, path: str) -> 
         ("batchsize", "did you mean batch_size"),
     ],
 )
-def test_a_key_that_fits_no_field_or_several_is_told_which_are_near(key: str, said: str) -> None:
+def test_a_key_that_fits_no_field_or_several_is_reported_with_which_are_near(key: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         resolve_key(key)
 
@@ -214,7 +215,7 @@ def test_all_problems_of_the_schema_come_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["batch_size", "loop", "workload"])
-def test_a_misspelt_key_is_not_told_to_be_missing_as_well(name: str, tmp_path: Path) -> None:
+def test_a_misspelt_key_is_not_reported_missing_as_well(name: str, tmp_path: Path) -> None:
     raw: dict[str, Any] = copy.deepcopy(IMAGES)
     raw[f"{name}s"] = raw.pop(name)
     run, problems = load(written(tmp_path, json.dumps(raw)))
@@ -225,14 +226,14 @@ def test_a_misspelt_key_is_not_told_to_be_missing_as_well(name: str, tmp_path: P
     ]
 
 
-def test_what_is_wrong_inside_of_a_misspelt_block_is_told_too(tmp_path: Path) -> None:
+def test_what_is_wrong_inside_of_a_misspelt_block_is_reported_too(tmp_path: Path) -> None:
     raw = {**IMAGES, "optimizers": {"lr": "quick"}, "engine": {"name": "ddp", "ofload": True}}
     del raw["optimizer"]
     _, problems = load(written(tmp_path, json.dumps(raw)))
     assert sorted(found.field for found in problems) == ["engine.ofload", "optimizer.lr", "optimizers"]
 
 
-def test_a_workload_of_an_unknown_type_is_told_the_known_ones(tmp_path: Path) -> None:
+def test_a_workload_of_an_unknown_type_is_reported_with_the_known_ones(tmp_path: Path) -> None:
     raw = MODULE | {"workload": {"type": "image_clasification"}}
     _, problems = load(written(tmp_path, json.dumps(raw)))
     assert any("text_classification" in found.why for found in problems)
@@ -291,7 +292,7 @@ def judged(raw: dict[Any, Any]) -> tuple[RunConfig | None, list[Problem]]:
     return config, problems
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(mutated())
 def test_any_change_of_a_valid_run_file_is_accepted_or_answered(raw: dict[Any, Any]) -> None:
     original = copy.deepcopy(raw)
@@ -305,7 +306,7 @@ def test_any_change_of_a_valid_run_file_is_accepted_or_answered(raw: dict[Any, A
         assert RunConfig.model_validate(config.model_dump(mode="json")) == config
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.sampled_from(VALID), st.data())
 def test_any_damage_to_the_text_of_a_run_file_is_accepted_or_answered(raw: dict[str, Any], data: st.DataObject) -> None:
     text = json.dumps(raw, indent=1)
@@ -322,7 +323,7 @@ def test_any_damage_to_the_text_of_a_run_file_is_accepted_or_answered(raw: dict[
     assert config is not None or problems
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.lists(
         st.text(max_size=20)

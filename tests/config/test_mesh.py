@@ -37,7 +37,7 @@ def problems(engine: dict[str, Any], machine: Machine = CPU, **fields: Any) -> l
     return check(resolved(run(engine, **fields), machine), machine)
 
 
-def test_a_product_that_is_not_the_world_size_is_told_with_its_arithmetic() -> None:
+def test_a_product_that_is_not_the_world_size_is_reported_with_its_arithmetic() -> None:
     [problem] = problems({"pp": 2, "dp": 2, "tp": 3}, processes=8)
     assert problem.why == "world size (8) != pp (2) * dp (2) * tp (3)"
     assert "12" in problem.fix
@@ -50,7 +50,7 @@ def test_only_the_product_itself_is_a_world(pp: int, dp: int, cp: int, tp: int) 
     assert right == [pp * dp * cp * tp]
 
 
-def test_adapters_that_a_mesh_cannot_spread_are_told_with_the_degree() -> None:
+def test_adapters_that_a_mesh_cannot_spread_are_reported_with_the_degree() -> None:
     def fields(engine: dict[str, Any], adapter: Any, **others: Any) -> list[str]:
         found = problems(engine, adapter=adapter, **others)
         return [problem.field for problem in found if problem.field != "adapter"]
@@ -80,7 +80,7 @@ def test_processes_left_out_are_those_that_the_degrees_ask_for_or_all_gpus() -> 
     assert resolved(run({"pp": 2, "dp": 2}, nodes=2), CPU).processes == 2
 
 
-def test_heads_and_layers_that_a_degree_does_not_fit_are_told_together() -> None:
+def test_heads_and_layers_that_a_degree_does_not_fit_are_reported_together() -> None:
     found = {problem.field: problem.why for problem in problems({"pp": 4, "dp": 1, "tp": 4})}
     assert found["engine.tp"] == "num_attention_heads (6) is no multiple of tp (4)"
     assert found["engine.pp"] == "num_hidden_layers (3) < pp (4)"

@@ -1,4 +1,4 @@
-"""Which optimizer works under which engine and on which device, as the run file is told before any work."""
+"""Tests which optimizer works under which engine and on which device, as a run reports it before any work."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_fp8_states_need_a_gpu_that_has_fp8_or_a_cpu() -> None:
     assert refused("adamw-fp8", "single", CPU) == refused("adamw-fp8", "single", H100) == []
 
 
-def test_betas_and_eps_without_effect_are_told() -> None:
+def test_betas_and_eps_without_effect_are_reported() -> None:
     said = " ".join(notices(config(optimizer={"name": "adafactor", "betas": (0.8, 0.9), "eps": 1e-6}), CPU))
     assert "optimizer.betas has no effect: adafactor has none" in said
     assert "optimizer.eps has no effect" in said

@@ -1,4 +1,5 @@
-"""What quantisation-aware training and products in 8 bits do not go with, as the run file is told before any work."""
+"""Tests what quantisation-aware training and products in 8 bits do not go with, as a run reports it before any
+work."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ def test_a_resolved_run_file_is_no_contradiction() -> None:
         (A100, "NVIDIA A100 has compute capability 8.0; it needs 8.9"),
     ],
 )
-def test_a_device_without_fp8_is_told_what_works(machine: Machine, why: str) -> None:
+def test_a_device_without_fp8_is_reported_with_what_works(machine: Machine, why: str) -> None:
     run = config(precision="fp8-mixed")
     [problem] = rules.check(run, machine)
     assert (problem.field, problem.why) == ("precision", f"fp8-mixed was given, but {why}")

@@ -50,7 +50,7 @@ def test_of_a_mesh_only_the_data_axis_shrinks(dp: int | None) -> None:
     assert (run.engine.tp, run.data_parallel_size, run.engine.shard, run.global_batch) == (2, 2, True, 16)
 
 
-def test_a_mesh_whose_data_axis_is_gone_has_nobody_to_share_weights_with() -> None:
+def test_a_mesh_whose_data_axis_is_gone_has_no_rank_to_share_weights_with() -> None:
     run = shrunk(run_of({"name": "mesh", "tp": 2, "dp": 2, "shard": True}, 4), 2, 2)
     assert isinstance(run.engine, MeshEngine)
     assert (run.engine.dp, run.engine.shard) == (1, False)
@@ -78,7 +78,7 @@ def test_too_few_ranks_name_the_smallest_world_that_works(engine: Any, world: in
         ({"engine": "ddp", "processes": 1, "nodes": 2, "min_nodes": 1}, None),
     ],
 )
-def test_machines_that_could_never_go_on_are_told_before(settings: dict[str, Any], words: str | None) -> None:
+def test_machines_that_could_never_go_on_are_reported_before(settings: dict[str, Any], words: str | None) -> None:
     problems = list(restart_problems(run_of(**settings)))
     assert [problem.field for problem in problems] == ([] if words is None else ["min_nodes"])
     assert all(words in problem.why for problem in problems if words is not None)

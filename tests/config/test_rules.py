@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from drivetrain.config import rules
+from drivetrain.config.data_paths import looks_like_hub_id
 from drivetrain.config.load import validate
 from drivetrain.config.machine import Machine
 from drivetrain.config.notices import notices
@@ -195,7 +196,7 @@ WITHOUT_EFFECT = {
 
 
 @pytest.mark.parametrize("field", WITHOUT_EFFECT)
-def test_a_setting_without_effect_is_said(field: str) -> None:
+def test_a_setting_without_effect_is_reported(field: str) -> None:
     (said,) = notices(config(**WITHOUT_EFFECT[field]), CPU)
     assert said.startswith(f"{field} has no effect")
 
@@ -205,12 +206,12 @@ def test_one_process_is_what_a_single_engine_has() -> None:
     assert not notices(config(processes=1), CPU)
 
 
-def test_a_length_given_twice_is_told_with_how_to_take_one_back() -> None:
+def test_a_length_set_twice_is_reported_with_how_to_take_one_back() -> None:
     [problem] = rules.check(config(loop={"steps": 1, "epochs": 1}), CPU)
     assert "loop.epochs=null" in problem.fix
 
 
-def test_a_split_that_is_not_made_is_said(tmp_path: Path) -> None:
+def test_a_split_that_is_not_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "test.csv").touch()
     data = workload(TEXTS, evaluation=str(tmp_path / "test.csv"), evaluation_fraction=0.2)
     (said,) = notices(config(workload=data), CPU)
@@ -238,7 +239,7 @@ def test_settings_that_have_an_effect_are_not_mentioned() -> None:
     assert not notices(run, H100)
 
 
-def test_adams_eps_that_vanishes_in_fp16_is_said() -> None:
+def test_adams_eps_that_vanishes_in_fp16_is_reported() -> None:
     for optimizer, said in (
         ({"name": "adamw"}, True),
         ({"name": "adamw", "eps": 1e-6}, False),
@@ -257,8 +258,8 @@ def test_adams_eps_that_vanishes_in_fp16_is_said() -> None:
         ("a/b/c", False),
     ],
 )
-def test_a_hub_id_is_told_from_a_path_that_is_not_there(path: str, hub: bool) -> None:
-    assert rules.looks_like_hub_id(path) == hub
+def test_a_hub_id_is_distinguished_from_a_path_that_is_not_there(path: str, hub: bool) -> None:
+    assert looks_like_hub_id(path) == hub
 
 
 def test_rules_are_free_of_torch() -> None:
@@ -269,14 +270,14 @@ def test_rules_are_free_of_torch() -> None:
 @pytest.mark.parametrize(
     "changes", [{"offload_activations": True}, {"engine": {"name": "fsdp", "offload": True}, "processes": 2}]
 )
-def test_what_a_cpu_run_offloads_is_said_to_save_nothing(changes: dict[str, Any]) -> None:
+def test_what_a_cpu_run_offloads_is_reported_to_save_nothing(changes: dict[str, Any]) -> None:
     (said,) = notices(config(**changes), CPU)
     assert said.startswith("offloading saves nothing here")
     assert not any("offloading" in notice for notice in notices(config(**changes), H100))
 
 
 @pytest.mark.parametrize("more", [{"packing": False}, {"stream": True}])
-def test_one_length_of_rows_that_are_not_packed_is_said_to_have_no_effect(more: dict[str, Any]) -> None:
+def test_one_length_of_rows_that_are_not_packed_is_reported_to_have_no_effect(more: dict[str, Any]) -> None:
     talks = {"type": "language_model", "stage": "sft", "model": {"config": {"model_type": "llama"}}}
     data = {"train": "talks.jsonl", "fixed_rows": True}
     assert not any("fixed_rows" in said for said in notices(config(workload={**talks, "data": data}), CPU))

@@ -18,6 +18,7 @@ from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem
 from drivetrain.runtime.run_folder import RunFolder
 from tests.config.test_load import IMAGES, MODULE, VALID
+from tests.properties import examples
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -181,7 +182,7 @@ free = st.dictionaries(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @example(raw=MODULE, changes={"optimizer": {"name": "adamw", "options": {"a": "\x85", "\u2028": "\U0001f600"}}})
 @given(
     raw=st.sampled_from(VALID),

@@ -1,4 +1,4 @@
-"""What a user is told of a key that stands where it means nothing."""
+"""Tests the message for a key that has no meaning where it stands."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def test_a_key_of_another_workload_is_called_that(tmp_path: Path) -> None:
     assert "did you mean" not in found
 
 
-def test_a_key_that_stands_at_the_top_of_the_run_file_is_told_its_place(tmp_path: Path) -> None:
+def test_a_key_that_stands_at_the_top_of_the_run_file_is_reported_with_its_place(tmp_path: Path) -> None:
     assert "write adapter at the top of the run file" in told(tmp_path, "workload.adapter=lora")
 
 
-def test_a_misspelt_key_is_told_the_nearest_of_its_own_workload(tmp_path: Path) -> None:
+def test_a_misspelt_key_is_reported_with_the_nearest_of_its_own_workload(tmp_path: Path) -> None:
     assert "did you mean image_size?" in told(tmp_path, "workload.data.image_sise=8")
 
 
@@ -43,7 +43,7 @@ def test_a_misspelt_key_is_told_the_nearest_of_its_own_workload(tmp_path: Path) 
     ("given", "meant"),
     [("optimizer.learning_rate", "lr"), ("optimizer.lerning_rate", "lr"), ("loop.max_steps", "steps")],
 )
-def test_a_key_as_other_trainers_call_it_is_told_its_name_here(tmp_path: Path, given: str, meant: str) -> None:
+def test_a_key_as_other_trainers_call_it_is_reported_with_its_name_here(tmp_path: Path, given: str, meant: str) -> None:
     found = told(tmp_path, "optimizer={name: adamw}", f"{given}=1")
     assert f"{given}: there is no such key\n    did you mean {meant}?" in found
 
@@ -57,7 +57,7 @@ MISSPELT = [("fdsp", "fsdp"), ("zeroo2", "zero2"), ("acelerate-ddp", "accelerate
 
 
 @pytest.mark.parametrize(("given", "meant"), MISSPELT)
-def test_a_misspelt_engine_is_told_the_nearest_of_the_long_and_the_short_names(
+def test_a_misspelt_engine_is_reported_with_the_nearest_of_the_long_and_the_short_names(
     tmp_path: Path, given: str, meant: str
 ) -> None:
     found = told(tmp_path, f"engine={given}")
@@ -65,12 +65,12 @@ def test_a_misspelt_engine_is_told_the_nearest_of_the_long_and_the_short_names(
     assert "zero1, zero2, zero3" in found
 
 
-def test_a_wrong_choice_is_told_once(tmp_path: Path) -> None:
+def test_a_wrong_choice_is_reported_once(tmp_path: Path) -> None:
     found = told(tmp_path, "data.source=folders")
     assert found.count("workload.data.source") == 1
 
 
-def test_a_key_of_another_workload_is_told_once_and_its_value_is_not_checked_as_another_key(tmp_path: Path) -> None:
+def test_a_key_of_another_workload_is_reported_once_and_its_value_is_not_checked_as_another_key(tmp_path: Path) -> None:
     found = told(tmp_path, "workload.data.text_column=0.3")
     assert "image_classification has no such key: it is of text_classification" in found
     assert "did you mean label_column? Else leave it out" in found
@@ -81,15 +81,15 @@ IN_ANOTHER_PLACE = [
     ("workload.lr", "did you mean optimizer.lr?"),
     ("workload.image_size", "did you mean workload.data.image_size?"),
     ("workload.packing", "workload.data.packing is of language_model"),
-    ("workload.gradient_accumulation_steps", "give batch_size, of a whole step"),
+    ("workload.gradient_accumulation_steps", "give batch_size, the samples of a step"),
     ("num_train_epochs", "did you mean loop.epochs?"),
     ("bf16", "write precision=bf16-mixed"),
-    ("gradient_accumulation_steps", "give batch_size, of a whole step"),
+    ("gradient_accumulation_steps", "give batch_size, the samples of a step"),
 ]
 
 
 @pytest.mark.parametrize(("given", "place"), IN_ANOTHER_PLACE)
-def test_a_key_in_the_wrong_place_is_told_where_it_is(tmp_path: Path, given: str, place: str) -> None:
+def test_a_key_in_the_wrong_place_is_reported_with_where_it_is(tmp_path: Path, given: str, place: str) -> None:
     assert place in told(tmp_path, f"{given}=1")
 
 
@@ -104,7 +104,7 @@ CHOICES = [
 
 
 @pytest.mark.parametrize(("override", "meant"), CHOICES)
-def test_a_wrong_choice_is_told_the_nearest_one(tmp_path: Path, override: str, meant: str) -> None:
+def test_a_wrong_choice_is_reported_with_the_nearest_one(tmp_path: Path, override: str, meant: str) -> None:
     assert meant in told(tmp_path, override)
 
 
@@ -114,13 +114,13 @@ def test_the_kinds_that_a_field_takes_are_listed_as_one_sentence(tmp_path: Path)
 
 
 @pytest.mark.parametrize("text", ["model_name_or_path: a\nstage: sft\n", "zero_optimization: {stage: 2}\n"])
-def test_a_configuration_of_other_software_is_told_to_be_imported(tmp_path: Path, text: str) -> None:
+def test_for_a_configuration_of_other_software_import_is_proposed(tmp_path: Path, text: str) -> None:
     file = tmp_path / "theirs.yaml"
     file.write_text(text)
     _, (found,) = load(file, ["lr=3"])
     assert f"drivetrain import {file} --output run.yaml" in found.fix
 
 
-def test_a_problem_that_several_parts_of_a_run_find_is_told_once() -> None:
+def test_a_problem_that_several_parts_of_a_run_find_is_reported_once() -> None:
     twice = [Problem("registry", "is not there", "give it") for _ in range(2)]
     assert len(UserError(twice).problems) == 1

@@ -1,15 +1,25 @@
-"""Arrays on disk where the cache cannot be written."""
+"""Arrays on disk where the cache cannot be written, is damaged, or is wanted by several at once."""
 
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from drivetrain.data import block_work
+from drivetrain.data.array_store import Store, Writer, stored
+from drivetrain.data.block_work import stored_blocks
+from drivetrain.errors import UserError
 from drivetrain.runtime import scratch
+from tests.small_tokenizers import made
 
 PROGRAM = """
 import os, sys
@@ -50,3 +60,107 @@ def test_what_lies_in_the_temporary_folder_instead_goes_with_its_process(how: st
     assert running.returncode == 0
     assert scratch.delete_dead(tmp_path) == ([folder] if how == "at once" else [])
     assert not folder.exists()
+
+
+# --- builders ---------------------------------------------------------------------------------------------------------
+
+TEXTS = 4000
+
+
+def write_numbers(folder: Path) -> None:
+    with Writer(folder) as writer:
+        writer.append("ids", np.arange(5))
+        writer.append_ends("ends", [2, 3])
+        writer.finish({})
+
+
+def test_of_several_that_want_the_same_store_one_builds_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    built: list[str] = []
+    begun = threading.Event()
+
+    def build(folder: Path) -> None:
+        built.append(threading.current_thread().name)
+        begun.set()
+        others[-1].join(1.5)  # they would be done by then, had they not to wait
+        write_numbers(folder)
+
+    found: list[Store] = []
+
+    def get() -> None:
+        begun.wait()
+        found.append(stored(tmp_path, "tokens-1", build)[0])
+
+    others = [threading.Thread(target=get) for _ in range(2)]
+    for other in others:
+        other.start()
+    found.append(stored(tmp_path, "tokens-1", build)[0])
+    for other in others:
+        other.join()
+    assert len(built) == 1
+    assert [each.array("ids").tolist() for each in found] == [[0, 1, 2, 3, 4]] * 3
+    assert "another process prepares the same data" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "gone", "contents cut", "contents empty"])
+def test_a_damaged_store_is_built_again_with_a_warning(damage: str, tmp_path: Path) -> None:
+    place = stored(tmp_path, "tokens-1", write_numbers)[0].folder
+    match damage:
+        case "cut":
+            os.truncate(place / "ids", 8)
+        case "changed":
+            (place / "ids").write_bytes(bytes(40))
+        case "gone":
+            (place / "ends").unlink()
+        case "contents cut":
+            os.truncate(place / "contents.json", 20)
+        case "contents empty":
+            (place / "contents.json").write_text("{}")
+    found, warning = stored(tmp_path, "tokens-1", write_numbers)
+    assert warning is not None
+    assert "was damaged" in warning
+    assert found.array("ids").tolist() == [0, 1, 2, 3, 4]
+    assert stored(tmp_path, "tokens-1", write_numbers)[1] is None
+
+
+@contextmanager
+def full_disk(most: int) -> Iterator[None]:
+    """No file may have more bytes; helpers inherit that."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def tokens_of(start: int, stop: int) -> dict[str, np.ndarray]:
+    return {"ids": np.arange(start, stop, dtype=np.int32), "lengths": np.ones(stop - start, np.int32)}
+
+
+def get_blocks(folder: Path) -> Store:
+    tokenizer = made("bert")  # of Transformers, so that it travels
+    sizes: Callable[[], np.ndarray] = lambda: np.full(TEXTS, 10)  # noqa: E731
+    return stored_blocks((folder, "tokens-1"), tokenizer, tokens_of, sizes, lambda _: 0)[0]
+
+
+@pytest.mark.parametrize(
+    ("most", "processes"),
+    [(2_000, 1), (2_000, 2), (12_000, 1)],
+    ids=["while blocks are made", "while several processes make them", "while they are joined"],
+)
+def test_a_disk_that_fills_up_is_an_error_that_names_the_folder_and_the_next_start_goes_on(
+    most: int, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_work, "BLOCK_BYTES", 10_000)
+    monkeypatch.setattr(block_work, "PROCESS_BYTES", TEXTS * 10 // processes)
+    with full_disk(most), pytest.raises(UserError) as error:
+        get_blocks(tmp_path)
+    (told,) = error.value.problems
+    assert f"{tmp_path / 'tokens-1'} cannot be written: File too large" in told.why
+    assert "make room" in told.fix
+    assert not (tmp_path / "tokens-1" / "contents.json").exists()
+    assert not list(tmp_path.rglob("*.partial"))
+    found = get_blocks(tmp_path)
+    assert found.array("ids").tolist() == list(range(TEXTS))
+    assert found.array("offsets").tolist() == list(range(TEXTS + 1))
+    assert sorted(file.name for file in found.folder.iterdir()) == ["contents.json", "ids", "offsets"]

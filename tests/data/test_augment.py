@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivetrain.data.augment import Augmentation, counter_bits, shifted
+from tests.properties import examples
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     height=st.integers(1, 9),
     width=st.integers(1, 9),

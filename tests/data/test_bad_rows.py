@@ -23,7 +23,7 @@ def test_of_many_reasons_the_rarest_are_counted_together() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 7, 100, 333, 10_000])
-def test_what_is_said_to_allow_so_many_bad_rows_does(rows: int) -> None:
+def test_the_setting_named_to_allow_so_many_bad_rows_does(rows: int) -> None:
     for bad in range(1, rows + 1, max(1, rows // 100)):
         given = allowance(bad, rows).removeprefix("give workload.data.bad_rows=").split(",")[0]
         assert not exceeds(bad, rows, 0.05 if given == "drop" else float(given))

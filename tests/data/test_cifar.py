@@ -111,7 +111,7 @@ def test_an_array_of_objects_is_refused(tmp_path: Path) -> None:
         read_cifar10(tmp_path, "field", "test")
 
 
-def test_missing_broken_and_foreign_files_are_told(tmp_path: Path) -> None:
+def test_missing_broken_and_foreign_files_are_reported(tmp_path: Path) -> None:
     def told() -> str:
         with pytest.raises(UserError) as error:
             read_cifar10(tmp_path, "field", "test")

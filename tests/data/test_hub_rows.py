@@ -91,7 +91,7 @@ def test_inner_nulls_of_a_hub_data_set_are_absent(hub: SimpleNamespace) -> None:
 def test_a_streamed_data_set_must_say_how_long_it_is(hub: SimpleNamespace) -> None:
     for counts in (None, {"test": 3}, {"train": 0}):
         hub.answer = Streamed(counts, [])
-        with pytest.raises(UserError, match=r"does not say how many rows its split train has(.|\n)*download it"):
+        with pytest.raises(UserError, match=r"does not state how many rows its split train has(.|\n)*download it"):
             open_rows("name", "F", stream=True)
 
 
@@ -129,7 +129,7 @@ def test_what_the_hub_refuses_names_the_way_without_it(hub: SimpleNamespace) -> 
         open_rows("owner/name", "F")
 
 
-def test_without_the_package_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_its_name_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"need the package datasets\n.*drivetrain\[hub\]"):
         open_rows("owner/name", "F")

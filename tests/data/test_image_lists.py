@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from drivetrain.config.workload import ImageData
-from drivetrain.data.image_sources import read_pictures
+from drivetrain.data.image_sources import pictures_to_predict, read_pictures
 from drivetrain.errors import UserError
 
 
@@ -48,7 +48,7 @@ def test_a_table_may_call_its_columns_otherwise_and_lie_among_its_images(folder:
     assert found.pictures.pixels(0, None)[0, 0, 0] == 40
 
 
-def test_files_that_are_not_there_and_rows_without_a_label_are_told_together(folder: Path) -> None:
+def test_files_that_are_not_there_and_rows_without_a_label_are_reported_together(folder: Path) -> None:
     with pytest.raises(UserError) as caught:
         read(folder, "image,label\n0.png,\n7.png,a\n8,b\n")
     told = str(caught.value)
@@ -57,7 +57,7 @@ def test_files_that_are_not_there_and_rows_without_a_label_are_told_together(fol
     assert "7.png, 8" in told
 
 
-def test_an_image_with_two_labels_is_told(folder: Path) -> None:
+def test_an_image_with_two_labels_is_reported(folder: Path) -> None:
     with pytest.raises(UserError, match=r"gives 1 images two labels: 1\.png"):
         read(folder, "image,label\n1,a\n1.png,b\n2,b\n2,b\n")
 
@@ -76,9 +76,33 @@ def test_wrong_columns_come_together_with_what_there_is(folder: Path) -> None:
     assert caught.value.problems[1].fix.startswith("did you mean labels?")
 
 
-def test_a_folder_of_loose_images_beside_a_table_is_told_the_way(folder: Path) -> None:
+def test_a_folder_of_loose_images_beside_a_table_is_reported_with_the_way(folder: Path) -> None:
     (folder / "pictures" / "deep" / "5.png").unlink()
     (folder / "pictures" / "train.csv").write_text("image,label\n")
     config = ImageData(source="folder", train=str(folder / "pictures"))
     with pytest.raises(UserError, match=r"source: table and train: .*train\.csv"):
         read_pictures(config, config.train, "workload.data.train", "train")
+
+
+@pytest.mark.parametrize(
+    ("name", "source"), [("labels.csv", "table"), ("all.parquet", "parquet"), ("shard.tar.gz", "webdataset")]
+)
+def test_a_file_in_place_of_a_folder_of_classes_is_answered_with_its_source(
+    tmp_path: Path, name: str, source: str
+) -> None:
+    (tmp_path / name).write_text("image,label\n")
+    config = ImageData(source="folder", train=str(tmp_path / name))
+    with pytest.raises(UserError, match=f"is no folder(.|\n)*give source: {source}"):
+        read_pictures(config, config.train, "workload.data.train", "train")
+
+
+@pytest.mark.parametrize("source", ["table", "folder"])
+def test_a_table_to_predict_for_names_its_images_and_needs_no_labels(folder: Path, source: str) -> None:
+    (folder / "pictures" / "new.csv").write_text("image,other\n3.png,x\n0,y\n")
+    config = ImageData.model_validate({"source": source, "train": str(folder)})
+    found = pictures_to_predict(config, str(folder / "pictures" / "new.csv"), "--data")
+    assert list(found.names) == ["3.png", "0"]
+    assert [int(found.pixels(index, None)[0, 0, 0]) for index in range(2)] == [30, 0]
+    (folder / "new.csv").write_text("image\n3.png\n")
+    with pytest.raises(UserError, match=r"1 of 1 images .* are not in"):
+        pictures_to_predict(config, str(folder / "new.csv"), "--data")

@@ -112,7 +112,7 @@ def test_files_of_other_names_are_all_read(tmp_path: Path) -> None:
     assert table.labels.tolist() == ["0", "1"]
 
 
-def test_both_wrong_columns_are_told_with_the_nearest_name(tmp_path: Path) -> None:
+def test_both_wrong_columns_are_reported_with_the_nearest_name(tmp_path: Path) -> None:
     found = told(write(tmp_path / "a.parquet", pa.array([0, 1])), image_column="imge", label_column="labels")
     assert "did you mean image?" in found["workload.data.image_column"]
     assert "did you mean label?" in found["workload.data.label_column"]
@@ -127,11 +127,11 @@ def test_both_wrong_columns_are_told_with_the_nearest_name(tmp_path: Path) -> No
         (pa.array([0.5, 1.0]), None, "labels are double"),
     ],
 )
-def test_labels_that_cannot_be_classes_are_told(tmp_path: Path, labels: Any, names: Any, why: str) -> None:
+def test_labels_that_cannot_be_classes_are_reported(tmp_path: Path, labels: Any, names: Any, why: str) -> None:
     assert why in str(told(write(tmp_path / "a.parquet", labels, names=names)))
 
 
-def test_what_holds_no_images_is_told(tmp_path: Path) -> None:
+def test_what_holds_no_images_is_reported(tmp_path: Path) -> None:
     assert "does not exist" in str(told(tmp_path / "nowhere"))
     assert "holds no parquet files" in str(told(tmp_path))
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")

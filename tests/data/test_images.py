@@ -67,7 +67,7 @@ def test_folders_are_classes_at_any_depth_and_in_any_format(tmp_path: Path) -> N
     assert found.notes == ()
 
 
-def test_other_files_are_left_out_and_said_but_hidden_ones_are_not_worth_a_word(tmp_path: Path) -> None:
+def test_other_files_are_left_out_and_reported_but_hidden_ones_are_not(tmp_path: Path) -> None:
     for name in ("cat/1.png", "dog/2.png", ".cache/3.png", "cat/.thumbnails/4.png", "__MACOSX/5.png"):
         save(tmp_path / name)
     (tmp_path / "cat" / "notes.txt").write_text("x")
@@ -154,7 +154,7 @@ def test_a_folder_of_splits_gives_the_split_that_is_asked_for(tmp_path: Path) ->
     assert list(class_folders(tmp_path, "field", "test").pictures.names) == ["cat/3.png"]
 
 
-def test_a_folder_without_classes_or_images_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_classes_or_images_is_reported(tmp_path: Path) -> None:
     assert "is no folder" in told(tmp_path / "nowhere")
     assert "holds no images" in told(tmp_path)
     (tmp_path / "cat").mkdir()
@@ -287,7 +287,7 @@ def test_images_to_predict_for_may_lie_behind_links(tmp_path: Path) -> None:
         assert list(found.names) == ["2.png", "more/1.png"]
 
 
-def test_nothing_to_predict_for_is_told(tmp_path: Path) -> None:
+def test_nothing_to_predict_for_is_reported(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(UserError) as error:
             pictures_to_predict(ImageData(source="digits"), str(path), "--data")

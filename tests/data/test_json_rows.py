@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from drivetrain.data.rows import Rows, open_rows
 from drivetrain.errors import UserError
+from tests.properties import examples
 
 
 def opened(folder: Path, name: str, content: str | bytes, stream: bool = False) -> Rows:
@@ -132,7 +133,7 @@ values = st.recursive(
 objects = st.lists(st.dictionaries(st.text("abc", max_size=2), values, max_size=3), min_size=1, max_size=8)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(objects, st.data(), st.booleans(), st.booleans(), st.sampled_from(["\n", "\r\n", "\n\n", " \n \t\n"]))
 def test_what_was_written_is_read_back_whole_and_in_a_stream(
     written: list[dict[str, Any]], data: st.DataObject, mark: bool, ascii_only: bool, line_end: str

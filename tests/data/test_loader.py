@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.config.training import Loader
+from drivetrain.data.loaded_together import LoadedTogether
 from drivetrain.data.loader import MicroBatch, Window, evaluation_batches, training_windows
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import GlobalOrder
@@ -39,6 +40,17 @@ class Refusing(Numbers):
         if index in (3, 7):
             raise problem("workload.data.train", f"a.jsonl line {index + 1}: no reply", "mend the row")
         return super().load(index, epoch)
+
+
+class Together(Numbers, LoadedTogether):
+    """Numbers that come a batch at a time, up to a place from which on they do not."""
+
+    def load(self, index: int, epoch: int) -> int:
+        assert index >= 12
+        return super().load(index, epoch)
+
+    def load_together(self, indices: Sequence[int]) -> tuple[int, ...] | None:
+        return tuple(Numbers(self._num_samples).load(index, 0) for index in indices) if max(indices) < 12 else None
 
 
 def collate(samples: Sequence[Any]) -> dict[str, Tensor]:
@@ -141,3 +153,14 @@ def test_evaluation_takes_every_sample_once_in_order(workers: int) -> None:
 def test_a_sample_that_cannot_be_loaded_says_so(workers: int) -> None:
     with pytest.raises(ValueError, match="sample 7 is broken"):
         list(evaluation_batches(Numbers(23, broken=7), collate, 10, Loader(workers=workers)))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_samples_that_come_together_make_the_same_batches(workers: int) -> None:
+    one_by_one, together = (
+        [batch.tensors for batch in evaluation_batches(samples, collate, 4, Loader(workers=workers))]
+        for samples in (Numbers(23), Together(23))
+    )
+    assert len(one_by_one) == len(together) == 6
+    for wanted, found in zip(one_by_one, together, strict=True):
+        assert all(torch.equal(wanted[name], found[name]) for name in wanted)

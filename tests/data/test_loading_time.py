@@ -1,4 +1,4 @@
-"""How many processes load samples, where the run file leaves it out. A stand-in clock is moved by the samples."""
+"""Tests how many processes load samples, where the run file leaves it out. A stand-in clock is moved by the samples."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class Numbers:
         return index + epoch / 10
 
 
-def test_workers_that_nobody_asked_for_change_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_auto_started_change_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     def numbers(workers: int) -> list[list[float]]:
         monkeypatch.setattr(loader, "workers_for", lambda _: workers)
         order = GlobalOrder(20, 8, 0)

@@ -1,4 +1,4 @@
-"""How a batch is cut: every sample once, as many pieces on every rank, and by length with the least padding."""
+"""Tests how a batch is cut: every sample once, as many pieces on every rank, and by length with the least padding."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_decoded_images_that_need_no_change_are_not_copied_but_resized_ones_are_
 
 
 @pytest.mark.parametrize("most_kept_bytes", [2**20, 0])
-def test_all_that_is_wrong_is_told_at_once(tmp_path: Path, most_kept_bytes: int) -> None:
+def test_all_that_is_wrong_is_reported_at_once(tmp_path: Path, most_kept_bytes: int) -> None:
     found = told(files(tmp_path, [None, (4, 4), None, (4, 5), (4, 4), (6, 4)]), most_kept_bytes)
     assert len(found) == 3
     assert "0.png cannot be read" in found[0]
@@ -230,3 +230,30 @@ def test_of_many_pictures_a_sample_is_looked_at(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(EncodedPictures, "dimensions", lambda self, i: looked.append(i) or look(self, i))
     samples.prepare("field", most_kept_bytes=0)
     assert looked == [0, 4, 8, 12]
+
+
+def in_memory(**more: Any) -> PictureSamples:
+    images = np.random.default_rng(0).integers(0, 256, (12, 4, 4, 1), dtype=np.uint8)
+    pictures = ArrayPictures(images, [str(number) for number in range(12)])
+    return PictureSamples(pictures, np.arange(9) * 10, np.arange(9) + 2, **{"size": None, **more})
+
+
+@pytest.mark.parametrize("size", [None, 8])
+def test_pictures_that_are_taken_together_are_those_taken_one_by_one(size: int | None) -> None:
+    samples = in_memory(size=size)
+    samples.prepare("field")
+    found = samples.load_together([5, 0, 5])
+    assert found is not None
+    for (image, label), index in zip(found, [5, 0, 5], strict=True):
+        wanted, wanted_label = samples.load(index, 0)
+        np.testing.assert_array_equal(image, wanted)
+        assert label == wanted_label
+
+
+def test_pictures_that_are_changed_one_by_one_are_not_taken_together() -> None:
+    drawn, coloured = in_memory(augment=Augmentation(0, flip=True)), in_memory()
+    drawn.prepare("field")
+    coloured.prepare("field", channels=3)
+    assert drawn.load_together([0, 1]) is None
+    assert coloured.load_together([0, 1]) is None
+    assert coloured.load(0, 0)[0].shape == (4, 4, 3)

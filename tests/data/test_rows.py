@@ -113,7 +113,7 @@ def test_a_file_that_cannot_serve_is_refused_with_the_reason(
     assert said in refusal(write(tmp_path / name, content))
 
 
-def test_paths_that_are_not_there_are_told_from_hub_ids(tmp_path: Path) -> None:
+def test_paths_that_are_not_there_are_distinguished_from_hub_ids(tmp_path: Path) -> None:
     for path in ("rows.arrow", "folder/rows.md", "./a", "a/b/c", str(tmp_path / "x")):
         assert "does not exist" in refusal(path)
 

@@ -8,6 +8,7 @@ from sklearn.model_selection import train_test_split
 
 from drivetrain.data.split import limit_note, limited, stratified_split
 from drivetrain.errors import UserError
+from tests.properties import examples
 
 
 def test_a_split_of_sorted_labels_keeps_every_class_in_proportion() -> None:
@@ -19,7 +20,7 @@ def test_a_split_of_sorted_labels_keeps_every_class_in_proportion() -> None:
     assert (np.diff(evaluation) > 0).all()
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.data())
 def test_a_split_holds_out_what_scikit_learn_does(data: st.DataObject) -> None:
     counts = data.draw(st.lists(st.integers(2, 40), min_size=1, max_size=6))
@@ -54,7 +55,7 @@ def test_a_share_that_empties_a_class_is_refused() -> None:
         stratified_split(np.arange(8) % 4, 0.9, 0, "F")
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.integers(1, 80))
 def test_a_limit_keeps_each_class_s_share_to_within_one_sample(labels: list[int], limit: int) -> None:
     array = np.array(labels)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from drivetrain.data.tables import column, guess_encoding, read_table
 from drivetrain.errors import UserError
+from tests.properties import examples
 
 
 def table(folder: Path, name: str, content: str | bytes, **options: Any) -> list[list[Any]]:
@@ -128,7 +129,7 @@ def test_broken_files_are_refused_with_the_place(
     assert all(part in message for part in said), message
 
 
-def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_distinguished(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"reviews\.csv does not exist"):
         read_table("reviews.csv", "F")
     with pytest.raises(UserError, match="is a folder"):
@@ -173,7 +174,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\
 rows_of_texts = st.lists(st.tuples(st.integers(0, 9).map(str), texts), min_size=1, max_size=8)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(rows_of_texts, st.sampled_from([".csv", ".tsv"]), st.sampled_from(["\n", "\r\n"]), st.booleans())
 def test_what_a_csv_writer_wrote_is_read_back(
     rows: list[tuple[str, str]], suffix: str, line_end: str, everything_quoted: bool
@@ -187,7 +188,7 @@ def test_what_a_csv_writer_wrote_is_read_back(
         assert table(Path(folder), f"a{suffix}", written.getvalue())[1:] == [list(row) for row in rows]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(rows_of_texts)
 def test_json_lines_are_read_back(rows: list[tuple[str, str]]) -> None:
     lines = "\n".join(json.dumps({"label": label, "text": text}, ensure_ascii=False) for label, text in rows)

@@ -18,6 +18,7 @@ from drivetrain.config.workload import TextData
 from drivetrain.data import table_blocks, text_rows
 from drivetrain.data.texts import Texts, num_shared, read_texts
 from drivetrain.errors import UserError
+from tests.properties import examples
 
 TEXTS = some.text(some.characters(exclude_categories=["Cs"], exclude_characters="\x00\r"), max_size=12)
 
@@ -27,7 +28,7 @@ def read(path: Path, **given: Any) -> Texts:
     return read_texts(TextData.model_validate(data), str(path), "workload.data.train")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     texts=some.lists(TEXTS, min_size=1, max_size=9), block=some.integers(1, 4), ending=some.sampled_from(["csv", "tsv"])
 )

@@ -58,7 +58,7 @@ def test_left_to_itself_it_lies_in_the_user_s_cache(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "emptied", "of something else", "with code in it"])
-def test_damage_is_told_and_mended(damage: str, tmp_path: Path) -> None:
+def test_damage_is_reported_and_mended(damage: str, tmp_path: Path) -> None:
     make = Making()
     get(tmp_path, make)
     file = tmp_path / "key.npz"
@@ -108,7 +108,7 @@ def test_of_two_that_want_the_same_one_makes_it(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["key.npz"]
 
 
-def test_one_that_was_killed_while_making_holds_nobody_up(tmp_path: Path) -> None:
+def test_one_that_was_killed_while_making_holds_no_process_up(tmp_path: Path) -> None:
     code = "import os, pathlib, sys; from drivetrain.data.token_cache import cached; "
     code += "cached(pathlib.Path(sys.argv[1]), 'key', lambda: os.kill(os.getpid(), 9), bool)"
     ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)

@@ -134,7 +134,7 @@ def test_the_cache_answers_only_for_the_same_content(
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "emptied"])
-def test_a_damaged_cache_is_made_again_and_said(
+def test_a_damaged_cache_is_made_again_and_reported(
     tokenizer: Any, tmp_path: Path, tokenised_anew: list[int], damage: str
 ) -> None:
     expected, _ = tokenise(tokenizer, TEXTS, None, 16, tmp_path)
@@ -200,7 +200,7 @@ def test_gpt2s_files_as_openai_published_them_give_its_published_ids(shared_data
     assert tokenizer.eos_token_id == 50256 == len(tokenizer) - 1
 
 
-def test_a_folder_without_a_tokenizer_is_told_with_what_to_do(tmp_path: Path) -> None:
+def test_a_folder_without_a_tokenizer_is_reported_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(UserError, match=r"holds no tokenizer\n.*or workload\.model\.tokenizer"):
         load_tokenizer(str(tmp_path), "workload.model.path")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from drivetrain.config.language import LanguageData
-from drivetrain.config.workload import TextData
+from drivetrain.config.language import LanguageModel
+from drivetrain.config.workload import TextClassification
 from drivetrain.data import array_store
 from drivetrain.data.source_files import SourceFile
 from drivetrain.data.texts import read_texts
@@ -42,10 +42,12 @@ def test_an_edit_between_the_samples_is_found_and_the_next_start_reads_it(tmp_pa
     file.write_text("text,label\n" + "".join(f"row {number},{number % 2}\n" for number in range(50)) + "secret,1\n")
     with file.open("a") as opened:
         opened.writelines(f"row {number},{number % 2}\n" for number in range(50))
-    data = TextData.model_validate({"train": str(file), "cache": tmp_path / "cache"})
+    given = {"model": {"path": "bert"}, "data": {"train": str(file), "cache": tmp_path / "cache"}}
+    workload = TextClassification.model_validate(given)
+    data = workload.data
 
     def states() -> list[str]:
-        return [each.state for each in verified(data)]
+        return [each.state for each in verified(workload)]
 
     assert states() == ["not known"]
     assert read_texts(data, str(file), "f").first[50] == "secret"
@@ -66,11 +68,12 @@ def test_shards_and_registered_names_are_verified_each(tmp_path: Path) -> None:
         )
     (tmp_path / "dataset_info.json").write_text(json.dumps({"mine": {"file_name": "s2.jsonl"}}))
     given: dict[str, Any] = {"train": f"{tmp_path}/s[01].jsonl", "evaluation": "mine"}
-    data = LanguageData.model_validate({**given, "registry": tmp_path, "cache": tmp_path / "cache"})
+    data = {**given, "registry": tmp_path, "cache": tmp_path / "cache"}
+    workload = LanguageModel.model_validate({"model": {"path": "llama"}, "data": data})
     for number in (0, 2):
         SourceFile(tmp_path / f"s{number}.jsonl", "f").digest(tmp_path / "cache")
     hidden_edit(tmp_path / "s2.jsonl")
-    found = [(Path(each.path).name, each.state) for each in verified(data)]
+    found = [(Path(each.path).name, each.state) for each in verified(workload)]
     assert found == [("s0.jsonl", "same"), ("s1.jsonl", "not known"), ("s2.jsonl", "changed")]
 
 

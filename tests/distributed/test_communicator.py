@@ -1,4 +1,4 @@
-"""What the ranks of a run do together, and that one process does it alone."""
+"""Tests what the ranks of a run do together, and that one process does it alone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def failing(kind: str) -> str:
 
 
 def unforeseen(call: str) -> str:
-    """One rank meets an error that nobody foresaw."""
+    """One rank meets an error that was not foreseen."""
     ranks = Communicator()
 
     def fail() -> None:
@@ -86,7 +86,7 @@ def test_what_the_first_rank_may_not_do_all_ranks_hear(kind: str, told: str, ran
     assert all(said.startswith(told) for said in ranks(2).run(failing, kind))
 
 
-def test_no_rank_waits_for_one_that_met_what_nobody_foresaw(ranks: Callable[[int], RankPool]) -> None:
+def test_no_rank_waits_for_one_that_met_an_unforeseen_error(ranks: Callable[[int], RankPool]) -> None:
     own = "MemoryError: of this rank"
     assert ranks(2).run(unforeseen, "on_first") == [own, "PeerError: rank 0 failed: " + own]
     assert ranks(2).run(unforeseen, "on_each") == ["PeerError: rank 1 failed: " + own, own]

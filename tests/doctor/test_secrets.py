@@ -1,4 +1,4 @@
-"""What a bundle leaves out, because those who get it need not know it."""
+"""Tests what a bundle leaves out, because those who get it need not know it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from drivetrain.doctor.devices import KINDS, NEVER, present, table
 from drivetrain.doctor.tries import NAMES, compiled, joined, tried
 
 
-def test_without_a_gpu_nothing_is_tried_and_that_is_said() -> None:
+def test_without_a_gpu_nothing_is_tried_and_that_is_reported() -> None:
     assert tried("cpu", 1) == {name: ("not tried", "PyTorch sees no GPU here") for name in NAMES}
 
 
@@ -28,7 +28,7 @@ def test_a_compiled_function_gives_what_the_uncompiled_one_does(device: str) -> 
     assert compiled(device)[0] == "yes"
 
 
-def test_a_rank_that_fails_is_told_with_its_last_line() -> None:
+def test_a_rank_that_fails_is_reported_with_its_last_line() -> None:
     state, why = joined("no such backend", "cpu", 1)
     assert state == "no"
     assert "no such backend" in why.lower()
@@ -62,7 +62,7 @@ def test_the_table_of_devices_marks_what_was_never_tried(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("hip", "kind"), [(None, "cuda"), ("7.0", "rocm")])
-def test_amds_gpus_are_told_from_nvidias(hip: str | None, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amds_gpus_are_distinguished_from_nvidias(hip: str | None, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices.torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")

@@ -1,4 +1,4 @@
-"""What the compiler is given: blocks that are alike, or the whole model."""
+"""Tests what the compiler gets: blocks that are alike, or the whole model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What DDP reports when it did not engage, or a step failed; its training is compared in tests/parity."""
+"""Tests what DDP reports when it did not engage, or a step failed; its training is compared in tests/parity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which replicas dp makes where; what they compute is in test_replicas.py."""
+"""Tests which replicas dp makes where; what they compute is in test_replicas.py."""
 
 from __future__ import annotations
 

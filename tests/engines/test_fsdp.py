@@ -1,4 +1,4 @@
-"""Which modules FSDP gathers apart, what it shards, and what it reports when it did not engage."""
+"""Tests which modules FSDP gathers apart, what it shards, and what it reports when it did not engage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the flag lies by which a fused kernel leaves an update out."""
+"""Tests where the flag lies by which a fused kernel leaves an update out."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def judged(answer: Answer, before: dict[str, str], after: dict[str, str], folder
 
 
 def _may_change(name: str, mutant: Mutant) -> bool:
-    """What a verb is there to write: a training its run's folder, an import the file that it may overwrite."""
+    """Returns what a verb is there to write: a training its run's folder, an import the file that it may overwrite."""
     if mutant.verb in READS_ONLY:
         return False
     if mutant.verb == "import" and "--overwrite" in mutant.arguments:

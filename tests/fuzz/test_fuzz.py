@@ -13,7 +13,7 @@ from tests.fuzz.performed import Answer, in_a_process, in_process
 from tests.fuzz.place import furnish
 
 SEED = 20261123
-QUICK, IN_PROCESS, REAL = 300, 1200, 200  # mutants of make test, of all here, of those in processes of their own
+QUICK, IN_PROCESS, REAL = 100, 1200, 200  # mutants of make test, of all here, of those in processes of their own
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What the tests of importing share: the files, a run file to import onto, and an import of a text."""
+"""Defines what the tests of importing share: the files, a run file to import onto, and an import of a text."""
 
 from __future__ import annotations
 

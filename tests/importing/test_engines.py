@@ -105,7 +105,7 @@ def test_accelerates_deepspeed_file_is_read_from_beside_it(tmp_path: Path) -> No
     assert raw["engine"]["config"]["zero_optimization"]["offload_param"] == {"device": "cpu", "pin_memory": True}
 
 
-def test_a_full_deepspeed_json_is_said_once_in_the_run_files_words(tmp_path: Path) -> None:
+def test_a_full_deepspeed_json_is_stated_once_in_fields_of_the_run_file(tmp_path: Path) -> None:
     assert of("deepspeed/full_bf16.json", tmp_path) == {
         "precision": "bf16-master",
         "engine": {
@@ -140,7 +140,7 @@ def test_loss_scaling_is_kept_and_its_default_written(tmp_path: Path) -> None:
     assert raw["scaler"] == {"growth_interval": 1000}  # 2000 here
 
 
-def test_deepspeeds_own_warm_up_is_written_out_and_its_logarithm_told(tmp_path: Path) -> None:
+def test_deepspeeds_own_warm_up_is_written_out_and_its_logarithm_reported(tmp_path: Path) -> None:
     text = json.dumps(
         {"train_batch_size": 8, "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 5000}}}
     )

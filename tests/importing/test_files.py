@@ -1,4 +1,4 @@
-"""Configurations as people write them: each becomes a run file, and each of its keys is told."""
+"""Configurations as people write them: each becomes a run file, and each of its keys is reported."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_onto_a_run_file_it_passes_schema_and_rules(file: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("file", NEEDS_A_GPU)
-def test_what_needs_a_gpu_is_told_by_the_rules(file: str, tmp_path: Path) -> None:
+def test_what_needs_a_gpu_is_reported_by_the_rules(file: str, tmp_path: Path) -> None:
     path = next(path for path in FILES if file_name(path) == file)
     found, _ = imported(tmp_path, path, onto=small(tmp_path))
     run, _ = load(found.output)

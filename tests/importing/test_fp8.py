@@ -24,7 +24,7 @@ def test_accelerates_fp8_is_fp8_mixed(kind: str, engine: str, tmp_path: Path) ->
     assert {notes[f"fp8_config.{key}"].fate for key in ("backend", "pad_inner_dim")} == {"unneeded"}
 
 
-def test_transformer_engines_scales_become_torchaos_and_it_is_said(tmp_path: Path) -> None:
+def test_transformer_engines_scales_become_torchaos_and_it_is_reported(tmp_path: Path) -> None:
     text = ACCELERATE.format(kind="MULTI_GPU", config="{backend: TE, margin: 0, fp8_format: HYBRID}")
     notes = notes_of(tmp_path, text)
     assert notes["fp8_config.backend"].fate == "changed"

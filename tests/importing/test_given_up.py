@@ -1,4 +1,4 @@
-"""What has no counterpart and changes what is trained: nothing is written, unless it is given up by its name."""
+"""Tests what has no counterpart and changes what is trained: nothing is written, unless it is given up by its name."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_what_trains_the_same_without_it_is_listed_alone(text: str, tmp_path: Pa
     assert import_files([of_text(tmp_path, text)], None, tmp_path / "new.yaml").run is not None
 
 
-def test_all_such_keys_of_all_files_are_told_at_once_beside_other_problems(tmp_path: Path) -> None:
+def test_all_such_keys_of_all_files_are_reported_at_once_beside_other_problems(tmp_path: Path) -> None:
     one = of_text(tmp_path, SFT + "use_dft_loss: true\nlearning_rate: quick\n")
     other = of_text(tmp_path, DEEPSPEED + '"sparse_gradients": true}', ".json")
     with pytest.raises(UserError) as refused:

@@ -17,8 +17,9 @@ from drivetrain.importing.recognise import KINDS
 from drivetrain.importing.verb import Imported
 from drivetrain.importing.xtuner_keys import RUNNER
 from tests.importing.made import imported, keys_of
+from tests.properties import examples
 
-JUNK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+JUNK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=examples(60))
 ATOMS = st.one_of(
     st.none(),
     st.booleans(),

@@ -51,7 +51,7 @@ def test_an_adapter_is_that_of_llama_factory(lines: str, expected: Any, tmp_path
     RunConfig.model_validate(raw)
 
 
-def test_lora_is_what_is_trained_where_nothing_is_said(tmp_path: Path) -> None:
+def test_lora_is_trained_by_default(tmp_path: Path) -> None:
     found, raw = imported(tmp_path, of_text(tmp_path, LORA.replace("finetuning_type: lora\n", "")))
     assert raw["adapter"] == PLAIN
     told = {note.key: note.why for _, note in found.notes}
@@ -92,7 +92,7 @@ def test_a_quantised_base_is_that_of_llama_factory(lines: str, expected: Any, tm
         ("lora_rnk: 4\n", "lora_rnk", "refused", "did you mean lora_rank?"),
     ],
 )
-def test_where_the_meaning_differs_it_is_told(lines: str, key: str, fate: str, reason: str, tmp_path: Path) -> None:
+def test_where_the_meaning_differs_it_is_reported(lines: str, key: str, fate: str, reason: str, tmp_path: Path) -> None:
     note = notes_of(tmp_path, LORA + lines)[key]
     assert note.fate == fate
     assert reason in note.why
@@ -104,7 +104,7 @@ def test_where_the_meaning_differs_it_is_told(lines: str, key: str, fate: str, r
         ("quantization_bit: 4\nquantization_type: fp4\n", "quantization_type", "fp4: 4 bits are nf4"),
         ("quantization_bit: 4\nquantization_method: hqq\n", "quantization_method", "bitsandbytes' 4 and 8 bits"),
         ("quantization_bit: 3\n", "quantization_bit", "3: there are 4 and 8"),
-        ("train_from_scratch: true\n", "train_from_scratch", "made at random"),
+        ("train_from_scratch: true\n", "train_from_scratch", "randomly made"),
     ],
 )
 def test_what_cannot_be_had_becomes_no_workload_and_says_why(lines: str, key: str, reason: str, tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_an_optimizer_of_few_bits_has_its_short_name_and_betas_of_its_own(
     assert raw["optimizer"] == expected
 
 
-def test_onto_a_run_file_what_is_said_wins_and_the_rest_stays(tmp_path: Path) -> None:
+def test_imported_onto_a_run_file_the_files_own_settings_win_and_the_rest_stays(tmp_path: Path) -> None:
     raw = run_of(tmp_path, FIRST + "learning_rate: 1.0e-3\nnum_train_epochs: 4\n", onto=small(tmp_path))
     assert raw["workload"]["type"] == "image_classification"
     assert raw["batch_size"] == 16  # of the run file: the source does not say one
@@ -200,7 +200,7 @@ def test_all_problems_of_all_files_come_at_once(tmp_path: Path) -> None:
     assert len(refused.value.problems) == 4
 
 
-def test_defaults_are_told_as_the_run_file_has_them(tmp_path: Path) -> None:
+def test_defaults_are_reported_as_the_run_file_has_them(tmp_path: Path) -> None:
     found, raw = imported(tmp_path, of_text(tmp_path, FIRST))
     told = {note.key: note.why for _, note in found.notes}
     assert raw["recompute"] is True

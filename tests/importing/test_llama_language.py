@@ -19,7 +19,7 @@ PT = SFT.replace("sft", "pt")
 
 
 def workload_of(folder: Path, text: str) -> dict[str, Any]:
-    """What the run file says of it; and that this is a workload."""
+    """Returns what the run file says of it; and that this is a workload."""
     found: dict[str, Any] = run_of(folder, text)["workload"]
     language.LanguageModel.model_validate(found)
     return found
@@ -79,7 +79,7 @@ def test_a_key_becomes_the_field_of_the_same_meaning(
     assert {key: found.get(key) for key in expected} == expected
 
 
-def test_the_last_blocks_are_trained_two_unless_told_otherwise(tmp_path: Path) -> None:
+def test_the_last_blocks_are_trained_two_by_default(tmp_path: Path) -> None:
     freeze = SFT.replace("full", "freeze")
     assert workload_of(tmp_path, freeze)["model"]["train_last_blocks"] == 2
     assert workload_of(tmp_path, freeze + "freeze_trainable_layers: 3\n")["model"]["train_last_blocks"] == 3
@@ -140,7 +140,7 @@ def test_texts_are_windows_of_all_of_them_and_not_streamed(tmp_path: Path) -> No
         ("overwrite_cache: true\n", "overwrite_cache", "unneeded", "made again"),
     ],
 )
-def test_where_the_meaning_differs_it_is_told(lines: str, key: str, fate: str, reason: str, tmp_path: Path) -> None:
+def test_where_the_meaning_differs_it_is_reported(lines: str, key: str, fate: str, reason: str, tmp_path: Path) -> None:
     note = notes_of(tmp_path, SFT + lines)[key]
     assert note.fate == fate
     assert reason in note.why

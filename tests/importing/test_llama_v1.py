@@ -172,7 +172,7 @@ def test_data_that_cannot_be_read_leave_the_run_file_without_a_workload(dataset:
         ({"flash_attn": "fa2", "pref_beta": 0.1}, "llama_factory"),
     ],
 )
-def test_the_two_versions_are_told_apart_by_keys_that_only_one_has(raw: dict[str, Any], kind: str) -> None:
+def test_the_two_versions_are_distinguished_by_keys_that_only_one_has(raw: dict[str, Any], kind: str) -> None:
     assert kind_of(raw, "a file") == kind
 
 

@@ -16,7 +16,7 @@ ARGUMENTS = '{"output_dir": "out", "learning_rate": 1e-3, "per_device_train_batc
 
 
 def refused(tmp_path: Path, *texts: tuple[str, str]) -> str:
-    """What is told of files with these texts and endings."""
+    """Returns the report of files with these texts and endings."""
     with pytest.raises(UserError) as error:
         imported(tmp_path, *(of_text(tmp_path, text, ending) for text, ending in texts))
     return str(error.value)
@@ -32,7 +32,7 @@ def test_accelerate_and_arguments_become_one_run(tmp_path: Path) -> None:
     assert raw["recompute"] is True
 
 
-def test_what_contradicts_is_told_with_both_files_and_keys(tmp_path: Path) -> None:
+def test_what_contradicts_is_reported_with_both_files_and_keys(tmp_path: Path) -> None:
     deepspeed = '{"zero_optimization": {"stage": 2}, "optimizer": {"type": "AdamW", "params": {"lr": 0.5}}}'
     told = refused(tmp_path, (ARGUMENTS, ".json"), (deepspeed, ".json"))
     assert "optimizer.lr" in told
@@ -61,7 +61,7 @@ def test_accelerates_plain_defaults_yield_to_the_arguments(tmp_path: Path) -> No
     assert raw["device"] == "cpu"
 
 
-def test_the_same_said_twice_is_said_once(tmp_path: Path) -> None:
+def test_the_same_note_twice_is_reported_once(tmp_path: Path) -> None:
     raw = run_of(
         tmp_path, ARGUMENTS, '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 1}}', ending=".json"
     )
@@ -106,7 +106,7 @@ def test_a_deepspeed_file_that_is_elsewhere_may_be_given_beside(tmp_path: Path) 
     assert raw["engine"]["stage"] == 3
 
 
-def test_the_run_file_below_keeps_what_nobody_says(tmp_path: Path) -> None:
+def test_the_run_file_below_keeps_what_no_file_sets(tmp_path: Path) -> None:
     below = tmp_path / "below.yaml"
     below.write_text(SMALL + "micro_batch_size: 4\nevaluation: {every_steps: 7}\nengine: zero2\nseed: 3\n")
     raw = run_of(tmp_path, "distributed_type: MULTI_CPU\nnum_processes: 2\n", onto=below)
@@ -119,7 +119,7 @@ def test_the_run_file_below_keeps_what_nobody_says(tmp_path: Path) -> None:
     assert not {"batch_size", "micro_batch_size"} & raw.keys()
 
 
-def test_a_broken_run_file_below_is_told_with_its_own_name(tmp_path: Path) -> None:
+def test_a_broken_run_file_below_is_reported_with_its_own_name(tmp_path: Path) -> None:
     below = tmp_path / "below.yaml"
     below.write_text(SMALL + "batchsize: 3\n")
     with pytest.raises(UserError, match=r"below.yaml: batchsize"):
@@ -159,7 +159,7 @@ def test_what_is_no_configuration_is_refused_with_what_it_is(text: str, ending: 
     assert why in refused(tmp_path, (text, ending))
 
 
-def test_a_folder_a_missing_file_and_a_binary_file_are_told_together(tmp_path: Path) -> None:
+def test_a_folder_a_missing_file_and_a_binary_file_are_reported_together(tmp_path: Path) -> None:
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00\x81")
     files = [tmp_path, tmp_path / "absent.yaml", tmp_path / "absent.py", tmp_path / "binary.json"]
     with pytest.raises(UserError) as error:
@@ -184,7 +184,7 @@ def test_a_folder_a_missing_file_and_a_binary_file_are_told_together(tmp_path: P
         ("train_cfg = dict(max_epochs=1)", ".py", "XTuner"),
     ],
 )
-def test_a_file_is_told_by_its_keys(text: str, ending: str, title: str, tmp_path: Path) -> None:
+def test_a_file_is_recognised_by_its_keys(text: str, ending: str, title: str, tmp_path: Path) -> None:
     notes_of(tmp_path, text, ending)
     assert (
         title
@@ -264,7 +264,9 @@ def test_a_refused_import_writes_nothing(here: Path, drivetrain: Call) -> None:
     assert sorted(here.iterdir()) == before
 
 
-def test_a_folder_that_cannot_be_written_is_told(here: Path, monkeypatch: pytest.MonkeyPatch, drivetrain: Call) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(
+    here: Path, monkeypatch: pytest.MonkeyPatch, drivetrain: Call
+) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 

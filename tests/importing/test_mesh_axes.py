@@ -62,7 +62,7 @@ def test_without_axes_accelerates_fsdp_stays_as_it_is(tmp_path: Path) -> None:
     assert raw["precision"] == "bf16-master"
 
 
-def test_what_a_mesh_has_no_word_for_is_told(tmp_path: Path) -> None:
+def test_what_a_mesh_has_no_word_for_is_reported(tmp_path: Path) -> None:
     notes = notes_of(tmp_path, accelerate(offload="true", dp_replicate=2, dp_shard=4, tp=2))
     assert notes["fsdp_config.fsdp_offload_params"].fate == "refused"
     assert notes["fsdp_config.fsdp_reshard_after_forward"].fate == "unneeded"
@@ -76,7 +76,7 @@ def test_sequence_parallel_of_deepspeed_under_accelerate_is_context_parallel(tmp
 
 
 def test_cp_and_sp_together_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="both say which ranks share a sequence"):
+    with pytest.raises(UserError, match="both set which ranks share a sequence"):
         run_of(tmp_path, accelerate(cp=2, sp=2))
 
 

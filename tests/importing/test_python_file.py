@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from drivetrain.errors import UserError
 from drivetrain.importing.python_file import READ_BY, SKIPPED, read_python
 from drivetrain.importing.python_values import Name, Unknown
+from tests.properties import examples
 
-SAME = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
+SAME = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=examples(150))
 
 
 def values(tmp_path: Path, text: str) -> dict[str, Any]:

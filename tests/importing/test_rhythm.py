@@ -100,5 +100,5 @@ def test_a_norm_that_clips_nothing_is_none(norm: float, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, -1])
-def test_no_limit_on_checkpoints_is_told(limit: int, tmp_path: Path) -> None:
+def test_no_limit_on_checkpoints_is_reported(limit: int, tmp_path: Path) -> None:
     assert notes_of(tmp_path, arguments(save_total_limit=limit), ".json")["save_total_limit"].fate == "changed"

@@ -1,4 +1,5 @@
-"""What was imported trains: two steps of the digits recipe under the imported engine, batch, optimizer and schedule."""
+"""Tests what was imported trains: two steps of the digits recipe under the imported engine, batch, optimizer and
+schedule."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def test_a_pipe_gets_a_line_a_row_neither_padded_nor_wrapped(
 @pytest.mark.parametrize(
     ("file", "engine", "precision", "batch"),
     [
-        ("accelerate/fsdp1_by_size.yaml", "fsdp", "fp32", 64),
+        pytest.param("accelerate/fsdp1_by_size.yaml", "fsdp", "fp32", 64, marks=pytest.mark.slow),
         ("llama_factory/dpo.yaml", "single", "bf16-mixed", 8),
         ("training_arguments/short.json", "single", "fp32", 16),
     ],

@@ -159,14 +159,14 @@ def test_evaluating_by_steps_without_eval_steps_takes_the_logging_steps(tmp_path
         ({"eval_strategy": "no", "save_steps": 500}, False),
     ],
 )
-def test_a_best_that_may_not_be_saved_is_told(given: dict[str, Any], told: bool, tmp_path: Path) -> None:
+def test_a_best_that_may_not_be_saved_is_reported(given: dict[str, Any], told: bool, tmp_path: Path) -> None:
     """A run evaluates and saves at the same steps unless checkpoints.every_steps says otherwise."""
     note = notes_of(tmp_path, json.dumps({"output_dir": "out", **given}), ending=".json")["save_steps"]
     assert ("best of evaluations that fall on a save" in note.why) is told
     assert (note.fate == "changed") is told
 
 
-def test_values_are_told_as_the_run_file_has_them(tmp_path: Path) -> None:
+def test_values_are_reported_as_the_run_file_has_them(tmp_path: Path) -> None:
     given = {"gradient_checkpointing": True, "max_grad_norm": 0, "report_to": ["tensorboard"], "run_name": "a/b"}
     text = json.dumps({"output_dir": "out", **given, "adam_beta1": 0.8})
     found, raw = imported(tmp_path, of_text(tmp_path, text, ".json"))
@@ -208,7 +208,7 @@ def test_old_names_of_keys_are_known(tmp_path: Path) -> None:
     assert raw["device"] == "cpu"
 
 
-def test_a_secret_is_neither_told_nor_written(tmp_path: Path) -> None:
+def test_a_secret_is_neither_printed_nor_written(tmp_path: Path) -> None:
     text = json.dumps({"output_dir": "out", "hub_token": "hf_very_secret", "learning_rate": 1e-3})
     assert "hf_very_secret" not in "".join(note.why for note in notes_of(tmp_path, text, ".json").values())
     assert "hf_very_secret" not in (tmp_path / "new.yaml").read_text()

@@ -23,7 +23,7 @@ def test_predictions_are_written_whole_as_json_lines_or_csv(tmp_path: Path) -> N
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == rows
 
 
-def test_predictions_that_cannot_be_written_are_told_and_leave_nothing(tmp_path: Path) -> None:
+def test_predictions_that_cannot_be_written_are_reported_and_leave_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         write_predictions(iter([{"sample": 1}]), tmp_path / "file" / "out.csv")

@@ -1,4 +1,4 @@
-"""What predictions are asked for: a path, typed texts, or lines of stdin."""
+"""Tests what predictions are asked for: a path, typed texts, or lines of stdin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How predictions are timed: every batch, and what a whole prediction does once, once."""
+"""Tests how predictions are timed: every batch, and what a whole prediction does once, once."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_class_folders_of_pictures_of_several_sizes_are_resized(here: Path) -> N
     trains("run.yaml")
 
 
-def test_folders_for_training_and_evaluation_are_told_apart(here: Path) -> None:
+def test_folders_for_training_and_evaluation_are_distinguished(here: Path) -> None:
     for part in ("train", "test"):
         for name in ("cat", "dog"):
             pictures(here / "pets" / part / name)

@@ -1,4 +1,4 @@
-"""Which samples a run really took, step by step, whatever was killed on the way.
+"""Defines which samples a run really took, step by step, whatever was killed on the way.
 
 A process that called `record` writes down every sample that it loads for a step. A step that was made again after a
 kill is in several records; what counts is what the last process of each rank took for it, since the weights come from

@@ -1,4 +1,4 @@
-"""Ranks with different software beneath them are told so before they form a group."""
+"""Ranks with different software beneath them get a report of it before they form a group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often a run is started, and what each start knows of those before it, without starting any."""
+"""Tests how often a run is started, and what each start knows of those before it, without starting any."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_nodes_count_an_attempt_once_and_wait_less_for_those_that_were_lost(
 
 
 def soon(holds: Callable[[], bool]) -> None:
-    """What one node writes another one reads a moment later."""
+    """Returns what one node writes another one reads a moment later."""
     until = time.monotonic() + 30
     while not holds():
         assert time.monotonic() < until
@@ -167,7 +167,7 @@ def test_a_rank_that_dies_in_silence_is_a_death(task: Callable[..., Job], monkey
         return real(*given)
 
     monkeypatch.setattr(restarts, "one_attempt", attempts)
-    with pytest.raises(RankError, match=r"no rank said how it ended.*started 2 times, as max_restarts=1 allows"):
+    with pytest.raises(RankError, match=r"no rank reported how it ended.*started 2 times, as max_restarts=1 allows"):
         start(task("max_restarts=1"))
     assert [len(causes) for causes in counted] == [0, 1]
 
@@ -191,7 +191,7 @@ def test_what_dead_launches_left_in_the_temporary_folder_goes_with_the_next_laun
     assert list(place.iterdir()) == []
 
 
-def test_a_temporary_folder_that_cannot_be_written_is_told(
+def test_a_temporary_folder_that_cannot_be_written_is_reported(
     task: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "workload.py"))

@@ -18,7 +18,7 @@ from drivetrain.config.machine import Machine
 from drivetrain.config.rules import check
 from drivetrain.launch.external_launcher import OuterLauncher
 from drivetrain.launch.group import own_gpu
-from tests.launch.test_start import finished, losses, prepared, report
+from tests.launch.test_start import finished_here, losses, prepared, report
 
 SCRIPTS = Path(sys.executable).parent
 TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node", "2"]
@@ -31,7 +31,7 @@ ACCELERATE = ["accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = prepared(tmp_path_factory.mktemp("launched"))
-    finished(folder, "train", "run.yaml", "output=one")
+    finished_here(folder, "train", "run.yaml", "output=one")
     return folder
 
 
@@ -66,7 +66,7 @@ def test_the_ranks_of_an_outer_launcher_are_joined(
 
 
 def test_the_one_process_that_accelerate_starts_for_several_is_no_run(place: Path) -> None:
-    """`--cpu` sets no ranks up: without a word every one of the processes asked for but one would be missing."""
+    """`--cpu` sets no ranks up: silently every one of the processes asked for but one would be missing."""
     cpu = ["accelerate", "launch", "--cpu", "--num_processes", "2"]
     done = launched(place, cpu, "-m", "drivetrain", "train", "run.yaml", "engine=ddp", "output=refused")
     assert done.returncode != 0
@@ -87,11 +87,11 @@ def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     ("variables", "settings", "words"),
     [
         ({"ACCELERATE_MIXED_PRECISION": "bf16"}, ["engine=ddp"], "precision: fp32 is the run's"),
-        ({"ACCELERATE_USE_FSDP": "true"}, ["engine=ddp"], "engine: ddp is the run's, but accelerate launch was told"),
+        ({"ACCELERATE_USE_FSDP": "true"}, ["engine=ddp"], "engine: ddp is the run's, but accelerate launch got"),
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, ["engine=accelerate-fsdp"], "engine: accelerate-fsdp is the run's"),
     ],
 )
-def test_what_accelerate_launch_was_told_and_the_run_contradicts_is_refused(
+def test_options_of_accelerate_launch_that_the_run_contradicts_are_refused(
     here: pytest.MonkeyPatch, drivetrain: Cli, variables: dict[str, str], settings: list[str], words: str
 ) -> None:
     for name, value in variables.items():
@@ -116,7 +116,7 @@ def test_a_restart_by_torchrun_does_not_overwrite_what_the_first_start_saved(
     assert drivetrain(*command, "--resume", "loop.steps=14")[0] == 0
 
 
-def test_what_accelerate_launch_was_told_and_the_run_says_too_is_none_of_its_problems(
+def test_options_of_accelerate_launch_that_the_run_has_too_are_no_problem(
     here: pytest.MonkeyPatch, drivetrain: Cli
 ) -> None:
     told = {"ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_USE_FSDP": "true", "ACCELERATE_USE_CPU": "True"}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.test_start import finished, losses, prepared, report
+from tests.launch.test_start import finished, finished_here, losses, prepared, report
 
 ACCELERATE = """
 compute_environment: LOCAL_MACHINE
@@ -56,7 +56,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "deepspeed_config: {deepspeed_config_file: ds.json, zero3_init_flag: false}\nnum_processes: 2\n"
     )
     (folder / "accelerate-deepspeed.yaml").write_text(of_accelerate)
-    finished(folder, "train", "run.yaml", "output=one")
+    finished_here(folder, "train", "run.yaml", "output=one")
     return folder
 
 
@@ -81,6 +81,7 @@ def test_a_users_own_configuration_trains_the_same(
     assert not list(tmp_path.iterdir()), "nothing is compiled"
 
 
+@pytest.mark.slow  # torchrun, which sets the same variables, is joined always
 def test_the_deepspeed_launcher_is_joined(place: Path) -> None:
     launcher = Path(sys.executable).with_name("deepspeed")  # also where the environment is not activated
     joining = ["--num_gpus", "2", "--module", "drivetrain", "train", "run.yaml", "engine=zero1", "output=joined"]

@@ -11,7 +11,7 @@ from drivetrain.checkpoint.directory import load, newest_good
 from drivetrain.checkpoint.state import same
 from drivetrain.config.files import read_yaml
 from drivetrain.tracking.jsonl import read_events
-from tests.launch.test_start import finished, losses, prepared, report
+from tests.launch.test_start import finished, finished_here, losses, prepared, report
 
 # as a GPU's allocator does it, from the third step on, where more than two samples are there at once
 SHORT = "if Model.steps > 6 and len(x) > 2: raise torch.OutOfMemoryError('CUDA out of memory')"
@@ -88,7 +88,7 @@ def test_ranks_start_again_from_the_newest_checkpoint_with_half_of_what_did_not_
     (place / "roomy").mkdir()
     prepared(place / "roomy")
     spread = ("engine=ddp", "processes=2", "checkpoints.every_steps=4")
-    finished(place / "roomy", "train", "run.yaml", "output=../whole", "micro_batch_size=2")
+    finished_here(place / "roomy", "train", "run.yaml", "output=../whole", "micro_batch_size=2")
     finished(place, "train", "run.yaml", "output=short", *spread)
     assert losses(place / "short") == pytest.approx(losses(place / "whole"), rel=1e-5)
     assert "rank 1: out of memory in micro-batches of 4 sample(s)" in warnings(place / "short")
@@ -98,6 +98,7 @@ def test_ranks_start_again_from_the_newest_checkpoint_with_half_of_what_did_not_
     assert report(place / "short")["restarts"] == [], "it is no death"
 
 
+@pytest.mark.slow
 def test_auto_finds_the_largest_that_a_limit_leaves_room_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drivetrain: Cli
 ) -> None:

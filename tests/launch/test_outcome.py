@@ -1,4 +1,4 @@
-"""What a rank leaves of its end, and how its failure reads to the user."""
+"""Tests what a rank leaves of its end, and how its failure reads to the user."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_ranks_own_error_is_no_death(tmp_path: Path, error: Exception) -> None
 
 
 @pytest.mark.parametrize(("seconds_after", "is_death"), [(-5, True), (30, False)])
-def test_what_ended_first_is_told(tmp_path: Path, seconds_after: int, is_death: bool) -> None:
+def test_what_ended_first_is_reported(tmp_path: Path, seconds_after: int, is_death: bool) -> None:
     """A rank that was killed brings others down; one that hangs is killed after another's error."""
     failed(0, ValueError("broken"), "Traceback").write(tmp_path)
     killed = SimpleNamespace(exitcode=-9, timestamp=int(time.time()) + seconds_after)

@@ -43,22 +43,24 @@ def slowly(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_whose_ranks_are_killed_at_random_ends_with_the_same_bits_and_samples(
-    slowly: Path, monkeypatch: pytest.MonkeyPatch
+    kills: int, slowly: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
-    monkeypatch.setenv(VARIABLE, str(slowly / "samples"))
+    samples, output = slowly / f"samples-{kills}", slowly / f"killed-{kills}"
+    monkeypatch.setenv(VARIABLE, str(samples))
     spread = (*LONG, "engine=ddp", "processes=2")
-    ended = killed(slowly, (*spread, "max_restarts=2"), Path("killed"), kills=2, dice=random.Random(0))
+    ended = killed(slowly, (*spread, "max_restarts=2"), Path(output.name), kills=kills, dice=random.Random(0))
     assert ended.code == 0, ended.said
-    assert len(ended.moments) == 2
-    same_end(slowly / "whole", slowly / "killed")
-    check_each_once(surviving(slowly / "samples"), 60, 44)
-    told = report(slowly / "killed")
-    assert len(told["restarts"]) == 2
+    assert len(ended.moments) == kills
+    same_end(slowly / "whole", output)
+    check_each_once(surviving(samples), 60, 44)
+    told = report(output)
+    assert len(told["restarts"]) == kills
     assert all("SIGKILL" in cause for cause in told["restarts"]), told["restarts"]
     assert 0 < told["effective_share"] < 1
-    started = [e["first_step"] for e in read_events(slowly / "killed" / "events.jsonl") if e["event"] == "run_started"]
+    started = [e["first_step"] for e in read_events(output / "events.jsonl") if e["event"] == "run_started"]
     assert all(step % 4 == 0 for step in started), "each goes on from a checkpoint"
     assert started[-1] > 0
 
@@ -157,7 +159,7 @@ def test_a_node_that_is_lost_is_done_without_on_the_same_curve(slowly: Path) -> 
     assert "1 of 2 ranks are there; the global batch stays 8" in " ".join(said.split())
 
 
-def test_a_rendezvous_that_nobody_keeps_is_told_with_its_port(task: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rendezvous_without_a_store_is_reported_with_its_port(task: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drivetrain.launch.rendezvous.JOIN_SECONDS", 2)
     where = f"127.0.0.1:{free_port()}"
     two = task.run.model_copy(update={"nodes": 2})

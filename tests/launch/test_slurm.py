@@ -22,7 +22,10 @@ def fake(folder: Path, name: str, text: str) -> None:
     program.chmod(0o755)
 
 
-def test_the_script_passes_bash_and_its_command_line_runs_on_every_node(tmp_path: Path, drivetrain: Call) -> None:
+@pytest.mark.parametrize("trains", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["called", "trained"])
+def test_the_script_passes_bash_and_its_command_line_runs_on_every_node(
+    trains: bool, tmp_path: Path, drivetrain: Call
+) -> None:
     prepared(tmp_path)
     code, script, _ = drivetrain(
         "launch", "--slurm", str(tmp_path / "run.yaml"), "engine=ddp", "processes=1", "device=cpu",
@@ -30,7 +33,8 @@ def test_the_script_passes_bash_and_its_command_line_runs_on_every_node(tmp_path
     )  # fmt: skip
     assert code == 0
     job = tmp_path / "job.sbatch"
-    job.write_text(script.replace(":29500", f":{free_port()}"))
+    port = free_port()
+    job.write_text(script.replace(":29500", f":{port}"))
     assert subprocess.run(["bash", "-n", str(job)], check=False).returncode == 0
     assert "#SBATCH --nodes=2" in script
     assert "#SBATCH --time=01:00:00" in script
@@ -44,11 +48,20 @@ def test_the_script_passes_bash_and_its_command_line_runs_on_every_node(tmp_path
         "srun",
         'for n in 0 1; do SLURM_NODEID=$n "$@" & pids="$pids $!"; done; for p in $pids; do wait $p || exit 1; done',
     )
-    fake(programs, "drivetrain", f'exec {sys.executable} -m drivetrain "$@"')
+    calls = tmp_path / "calls"
+    called = f'exec {sys.executable} -m drivetrain "$@"' if trains else f'echo "$@" >> {calls}'
+    fake(programs, "drivetrain", called)
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "n[0-1]"}
     done = subprocess.run(["bash", str(job)], env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "run" / "report.json").read_text())["engaged"]["world_size"] == 2
+    if trains:
+        assert json.loads((tmp_path / "run" / "report.json").read_text())["engaged"]["world_size"] == 2
+        return
+    [first, second] = sorted(calls.read_text().splitlines(), key=lambda line: line[line.index("--node-rank") :])
+    assert first == second.replace("--node-rank 1", "--node-rank 0")
+    assert first.startswith(f"train {tmp_path / 'run.yaml'} ")
+    assert first.endswith(f" --node-rank 0 --rendezvous 127.0.0.1:{port}"), "as two nodes that meet are started"
+    assert {"engine=ddp", "processes=1", "nodes=2", f"output={tmp_path / 'run'}"} <= set(first.split())
 
 
 def test_a_job_that_saved_when_its_time_was_up_is_queued_again_and_goes_on(
@@ -104,7 +117,7 @@ def test_gpus_and_cores_are_asked_for(tmp_path: Path, drivetrain: Call, monkeypa
     assert "--node-rank" not in script, "one node needs no meeting place"
 
 
-def test_a_run_file_that_is_wrong_is_told_before_a_job_waits_in_a_queue(tmp_path: Path, drivetrain: Call) -> None:
+def test_a_run_file_that_is_wrong_is_reported_before_a_job_waits_in_a_queue(tmp_path: Path, drivetrain: Call) -> None:
     prepared(tmp_path)
     code, _, said = drivetrain("launch", "--slurm", str(tmp_path / "run.yaml"), "optimiser.lr=1")
     assert code == 2

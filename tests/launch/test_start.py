@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -18,6 +20,7 @@ import pytest
 
 from drivetrain.checkpoint.directory import load, newest_good
 from drivetrain.checkpoint.state import same
+from drivetrain.cli import main
 from drivetrain.tracking.jsonl import read_events
 
 WORKLOAD = """
@@ -81,6 +84,20 @@ def finished(folder: Path, *arguments: str, code: int = 0, timeout: float = 240)
     return done
 
 
+def finished_here(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """As finished, in this process: the seconds that a start spends on imports are saved. For runs of one process."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main(list(arguments))
+    assert ended.value.code == code, out.getvalue() + err.getvalue()
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+
 def losses(folder: Path) -> dict[int, float]:
     return {e["step"]: e["loss"] for e in read_events(folder / "events.jsonl") if e["event"] == "step"}
 
@@ -90,8 +107,8 @@ def report(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_ranks_train_evaluate_and_predict_as_one(place: Path) -> None:
-    finished(place, "train", "run.yaml", "output=one")
+def test_ranks_train_and_evaluate_as_one(place: Path) -> None:
+    finished_here(place, "train", "run.yaml", "output=one")
     done = finished(place, "train", "run.yaml", "engine=fsdp", "processes=2", "output=two")
     assert losses(place / "two") == pytest.approx(losses(place / "one"), rel=1e-5)
     assert done.stdout.count("completed") == 1, "one report"
@@ -106,27 +123,36 @@ def test_ranks_train_evaluate_and_predict_as_one(place: Path) -> None:
     # with the same checkpoint, on one process and on two
     spread = ("engine=ddp", "processes=2", "evaluation.batch_size=4", "output=two")
     alone = ("evaluation.batch_size=4", "output=two")
-    one, two = (json.loads(finished(place, "evaluate", "run.yaml", *how).stdout) for how in (alone, spread))
+    one = json.loads(finished_here(place, "evaluate", "run.yaml", *alone).stdout)
+    two = json.loads(finished(place, "evaluate", "run.yaml", *spread).stdout)
     assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-6)
-    finished(place, "predict", "run.yaml", *alone, "--output", "one.jsonl")
+
+
+@pytest.mark.slow  # tests/test_adapter_ranks.py predicts over two ranks too, and tests/parity over all engines
+def test_ranks_print_the_predictions_of_one_process(place: Path) -> None:
+    finished_here(place, "train", "run.yaml", "output=one")
+    finished_here(place, "predict", "run.yaml", "output=one", "--output", "one.jsonl")
+    spread = ("engine=ddp", "processes=2", "evaluation.batch_size=4", "output=one")
     shown = finished(place, "predict", "run.yaml", *spread).stdout
     assert shown == (place / "one.jsonl").read_text()
 
 
-def test_a_ranks_error_is_told_once_with_its_rank(tmp_path: Path) -> None:
+@pytest.mark.slow  # diagnostics/test_stranded_ranks.py sees the same words
+def test_a_ranks_error_is_reported_once_with_its_rank(tmp_path: Path) -> None:
     failing = 'if Model.steps == 3 and os.environ.get("RANK") == "1": raise ValueError("this one broke")'
     done = finished(prepared(tmp_path, failing), "train", "run.yaml", "engine=fsdp", "processes=2", code=1)
     assert done.stderr.count("rank 1: ValueError: this one broke") == 1
     assert done.stderr.count("Traceback") == 1, "of that rank alone"
 
 
-def test_what_the_user_gave_wrong_is_told_once_without_a_traceback(place: Path) -> None:
+def test_a_users_mistake_is_reported_once_without_a_traceback(place: Path) -> None:
     (place / "workload.py").write_text((place / "workload.py").read_text() + "\nloss = lambda output, target: output\n")
     done = finished(place, "train", "run.yaml", "engine=ddp", "processes=2", code=2)
     assert done.stderr.count("not one number") == 1
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow  # test_restarts.py sees the cause of each death
 def test_a_rank_that_is_killed_ends_the_run_with_its_number(tmp_path: Path) -> None:
     killing = 'if Model.steps == 3 and os.environ.get("RANK") == "1": time.sleep(1.5); os.kill(os.getpid(), 9)'
     done = finished(prepared(tmp_path, killing), "train", "run.yaml", "engine=ddp", "processes=2", code=1)
@@ -137,15 +163,20 @@ def test_a_rank_that_is_killed_ends_the_run_with_its_number(tmp_path: Path) -> N
     assert "Try fewer processes, engine.meta=true" in said
 
 
+# that a run of ranks goes on from a checkpoint to the same bits is also shown by test_restarts.py
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+    ("number", "code", "goes_on"),
+    [
+        (signal.SIGINT, 130, False),
+        pytest.param(signal.SIGINT, 130, True, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 143, True, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_saves_on_all_ranks_and_the_run_goes_on_with_the_same_bits(
-    tmp_path: Path, number: signal.Signals, code: int
+    tmp_path: Path, number: signal.Signals, code: int, goes_on: bool
 ) -> None:
     folder = prepared(tmp_path, "time.sleep(0.1)")
     spread = ("train", "run.yaml", "engine=ddp", "processes=2", "loop.steps=40", "evaluation.every_steps=20")
-    finished(folder, *spread, "output=whole")
     process = subprocess.Popen(
         command(*spread, "output=half"), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -157,7 +188,11 @@ def test_a_signal_saves_on_all_ranks_and_the_run_goes_on_with_the_same_bits(
     assert process.returncode == code, said
     assert "--resume" in said
     assert not [rank for rank in ranks if rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE]
+    assert 3 <= int(newest(folder / "half").name.removeprefix("step-")) < 40, "saved where it was, not at an end"
+    if not goes_on:
+        return
     finished(folder, *spread, "output=half", "--resume")
+    finished(folder, *spread, "output=whole")
     whole, half = (load(newest(folder / name)) for name in ("whole", "half"))
     assert same(whole["model"], half["model"])
     assert same(whole["optimizer"], half["optimizer"])
@@ -196,8 +231,9 @@ def test_a_killed_parent_leaves_no_rank(tmp_path: Path) -> None:
     assert not alive
 
 
+@pytest.mark.slow  # test_restarts.py has two that meet, of which one is lost
 def test_two_nodes_meet_and_train_as_one(place: Path) -> None:
-    finished(place, "train", "run.yaml", "output=one")
+    finished_here(place, "train", "run.yaml", "output=one")
     meeting = ("--nodes", "2", "--rendezvous", f"127.0.0.1:{free_port()}")
     nodes = [
         subprocess.Popen(

@@ -31,7 +31,7 @@ class Held:
 
 
 def measured(work: Callable[[Tensor], Any], steps: int = 3) -> tuple[list[Any], dict[str, Any], list[str]]:
-    """What each of some steps gives, what was measured, and the warnings."""
+    """Returns what each of some steps gives, what was measured, and the warnings."""
     said: list[str] = []
     batch = MicroBatch({"x": torch.randn(2, 8, generator=torch.Generator().manual_seed(0))})
     found = []

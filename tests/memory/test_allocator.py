@@ -78,6 +78,6 @@ def test_ranks_get_it_before_they_start_cuda(cuda: list[str]) -> None:
     assert not cuda
 
 
-def test_without_cuda_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cuda_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     assert growing_segments() == {}

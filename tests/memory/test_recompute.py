@@ -105,7 +105,7 @@ def test_a_model_without_repeated_blocks_is_refused() -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo asks for it
 @pytest.mark.parametrize("selective", [False, True])
 def test_blocks_that_recompute_are_compiled_once_and_for_all(selective: bool) -> None:
-    """Behind a partial of torch's own checkpoint they would not be, without a word."""
+    """Behind a partial of torch's own checkpoint they would not be, silently."""
 
     def made() -> nn.Module:
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Memory that runs out is recognised whoever says so, and an unfinished window leaves nothing behind."""
+"""Memory that runs out is recognised whichever library reports it, and an unfinished window leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_another_error_is_not_taken_for_it(error: Exception) -> None:
     assert raised.value is error
 
 
-def test_what_ran_out_is_told_with_what_to_try() -> None:
+def test_what_ran_out_is_reported_with_what_to_try() -> None:
     told = r"out of memory in micro-batches of 4 \(.*\): try recompute"
     with pytest.raises(OutOfMemory, match=told) as raised, room_for("micro-batches of 4", 4):
         torch.empty(TOO_MUCH, dtype=torch.uint8)

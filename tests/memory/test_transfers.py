@@ -76,7 +76,7 @@ def test_numbers_are_read_after_the_event_of_their_copy(monkeypatch: pytest.Monk
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is done with a GPU's streams, which are played, in order."""
+    """Returns what is done with a GPU's streams, which are played, in order."""
     done: list[str] = []
 
     class Stream:
@@ -122,7 +122,7 @@ def test_a_batch_is_copied_beside_and_waited_for_where_it_is_used(gpu: list[str]
     assert ahead.take(batch) is None, "it is the taker's alone"
 
 
-def test_batches_that_nobody_takes_are_let_go(gpu: list[str]) -> None:
+def test_batches_that_are_never_taken_are_let_go(gpu: list[str]) -> None:
     ahead, batches = Ahead(CPU), [{"x": torch.full((1,), float(number))} for number in range(MOST_AHEAD + 2)]
     for batch in batches:
         ahead.send(batch)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from drivetrain.config.adapter import Adapter
+from drivetrain.config.quantised import QuantisedBase
 from drivetrain.data.language.vocabularies import END_OF_TEXT, byte_tokenizer
 from drivetrain.models import fused_loss
 from drivetrain.models.adapters import AdapterSet
@@ -32,10 +33,12 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "base"
 
 
-def ours(base: Path, folder: Path, adapter: dict[str, Any]) -> tuple[LanguageModelWorkload, nn.Module]:
+def ours(
+    base: Path, folder: Path, adapter: dict[str, Any], quantised: QuantisedBase | None = None
+) -> tuple[LanguageModelWorkload, nn.Module]:
     given = config(folder, ROWS, model={"path": str(base), "fused_loss": True}, template="plain", packing=False)
     work = LanguageModelWorkload(given, seed=0)
-    work.adapters = AdapterSet([Adapter.model_validate({"rank": 4, **adapter})], str(base))
+    work.adapters = AdapterSet([Adapter.model_validate({"rank": 4, **adapter})], str(base), quantised)
     torch.manual_seed(3)
     return work, work.build_model()
 
@@ -97,3 +100,15 @@ def test_the_loss_and_gradients_are_plain_pefts(
     said = [text for text in work.warnings if "fused_loss" in text]
     assert bool(said) is falls_back
     assert all("has an adapter" in text for text in said)
+
+
+@pytest.mark.parametrize("form", ["nf4", "int8"])
+def test_the_loss_over_a_quantised_base_is_fused_too(form: str, base: Path, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    quantised = QuantisedBase.model_validate({"format": form})
+    work, model = ours(base, tmp_path, {"targets": ["q_proj"]}, quantised)
+    batch = work.collate([work.train.load(index, 0) for index in range(6)])
+    logits = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"]).logits
+    expected = F.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten(), reduction="sum")
+    assert work.loss_sum(model, batch).item() == pytest.approx(expected.item(), rel=1e-5)
+    assert not [text for text in work.warnings if "fused_loss" in text]

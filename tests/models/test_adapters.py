@@ -218,7 +218,7 @@ def test_a_head_below_stays_as_it_is(base: Path, tmp_path: Path) -> None:
     assert not torch.equal(model.lm_head.weight, plain(base).lm_head.weight)
 
 
-def test_a_saved_adapter_that_is_gone_by_the_time_of_a_checkpoint_is_told(base: Path, tmp_path: Path) -> None:
+def test_a_saved_adapter_that_is_gone_by_the_time_of_a_checkpoint_is_reported(base: Path, tmp_path: Path) -> None:
     saved = saved_adapter(base, tmp_path)
     below = adapters(base, {"name": "old", "path": saved, "trained": False}, {"name": "new"})
     model = below.fit(plain(base))
@@ -250,7 +250,7 @@ def test_a_broken_note_of_the_base_is_as_none(content: str, base: Path, tmp_path
         adapters(base, {"path": saved})
 
 
-def test_linear_layers_whose_names_end_other_modules_names_are_told_apart(tmp_path: Path) -> None:
+def test_linear_layers_whose_names_end_other_modules_names_are_distinguished(tmp_path: Path) -> None:
     """Of Sequentials in each other: 0 is a layer, 1.0 none, 1.0.0 is one again."""
 
     def build() -> Any:
@@ -287,7 +287,7 @@ def test_a_target_that_does_not_exist_is_answered_with_the_nearest(base: Path) -
         ({"pissa": True, "rank": 1000}, "1000 > the smaller side of model.layers.0.self_attn.q_proj"),
         ({"method": "ia3", "targets": ["q_proj"], "feedforward": ["up_proj"]}, "up_proj are no targets"),
         ({"name": "layers"}, "has modules called layers"),
-        ({"method": "ia3", "targets": "all-linear"}, "must be told which"),
+        ({"method": "ia3", "targets": "all-linear"}, "and needs their names"),
     ],
 )
 def test_modules_that_do_not_go_together_are_refused(block: dict[str, Any], told: str, base: Path) -> None:
@@ -327,7 +327,7 @@ def test_an_adapter_of_another_architecture_is_refused_by_its_shapes(
     assert str(base) in told.value.problems[0].fix
 
 
-def test_a_file_that_was_cut_short_is_told(base: Path, tmp_path: Path) -> None:
+def test_a_file_that_was_cut_short_is_reported(base: Path, tmp_path: Path) -> None:
     saved = saved_adapter(base, tmp_path)
     file = saved / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
@@ -342,7 +342,7 @@ def test_a_file_that_was_cut_short_is_told(base: Path, tmp_path: Path) -> None:
         adapters(base, {"path": saved})
 
 
-def test_a_file_of_an_unknown_kind_of_adapter_is_told(base: Path, tmp_path: Path) -> None:
+def test_a_file_of_an_unknown_kind_of_adapter_is_reported(base: Path, tmp_path: Path) -> None:
     saved = saved_adapter(base, tmp_path)
     config = json.loads((saved / "adapter_config.json").read_text())
     (saved / "adapter_config.json").write_text(json.dumps({**config, "peft_type": "MAGIC"}))

@@ -114,7 +114,7 @@ def batches() -> Sequence[Tensor]:
 
 
 def emulated() -> None:
-    """What a CPU's kernels cannot, in this process."""
+    """Returns what a CPU's kernels cannot, in this process."""
     fp8.compute_in_fp8 = functools.partial(compute_in_fp8, emulate=True)
 
 

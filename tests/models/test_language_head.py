@@ -188,7 +188,7 @@ def test_by_default_the_logits_of_a_large_vocabulary_are_never_held(trains: bool
     ("kind", "said"),
     [("gemma2", "changes its logits"), ("granite", "changes its logits"), ("mixed", "no plain linear")],
 )
-def test_why_the_loss_is_not_fused_is_told(kind: str, said: str) -> None:
+def test_why_the_loss_is_not_fused_is_reported(kind: str, said: str) -> None:
     model = build("llama" if kind == "mixed" else kind)
     if kind == "mixed":
         model.set_output_embeddings(nn.Sequential(nn.Linear(16, VOCABULARY)))

@@ -139,7 +139,7 @@ IDS, POSITIONS = torch.arange(16).view(2, 8), torch.arange(8).expand(2, 8)
 
 
 def embeddings_of_rank(way: str) -> tuple[Tensor, Tensor]:
-    """What the embedding gives in the end, and its gradient."""
+    """Returns what the embedding gives in the end, and its gradient."""
     model = build().train()
     add_embedding_noise(model, 5.0)
     if way == "fsdp":
@@ -230,7 +230,7 @@ def test_layers_that_see_a_window_keep_their_positions() -> None:
     model(input_ids=torch.zeros(1, 9, dtype=torch.int64))
 
 
-def test_what_the_pretraining_saw_may_be_told() -> None:
+def test_the_means_of_the_pretraining_may_be_set() -> None:
     given = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}
     found = rope_scaling_config(config(), given)
     assert found["max_position_embeddings"] == 64
@@ -270,7 +270,7 @@ def test_a_model_without_rotary_positions_has_the_context_of_its_table() -> None
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
 
-def test_kernels_that_this_machine_lacks_are_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_this_machine_lacks_are_reported_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = attention_choices()
     assert found["eager"] is None

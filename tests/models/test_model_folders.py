@@ -1,4 +1,4 @@
-"""Why a model's folder cannot be loaded, and what to do."""
+"""Tests why a model's folder cannot be loaded, and what to do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from drivetrain.models.model_folders import unloadable
 
 
-def test_a_quantised_base_is_told_that_it_is_one_and_not_to_install_what_would_not_help(tmp_path: Path) -> None:
+def test_a_quantised_base_is_reported_that_it_is_one_and_not_to_install_what_would_not_help(tmp_path: Path) -> None:
     config = {"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (found,) = unloadable(str(tmp_path), True, "workload.model.path", ImportError("pip install optimum")).problems

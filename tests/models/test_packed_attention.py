@@ -22,6 +22,7 @@ from drivetrain.data.row_shape import Rows
 from drivetrain.memory.recompute import apply_recompute
 from drivetrain.models import packed_attention
 from drivetrain.models.packed_attention import NAME, PackedAttention, bounds_of, use_packed_attention
+from tests.properties import examples
 from tests.ranks import RankPool
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
@@ -191,7 +192,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "attention sinks": (lambda: build("gpt_oss", head_dim=8, num_key_value_heads=2, num_local_experts=2), "s_aux"),
     "a window by mask alone": (
         lambda: build("phimoe", sliding_window=4, num_local_experts=2, num_key_value_heads=2),
-        "does not tell its attention of the sliding window",
+        "does not pass the sliding window to its attention",
     ),
     "an attention of its own": (lambda: build("falcon"), "cannot be replaced"),
     "positions that it counts": (lambda: build("bloom", n_head=4), "takes no positions"),
@@ -220,7 +221,7 @@ def test_a_model_that_cannot_take_them_is_left_as_it_was(make: Callable[[], Any]
 )
 def test_a_window_longer_than_what_is_tried_is_seen_in_the_config(kind: str, fields: dict[str, Any]) -> None:
     said = refusal(build(kind, sliding_window=500, num_key_value_heads=2, **fields))
-    assert "does not tell its attention of the sliding window" in said
+    assert "does not pass the sliding window to its attention" in said
 
 
 def test_eager_attention_packs_nothing() -> None:
@@ -237,7 +238,7 @@ def test_without_weights_nothing_is_tried() -> None:
 rows_of_lengths = st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=5), min_size=1, max_size=4)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(rows_of_lengths)
 def test_boundaries_are_where_positions_begin_again(rows: list[list[int]]) -> None:
     total = max(map(sum, rows))
@@ -278,7 +279,7 @@ def one_by_one(key_heads: int, window: int | None) -> Tensor:
 
 
 def end_to_end(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, scale: float, window: int) -> Tensor:
-    """What kernels for sequences of unlike length document: (total, heads, width), causal."""
+    """Returns what kernels for sequences of unlike length document: (total, heads, width), causal."""
     assert starts.dtype == torch.int32
     number = torch.bucketize(torch.arange(len(query)), starts[1:].long(), right=True)
     behind = torch.arange(len(query))[:, None] - torch.arange(len(query))

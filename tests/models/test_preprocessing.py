@@ -51,7 +51,7 @@ def test_a_model_that_does_not_normalise_gets_plain_pixels(tmp_path: Path) -> No
     assert (found.mean, found.std) == ((0.0,), (1.0,))
 
 
-def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_reported(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "broken", {}, {})
     Path(folder, "preprocessor_config.json").write_text("{")
     for path in (folder, str(tmp_path / "nowhere")):

@@ -353,7 +353,7 @@ def test_a_model_without_linear_layers_and_weights_that_are_not_finite_are_refus
         quantise(broken, DOUBLE, ["head"])
 
 
-def test_no_adapters_and_a_key_of_the_other_format_are_told_at_once() -> None:
+def test_no_adapters_and_a_key_of_the_other_format_are_reported_at_once() -> None:
     base = QuantisedBase.model_validate({"format": "int8", "double": False})
     problems = list(quantised_base_problems(base, has_adapter=False))
     assert [problem.field for problem in problems] == ["quantised_base", "quantised_base.double"]

@@ -67,7 +67,7 @@ def test_products_of_shares_make_the_whole_one(format: str) -> None:
         torch.testing.assert_close(part(x), F.linear(x, rows, of_rows))
 
 
-def test_blocks_that_a_share_would_cut_are_told() -> None:
+def test_blocks_that_a_share_would_cut_are_reported() -> None:
     nf4 = layer("nf4", 8, 192)
     assert nf4.whole_because(1, 3) is None
     assert nf4.whole_because(1, 2) == "each 64 weights have one scale, and 96 lie together"
@@ -75,7 +75,7 @@ def test_blocks_that_a_share_would_cut_are_told() -> None:
     assert layer("int8", 8, 24).whole_because(1, 8) is None
 
 
-def test_groups_that_a_share_would_cut_are_told() -> None:
+def test_groups_that_a_share_would_cut_are_reported() -> None:
     int4 = layer("int4", 8, 192)
     assert int4.whole_because(0, 8) is None
     assert int4.whole_because(1, 2) == "each 64 weights of a row have one scale, and 96 lie together"

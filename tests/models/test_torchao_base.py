@@ -108,7 +108,7 @@ def test_a_group_that_does_not_fill_rows_is_refused_with_one_that_does() -> None
 
 
 @pytest.mark.parametrize(("form", "extra"), [("int4", "lowbit"), ("int8-torchao", "lowbit"), ("nf4", "bitsandbytes")])
-def test_a_missing_library_is_told_with_its_extra(form: Any, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported_with_its_extra(form: Any, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantised_base, "find_spec", lambda _: None)
     with pytest.raises(UserError, match=rf"{form} needs \w+, which is not installed[\s\S]*drivetrain\[{extra}\]"):
         quantise(nn.Sequential(rows()), QuantisedBase(format=form))

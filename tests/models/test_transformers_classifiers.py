@@ -89,7 +89,7 @@ def test_a_model_saved_in_half_precision_is_loaded_in_fp32(tmp_path: Path) -> No
     assert {parameter.dtype for parameter in build(path=folder).parameters()} == {torch.float32}
 
 
-def test_a_head_over_other_classes_is_replaced_and_said(saved: Path) -> None:
+def test_a_head_over_other_classes_is_replaced_and_reported(saved: Path) -> None:
     said: list[str] = []
     model = build(path=saved, labels=("a", "b"), said=said)
     assert model.config.num_labels == 2
@@ -99,13 +99,13 @@ def test_a_head_over_other_classes_is_replaced_and_said(saved: Path) -> None:
     assert "starts at random" in said[0]
 
 
-def test_the_same_classes_in_another_order_are_said(saved: Path) -> None:
+def test_the_same_classes_in_another_order_are_reported(saved: Path) -> None:
     said: list[str] = []
     build(path=saved, labels=("fish", "dog", "cat"), said=said)
     assert said == ["the head was trained for the classes cat, dog, fish; it now stands for fish, dog, cat"]
 
 
-def test_a_missing_head_is_said_for_texts_too(tmp_path: Path) -> None:
+def test_a_missing_head_is_reported_for_texts_too(tmp_path: Path) -> None:
     folder = save(build(TEXTS, config=BERT).bert, tmp_path)
     said: list[str] = []
     build(TEXTS, path=folder, said=said)
@@ -113,7 +113,7 @@ def test_a_missing_head_is_said_for_texts_too(tmp_path: Path) -> None:
     assert "classifier.bias, classifier.weight" in said[0]
 
 
-def test_all_unknown_keys_and_bad_values_are_told_at_once() -> None:
+def test_all_unknown_keys_and_bad_values_are_reported_at_once() -> None:
     given = {**RESNET, "hiden_sizes": [8], "depths": "x", "layer_type": "y", "num_labels": 3, "max_length": 5}
     found = problems(config=given)
     start = "workload.model.config."
@@ -129,12 +129,12 @@ def test_an_older_spelling_that_transformers_understands_is_no_unknown_key() -> 
     assert [p.field for p in config_problems(TEXTS, {**llama, "rope_tetta": 1.0}, "config")] == ["config.rope_tetta"]
 
 
-def test_values_that_do_not_go_together_are_told() -> None:
+def test_values_that_do_not_go_together_are_reported() -> None:
     found = problems(auto_class=TEXTS, config={**BERT, "hidden_size": 33})
     assert "33" in found["workload.model.config"]
 
 
-def test_a_value_that_breaks_inside_the_architecture_is_told() -> None:
+def test_a_value_that_breaks_inside_the_architecture_is_reported() -> None:
     assert (
         "'no_such_activation'"
         in problems(config={**RESNET, "hidden_act": "no_such_activation"})["workload.model.config"]
@@ -145,7 +145,7 @@ def test_a_value_that_breaks_inside_the_architecture_is_told() -> None:
     ("model_type", "told"),
     [("resnett", "did you mean resnet"), ("llama", "no ImageClassification head"), (None, "required")],
 )
-def test_a_model_type_that_cannot_classify_images_is_told(model_type: str | None, told: str) -> None:
+def test_a_model_type_that_cannot_classify_images_is_reported(model_type: str | None, told: str) -> None:
     assert told in problems(config={"model_type": model_type})["workload.model.config.model_type"]
 
 
@@ -156,7 +156,7 @@ def test_config_accepts_says_which_fields_an_architecture_has() -> None:
     assert not config_accepts({"model_type": "no such"}, "num_channels")
 
 
-def test_a_folder_that_is_no_model_is_told(tmp_path: Path, saved: Path) -> None:
+def test_a_folder_that_is_no_model_is_reported(tmp_path: Path, saved: Path) -> None:
     def told(path: Path | str, **more: Any) -> str:
         return problems(path=path, **more)["workload.model.path"]
 

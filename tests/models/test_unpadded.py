@@ -129,3 +129,8 @@ def test_a_model_that_averages_over_all_places_is_found_out(monkeypatch: pytest.
     told: list[str] = []
     assert use_unpadded(model, False, told.append) is None
     assert "other gradients" in told[0]
+
+
+def test_a_padding_token_that_is_the_vocabulary_s_last_is_taken() -> None:
+    """As in a vocabulary made from data, whose special tokens stand behind all others."""
+    assert use_unpadded(model_of("bert", vocab_size=300, pad_token_id=299), trusted=False) is not None

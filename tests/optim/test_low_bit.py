@@ -153,7 +153,8 @@ def test_a_checkpoint_holds_plain_tensors_and_codes_as_they_are(optimizer: str) 
 
 
 def resumed_bytes(case: Case, folder: Path) -> tuple[int, int]:
-    """What the optimizer of this rank holds before saving, and after loading and a step; all that it can reach."""
+    """Returns what the optimizer of this rank holds before saving, and after loading and a step; all that it can
+    reach."""
     work, before = workload(case.model), trained(case)
     saved = save(folder, 4, before.state_dict(), {}, ranks=Communicator())
     after = promises.engine_of(case, work)

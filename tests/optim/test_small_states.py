@@ -190,6 +190,7 @@ def test_two_ranks_train_as_one_process_of_the_package(case: Case, curves: dict[
     assert largest(ours.norms, theirs.norms) < near
 
 
+@pytest.mark.slow
 def test_hybrid_shards_train_as_one_process_and_resume_to_the_same_bits(ranks: Pools, tmp_path: Path) -> None:
     for case, ours in zip(HYBRID, ranks(4).run(run_cases, HYBRID)[0], strict=True):
         assert largest(ours.losses, in_one_process(case.optimizer).losses) < 1e-4
@@ -204,7 +205,7 @@ def on_a_mesh(degrees: dict[str, Any], optimizer: str, folder: Path) -> tuple[li
     return mesh_cases.run_case(case).losses, all(torch.equal(through[name], resumed[name]) for name in through)
 
 
-@pytest.mark.parametrize("optimizer", ["adafactor", "galore"])
+@pytest.mark.parametrize("optimizer", [pytest.param("adafactor", marks=pytest.mark.slow), "galore"])
 def test_a_mesh_whose_ranks_hold_whole_matrices_trains_as_one_process(
     ranks: Pools, optimizer: str, tmp_path: Path
 ) -> None:
@@ -226,7 +227,7 @@ def test_a_resumed_run_of_one_process_has_the_same_bits(optimizer: str, tmp_path
 
 
 def resumed_alike(cases: Sequence[Case], folder: Path) -> list[bool]:
-    """Whether all weights of a resumed run are those of the uninterrupted one, by case."""
+    """Returns whether all weights of a resumed run are those of the uninterrupted one, by case."""
     found = []
     for case in cases:
         through, resumed = promises.interrupted(case, folder)

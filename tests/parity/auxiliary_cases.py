@@ -1,5 +1,5 @@
-"""What the tests of auxiliary models run: a small model with a trained head, a reference that follows it and a frozen
-teacher, on an engine's ranks and in plain PyTorch, saved and resumed in the middle."""
+"""Defines what the tests of auxiliary models run: a small model with a trained head, a reference that follows it and a
+frozen teacher, on an engine's ranks and in plain PyTorch, saved and resumed in the middle."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def sums(logits: Tensor, value: Tensor, reference: Tensor, taught: Tensor, label
 
 
 class Accompanied(Declared):
-    """Three classes told apart beside all three kinds of auxiliary models."""
+    """Three classes distinguished beside all three kinds of auxiliary models."""
 
     def __init__(self, source: str = "seed 22") -> None:
         super().__init__(columns, Rows(62), Rows(37, seed=9))

@@ -1,4 +1,4 @@
-"""What the parity tests run: the same twelve steps on an engine's ranks and in plain PyTorch in one process."""
+"""Defines what the parity tests run: the same twelve steps on an engine's ranks and in plain PyTorch in one process."""
 
 from __future__ import annotations
 

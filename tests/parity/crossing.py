@@ -1,5 +1,5 @@
-"""What the tests of checkpoints that cross engines run: the layouts, a rank's part, and the same by hand in plain
-PyTorch; the table of those that ran, for the docs."""
+"""Defines what the tests of checkpoints that cross engines run: the layouts, a rank's part, and the same by hand in
+plain PyTorch; the table of those that ran, for the docs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the loss contract's parity tests run: a small decoder under losses of several terms, with a teacher beside it or
-a statistic of the whole global batch, and the same steps by hand in one process, whole batches at once."""
+"""Defines what the loss contract's parity tests run: a small decoder under losses of several terms, with a teacher
+beside it or a statistic of the whole global batch, and the same steps by hand in one process, whole batches at once."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the mesh's parity tests run: a small decoder, an encoder and a plain module over (pp, dp, cp, tp) ranks, and the
-same twelve steps by hand in one process."""
+"""Defines what the mesh's parity tests run: a small decoder, an encoder and a plain module over (pp, dp, cp, tp) ranks,
+and the same twelve steps by hand in one process."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class MeshCase:
 
     @property
     def adapter(self) -> str | None:
-        """What is trained beside the model: sft-lora."""
+        """Returns what is trained beside the model: sft-lora."""
         return next((part for part in self.model.split("-") if part in ADAPTERS), None)
 
     @property

@@ -1,4 +1,4 @@
-"""What the other promises are tested with: one rank's part of each experiment."""
+"""Defines what the other promises are tested with: one rank's part of each experiment."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ ODD = {"routed": Routed, "unused": Unused, "scaled": Scaled}
 
 
 def odd(case: Case) -> str:
-    """What training an odd model comes to: its error, or "trained" and what it was warned of."""
+    """Returns what training an odd model comes to: its error, or "trained" and what it was warned of."""
     work = TinyWorkload(ODD[case.model], Rows(SAMPLES))
     with mock.patch.object(engine.LOG, "warning") as warned:
         try:

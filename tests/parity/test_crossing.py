@@ -29,13 +29,15 @@ TOLERANCE = 1e-5
 FREQUENT = ("single", "ddp", "fsdp", "zero2", "zero3", "mesh tp=2", "mesh pp=2", "mesh cp=2")
 
 
-def in_the_subset(layout: Layout) -> bool:
-    """What make test runs: on two ranks, and in this process."""
-    return layout.shown in FREQUENT and (layout.processes == 2 or layout == SINGLE)
+def in_the_subset(*layouts: Layout) -> bool:
+    """Returns whether make test runs it, on two ranks and in this process: all engines alone, and frequent ones in
+    pairs."""
+    small = all(layout.processes == 2 or layout == SINGLE for layout in layouts)
+    return small and (len(layouts) == 1 or all(layout.shown in FREQUENT for layout in layouts))
 
 
 def marked(*layouts: Layout) -> Any:
-    marks = [] if all(map(in_the_subset, layouts)) else [pytest.mark.slow]
+    marks = [] if in_the_subset(*layouts) else [pytest.mark.slow]
     return pytest.param(*layouts, id="-to-".join(layout.name for layout in layouts), marks=marks)
 
 
@@ -70,7 +72,7 @@ def reference() -> Plain:
 
 @pytest.fixture(scope="module")
 def written(ranks: Pools, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Layout], Path]:
-    """What an engine saved after three steps."""
+    """Returns what an engine saved after three steps."""
     root = tmp_path_factory.mktemp("written")
 
     @functools.cache

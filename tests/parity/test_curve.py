@@ -95,18 +95,19 @@ def every_case() -> list[Case]:
 
 
 def in_the_subset(case: Case) -> bool:
-    """What make test runs: every engine and option at two ranks, one case of some engines at one and four."""
-    if case.compile:
+    """Returns whether make test runs it: every engine and option at two ranks, of ragged targets; two engines at
+    four."""
+    if case.compile or case.accumulation != 3:
         return False
     if case.world == 2:
-        return case.accumulation == 3 and (case.precision == "fp32" or case.optimizer == "adamw")
-    some = case.engine in ("dp", "ddp", "fsdp") or case.options.get("stage") == 3
-    of_tagger = case.model != "perceptron" and case.optimizer == "sgd"
-    return some and of_tagger and case.precision == "fp32" and case.accumulation == 3
+        precise = case.precision == "fp32" and (case.optimizer == "sgd" and case.model != "perceptron")
+        return precise or (case.precision != "fp32" and case.optimizer == "adamw")
+    some = case.engine in ("dp", "fsdp") and (case.model == "tagger" if not case.options else "hybrid" in case.options)
+    return case.world == 4 and some and case.precision == "fp32" and case.optimizer == "sgd"
 
 
 def here(case: Case) -> bool:
-    """Whether a case tells something of the tests' device."""
+    """Returns whether a case tells something of the tests' device."""
     return chosen_device() == "cpu" or case.engine in ON_DEVICE
 
 

@@ -79,7 +79,9 @@ def in_the_subset(case: MeshCase) -> bool:
         options = set(case.degrees) - {"tp"}
         plain = not case.recompute and case.optimizer == "sgd" and case.model in ("llama", "bert", "columns")
         return plain and (case.precision == "fp32" or not options) and len(options) != 1
-    return case.precision == "fp32"
+    if case.recompute:
+        return case.recompute is True and case.degrees == {"pp": 2}
+    return case.optimizer == "sgd" and case.precision == "fp32"
 
 
 CASES = [

@@ -83,6 +83,7 @@ def test_a_resumed_run_has_the_same_bits(ranks: Pools, case: MeshCase, tmp_path:
         assert torch.equal(weight, resumed[name]), name
 
 
+@pytest.mark.slow  # test_crossing.py has each axis with a few others
 @pytest.mark.parametrize(
     "saved",
     [
@@ -91,8 +92,8 @@ def test_a_resumed_run_has_the_same_bits(ranks: Pools, case: MeshCase, tmp_path:
         MeshCase({"tp": 2}),
         MeshCase({"dp": 2, "shard": True}),
         MeshCase({"name": "fsdp"}),
-        pytest.param(MeshCase({"pp": 2, "tp": 2}), marks=pytest.mark.slow),
-        pytest.param(MeshCase({"dp": 2, "tp": 2, "shard": True}), marks=pytest.mark.slow),
+        MeshCase({"pp": 2, "tp": 2}),
+        MeshCase({"dp": 2, "tp": 2, "shard": True}),
     ],
     ids=lambda case: case.name,
 )

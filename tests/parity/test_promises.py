@@ -56,8 +56,10 @@ def test_engines_show_what_they_did(ranks: Pools, world: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "batch_size", [37, 15, 10, 4]
-)  # 15 makes three batches, the last of them smaller, for two ranks
+    # 15 makes three batches, the last of them smaller, for two ranks
+    "batch_size",
+    [15, *(pytest.param(size, marks=pytest.mark.slow) for size in (37, 10, 4))],
+)
 @pytest.mark.parametrize("engine", ["dp", "ddp", "fsdp", "zero2", "zero3", "accelerate-ddp", "accelerate-fsdp"])
 def test_metrics_and_predictions_are_those_of_one_process(ranks: Pools, engine: str, batch_size: int) -> None:
     metrics, rows = promises.evaluated(Case("single", 1), batch_size)
@@ -81,15 +83,23 @@ def test_metrics_and_predictions_are_those_of_one_process(ranks: Pools, engine: 
         Case("fsdp", 2, model="blocks", optimizer="adamw"),
         pytest.param(Case("ddp", 4, model="blocks", optimizer="adamw"), marks=pytest.mark.slow),
         # its first step exchanges gradients in another way; in sums of two the order makes no difference
-        Case("ddp", 4, model="blocks", options={"static_graph": True, "bucket_mb": 0.0005}),
+        pytest.param(
+            Case("ddp", 4, model="blocks", options={"static_graph": True, "bucket_mb": 0.0005}), marks=pytest.mark.slow
+        ),
         pytest.param(Case("fsdp", 4, model="blocks"), marks=pytest.mark.slow),
         pytest.param(Case("fsdp", 4, model="blocks", options={"hybrid": 2}), marks=pytest.mark.slow),
         pytest.param(Case("fsdp", 4, model="dropout"), marks=pytest.mark.slow),
         Case("ddp", 2, model="dropout", precision="bf16-mixed"),
         *(zero(stage, "sgd" if stage else "adamw") for stage in (0, 1, 2, 3)),
-        zero(1, "adamw", precision="bf16-master"),
-        zero(
-            2, "adamw", precision="bf16-mixed", config={"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
+        pytest.param(zero(1, "adamw", precision="bf16-master"), marks=pytest.mark.slow),
+        pytest.param(
+            zero(
+                2,
+                "adamw",
+                precision="bf16-mixed",
+                config={"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
+            ),
+            marks=pytest.mark.slow,
         ),
         zero(3, "adamw", precision="bf16-master"),
         *(Case("accelerate", 2, model="dropout", options={"driver": driver}) for driver in ("ddp", "fsdp", "zero3")),
@@ -104,11 +114,12 @@ def test_a_resumed_run_has_the_same_bits(ranks: Pools, case: Case, tmp_path: Pat
         assert torch.equal(weight, resumed[name]), name
 
 
+# test_crossing.py has AdamW's, on all engines
+@pytest.mark.slow
 @pytest.mark.parametrize("saved", ["single", "ddp", "fsdp", "zero1", "zero2", "zero3", "accelerate-fsdp"])
-@pytest.mark.parametrize("optimizer", [pytest.param("sgd", marks=pytest.mark.slow), "adamw"])
-def test_what_one_engine_saved_another_goes_on_from(ranks: Pools, saved: str, optimizer: str, tmp_path: Path) -> None:
+def test_what_one_engine_saved_with_momentum_another_goes_on_from(ranks: Pools, saved: str, tmp_path: Path) -> None:
     def case(engine: str) -> Case:
-        return replace(named(engine), model="blocks", optimizer=optimizer)
+        return replace(named(engine), model="blocks")
 
     expected = on_ranks(case(saved), ranks, promises.saved_after, tmp_path / "state.pt")[0]
     for engine in ("single", "dp", "ddp", "fsdp", "zero0", "zero1", "zero2", "zero3", "accelerate-zero2"):
@@ -135,7 +146,7 @@ def test_what_one_engine_saved_another_goes_on_from(ranks: Pools, saved: str, op
         ("zero3", "unused", "trained; idle.weight, idle.bias got no gradient in the first step"),
     ],
 )
-def test_what_an_engine_cannot_train_is_told_and_never_trained_wrongly(
+def test_what_an_engine_cannot_train_is_reported_and_never_trained_wrongly(
     ranks: Pools, engine: str, model: str, told: str
 ) -> None:
     first, second = ranks(2).run(promises.odd, replace(named(engine), model=model))
@@ -171,7 +182,13 @@ def test_an_overflow_on_one_rank_is_skipped_by_all(ranks: Pools, engine: str) ->
 # --- the suite notices -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp", "zero1", "zero2", "zero3", "accelerate-ddp"])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "fsdp",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "zero1", "zero2", "zero3", "accelerate-ddp")),
+    ],
+)
 def test_mutations_of_the_engine_break_the_curve(ranks: Pools, engine: str) -> None:
     def differs(curve: Curve, expected: Curve) -> bool:
         return curve.losses != pytest.approx(expected.losses, rel=1e-2) or curve.norms != pytest.approx(

@@ -34,6 +34,12 @@ CASES = [
     MeshCase({"tp": 2, "sequence_parallel": True, "loss_parallel": True}, model="sft-padded"),
 ]
 SLOW = [
+    MeshCase({"name": "ddp"}, "bf16-mixed", model="sft"),
+    MeshCase({"name": "accelerate", "driver": "fsdp"}, model="sft"),
+    MeshCase({"name": "deepspeed", "stage": 2}, model="sft"),
+    MeshCase({"dp": 2}, model="sft"),
+    MeshCase({"name": "deepspeed", "stage": 3}, model="sft-fused"),
+    MeshCase({"pp": 2}, model="sft-fused"),
     MeshCase({"name": "deepspeed", "stage": 1}, model="sft"),
     MeshCase({"name": "accelerate", "driver": "ddp"}, model="sft"),
     MeshCase({"name": "fsdp"}, model="sft", recompute=True),

@@ -1,4 +1,4 @@
-"""What stands for a gradient when two computations are compared."""
+"""Tests what stands for a gradient when two computations are compared."""
 
 from __future__ import annotations
 

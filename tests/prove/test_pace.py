@@ -1,4 +1,4 @@
-"""What a trace reports on the way, by a clock that the test moves."""
+"""Tests what a trace reports on the way, by a clock that the test moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a result depends on beside the run file."""
+"""Tests what a result depends on beside the run file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def git(*arguments: str) -> None:
     subprocess.run(["git", *identity, *arguments], check=True, capture_output=True)
 
 
-def test_versions_hardware_and_platform_are_told_as_json() -> None:
+def test_versions_hardware_and_platform_are_reported_as_json() -> None:
     told = json.loads(json.dumps(environment.describe(detect("cpu"))))
     assert told["versions"]["torch"] == torch.__version__
     assert told["device"] == "cpu"

@@ -1,4 +1,4 @@
-"""Where torch builds native extensions, and what interrupted builds leave there."""
+"""Tests where torch builds native extensions, and what interrupted builds leave there."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_auto_takes_the_cpu_where_there_is_no_gpu() -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), [("xpu", "an Arc (Intel's XPU)"), ("mps", "Apple's GPU (MPS)")])
-def test_a_gpu_that_no_run_takes_is_told(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_no_run_takes_is_reported(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.xpu, "get_device_name", lambda: "an Arc")
     monkeypatch.setattr({"xpu": torch.xpu, "mps": torch.backends.mps}[kind], "is_available", lambda: True)

@@ -1,4 +1,4 @@
-"""What a process tells of itself outlives it, and one that works is told from one that waits."""
+"""Tests that a process's own record outlives it, and one that works is distinguished from one that waits."""
 
 from __future__ import annotations
 

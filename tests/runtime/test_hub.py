@@ -17,7 +17,7 @@ from drivetrain.runtime import hub
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What was asked of a hub that does not answer."""
+    """Returns what was asked of a hub that does not answer."""
     questions: list[str] = []
 
     def model_info(_: Any, name: str, **__: Any) -> None:
@@ -31,7 +31,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     hub._unreachable.cache_clear()
 
 
-def test_a_hub_that_does_not_answer_is_asked_once_and_the_way_without_it_is_told(asked: list[str]) -> None:
+def test_a_hub_that_does_not_answer_is_asked_once_and_the_way_without_it_is_reported(asked: list[str]) -> None:
     for load in (
         lambda: hub.ask_hub("nobody/none", "F"),
         lambda: load_tokenizer("nobody/none", "F"),
@@ -53,6 +53,6 @@ def test_offline_nothing_is_asked(asked: list[str], monkeypatch: pytest.MonkeyPa
 
 def test_a_folder_with_a_vocabulary_alone_is_refused_with_the_file_to_give(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
-    with pytest.raises(UserError, match=r"holds vocab.txt, and no file that says which kind") as refused:
+    with pytest.raises(UserError, match=r"holds vocab.txt, and no file that names the kind") as refused:
         load_tokenizer(str(tmp_path), "F")
     assert str(tmp_path / "vocab.txt") in refused.value.problems[0].fix

@@ -1,4 +1,4 @@
-"""One run a folder: a second one is refused with who is there, and a run that was killed keeps nobody out."""
+"""One run a folder: a second one is refused with who is there, and a run that was killed keeps no process out."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from drivetrain.checkpoint.directory import steps
 from drivetrain.errors import UserError
 from drivetrain.runtime.lock import LOCK, held
 from drivetrain.runtime.run_folder import RunFolder
-from tests.launch.test_start import command, finished, prepared, report, wait_for_step
+from tests.launch.test_start import command, finished_here, prepared, report, wait_for_step
 
 
 def test_a_second_run_on_a_folder_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
-    """Really two runs, the first of two ranks: with --resume, with --overwrite and without a word."""
+    """Really two runs, the first of two ranks: with --resume, with --overwrite and silently."""
     folder = prepared(tmp_path, "time.sleep(0.1)")
     settings = ("train", "run.yaml", "output=run", "checkpoints.every_steps=2")
     first = subprocess.Popen(
@@ -31,7 +31,7 @@ def test_a_second_run_on_a_folder_is_refused_until_the_first_is_gone(tmp_path: P
     try:
         wait_for_step(folder / "run" / "events.jsonl", 3)
         for option in ("--resume", "--overwrite", "--quiet"):
-            said = " ".join(finished(folder, *settings, option, code=2).stderr.split())
+            said = " ".join(finished_here(folder, *settings, option, code=2).stderr.split())
             assert f"a run is working in run: process {first.pid} on {socket.gethostname()}, since 20" in said
         assert first.poll() is None
     finally:
@@ -39,7 +39,7 @@ def test_a_second_run_on_a_folder_is_refused_until_the_first_is_gone(tmp_path: P
         first.wait()
     assert (folder / "run" / LOCK).exists(), "nobody could take it away"
     last = steps(folder / "run" / "checkpoints")[-1]
-    finished(folder, *settings, "--resume", f"loop.steps={int(last.name.removeprefix('step-')) + 2}")
+    finished_here(folder, *settings, "--resume", f"loop.steps={int(last.name.removeprefix('step-')) + 2}")
     assert report(folder / "run")["status"] == "completed"
     assert not (folder / "run" / LOCK).exists()
 
@@ -73,7 +73,7 @@ def test_a_lock_file_that_its_holder_takes_away_is_no_lock(tmp_path: Path, monke
 def test_a_lock_is_on_the_file_that_others_open_though_a_third_run_put_a_new_one_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The new file has the old one's name and not its inode: a lock on the old one keeps nobody out."""
+    """The new file has the old one's name and not its inode: a lock on the old one keeps no process out."""
     (tmp_path / LOCK).touch()
     real, taken = fcntl.lockf, []
 
@@ -111,7 +111,7 @@ def test_a_full_disk_refuses_no_lock_and_leaves_none(tmp_path: Path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_system_without_locks_is_told_and_keeps_nobody_out(
+def test_a_file_system_without_locks_is_reported_and_keeps_no_run_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_locks(*_: object) -> None:
@@ -124,7 +124,7 @@ def test_a_file_system_without_locks_is_told_and_keeps_nobody_out(
         RunFolder(tmp_path).refuse_if_busy()
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"), held(tmp_path / "file" / "run"):
         pass

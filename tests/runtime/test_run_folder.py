@@ -165,7 +165,7 @@ def test_overwriting_deletes_nothing_that_a_link_points_to(finished: RunFolder, 
     assert (tmp_path / "large" / "step-00000001").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         RunFolder(tmp_path / "file" / "run").prepare(resume=False, overwrite=False)

@@ -48,7 +48,7 @@ def place_in(folder: Path, name: str) -> Path:
 
 
 def dead(parent: Path) -> Path:
-    """What a killed process left."""
+    """Returns what a killed process left."""
     process, path = other(parent)
     kill(process)
     return path

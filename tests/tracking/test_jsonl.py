@@ -31,6 +31,7 @@ from drivetrain.tracking.events import (
     Warned,
 )
 from drivetrain.tracking.jsonl import FILE_NAME, LONGEST, SAMPLES, JsonlTracker, odd_lines, parsed, read_events
+from tests.properties import examples
 
 
 def started(first_step: int = 0) -> RunStarted:
@@ -192,7 +193,7 @@ def test_a_broken_line_within_a_file_costs_that_line_alone(tmp_path: Path) -> No
     assert [event["event"] for event in read_events(file)] == ["run_started", "step"]
 
 
-def test_what_a_kill_cut_off_does_not_spoil_what_is_said_next(tmp_path: Path) -> None:
+def test_what_a_kill_cut_off_does_not_spoil_what_is_written_next(tmp_path: Path) -> None:
     JsonlTracker(tmp_path).handle(started())
     file = tmp_path / FILE_NAME
     file.write_text(file.read_text() + '{"event": "step", "st')
@@ -262,7 +263,7 @@ def test_numbers_that_json_lacks_are_null_for_others_and_themselves_for_us(tmp_p
 
 @pytest.mark.parametrize("name", [FILE_NAME, SAMPLES])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO])
-def test_a_record_that_cannot_be_cut_is_told_and_stays(
+def test_a_record_that_cannot_be_cut_is_reported_and_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
 ) -> None:
     tracker = JsonlTracker(tmp_path)
@@ -289,7 +290,7 @@ def test_a_folder_that_is_gone_ends_the_run_with_a_reason(tmp_path: Path) -> Non
         JsonlTracker(tmp_path / "gone").handle(step(1))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(message=st.text(), loss=st.floats())
 def test_any_text_and_number_is_one_line_of_json(
     message: str, loss: float, tmp_path_factory: pytest.TempPathFactory

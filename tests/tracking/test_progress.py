@@ -1,4 +1,4 @@
-"""What a user sees while a run goes on, on a terminal and off it."""
+"""Tests what a user sees while a run goes on, on a terminal and off it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is built for a training, and what for an evaluation."""
+"""Tests what is built for a training, and what for an evaluation."""
 
 from __future__ import annotations
 

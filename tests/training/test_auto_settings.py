@@ -1,4 +1,4 @@
-"""What a run leaves to the device and its data. A machine is a value: the GPU is played."""
+"""Tests what a run leaves to the device and its data. A machine is a value: the GPU is played."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ AGAINST: dict[str, tuple[dict[str, Any], Machine, str]] = {
 
 
 @pytest.mark.parametrize(("more", "machine", "why"), AGAINST.values(), ids=AGAINST)
-def test_what_speaks_against_it_is_told(more: dict[str, Any], machine: Machine, why: str, tmp_path: Path) -> None:
+def test_what_speaks_against_it_is_reported(more: dict[str, Any], machine: Machine, why: str, tmp_path: Path) -> None:
     run = run_of(language(tmp_path))
     changed, _ = validate({**run.model_dump(mode="json", exclude_unset=True), **more}, [])
     assert changed is not None

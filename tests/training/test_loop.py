@@ -49,7 +49,7 @@ def config(**changes: Any) -> RunConfig:
 
 @dataclass
 class Ride:
-    """One training, with everything the loop said and did."""
+    """One training, with all events and calls of the loop."""
 
     run: RunConfig
     workload: TinyWorkload
@@ -363,7 +363,7 @@ def test_the_schedule_ends_with_the_run_however_many_steps_are_skipped(warmup: i
     assert ride.progress.samples == Ride(config(loop={"steps": 20}), TinyWorkload(perceptron)).gone().progress.samples
 
 
-def test_a_loss_scale_that_falls_without_end_is_told() -> None:
+def test_a_loss_scale_that_falls_without_end_is_reported() -> None:
     run = config(precision="fp16-mixed", loop={"steps": 100}, scaler={"init_scale": 2.0**-10})
     ride = Ride(run, TinyWorkload(InfiniteGradients), precision="fp16-mixed")
     with pytest.raises(RunError, match=r"the loss scale fell to .* and the gradients still overflow"):

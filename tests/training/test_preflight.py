@@ -1,4 +1,5 @@
-"""What is looked at before the first step: ranks that differ are named, the disk is measured, the network timed."""
+"""Tests the checks before the first step: ranks that differ are named, the disk is measured, the network
+timed."""
 
 from __future__ import annotations
 
@@ -169,7 +170,7 @@ def test_a_disk_with_room_for_exactly_one_checkpoint_is_not_refused(
         preflight.disk(config, 2**20 + 1, place / "checkpoints", False)
 
 
-def test_a_disk_with_room_for_fewer_checkpoints_than_are_kept_is_told(
+def test_a_disk_with_room_for_fewer_checkpoints_than_are_kept_is_reported(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(place, "output=run")
@@ -180,7 +181,9 @@ def test_a_disk_with_room_for_fewer_checkpoints_than_are_kept_is_told(
     assert "3 checkpoints are to be kept, which takes 4.0 MiB more" in told
 
 
-def test_ranks_that_cannot_meet_are_told_where_and_through_which_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_cannot_meet_are_reported_with_where_and_through_which_interfaces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise torch.distributed.DistNetworkError("the client socket has timed out")
 

@@ -1,4 +1,4 @@
-"""What a start does to the folder of an earlier one: nothing is lost before the new run has begun."""
+"""Tests what a start does to the folder of an earlier one: nothing is lost before the new run has begun."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_odd_lines_in_the_record_keep_no_verb_from_its_work(trained: Path, drive
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_file_of_the_run_that_cannot_be_written_is_told_and_what_was_there_stays(
+def test_a_file_of_the_run_that_cannot_be_written_is_reported_and_what_was_there_stays(
     trained: Path, drivetrain: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replace = Path.replace
@@ -246,7 +246,7 @@ def test_a_run_that_ended_early_trains_no_more_until_it_may(
     assert report(out)["samples_per_second"] == measured
 
 
-def test_skipped_steps_are_told_at_the_end(
+def test_skipped_steps_are_reported_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drivetrain: Command
 ) -> None:
     monkeypatch.chdir(prepared(tmp_path))
@@ -283,7 +283,7 @@ def test_evaluate_takes_the_best_that_is_there_and_says_if_another_was_better(
 
 
 def ended_together(out: Path) -> list[str]:
-    """What each rank hears of a point of the curve, before and after the folder is gone, and of a save."""
+    """Returns what each rank hears of a point of the curve, before and after the folder is gone, and of a save."""
     ranks = Communicator()
     events = EventStream(build_trackers([], out), out) if ranks.is_first else EventStream([])
     saves: list[Progress] = []

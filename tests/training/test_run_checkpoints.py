@@ -34,7 +34,7 @@ ADAMW = Optimizer(lr=0.01)
 
 
 class Training:
-    """An engine with the checkpoints of one folder, and what they said."""
+    """An engine with the checkpoints of one folder, and their messages."""
 
     def __init__(self, root: Path, precision: str = "fp32", samples: Any = range(40), **changes: Any) -> None:
         raw = {"workload": {"type": "module", "path": "x.py"}, "batch_size": 8, "loop": {"steps": 9}}
@@ -241,7 +241,7 @@ def test_an_asynchronous_save_holds_the_step_that_it_was_asked_for(
     assert [path.name for path in steps(tmp_path / "behind")] == ["step-00000002", "step-00000004"]
 
 
-def test_what_goes_wrong_behind_the_training_is_told_by_the_next_save_or_the_end(
+def test_what_goes_wrong_behind_the_training_is_reported_by_the_next_save_or_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*_: Any) -> Path:

@@ -1,4 +1,4 @@
-"""Steps that are not finite, or spike: refused, left out, told, and the same on every engine."""
+"""Steps that are not finite, or spike: refused, left out, reported, and the same on every engine."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def normalised() -> nn.Module:
 
 
 def statistics_of(name: str, devices: int) -> bool:
-    """Whether BatchNorm counts the micro-batches of the good steps alone, and has finite numbers."""
+    """Returns whether BatchNorm counts the micro-batches of the good steps alone, and has finite numbers."""
     run, work, progress = run_of("not finite"), TinyWorkload(normalised, Rough(math.nan)), Progress()
     engine = engine_for(name, run, work, devices)
     assert trained(engine, run, work, progress, 12)
@@ -307,7 +307,7 @@ def test_a_bad_step_is_the_last_that_is_tried_and_its_update_is_not_made() -> No
         assert torch.equal(engine.weights()[name], weight), name
 
 
-def test_spikes_are_told_and_trained_on_by_default() -> None:
+def test_spikes_are_reported_and_trained_on_by_default() -> None:
     run, rows = run_of("spikes", numerics={}), ROUGH["spikes"]()
     work, progress = TinyWorkload(plain, rows), Progress()
     found = trained(engine_for("single", run, work), run, work, progress, 54)
@@ -319,7 +319,7 @@ def test_spikes_are_told_and_trained_on_by_default() -> None:
     assert progress.updates == 54
 
 
-def test_no_spikes_are_told_where_nobody_wants_them_nor_of_losses_below_zero() -> None:
+def test_no_spikes_are_reported_where_they_are_off_nor_for_losses_below_zero() -> None:
     run = run_of("spikes", numerics={"spike_factor": None})
     work = TinyWorkload(plain, ROUGH["spikes"]())
     assert not trained(engine_for("single", run, work), run, work, Progress(), 54)
@@ -478,7 +478,7 @@ def test_a_look_leaves_no_hooks_and_finds_the_largest_numbers() -> None:
     assert not any(module._forward_hooks for module in engine._model.modules())  # type: ignore[attr-defined]
 
 
-def test_a_sample_is_told_in_words() -> None:
+def test_a_sample_is_described_in_words() -> None:
     sample = (torch.tensor([1.0, math.nan]), torch.tensor(3), {"name": "x" * 200})
     told = in_words(sample)
     assert told.startswith("float32 2 from 1 to 1, 1 of 2 not finite, 3, name: 'xxx")

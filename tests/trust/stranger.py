@@ -1,4 +1,4 @@
-"""What a stranger's folder may hold: code and pickles that write a file when they run."""
+"""Defines what a stranger's folder may hold: code and pickles that write a file when they run."""
 
 from __future__ import annotations
 

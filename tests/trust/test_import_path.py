@@ -32,7 +32,9 @@ def test_a_module_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: py
         import_object("json:made", "schedule.name")
 
 
-def test_a_module_that_fails_when_imported_is_told_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_fails_when_imported_is_reported_with_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "failing_module.py").write_text("1 / 0")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UserError, match="failing_module fails when it is imported: ZeroDivisionError"):
@@ -50,7 +52,7 @@ def test_a_module_that_fails_when_imported_is_told_why(tmp_path: Path, monkeypat
         (":x", "is no import path"),
     ],
 )
-def test_what_cannot_be_imported_is_told_with_its_field(path: str, why: str) -> None:
+def test_what_cannot_be_imported_is_reported_with_its_field(path: str, why: str) -> None:
     with pytest.raises(UserError) as caught:
         import_object(path, "optimizer.name")
     assert caught.value.problems[0].field == "optimizer.name"

@@ -113,7 +113,7 @@ def test_code_of_the_current_folder_and_of_a_run_file_needs_no_word(
     assert drivetrain("train", str(own), "--quiet")[0] == 0
 
 
-def test_all_that_a_run_names_is_told_at_once(drivetrain: Command, folder: Path, tmp_path: Path) -> None:
+def test_all_that_a_run_names_is_reported_at_once(drivetrain: Command, folder: Path, tmp_path: Path) -> None:
     more = "optimizer: {name: 'antigravity:Optimizer'}\nschedule: {name: 'this:shape'}\n"
     more += "tracking: {trackers: [progress, 'this:Tracker']}\n"
     name(folder, tmp_path / "elsewhere" / "net.py", more)

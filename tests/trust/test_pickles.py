@@ -36,7 +36,7 @@ def calls(*names: str) -> Iterator[tuple[str, ast.Call]]:
                 yield file.relative_to(SOURCE).as_posix(), node
 
 
-def test_the_command_that_is_told_makes_safetensors(tmp_path: Path) -> None:
+def test_the_command_in_the_message_makes_safetensors(tmp_path: Path) -> None:
     file = tmp_path / "a model's" / "pytorch_model.bin"
     file.parent.mkdir()
     shared = torch.arange(6.0)
@@ -61,7 +61,7 @@ def test_what_is_no_weights_is_to_be_saved_again(tmp_path: Path, marker: Path) -
     assert not marker.exists()
 
 
-def test_a_pickle_that_torch_did_not_write_is_told_as_one(tmp_path: Path) -> None:
+def test_a_pickle_that_torch_did_not_write_is_reported_as_one(tmp_path: Path) -> None:
     (tmp_path / "x.pt").write_bytes(b"\x80\x04\x8c\x05posix\x94\x8c\x05mkdir\x94\x93\x94.")
     with pytest.raises(UserError, match=r"a pickle that torch\.save did not write"):
         pickles.load(tmp_path / "x.pt")

@@ -87,13 +87,13 @@ def test_evaluation_labels_mean_the_same_classes_as_training_labels(tmp_path: Pa
     assert workload(source="folder", train=train, evaluation=evaluation).evaluation.labels.tolist() == [2, 2]
 
 
-def test_a_class_that_training_does_not_know_is_told(tmp_path: Path) -> None:
+def test_a_class_that_training_does_not_know_is_reported(tmp_path: Path) -> None:
     train = class_folder(tmp_path / "train", {"ant": 3, "bee": 3})
     evaluation = class_folder(tmp_path / "evaluation", {"bee": 2, "wasp": 1})
     assert "'wasp'" in problems(source="folder", train=train, evaluation=evaluation)["workload.data.evaluation"]
 
 
-def test_a_single_class_is_told(tmp_path: Path) -> None:
+def test_a_single_class_is_reported(tmp_path: Path) -> None:
     train = class_folder(tmp_path, {"ant": 4})
     assert "one class" in problems(source="folder", train=train)["workload.data.train"]
 
@@ -268,7 +268,7 @@ def test_grey_images_are_repeated_for_a_model_of_three_channels_and_colours_made
     assert grey.collate([grey.train.load(0, 0)])["pixel_values"].shape == (1, 1, 8, 8)
 
 
-def test_a_model_that_cannot_take_the_images_is_told_before_training() -> None:
+def test_a_model_that_cannot_take_the_images_is_reported_before_training() -> None:
     assert "8 x 8 x 1" in problems(model={"config": {**VIT, "image_size": 32}})["workload.model"]
 
 
@@ -307,7 +307,7 @@ def test_weights_are_channels_last_where_that_is_asked() -> None:
         ({"mean": [0.5, 0.5, 0.5]}, "workload.data.mean", "for 1 channels"),
     ],
 )
-def test_statistics_that_cannot_be_are_told(data: dict[str, Any], field: str, why: str) -> None:
+def test_statistics_that_cannot_be_are_reported(data: dict[str, Any], field: str, why: str) -> None:
     assert why in problems(**data)[field]
 
 
@@ -358,7 +358,7 @@ def test_a_model_trained_with_group_norm_is_not_loaded_with_batch_norm(tmp_path:
     assert "norm: group" in problems(model={"path": str(tmp_path)})["workload.model.norm"]
 
 
-def test_group_norm_in_a_trained_model_is_said_to_cost_its_accuracy(tmp_path: Path) -> None:
+def test_group_norm_in_a_trained_model_is_reported_to_cost_its_accuracy(tmp_path: Path) -> None:
     saved_model(tmp_path)
     work = workload({"path": str(tmp_path), "norm": "group"})
     work.build_model()
@@ -386,7 +386,7 @@ def test_images_to_predict_for_are_resized_to_the_size_of_training(tmp_path: Pat
     assert work.collate([samples.load(0, 0), samples.load(1, 0)])["pixel_values"].shape == (2, 1, 8, 8)
 
 
-def test_a_broken_image_to_predict_for_is_told_before_any_work(tmp_path: Path) -> None:
+def test_a_broken_image_to_predict_for_is_reported_before_any_work(tmp_path: Path) -> None:
     class_folder(tmp_path, {"x": 2})
     (tmp_path / "x" / "1.png").write_text("no image")
     with pytest.raises(UserError, match=r"x/1\.png cannot be read"):

@@ -79,7 +79,7 @@ def test_a_resized_vocabulary_keeps_the_rows_that_were_there(tmp_path: Path) -> 
         built(workload(tmp_path, ROWS, model={**model, "resize_vocabulary": False}))
 
 
-def test_new_rows_that_are_frozen_are_said_to_stay_as_they_are(tmp_path: Path) -> None:
+def test_new_rows_that_are_frozen_are_reported_to_stay_as_they_are(tmp_path: Path) -> None:
     config = {**LLAMA, "vocab_size": 257}
     work = workload(tmp_path, ROWS, model={"config": config, "resize_vocabulary": True, "train_last_blocks": 1})
     built(work)
@@ -143,7 +143,7 @@ def test_a_folder_without_some_of_its_weights_is_refused(tmp_path: Path) -> None
         built(workload(tmp_path, ROWS, model={"path": str(folder)}))
 
 
-def test_all_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
+def test_all_that_does_not_fit_is_reported_at_once(tmp_path: Path) -> None:
     said = refusal(tmp_path, length=500, model={"config": {**LLAMA, "vocab_size": 10}})
     assert "length (500)" in said
     assert "vocab_size (10)" in said
@@ -227,7 +227,7 @@ def test_a_kernel_that_is_not_here_is_refused_with_those_that_are(tmp_path: Path
 
 
 @pytest.mark.parametrize("fused", [True, "auto"])
-def test_what_is_fused_in_vain_is_said(fused: bool | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_fused_in_vain_is_reported(fused: bool | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(language_head, "AUTO_FROM", 1)
     gemma = {"model_type": "gemma2", **SIZES, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128}
     work = workload(tmp_path, ROWS, model={"config": gemma, "fused_loss": fused})

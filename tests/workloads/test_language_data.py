@@ -1,4 +1,4 @@
-"""What a language model is trained on: samples of texts and conversations, held out, mixed, counted, kept."""
+"""Tests the samples of a language model: texts and conversations, held out, mixed, counted, kept."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def places(samples: Any) -> list[int]:
 
 @pytest.fixture
 def tokenised_anew(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many conversations were tokenised, each time."""
+    """Returns how many conversations were tokenised, each time."""
     calls: list[int] = []
     original = ChatTemplate.tokenised
 
@@ -97,7 +97,7 @@ def test_every_token_but_one_is_a_target_once_an_epoch_of_a_run(tmp_path: Path) 
         assert len(targets) == len(text) - 1
 
 
-def test_texts_without_a_mark_between_them_are_told(tmp_path: Path) -> None:
+def test_texts_without_a_mark_between_them_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(TEXT)  # alone it needs no end, and bytes have none
     given = write_lines(tmp_path / "e.jsonl", DOCUMENTS)
     reader, _ = reading(tmp_path, stage="pretrain", train=str(tmp_path / "a.txt"), evaluation=given)
@@ -162,7 +162,7 @@ def test_given_evaluation_data_leave_the_training_data_whole(tmp_path: Path) -> 
     ]
 
 
-def test_too_few_samples_to_hold_one_out_are_told(tmp_path: Path) -> None:
+def test_too_few_samples_to_hold_one_out_are_reported(tmp_path: Path) -> None:
     reader, found = reading(tmp_path, ROWS[:3])
     assert found.evaluation is None
     assert any(each.startswith("there are no evaluation data: the share held out is less") for each in reader.warnings)
@@ -311,7 +311,7 @@ SOUND = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "c
 SILENT = {"messages": [{"role": "user", "content": "q"}]}
 
 
-def test_all_that_is_wrong_with_the_rows_is_told_at_once(tmp_path: Path) -> None:
+def test_all_that_is_wrong_with_the_rows_is_reported_at_once(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     write_lines(path, [SOUND, *[SILENT] * 7, ODD])
     path.write_text(path.read_text() + "{broken\n")
@@ -341,13 +341,13 @@ def test_all_that_is_wrong_with_the_rows_is_told_at_once(tmp_path: Path) -> None
     assert "row 1 holds no object" in streamed
 
 
-def test_a_template_that_cannot_be_is_told_beside_bad_rows(tmp_path: Path) -> None:
+def test_a_template_that_cannot_be_is_reported_beside_bad_rows(tmp_path: Path) -> None:
     said = refusal(tmp_path, [SOUND, SILENT], template="chatmal")
     assert "train.jsonl line 2: no message is" in said
     assert "did you mean chatml?" in said
 
 
-def test_placeholders_that_would_be_learnt_are_told(tmp_path: Path) -> None:
+def test_placeholders_that_would_be_learnt_are_reported(tmp_path: Path) -> None:
     rows = [
         *ROWS,
         talk("Who are you?", "I am {{name}}, by {{ author }}."),
@@ -366,7 +366,7 @@ def test_placeholders_that_would_be_learnt_are_told(tmp_path: Path) -> None:
     assert "2 conversations of the first 256 rows of train.jsonl hold {{name}}" in "".join(reader.warnings)
 
 
-def test_rows_that_are_left_out_are_told_with_the_reasons(tmp_path: Path) -> None:
+def test_rows_that_are_left_out_are_reported_with_the_reasons(tmp_path: Path) -> None:
     rows = [*ROWS, talk("q", ""), talk("q" * 99, "a"), ODD | talk("q", "a" * 99)]
     given = write_lines(tmp_path / "e.jsonl", ROWS[:1])
     reader, _ = reading(tmp_path, rows, bad_rows="drop", evaluation=given)
@@ -438,7 +438,9 @@ def test_other_data_are_read_in_the_same_way_and_are_no_part_of_the_run_s(tmp_pa
 
 
 @pytest.mark.parametrize("stage", ["sft", "pretrain"])
-def test_data_to_predict_for_are_read_whole_beside_a_stream_and_told_what_is_broken(stage: str, tmp_path: Path) -> None:
+def test_data_to_predict_for_are_read_whole_beside_a_stream_and_reported_with_what_is_broken(
+    stage: str, tmp_path: Path
+) -> None:
     rows = ROWS if stage == "sft" else [{"text": f"text {number}"} for number in range(20)]
     work = workload(tmp_path, rows, stage=stage, stream=True, evaluation_rows=2)
     more = work.prediction_samples(str(tmp_path / "train.jsonl"))

@@ -1,4 +1,4 @@
-"""What is told of a language model's data, against conversations whose tokens are written down by hand."""
+"""Tests the report of a language model's data, against conversations whose tokens are written down by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VARIED = [talk(f"say {number}", "hello " * (number % 7) + str(number)) for numbe
 
 
 def reported(folder: Path, rows: Any = None, **given: Any) -> dict[str, Any]:
-    """With evaluation data of their own if nothing else is said, so that no row is held out."""
+    """With evaluation data of their own by default, so that no row is held out."""
     given.setdefault("evaluation", write_lines(folder / "other.jsonl", [talk("what?", "nothing")]))
     report = dict(workload(folder, rows, **given).data_report)
     assert json.loads(json.dumps(report)) == report
@@ -81,7 +81,7 @@ def test_every_row_is_accounted_for(tmp_path: Path) -> None:
     assert (dropped["truncated"], dropped["without target"], dropped["too long"]) == (0, 0, 3)
 
 
-def test_what_is_held_out_is_told_and_what_is_drawn(tmp_path: Path) -> None:
+def test_what_is_held_out_is_reported_and_what_is_drawn(tmp_path: Path) -> None:
     source = {"path": write_lines(tmp_path / "rows.jsonl", VARIED), "samples": 20}
     (account,) = reported(tmp_path, train=[source], evaluation=None, evaluation_fraction=0.25)["sets"]
     assert (account["rows"], account["drawn rows"]) == (30, 20)
@@ -123,7 +123,7 @@ def test_the_sample_shows_what_the_template_writes_and_marks_the_reply(tmp_path:
     assert sample["from"] == "train.jsonl line 1"
 
 
-def test_texts_are_told_in_tokens_and_shown_whole(tmp_path: Path) -> None:
+def test_texts_are_measured_in_tokens_and_shown_whole(tmp_path: Path) -> None:
     """In bytes: a character of three must not be cut where the targets begin."""
     text = "春眠不觉晓，处处闻啼鸟。" * 20
     (tmp_path / "poem.txt").write_text(text, encoding="utf-8")
@@ -138,7 +138,7 @@ def test_texts_are_told_in_tokens_and_shown_whole(tmp_path: Path) -> None:
     assert "lengths" not in report  # windows are as long as one another
 
 
-def test_of_a_stream_the_first_rows_are_told(tmp_path: Path) -> None:
+def test_of_a_stream_the_first_rows_are_reported(tmp_path: Path) -> None:
     good = [talk(f"say {number}", "hello") for number in range(LOOKED_AT + 50)]
     rows = [*good[:10], talk("", "lost"), talk("say it", "x" * 200), *good[10:], talk("", "not looked at")]
     report = reported(tmp_path, rows, stream=True, bad_rows=1.0, length=100)

@@ -70,7 +70,7 @@ def loaded_at(work: LanguageModelWorkload, order: Order, step: int) -> list[list
     return [work.train.load(int(index), epoch)[0].tolist() for index in indices]
 
 
-def test_bad_rows_of_a_stream_are_told_with_their_place_or_have_no_targets(tmp_path: Path) -> None:
+def test_bad_rows_of_a_stream_are_reported_with_their_place_or_have_no_targets(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         read(tmp_path, BAD, stream=True)
     assert "workload.data.train: train.jsonl line 6: " in str(caught.value)
@@ -95,7 +95,7 @@ def _line(place: str) -> int:
     return int(place.split()[-1])
 
 
-def test_what_is_too_long_in_a_stream_has_no_targets_or_is_told(tmp_path: Path) -> None:
+def test_what_is_too_long_in_a_stream_has_no_targets_or_is_reported(tmp_path: Path) -> None:
     rows = [talk("q", "a"), talk("q", "a" * 99), talk("q" * 99, "a")]
     assert sorted(any(trained) for _, trained in loaded(read(tmp_path, rows, stream=True).train)) == [False, True, True]
     dropped = read(tmp_path, rows, stream=True, too_long="drop")
@@ -127,7 +127,7 @@ def test_a_stream_under_a_template_that_rewrites_history_says_what_it_leaves_out
     )
 
 
-def test_preferences_are_told_of_a_stream_too(tmp_path: Path) -> None:
+def test_preferences_are_reported_of_a_stream_too(tmp_path: Path) -> None:
     rows = [{"instruction": "a", "chosen": "good", "rejected": "bad"}] * 3
     for stream in (False, True):
         assert "train.jsonl holds preferences: the chosen answers are trained on" in (

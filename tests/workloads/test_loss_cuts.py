@@ -112,7 +112,7 @@ def test_a_loss_that_needs_its_whole_batch_may_say_so(build: Build, name: str) -
     assert not build(DEPENDS[name] + "splits_batches = False\n").splits_batches
 
 
-def test_what_the_refused_loss_of_class_weights_is_told_to_become_is_taken(build: Build) -> None:
+def test_what_the_refused_loss_of_class_weights_should_become_is_taken(build: Build) -> None:
     build(SORTED + DATA + WEIGHTS + COUNT + f"def loss_sum(model, batch):\n    return {SUMMED}, weight=W)\n")
 
 

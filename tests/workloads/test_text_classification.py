@@ -147,7 +147,7 @@ def test_metrics_are_plain_accuracy_and_macro_f1(build: Build) -> None:
     assert float(metrics["macro_f1"].compute()) == pytest.approx((2 / 3 + 4 / 5) / 2)
 
 
-def test_rows_without_text_are_dropped_and_said(build: Build) -> None:
+def test_rows_without_text_are_dropped_and_reported(build: Build) -> None:
     workload = build(train=[*LINES, "1,", "0,  "], bad_rows=0.1)
     assert len(workload.train) + len(workload.evaluation) == 30
     assert workload.facts["rows_without_text"] == 2
@@ -161,7 +161,7 @@ def test_vocabulary_and_padding_come_from_the_tokenizer(build: Build) -> None:
     assert model.config.pad_token_id == 0  # type: ignore[union-attr]
 
 
-def test_evaluation_texts_that_are_training_texts_are_said(build: Build) -> None:
+def test_evaluation_texts_that_are_training_texts_are_reported(build: Build) -> None:
     workload = build(evaluation=["1,good hotel", "0,was bad"])
     assert list(workload.warnings) == ["1 of 2 evaluation texts are also training texts: metrics will flatter"]
 
@@ -200,7 +200,7 @@ def test_pairs_go_through_any_architecture(build: Build, model_type: str) -> Non
 
 
 @pytest.mark.parametrize("told_apart", [True, False])
-def test_a_model_is_told_which_text_a_token_is_of_if_its_tokenizer_says_so(build: Build, told_apart: bool) -> None:
+def test_a_model_gets_the_text_of_each_token_if_its_tokenizer_has_it(build: Build, told_apart: bool) -> None:
     Path("pairs.csv").write_text("label,text,other\n" + "0,good,the room\n1,bad,hotel\n" * 6)
     workload = build(train="pairs.csv", text_pair_column="other")
     if not told_apart:
@@ -211,13 +211,13 @@ def test_a_model_is_told_which_text_a_token_is_of_if_its_tokenizer_says_so(build
     assert same is not told_apart
 
 
-def test_a_file_without_a_header_is_told_how_to_say_so(build: Build) -> None:
+def test_a_file_without_a_header_is_reported_with_how_to_say_so(build: Build) -> None:
     Path("bare.csv").write_text("1,good\n0,bad\n" * 5)
     with pytest.raises(UserError, match=r"if its first row \(1, good\) is data, give header: false"):
         build(train="bare.csv")
 
 
-def test_a_long_first_row_in_the_place_of_names_is_told_by_its_beginning(build: Build) -> None:
+def test_a_long_first_row_in_the_place_of_names_is_reported_by_its_beginning(build: Build) -> None:
     Path("bare.csv").write_text(f"1,{'very ' * 100}good\n0,bad\n" * 5)
     with pytest.raises(UserError) as refused:
         build(train="bare.csv")
@@ -231,7 +231,7 @@ def test_a_header_with_a_column_of_nearly_the_name_is_not_taken_for_data(build: 
     assert "header: false" not in str(refused.value)
 
 
-def test_training_data_of_one_class_are_told_what_that_may_come_from(build: Build) -> None:
+def test_training_data_of_one_class_are_reported_with_what_that_may_come_from(build: Build) -> None:
     Path("sorted.csv").write_text("label,text\n" + "1,good\n" * 20)
     with pytest.raises(UserError) as refused:
         build(train="sorted.csv")
@@ -267,7 +267,7 @@ def test_texts_that_are_typed_and_lines_of_a_file_are_predicted_as_rows_of_a_tab
     model = workload.build_model().eval()
     rows = [workload.predict(model, workload.collate([way.load(i, 0) for i in range(2)])) for way in ways]
     assert rows[0] == rows[1] == rows[2]
-    assert [list(way.names) for way in ways] == [["row 1", "row 2"], ["row 1", "row 3"], ["text 1", "text 2"]]
+    assert [list(way.names) for way in ways] == [["row 1", "row 2"], ["line 1", "line 3"], ["text 1", "text 2"]]
     assert [workload.described(way, 1) for way in ways] == [{"text": "bad room"}] * 3
 
 
@@ -333,6 +333,11 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a label that training lacks": ({"evaluation": ["1,good", "7,bad"]}, ["data.evaluation", "'7'", "known: 0, 1"]),
     "no text at all": ({"train": ["1,", "0, "]}, ["no row of", "text"]),
     "two wrong columns": ({"text_column": "txt", "label_column": "lable"}, ["data.text_column", "data.label_column"]),
+    "a subset of a file": ({"subset": "en"}, ["data.subset", "train.csv is of this machine"]),
+    "a stream of a hub data set": (
+        {"train": "owner/reviews", "evaluation": ["1,good", "0,bad"], "stream": True},
+        ["data.train", "owner/reviews is no file or folder here", "rows of texts are not streamed"],
+    ),
     "data and tokenizer": (
         {"train": "no.csv", "evaluation": "none.csv", "model": {"tokenizer": "voc.txt", "config": BERT}},
         ["workload.model.tokenizer", "workload.data.train", "workload.data.evaluation"],

@@ -23,7 +23,7 @@ def problems(folder: Path, text: str, **options: Any) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_everything_that_is_missing_is_said_at_once(tmp_path: Path) -> None:
+def test_everything_that_is_missing_is_reported_at_once(tmp_path: Path) -> None:
     found = problems(tmp_path, "import math\nlayers = 3\n")
     assert [line.split(" defines no ")[1].split("\n")[0] for line in found] == [
         "model (or build_model)",
@@ -42,7 +42,7 @@ def test_a_name_that_scripts_use_for_a_missing_one_is_recognised(tmp_path: Path)
     ]
 
 
-def test_names_that_nothing_reads_are_said(tmp_path: Path) -> None:
+def test_names_that_nothing_reads_are_reported(tmp_path: Path) -> None:
     text = WHOLE + "val_data = [1]\nmetric = {}\noptimizer = 3\nhidden = 4\nimport torch as predicts\n"
     assert user_file(tmp_path, text).misnamed() == [
         "mine.py: metric is not read; did you mean metrics?",

@@ -143,6 +143,6 @@ def of_outputs(output: Tensor) -> Tensor:
         ([broken], "metrics is a list, in which they have no names"),
     ],
 )
-def test_what_is_no_metric_is_told_why(given: Any, words: str) -> None:
+def test_what_is_no_metric_is_reported_with_why(given: Any, words: str) -> None:
     with pytest.raises(UserError, match=words):
         metrics_of(given)

@@ -269,7 +269,7 @@ def test_a_plain_function_is_a_metric(build: Build) -> None:
     assert values["worst"] == pytest.approx(float((output - batch["target"]).abs().max()))
 
 
-def test_a_metric_that_cannot_work_is_told_with_the_file(build: Build) -> None:
+def test_a_metric_that_cannot_work_is_reported_with_the_file(build: Build) -> None:
     text = LINEAR + "loss = nn.MSELoss()\nmetrics = {'rate': lambda output, target: output.no_such_thing()}\n"
     assert "the metric 'rate' failed" in refusal(build, text)
     assert "metrics['rate'] is of type float, no metric" in refusal(

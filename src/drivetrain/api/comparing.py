@@ -62,7 +62,7 @@ class ComparisonTable:
         return Figures(self.comparison).columns
 
     def _texts(self) -> Iterator[list[str]]:
-        """Returns head and rows as texts."""
+        """Yields head and rows as texts."""
         columns = self._columns
         yield [*self.comparison.head, "status", *(column.name for column in columns)]
         for row in self.comparison.rows:
@@ -118,7 +118,7 @@ def compare(
 
 
 def _arguments(axes: Mapping[str, Any], before: str = "") -> Iterator[str]:
-    """Returns the axes as the command line writes them."""
+    """Yields the axes as the command line writes them."""
     for key, value in axes.items():
         name = f"{before}{key}"
         if isinstance(value, Mapping) and not set(TAGS) & value.keys():

@@ -15,7 +15,6 @@ from drivetrain.api.loading import Folder, load, run_of
 from drivetrain.api.training import prepared, started
 from drivetrain.config.engines import SINGLE
 from drivetrain.config.run import RunConfig
-from drivetrain.config.workload import OwnCode, UserModule
 from drivetrain.errors import problem
 from drivetrain.inference import verbs
 from drivetrain.runtime.hardware import detect
@@ -51,7 +50,7 @@ def predict(
     with as_a_caller_reads_them():
         run = run_of(model)
         refuse_code_of_folders(run, RunFolder(run.folder).run_file, trust)
-        if isinstance(run.workload, OwnCode) and data is not None and not isinstance(data, str | os.PathLike):
+        if run.workload.described_model is None and data is not None and not isinstance(data, str | os.PathLike):
             own = SummedLoss(_loss_of(run)) if loss is None else SummedLoss(loss)
             return _rows_of(load(model, checkpoint, trust=trust), _samples(data), own, batch_size or 64)
         return _as_the_verb(run, checkpoint, data, batch_size)
@@ -133,8 +132,9 @@ def _samples(data: Any) -> Any:
 
 
 def _loss_of(run: RunConfig) -> Any:
-    assert isinstance(run.workload, UserModule)
-    return UserFile(run.workload.path, run.workload.options).get("loss")
+    code = run.workload.code_file
+    assert code is not None, "a run of objects cannot be loaded without them"
+    return UserFile(code.path, code.options).get("loss")
 
 
 def _rows_of(model: nn.Module, samples: Any, loss: SummedLoss | None, size: int) -> Iterator[dict[str, Any]]:

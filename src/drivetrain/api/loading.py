@@ -16,7 +16,6 @@ from drivetrain.checkpoint.directory import load as load_checkpoint
 from drivetrain.checkpoint.directory import newest_good, read_manifest, steps
 from drivetrain.checkpoint.run_state import verify
 from drivetrain.config.run import RunConfig
-from drivetrain.config.workload import OwnCode, UserModule
 from drivetrain.engines.auxiliary import without_attached
 from drivetrain.engines.state import kept
 from drivetrain.errors import UserError, problem
@@ -106,7 +105,7 @@ def checkpoint_of(run: RunConfig, given: str) -> Path:
 def _refuse_code_beside(run: RunConfig, path: Path) -> None:
     """Raises UserError for Python beside a checkpoint's weights that a permission of the run would let run. The
     permission covers the files at workload.model.path, and this copy may differ from them."""
-    own = [] if isinstance(run.workload, OwnCode) else [key for key in PERMISSIONS.values() if _permits(run, key)]
+    own = [key for key in PERMISSIONS.values() if _permits(run, key)]
     code = sorted(path.glob("**/*.py"))
     if own and code:
         why = f"{path} came with Python code ({code[0].name}), which {' and '.join(own)} would let run"
@@ -114,7 +113,7 @@ def _refuse_code_beside(run: RunConfig, path: Path) -> None:
 
 
 def _permits(run: RunConfig, key: str) -> bool:
-    return bool(getattr(getattr(run.workload, "model", None), key, False))
+    return bool(getattr(run.workload.described_model, key, False))
 
 
 def _without_training(run: RunConfig) -> RunConfig:
@@ -129,8 +128,7 @@ def _filled(run: RunConfig, path: Path, model: nn.Module | None, weights: dict[s
     if run.quantisation_aware is not None:
         FakeQuantiser(run.quantisation_aware).prepare(made)
     if run.adapter is not None:
-        base = None if isinstance(run.workload, OwnCode) else run.workload.model.path
-        made = AdapterSet(run.adapter, base).fit(made)
+        made = AdapterSet(run.adapter, run.workload.base).fit(made)
     own = kept(made, made.state_dict())
     other = sorted(own.keys() ^ weights.keys()) or [n for n in own if own[n].shape != weights[n].shape]
     if other:
@@ -139,20 +137,20 @@ def _filled(run: RunConfig, path: Path, model: nn.Module | None, weights: dict[s
     made.load_state_dict(weights, strict=False)
     if run.adapter is not None and adapter == "merge":
         made = merged(made)
-    tokenizer = None if isinstance(run.workload, OwnCode) else tokenizer_beside(path, run.workload)
-    if tokenizer is not None:
-        made.tokenizer = tokenizer
+    if run.workload.has_tokenizer:
+        made.tokenizer = tokenizer_beside(path, run.workload)
     return made
 
 
 def _made(run: RunConfig, path: Path) -> nn.Module:
     workload = run.workload
-    if isinstance(workload, UserModule):
-        file = UserFile(workload.path, workload.options)
+    code = workload.code_file
+    if code is not None:
+        file = UserFile(code.path, code.options)
         name = "build_model" if file.has("build_model") else "model"
         found: Any = file.made(name)
         made: nn.Module = copy.deepcopy(found) if found is file.get(name) else found
         return made.float().cpu()
-    if isinstance(workload, OwnCode):
+    if workload.needs_objects:
         raise missing()
     return finished_model(workload, path, of_a_base=run.adapter is not None)

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from drivetrain.config.training import IMPORT_PATH, OPTIMIZERS
+from drivetrain.config.optimizers import KINDS
+from drivetrain.config.training import IMPORT_PATH
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.objects import held
-from drivetrain.optim.optimizers import OPTIMIZERS as CLASSES
 from drivetrain.optim.optimizers import made_by
 from drivetrain.tracking.events import Tracker
 
@@ -90,7 +90,9 @@ def _optimizer(given: Any) -> dict[str, Any]:
     if isinstance(given, torch.optim.Optimizer):
         raise made_already(given)
     if isinstance(given, type):
-        short = next((name for name in OPTIMIZERS if CLASSES.get(name) is given), None)
+        is_torchs = getattr(torch.optim, given.__name__, None) is given
+        path = f"torch.optim:{given.__name__}"
+        short = next((name for name, kind in KINDS.items() if is_torchs and kind.path == path), None)
         return {"optimizer": {"name": short or _path_of(given) or f"{held.PREFIX}optimizer"}}
     if not callable(given):
         fix = "give a name (adamw), a class, or a function: optimizer=lambda parameters: AdamW(parameters, lr=3e-4)"

@@ -145,8 +145,8 @@ class LoopEngine:
 
     @property
     def data_rank(self) -> int:
-        """Which of the `data_world` shares of each global batch is this process's. Known before the first batch for
-        engines that do not split the model; of a mesh, after it."""
+        """The number of this process's share among the `data_world` shares of each global batch. Known before the first
+        batch for engines that do not split the model; of a mesh, after it."""
         return self._ranks.rank if self._engine is None else self._engine.data_rank
 
     @property

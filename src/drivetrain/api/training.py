@@ -73,7 +73,7 @@ def train(
     a block as a mapping, which changes the keys that it names (loop={"max_grad_norm": 1.0}). set: keys with dots
     ({"optimizer.lr": 3e-4}).
 
-    Raises UserError where something cannot work, before any work and with every problem; RunError where the run failed.
+    Raises UserError if something cannot work, before any work and with every problem; RunError where the run failed.
     Ctrl-C saves and raises KeyboardInterrupt; resume=True then goes on. SIGTERM saves and raises SystemExit(143).
     """
     arguments = {

@@ -130,7 +130,7 @@ def verify(path: Path) -> list[str]:
 
 
 def problems(path: Path) -> Iterator[str]:
-    """Returns why restoring a checkpoint would fail whose files are as its manifest states."""
+    """Yields why restoring a checkpoint would fail whose files are as its manifest states."""
     manifest = read_manifest(path)
     lacking = [name for name in PARTS if name not in manifest.parts]
     if lacking:
@@ -165,7 +165,7 @@ def outline(path: Path, name: str) -> State:
 
 
 def _disagreements(training: Training, step: int) -> Iterator[str]:
-    """Returns problems beyond each field's type."""
+    """Yields problems beyond each field's type."""
     if training.progress.step != step:
         yield f"training.progress is of step {training.progress.step}, and the manifest of step {step}"
     if training.progress.updates > training.progress.step:

@@ -1,4 +1,4 @@
-"""The command line: a file a verb, and what it prints."""
+"""The command line: one file for each verb, with the tables that it prints."""
 
 from drivetrain.cli.app import app, main
 

@@ -91,10 +91,12 @@ def train(
 
     node = Node(node_rank, rendezvous)
     ready = checked(run_file, overrides or [], nodes, node, trust=trust)
-    if ready.is_first and ready.run.nodes == 1 and not (resume or overwrite):  # told before any rank is started
+    if ready.is_first and ready.run.nodes == 1 and not (resume or overwrite):  # refused before any rank is started
         from drivetrain.runtime.run_folder import RunFolder
 
         RunFolder(ready.run.folder).refuse_if_busy()
+    if ready.is_first and errors.is_terminal and not quiet:  # importing PyTorch takes seconds, in which nothing is seen
+        errors.print(f"[dim]starting {escape(ready.run.name)}: loading PyTorch, then the data[/]", soft_wrap=True)
     result = _start(ready, node, verb="train", resume=resume, overwrite=overwrite, quiet=quiet)
     if result.of_first:
         from drivetrain.cli.next_commands import next_commands
@@ -133,14 +135,13 @@ def predict(
     overrides: Overrides = None,
     checkpoint: CheckpointOption = "best",
     data: Annotated[
-        str | None, typer.Option(help="What to predict for: a file or folder; - reads texts from stdin, one a line.")
+        str | None, typer.Option(help="Data to predict for: a file or folder; - reads texts from stdin, one a line.")
     ] = None,
     text: Annotated[list[str] | None, typer.Option(help="A text to predict for; may be given several times.")] = None,
     to: Annotated[Path | None, path_option("--output", "-o", help="File .jsonl or .csv; left out, the screen.")] = None,
     trust: TrustOption = False,
 ) -> None:
-    """Predict with a checkpoint of a run, one row a sample, in order: for the evaluation data, or for the data you
-    name."""
+    """Predict with a checkpoint, one row a sample, in order: for the evaluation data, or for data that you name."""
     from drivetrain.inference.request import asked_for
     from drivetrain.launch.prepare import checked_place
 
@@ -159,7 +160,7 @@ def compare(
         typer.Argument(metavar="KEY=VALUE,VALUE", help="Axes, e.g. precision=fp32,bf16-mixed; one value overrides."),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each cell, at seed, seed + 1, ...")] = 1,
-    verb: Annotated[Verb, typer.Option(help="What each cell does.")] = Verb.train,
+    verb: Annotated[Verb, typer.Option(help="The work of each cell.")] = Verb.train,
     to: Annotated[Path | None, path_option("--output", "-o", help="Folder; left out, runs/<file>-compare.")] = None,
     cell_timeout: Annotated[float | None, typer.Option(min=0, help="Seconds a cell may take.")] = None,
     cell_memory: Annotated[float | None, typer.Option(min=0, help="MiB of resident memory a cell may take.")] = None,
@@ -264,11 +265,12 @@ def launch(
     from drivetrain.launch.slurm import Allocation, sbatch_script
 
     if not slurm:
-        raise typer.BadParameter("say for what: --slurm")
-    given = [*(overrides or []), *([] if nodes is None else [f"nodes={nodes}"])]
-    ready = checked_for_cluster(run_file, given)
+        raise typer.BadParameter("choose a cluster: --slurm")
+    ready = checked_for_cluster(run_file, overrides or [], nodes)
     _say(ready.notices)
-    typer.echo(sbatch_script(run_file, given, ready.run, Allocation(time, partition, account, cpus)), nl=False)
+    typer.echo(
+        sbatch_script(run_file, ready.overrides, ready.run, Allocation(time, partition, account, cpus)), nl=False
+    )
 
 
 @app.command(epilog=example("drivetrain version"))

@@ -6,6 +6,7 @@ import io
 import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from importlib import import_module
 from typing import Any
 
 from rich.console import Console
@@ -13,9 +14,9 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
-from drivetrain.config.language import BadRows, LanguageModel, most_dropped
+from drivetrain.config.language import BadRows, most_dropped
 from drivetrain.config.run import RunConfig
-from drivetrain.config.workload import TextClassification
+from drivetrain.config.workload_block import WorkloadBlock
 from drivetrain.data.bad_rows import allowance, exceeds
 from drivetrain.errors import UserError, problem
 from drivetrain.runtime.strict_json import dumps
@@ -46,7 +47,7 @@ def examine(run: RunConfig) -> tuple[dict[str, Any], list[str]]:
 
     seed_everything(run.seed)
     try:
-        workload = build_workload(_lenient(run.workload), run.seed)
+        workload = build_workload(run.workload.lenient(), run.seed)
     except UserError as error:
         return _of_failure(run, error), []
     report = dict(workload.data_report)
@@ -65,10 +66,10 @@ def show_verified(run: RunConfig, output: Console, as_json: bool) -> int:
     """
     from drivetrain.data.verification import verified
 
-    if not isinstance(run.workload, LanguageModel | TextClassification):
+    if run.workload.digested is None:
         why = f"data of {run.workload.type} are read at each start"
         raise problem("--verify", why, "there is nothing to compare: leave it out")
-    found = list(verified(run.workload.data))
+    found = list(verified(run.workload))
     if as_json:
         output.print_json(dumps({"files": [asdict(each) for each in found]}))
     for each in () if as_json else found:
@@ -83,41 +84,31 @@ def _is_of_lost_rows(warning: str) -> bool:
     return LEFT_OUT in warning
 
 
-def _lenient(workload: Any) -> Any:
-    """Returns the run with its data settings changed so that unusable rows and overlong samples are left out."""
-    if not isinstance(workload, LanguageModel):
-        return workload
-    too_long = "drop" if workload.data.too_long == "error" else workload.data.too_long
-    data = workload.data.model_copy(update={"bad_rows": 1.0, "too_long": too_long})
-    return workload.model_copy(update={"data": data})
-
-
 def _of_failure(run: RunConfig, error: UserError) -> dict[str, Any]:
     """Returns what became of each row when no sample is left. Raises the error if the data are wrong in another way."""
-    if isinstance(run.workload, LanguageModel):
+    if run.workload.ACCOUNTS:
         from drivetrain.workloads.build import build_workload
-        from drivetrain.workloads.language_report import accounts_without_samples
 
-        report = accounts_without_samples(_lenient(run.workload), run.seed)
+        module, _, function = run.workload.ACCOUNTS.partition(":")
+        report = getattr(import_module(module), function)(run.workload.lenient(), run.seed)
         if report is not None:
             return {**report, REFUSED: [f"{found.field}: {found.why}" for found in error.problems]}
-        strict = run.workload.data.model_copy(update={"bad_rows": "error"})
-        build_workload(run.workload.model_copy(update={"data": strict}), run.seed)  # raises, and names the rows
+        build_workload(run.workload.strict(), run.seed)  # raises, and names the rows
     raise error
 
 
-def _refused_rows(workload: Any, report: Report) -> Iterator[str]:
-    if not isinstance(workload, LanguageModel):
+def _refused_rows(workload: WorkloadBlock, report: Report) -> Iterator[str]:
+    if workload.accepted_bad_rows is None:
         return
-    yield from _bad_rows(report, workload.data.bad_rows)
+    yield from _bad_rows(report, workload.accepted_bad_rows)
     rows = sum(_looked_at(report, each) for each in report["sets"])
     long = sum(each["too long"] for each in report["sets"])
-    if long and workload.data.too_long == "error":
+    if long and workload.refuses_long_samples:
         yield f"workload.data.too_long: {long:,} of {rows:,} rows are too long; give truncate or drop"
 
 
 def _bad_rows(report: Report, given: BadRows) -> Iterator[str]:
-    """Returns what `train` would report about unusable rows, and the setting that leaves them out."""
+    """Yields what `train` would report about unusable rows, and the setting that leaves them out."""
     counts = {each["name"]: (each["unusable rows"], _looked_at(report, each)) for each in report["sets"]}
     if given == "error":
         bad, rows = (sum(numbers) for numbers in zip(*counts.values(), strict=True))
@@ -161,7 +152,7 @@ def show(report: Report, console: Console, as_json: bool = False) -> None:
 
 
 def _classes(report: Report, console: Console) -> None:
-    """Returns one row a class: its samples and their share, in training and in evaluation data."""
+    """Prints one row a class: its samples and their share, in training and in evaluation data."""
     counts = report.get(CLASS_COUNTS)
     if not counts:
         return
@@ -204,7 +195,7 @@ def _facts(facts: Report) -> Table:
 
 
 def _sets(report: Report, console: Console) -> None:
-    """Returns one row a data set; evaluation sets are marked."""
+    """Prints one row a data set; evaluation sets are marked."""
     titles = ("rows", "un-\nusable", "samples", "held\nout", "truncated", "too\nlong", "without\ntarget")
     table = Table(Column("data set", overflow="fold"), box=None, pad_edge=False)
     for title in titles:

@@ -26,7 +26,7 @@ ONE_LINE = 1000  # characters: more than any row has
 def fields(
     wanted: Annotated[
         list[str] | None,
-        typer.Argument(metavar="WORD", help="Only keys of which a part begins so, e.g. optimizer, lr."),
+        typer.Argument(metavar="WORD", help="Only keys with a part that begins so, e.g. optimizer, lr."),
     ] = None,
 ) -> None:
     """List every key of a run file, its default and its meaning."""

@@ -17,7 +17,8 @@ errors = Console(stderr=True, highlight=False)
 def import_(
     files: Annotated[list[Path], path_argument(metavar="FILE", help="Configurations that belong together.")],
     onto: Annotated[
-        Path | None, path_option(metavar="RUN.YAML", help="Run file that has the workload, and what else is not said.")
+        Path | None,
+        path_option(metavar="RUN.YAML", help="Run file with the workload, and with settings that FILE lacks."),
     ] = None,
     to: Annotated[Path | None, path_option("--output", "-o", help="Run file; left out, <first file>-run.yaml.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,

@@ -31,14 +31,14 @@ def recipes() -> None:
 def init(
     name: Annotated[str | None, typer.Argument(metavar="RECIPE", help="Of drivetrain recipes.")] = None,
     data: Annotated[
-        Path | None, path_option("--data", help="What to train on: a table, a text, or a folder of pictures.")
+        Path | None, path_option("--data", help="Data to train on: a table, a text, or a folder of pictures.")
     ] = None,
     to: Annotated[Path | None, path_option("--output", "-o", help="Run file to write; left out, run.yaml.")] = None,
     text_column: Annotated[str | None, typer.Option("--text-column", help="Column of the texts.")] = None,
     label_column: Annotated[str | None, typer.Option("--label-column", help="Column of the labels.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
 ) -> None:
-    """Write a run file to begin with: a recipe, made to fit the data where they are given."""
+    """Write a run file to begin with: a recipe, made to fit your data if you name them."""
     from drivetrain.init.write import written
 
     to = to or Path("run.yaml")

@@ -27,8 +27,8 @@ OVERFLOW = (
     "loop.max_grad_norm=1 from an earlier checkpoint."
 )
 BACKWARD = (
-    "Look for a root, a logarithm, a division or a norm at 0 in what follows that module: its value is finite where "
-    "its derivative is not. precision=fp32 tells whether it is the range of 16 bits."
+    "Look for a root, a logarithm, a division or a norm at 0 in the modules after it: its value is finite where its "
+    "derivative is not. precision=fp32 shows whether the range of 16 bits is the cause."
 )
 
 

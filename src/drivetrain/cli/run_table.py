@@ -14,7 +14,7 @@ from drivetrain.config.translation import Fate, Note
 from drivetrain.tracking.quantities import flops_text, rate_text, set_text, size_text
 from drivetrain.training.report import RunReport
 
-FATES: dict[Fate, str] = {  # in the order in which they are told, and what each is called
+FATES: dict[Fate, str] = {  # in the order of the table, with the name of each
     "mapped": "mapped",
     "changed": "[yellow]changed[/]",
     "passed": "passed on",

@@ -11,7 +11,7 @@ from drivetrain.compare.result_rows import Comparison, Row
 AS_GOOD = 0.01  # within this share of the best metric, the seeds' spread or the standard error rows are equally good
 WORTH_NAMING = 0.05  # relative differences of memory above this are mentioned
 ONE_RUN = "Each row is one run: figures that lie near each other may change places; --seeds 3 shows how far they vary."
-STAND_IN = "dp on a CPU, whose replicas are threads; its speed says nothing of GPUs"
+STAND_IN = "dp on a CPU, whose replicas are threads; its speed does not predict a GPU's"
 
 
 def advice(comparison: Comparison) -> str:

@@ -62,7 +62,7 @@ def read_axes(arguments: Sequence[str]) -> tuple[list[str], list[Axis]]:
 
 
 def choices(fixed: Sequence[str], axes: Sequence[Axis]) -> Iterator[Choice]:
-    """Returns every combination, the last axis varying fastest; without axes the run unchanged."""
+    """Yields every combination, the last axis varying fastest; without axes the run unchanged."""
     for values in itertools.product(*(axis.values for axis in axes)):
         chosen = (f"{axis.key}={value}" for axis, value in zip(axes, values, strict=True))
         yield Choice(values, (*fixed, *chosen))

@@ -74,7 +74,7 @@ def _beside(path: Path, folder: Path) -> str:
 
 
 def _measured(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Returns the folders of the runs of cells that were not refused."""
+    """Yields the folders of the runs of cells that were not refused."""
     for row in rows:
         yield from (each["folder"] for each in row["results"] if each["outcome"]["status"] != "refused")
 

@@ -14,11 +14,9 @@ from drivetrain.checkpoint.directory import MANIFEST
 from drivetrain.compare.axes import Axis, Choice, choices
 from drivetrain.compare.outcome import Outcome
 from drivetrain.config import rules
-from drivetrain.config.language import LanguageModel
 from drivetrain.config.load import load
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
-from drivetrain.config.workload import UserModule, UserObjects
 from drivetrain.errors import Problem, problem
 
 Verb = Literal["train", "predict"]
@@ -141,16 +139,10 @@ def _files(run: RunConfig, job: Job) -> list[str]:
     checked."""
     workload = run.workload
     weights = [] if job.checkpoint is None else [_hash(Path(job.checkpoint) / MANIFEST)]  # names all files of it
-    if isinstance(workload, UserModule):
-        return [_hash(workload.path), *weights]
-    if isinstance(workload, UserObjects):
-        return weights  # its cells are refused: a comparison's processes have no objects
-    if isinstance(workload, LanguageModel):
-        sources = [*workload.data.train, *(workload.data.evaluation or [])]
-        paths = [Path(source.path) for source in sources]
-    else:
-        paths = [Path(given) for given in (workload.data.train, workload.data.evaluation) if given is not None]
-    return [f"{path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths if path.is_file()] + weights
+    code = [] if workload.code_file is None else [_hash(workload.code_file.path)]
+    paths = [Path(path) for path, _ in workload.sources]
+    state = [f"{path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths if path.is_file()]
+    return [*code, *state, *weights]
 
 
 def _hash(path: Path) -> str:

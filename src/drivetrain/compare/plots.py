@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from drivetrain.compare.result_rows import Comparison, Row
 
 INK = "#010203"
-# Okabe and Ito 2008, "Color Universal Design": told apart by colour-blind readers, seen on white and on black
+# Okabe and Ito 2008, "Color Universal Design": distinguishable for colour-blind readers, seen on white and on black
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a", "#b8a800")
 STYLES = ("-", "--", ":", "-.")
 MOST_CURVES = 16

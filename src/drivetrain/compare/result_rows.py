@@ -66,7 +66,7 @@ class Result:
 
     @property
     def _steps(self) -> list[dict[str, Any]]:
-        """Yields events of steps with all their numbers: an edited file may lack some."""
+        """Returns events of steps with all their numbers: an edited file may lack some."""
         named = ("epoch", "loss", "step", "samples")
         steps = [event for event in self.events if event["event"] == "step"]
         return [event for event in steps if all(isinstance(event.get(name), int | float) for name in named)]

@@ -107,7 +107,7 @@ def _in_a_process(cell: Cell, limits: Limits, glanced: Callable[[Glance], None])
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is ours to pass on; and a kill reaches loader processes too
         )
-        (cell.folder / "pid").write_text(str(process.pid))  # for whoever wants to look at it or end it
+        (cell.folder / "pid").write_text(str(process.pid))  # for a user who wants to look at it or end it
         try:
             cut = _watch(process, limits, start, glanced)
         finally:

@@ -1,1 +1,4 @@
-"""The run file: schema, loading, rules. Nothing here imports torch or looks at the machine."""
+"""The run file: its schema, how it is read, and the rules of which combinations work.
+
+Nothing here imports torch or looks at the machine.
+"""

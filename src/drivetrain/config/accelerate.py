@@ -183,8 +183,8 @@ DEEPSPEED: dict[str, Handler] = {
     "gradient_clipping": deepspeed.clipping,
     "zero3_init_flag": fated("unneeded", "the model is built, then sharded"),
     "zero3_save_16bit_model": fated("unneeded", "weights are gathered piece by piece when they are saved"),
-    "deepspeed_hostfile": fated("unneeded", "--nodes, --node-rank and --rendezvous say it"),
-    "deepspeed_multinode_launcher": fated("unneeded", "--nodes, --node-rank and --rendezvous say it"),
+    "deepspeed_hostfile": fated("unneeded", "--nodes, --node-rank and --rendezvous set it"),
+    "deepspeed_multinode_launcher": fated("unneeded", "--nodes, --node-rank and --rendezvous set it"),
     "deepspeed_inclusion_filter": fated("unneeded", "CUDA_VISIBLE_DEVICES says it"),
     "deepspeed_exclusion_filter": fated("unneeded", "CUDA_VISIBLE_DEVICES says it"),
     "deepspeed_moe_layer_cls_names": if_on(fated("later", "mixtures of experts")),
@@ -203,7 +203,7 @@ def _deepspeed(key: str, value: Any, into: Translation) -> None:
 
 # --- the whole -------------------------------------------------------------------------------------------------------
 
-_LAUNCH = fated("unneeded", "--nodes, --node-rank and --rendezvous say it")
+_LAUNCH = fated("unneeded", "--nodes, --node-rank and --rendezvous set it")
 _TPU = if_on(fated("refused", "there are no TPUs here"))
 
 
@@ -299,7 +299,7 @@ KEYS: dict[str, Handler] = {
     "main_process_port": _LAUNCH,
     "rdzv_backend": _LAUNCH,
     "same_network": _LAUNCH,
-    "main_training_function": fated("unneeded", "the run file says what is trained"),
+    "main_training_function": fated("unneeded", "the run file sets what is trained"),
     "debug": fated("unneeded", "shapes that differ between ranks end the run"),
     "enable_cpu_affinity": fated("unneeded", "the system places the processes"),
     "downcast_bf16": _TPU,

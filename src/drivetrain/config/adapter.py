@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from drivetrain.config.base import Frozen, doc
 from drivetrain.config.files import read_json
+from drivetrain.config.location import Location
 from drivetrain.errors import Problem, UserError
 
 Method = Literal["lora", "ia3", "prompt", "prefix", "p-tuning"]
@@ -40,9 +40,9 @@ def _several(given: Any) -> Any:
 
 class Adapter(Frozen):
     method: Method = doc("lora, ia3, prompt, prefix or p-tuning", "lora")
-    path: Path | None = doc("A saved adapter (PEFT's folder, or a checkpoint of one) to go on with", None)
+    path: Location | None = doc("A saved adapter (PEFT's folder, or a checkpoint of one) to go on with", None)
     trained: bool = doc("False: the adapter at path stays as it is, below the others", True)
-    name: str = doc("Tells several adapters apart", "default", pattern=r"^[A-Za-z0-9_-]+$")
+    name: str = doc("Name that distinguishes several adapters", "default", pattern=r"^[A-Za-z0-9_-]+$")
     targets: Annotated[Literal["all-linear"] | list[Ending], BeforeValidator(_several)] | None = doc(
         "Modules that get one, by the end of their names; left out, lora: all linear layers but the head; ia3: PEFT's "
         "choice for the architecture",
@@ -50,10 +50,10 @@ class Adapter(Frozen):
         min_length=1,
     )
     rank: int = doc("lora: rank", 8, gt=0)
-    alpha: float | None = doc("lora: what is learnt is scaled by alpha / rank; left out, twice the rank", None, gt=0)
+    alpha: float | None = doc("lora: the update is scaled by alpha / rank; left out, twice the rank", None, gt=0)
     dropout: float = doc("lora, p-tuning: dropout", 0.0, ge=0, lt=1)
     rslora: bool = doc("lora: scaled by alpha / sqrt(rank) (rank-stabilised)", False)
-    dora: bool = doc("lora: learn the length of each output's weights apart (DoRA)", False)
+    dora: bool = doc("lora: learn the length of each output's weights separately (DoRA)", False)
     pissa: bool = doc("lora: start from the largest singular vectors of the weights (PiSSA)", False)
     lr_ratio: float | None = doc("lora: learning rate of B over that of A (LoRA+); 16 is usual", None, gt=0)
     feedforward: list[str] = doc("ia3: those of the targets that are scaled at their inputs", [])
@@ -97,7 +97,7 @@ Adapters = Annotated[tuple[Adapter, ...], BeforeValidator(_listed), Field(min_le
 
 
 def adapter_problems(adapters: Sequence[Adapter]) -> Iterator[Problem]:
-    """Returns the contradictions within the block, without a look at any model."""
+    """Yields the contradictions within the block, without a look at any model."""
     names = [adapter.name for adapter in adapters]
     if len(set(names)) < len(names):
         yield Problem("adapter.name", "two adapters have the same name", "give each a name of its own")

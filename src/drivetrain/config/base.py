@@ -21,10 +21,11 @@ from pydantic import (
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from drivetrain.config.files import no_path, no_text
+from drivetrain.config.location import why_not_here
 
 
 def _named(given: str) -> str:
-    why = no_path(given)
+    why = no_path(given) or why_not_here(given)
     if why is not None:
         raise ValueError(f"input should be a path or a hub id; {why}")
     return given
@@ -96,6 +97,12 @@ class JsonSchemaMadeLate:
         return self._make()
 
 
+def decides_memory(schema: dict[str, Any]) -> None:
+    """Marks a field of the run that decides how much memory a sample takes, or how many samples there are. It leaves
+    the JSON Schema as it is."""
+    del schema
+
+
 def doc(description: str, default: Any = ..., **constraints: Any) -> Any:
     """Returns a field with its one line of documentation; `constraints` are pydantic's (`gt`, `ge`, `le`, ...)."""
     return Field(default, description=description, **constraints)
@@ -109,7 +116,7 @@ def _converted(given: Any, kinds: frozenset[type], in_python: bool) -> Any:
     """
     if isinstance(given, str):
         is_path = Path in kinds and str not in kinds
-        why = no_path(given) if is_path else no_text(given)
+        why = no_path(given) or why_not_here(given) if is_path else no_text(given)
         if why is not None:
             raise ValueError(f"input should be a {'path' if is_path else 'text'}; {why}")
         if is_path and in_python:

@@ -11,7 +11,7 @@ from typing import Any
 
 from drivetrain.config.translation import AUTO, Handler, Translation, fated, field_of, if_on, lost, translated
 
-DIVISION = "batch_size and micro_batch_size say how a batch is cut; DeepSpeed's own division is switched off"
+DIVISION = "batch_size and micro_batch_size decide how a batch is cut; DeepSpeed's own division is switched off"
 TRACKING = "give tracking.trackers"
 UNSHARED = "each rank of this engine has samples of its own: take engine: {{name: mesh, {}: {}}}"
 ALGORITHM = "it changes what is computed, and with it the result"
@@ -332,7 +332,7 @@ KEYS: dict[str, Handler] = {
     "zero_allow_untested_optimizer": fated("unneeded", "it is always allowed"),
     "zero_force_ds_cpu_optimizer": fated("unneeded", "the update is torch's, which needs no build"),
     "dataloader_drop_last": fated("unneeded", "every sample counts once"),
-    "flops_profiler": fated("unneeded", "the report tells FLOPs"),
+    "flops_profiler": fated("unneeded", "the report has FLOPs"),
     **dict.fromkeys(("tensorboard", "wandb", "csv_monitor", "comet"), if_on(fated("unneeded", TRACKING))),
     "checkpoint": _SAVING,
     "load_universal_checkpoint": _SAVING,

@@ -17,7 +17,7 @@ from drivetrain.errors import Problem
 
 
 def engine_problems(run: RunConfig) -> Iterator[Problem]:
-    """Returns the problems that hold on every machine."""
+    """Yields the problems that hold on every machine."""
     yield from _from_the_table(run)
     yield from run.engine.problems(run, "engine")
     yield from optimizer_problems(run)
@@ -26,7 +26,7 @@ def engine_problems(run: RunConfig) -> Iterator[Problem]:
 
 
 def engine_problems_here(run: RunConfig, machine: Machine) -> Iterator[Problem]:
-    """Returns the problems that this machine adds."""
+    """Yields the problems that this machine adds."""
     yield from optimizer_problems_here(run, machine)
     yield from run.engine.problems_here(run, machine, "engine")
 
@@ -59,7 +59,7 @@ def _with_precision(precision: str) -> str:
 
 
 def foreign(run: RunConfig) -> Iterator[tuple[str, Translation]]:
-    """Returns the configurations of other software that the run names, by field."""
+    """Yields the configurations of other software that the run names, by field."""
     yield from ((f"engine.{place}", found) for place, found in run.engine.translations())
 
 

@@ -13,7 +13,7 @@ TAGS = ("type", "name")  # fields that tell which of several blocks is meant
 
 
 def field_paths(model: type[BaseModel] = RunConfig, prefix: tuple[str, ...] = ()) -> Iterator[tuple[list[str], Any]]:
-    """Returns every field of the run file as (path, pydantic FieldInfo), blocks before the fields within."""
+    """Yields every field of the run file as (path, pydantic FieldInfo), blocks before the fields within."""
     for _, path, info in owned_fields(model, prefix):
         yield path, info
 
@@ -21,7 +21,7 @@ def field_paths(model: type[BaseModel] = RunConfig, prefix: tuple[str, ...] = ()
 def owned_fields(
     model: type[BaseModel] = RunConfig, prefix: tuple[str, ...] = (), owner: str = ""
 ) -> Iterator[tuple[str, list[str], Any]]:
-    """Returns the fields with the name of the block's kind in a run file: a workload's type, an engine's name."""
+    """Yields the fields with the name of the block's kind in a run file: a workload's type, an engine's name."""
     for name, info in model.model_fields.items():
         yield owner, [*prefix, name], info
         blocks = blocks_of(info.annotation)
@@ -38,7 +38,7 @@ def blocks_of(annotation: Any) -> list[type[BaseModel]]:
 
 
 def tag_of(block: type[BaseModel]) -> str | None:
-    """Return the name by which a run file chooses the block."""
+    """Returns the name by which a run file chooses the block."""
     for key in TAGS:
         if found := choices(block, key):
             return str(found[0])

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
 from drivetrain.config.base import Frozen, MaybeEmpty, PathOrId, doc
-from drivetrain.config.workload_block import WorkloadBlock
+from drivetrain.config.data_paths import looks_like_hub_id, missing
+from drivetrain.config.language_stages import STAGES, StageName
+from drivetrain.config.location import Location
+from drivetrain.config.machine import Machine
+from drivetrain.config.workload_block import ModelBlock, WorkloadBlock
+from drivetrain.errors import Problem
+
+if TYPE_CHECKING:
+    from drivetrain.config.run import RunConfig
 
 MOST_DROPPED = 0.05  # share of a data set's rows that "drop" leaves out; more is seldom meant
 BadRows = Literal["error", "drop"] | Annotated[float, Field(gt=0, le=1, strict=True)]
@@ -21,14 +30,8 @@ def most_dropped(bad_rows: BadRows) -> float:
     return MOST_DROPPED if bad_rows == "drop" else 0.0
 
 
-class LanguageModelModel(Frozen):
+class LanguageModelModel(ModelBlock):
     path: PathOrId | None = doc("Transformers causal language model to start from: a local folder or a hub id", None)
-    trust_remote_code: bool = doc(
-        "Run Python code that lies beside the model at path (docs/reference/security.md)", False
-    )
-    config: dict[str, Any] | None = doc(
-        "Transformers config of a model made from scratch: model_type and its fields", None
-    )
     tokenizer: PathOrId | None = doc(
         "A folder or hub id; bytes, characters or bpe are made from the training data. "
         "Left out, model.path's, or bytes from scratch",
@@ -71,7 +74,7 @@ class DataSource(Frozen):
 
     path: PathOrId = doc("A file, a folder of files, a name in the registry, or a hub id")
     formatting: Literal["auto", "text", "alpaca", "sharegpt", "openai"] = doc(
-        "What a row holds; auto looks at the first rows", "auto"
+        "Format of a row; auto looks at the first rows", "auto"
     )
     columns: dict[str, str] = doc("Names of columns as LLaMA-Factory gives them: {prompt: ..., response: ...}", {})
     tags: dict[str, str] = doc("Names inside a message as LLaMA-Factory gives them: {role_tag: ...}", {})
@@ -85,7 +88,7 @@ class DataSource(Frozen):
         None,
     )
     max_passes: float | None = doc(
-        "Go through the data set at most so often an epoch; what its weight asks beyond goes to the others", None, gt=0
+        "Go through the data set at most so often an epoch; the excess of its weight goes to the others", None, gt=0
     )
     replace: dict[str, MaybeEmpty] = doc("Texts put in the place of others, such as {'{{name}}': Ada}", {})
 
@@ -100,7 +103,7 @@ Sources = Annotated[list[DataSource], BeforeValidator(_sources), Field(min_lengt
 
 
 class LanguageData(Frozen):
-    train: Sources = doc("A file, folder, registered name or hub id; a block with more to say; or a list of them")
+    train: Sources = doc("A file, folder, registered name or hub id; a block with more settings; or a list of them")
     evaluation: Sources | None = doc("Evaluation data, same form; held out of train if left out", None)
     evaluation_fraction: float = doc(
         "Share of train held out when evaluation is not given; 0 holds nothing out",
@@ -108,10 +111,10 @@ class LanguageData(Frozen):
         ge=0,
         lt=1,
     )
-    registry: Path | None = doc("LLaMA-Factory's dataset_info.json, or its folder: data sets by name", None)
+    registry: Location | None = doc("LLaMA-Factory's dataset_info.json, or its folder: data sets by name", None)
     documents: Documents = doc(
-        "pretrain: what is one document of a text file: the file, each line, or what stands between blank lines or, "
-        "with {separator: ...}, between a text",
+        "pretrain: the documents of a text file: the whole file, each line, or the text between blank lines or, with "
+        "{separator: ...}, between separators",
         "file",
     )
     length: int = doc("Tokens of a sample: of each window of text, at most of a conversation", 256, gt=1)
@@ -145,36 +148,101 @@ class LanguageData(Frozen):
     evaluation_rows: int = doc(
         "stream: evaluate on the first so many rows of each data set, and train on the others", 0, ge=0
     )
-    cache: Path | None = doc("Folder for tokenised data; left out, drivetrain's folder in the user's cache", None)
+    cache: Location | None = doc("Folder for tokenised data; left out, drivetrain's folder in the user's cache", None)
 
 
 class Generation(Frozen):
     """Prompts that the model answers at each evaluation."""
 
     samples: int = doc("Prompts from the evaluation data: its first conversations or texts", 4, ge=0)
-    prompts: list[str] = doc("Prompts of your own; for sft, what the user says", [])
+    prompts: list[str] = doc("Prompts of your own; for sft, user messages", [])
     prompt_tokens: int = doc("pretrain: the first tokens of a text that are its prompt", 32, gt=0)
     max_new_tokens: int = doc("Tokens of an answer, at most", 64, gt=0)
     temperature: float = doc("0 takes the likeliest token; above, tokens are drawn, by the run's seed", 0.0, ge=0)
 
 
 class LanguageModel(WorkloadBlock):
+    ACCOUNTS: ClassVar[str] = "drivetrain.workloads.language_report:accounts_without_samples"
+    AUTO_CLASS: ClassVar[str] = "AutoModelForCausalLM"
     type: Literal["language_model"] = doc("Task", "language_model")
-    stage: Literal["pretrain", "sft"] = doc(
-        "pretrain: the next token of texts; sft: the replies of conversations (supervised fine-tuning)", "pretrain"
-    )
+    stage: StageName = doc("; ".join(f"{stage.name}: {stage.learns}" for stage in STAGES.values()), "pretrain")
     model: LanguageModelModel = doc("Model to train")
     data: LanguageData = doc("Texts or conversations")
     generate: Generation | None = doc("Let the model answer prompts at each evaluation; {} asks four", None)
 
     @property
+    def implementation(self) -> str:
+        return STAGES[self.stage].implementation
+
+    @property
     def has_conversations(self) -> bool:
         """Whether samples are conversations, whose replies are trained."""
-        return self.stage == "sft"
+        return STAGES[self.stage].has_conversations
+
+    # --- the model ----------------------------------------------------------------------------------------------------
+
+    @property
+    def described_model(self) -> LanguageModelModel:
+        return self.model
+
+    @property
+    def rope_scaling(self) -> dict[str, Any] | None:
+        return self.model.rope_scaling
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return True
+
+    # --- the data -----------------------------------------------------------------------------------------------------
+
+    @property
+    def sources(self) -> Sequence[tuple[str, str]]:
+        given = (("train", self.data.train), ("evaluation", self.data.evaluation or []))
+        return [(source.path, f"workload.data.{name}") for name, sources in given for source in sources]
+
+    @property
+    def has_evaluation_data(self) -> bool:
+        return self.data.evaluation is not None
+
+    @property
+    def registry(self) -> Path | None:
+        return self.data.registry
+
+    @property
+    def digested(self) -> Literal["rows"]:
+        return "rows"
+
+    @property
+    def cache_folder(self) -> Path | None:
+        return self.data.cache
+
+    @property
+    def accepted_bad_rows(self) -> BadRows:
+        return self.data.bad_rows
+
+    @property
+    def refuses_long_samples(self) -> bool:
+        return self.data.too_long == "error"
+
+    def lenient(self) -> Self:
+        too_long = "drop" if self.refuses_long_samples else self.data.too_long
+        return self._with_data(bad_rows=1.0, too_long=too_long)
+
+    def strict(self) -> Self:
+        return self._with_data(bad_rows="error")
+
+    def _with_data(self, **update: Any) -> Self:
+        return self.model_copy(update={"data": self.data.model_copy(update=update)})
+
+    # --- its samples and its loss -------------------------------------------------------------------------------------
 
     @property
     def is_packed(self) -> bool:
         return self.has_conversations and self.data.packing
+
+    @property
+    def fixed_rows(self) -> bool | Literal["auto"]:
+        return self.data.fixed_rows
 
     @property
     def lengths_vary(self) -> bool:
@@ -183,3 +251,53 @@ class LanguageModel(WorkloadBlock):
     @property
     def may_fuse_loss(self) -> bool:
         return self.model.fused_loss is not False
+
+    # --- what it cannot do, and what a run file leaves to it ----------------------------------------------------------
+
+    def problems(self, run: RunConfig) -> Iterator[Problem]:
+        yield from super().problems(run)
+        if self.data.stream and self.data.documents not in ("file", "line"):
+            why = "of text files that are streamed each line is a text"
+            yield Problem("workload.data.documents", why, "leave it out, or give stream: false")
+
+    def adapter_problems(self) -> Iterator[Problem]:
+        yield from super().adapter_problems()
+        if self.model.train_last_blocks is not None:
+            yield Problem("workload.model.train_last_blocks", "adapters freeze all blocks", "leave it or adapter out")
+        if self.model.resize_vocabulary:
+            why = "the new rows of the embedding would be of no base that the adapter could be loaded on"
+            yield Problem("workload.model.resize_vocabulary", why, "resize and save the base first")
+
+    def path_problems(self) -> Iterator[Problem]:
+        """With a registry, the file behind a name is known once the registry is read."""
+        if self.data.registry is not None:
+            yield from missing("workload.data.registry", self.data.registry)
+            return
+        for path, field in self.sources:
+            if not looks_like_hub_id(path):
+                yield from missing(field, Path(path).expanduser())
+
+    def resolved(self, run: RunConfig, machine: Machine) -> Self:
+        del machine
+        return self._with_data(packing=False) if self.data.packing and run.engine.needs_rows(run.devices) else self
+
+    def without_effect(self) -> Iterator[tuple[str, str]]:
+        if not self.is_packed or self.data.stream:
+            yield "workload.data.fixed_rows", "no rows of known lengths are packed"
+        yield from super().without_effect()
+
+    def notices(self, run: RunConfig) -> Iterator[str]:
+        if self.has_conversations and run.engine.needs_rows(run.devices):
+            name = run.engine.label
+            yield f"batches are padded, not packed: engine={name} needs each sample in a row of its own; same result"
+
+    def compile_doubts(self, run: RunConfig, machine: Machine, packs: bool) -> Iterator[str]:
+        yield from super().compile_doubts(run, machine, packs)
+        if packs and not self._has_sequence_kernel(run, machine):
+            yield f"packed rows in {run.precision} take a kernel here that breaks each block up"
+
+    def _has_sequence_kernel(self, run: RunConfig, machine: Machine) -> bool:
+        """Returns whether PyTorch's attention over sequences end to end is available: in 16 bits, from compute
+        capability 8.0."""
+        new = machine.compute_capability is not None and machine.compute_capability >= (8, 0)
+        return new and run.precision_spec.compute != "float32" and self.model.attention in ("auto", "flash")

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drivetrain.config.engine_rules import foreign, is_default, is_read
-from drivetrain.config.language import LanguageModel
 from drivetrain.config.machine import Machine
 from drivetrain.config.precision import Precision
 from drivetrain.config.run import RunConfig
 from drivetrain.config.training import Schedule
-from drivetrain.config.workload import OwnCode
 
 
 def notices(run: RunConfig, machine: Machine) -> list[str]:
@@ -27,9 +25,9 @@ def notices(run: RunConfig, machine: Machine) -> list[str]:
 
 
 def _without_effect(run: RunConfig) -> Iterator[str]:
-    """Returns settings that differ from their defaults and are read by nothing. (A resolved run file spells out all
+    """Yields settings that differ from their defaults and are read by nothing. (A resolved run file spells out all
     defaults.)"""
-    optimizer = run.optimizer.name
+    optimizer = run.optimizer.kind
     checks = (
         (
             "processes",
@@ -37,15 +35,14 @@ def _without_effect(run: RunConfig) -> Iterator[str]:
             "engine=single runs in one; engine=ddp or fsdp spreads it",
         ),
         ("scaler", not run.precision_spec.scaled, "only fp16-mixed and fp16-master scale the loss"),
-        ("optimizer.momentum", optimizer != "sgd", "only sgd reads it"),
-        ("optimizer.betas", optimizer in {"sgd", "adafactor"}, f"{optimizer} has none"),
-        ("optimizer.eps", optimizer in {"sgd", "adafactor"}, "sgd has none, adafactor's are optimizer.options.eps"),
+        ("optimizer.momentum", "momentum" not in optimizer.reads, "only sgd reads it"),
+        ("optimizer.betas", "betas" not in optimizer.reads, f"{optimizer.name} has none"),
+        ("optimizer.eps", "eps" not in optimizer.reads, "sgd has none, adafactor's are optimizer.options.eps"),
         *_of_the_schedule(run.schedule),
         ("evaluation.every_epochs", run.evaluation.every_steps is not None, "every_steps was given and decides"),
         ("loader.prefetch", not run.loader.workers, "there are no workers"),
-        ("workload.data.fixed_rows", _not_packed(run), "no rows of known lengths are packed"),
         ("micro_batch_size", _whole_batch(run), "it is not smaller than the batch"),
-        ("workload.data.evaluation_fraction", _has_evaluation_data(run), "evaluation data were given"),
+        *((field, True, why) for field, why in run.workload.without_effect()),
     )
     for field, unread, why in checks:
         if unread and not is_default(run, field):
@@ -53,7 +50,7 @@ def _without_effect(run: RunConfig) -> Iterator[str]:
 
 
 def _of_the_schedule(schedule: Schedule) -> Iterator[tuple[str, bool, str]]:
-    """Returns each field of the schedule, whether nothing reads it, and why."""
+    """Yields each field of the schedule, whether nothing reads it, and why."""
     name, own = schedule.name, schedule.own
     rules_all = "a function of your own rules the whole run"
     yield "schedule.final_lr_ratio", name == "constant" or own, "constant stays" if not own else rules_all
@@ -63,18 +60,6 @@ def _of_the_schedule(schedule: Schedule) -> Iterator[tuple[str, bool, str]]:
     for field in ("decay_ratio", "decay_steps", "decay_shape"):
         yield f"schedule.{field}", name != "wsd", "only wsd reads it"
     yield "schedule.options", not own, "only a function of your own takes them"
-
-
-def _has_evaluation_data(run: RunConfig) -> bool:
-    return not isinstance(run.workload, OwnCode) and run.workload.data.evaluation is not None
-
-
-def _not_packed(run: RunConfig) -> bool:
-    """Remarks on a language model whose batches are padded, or read from a stream."""
-    if not isinstance(run.workload, LanguageModel):
-        return False
-    data = run.workload.data
-    return not run.workload.is_packed or data.stream
 
 
 def _whole_batch(run: RunConfig) -> bool:
@@ -90,18 +75,18 @@ def _spread(run: RunConfig, machine: Machine) -> Iterator[str]:
         yield f"{run.processes} processes share {machine.cpu_cores} cores: they wait for one another"
     if machine.device == "cpu" and (run.offload_activations or engine.offloads):
         yield "offloading saves nothing here: on a CPU run everything is in CPU memory already"
-    if isinstance(run.workload, LanguageModel) and run.workload.has_conversations and engine.needs_rows(run.devices):
-        yield f"batches are padded, not packed: engine={name} needs each sample in a row of its own; same result"
+    yield from run.workload.notices(run)
     if engine.splits_the_head and run.workload.may_fuse_loss:
         yield "workload.model.fused_loss has no effect: tp splits the head, and each rank has logits of its part alone"
     yield from engine.notices(run, machine)
 
 
 def _casts(run: RunConfig, machine: Machine) -> Iterator[str]:
-    if run.precision == "bf16-mixed" and machine.device == "cuda" and "bf16-master" not in run.engine.traits.lacks:
+    quicker = run.precision_spec.casting_once
+    if quicker is not None and machine.device == "cuda" and quicker not in run.engine.traits.lacks:
         yield (
-            "bf16-mixed casts fp32 weights in every forward pass; precision=bf16-master casts them once a step, and "
-            "computes in bf16 also what autocast keeps in fp32 (docs/reference/precision.md)"
+            f"{run.precision} casts fp32 weights in every forward pass; precision={quicker} casts them once a step, "
+            "and computes in bf16 also what autocast keeps in fp32 (docs/reference/precision.md)"
         )
 
 
@@ -123,8 +108,8 @@ SMALLEST_FP16 = 2.0**-24  # the smallest positive fp16 number
 
 
 def _underflow(run: RunConfig) -> Iterator[str]:
-    in_fp16 = run.precision_spec.parameters == "float16" and run.optimizer.name in {"adam", "adamw"}
-    if in_fp16 and run.optimizer.eps < SMALLEST_FP16:
+    kind, in_fp16 = run.optimizer.kind, run.precision_spec.parameters == "float16"
+    if in_fp16 and kind.is_torchs and "eps" in kind.reads and run.optimizer.eps < SMALLEST_FP16:
         yield (
             f"optimizer.eps={run.optimizer.eps:g} is 0 in fp16: a parameter whose gradient is 0 becomes NaN. Give "
             "at least 1e-7, or take fp16-mixed"

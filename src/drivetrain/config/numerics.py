@@ -1,4 +1,4 @@
-"""Which losses and gradients count as anomalies, and what is done about them."""
+"""The rules of anomalies: which losses and gradients count as such, and the reaction to them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from drivetrain.errors import Problem
 
 class Numerics(Frozen):
     spike_factor: float | None = doc(
-        "A loss or gradient norm above so many times its recent median is told as a spike; null: none is", 20.0, gt=1
+        "A loss or gradient norm above so many times its recent median is reported as a spike; null: no report",
+        20.0,
+        gt=1,
     )
     skip: bool | Literal["spikes"] = doc(
         "Leave out the update of a step whose loss or gradient is not finite, or (spikes) of one that spikes as well; "
@@ -30,5 +32,5 @@ class Numerics(Frozen):
 
 def numerics_problems(numerics: Numerics) -> Iterator[Problem]:
     if numerics.skips_spikes and numerics.spike_factor is None:
-        why = "spikes was given, but numerics.spike_factor=null says that there are none"
+        why = "spikes was given, but numerics.spike_factor=null turns spikes off"
         yield Problem("numerics.skip", why, "give a factor, or numerics.skip=true")

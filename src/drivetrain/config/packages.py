@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from drivetrain.config.machine import Machine
+from drivetrain.config.optimizers import KINDS
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem
 
@@ -41,7 +42,7 @@ def remedy(package: str) -> str:
 
 
 def needed(run: RunConfig) -> Iterator[tuple[str, str, str]]:
-    """Returns (field of the run file, feature that needs the package, package)."""
+    """Yields (field of the run file, feature that needs the package, package)."""
     for package in sorted(run.engine.packages):
         yield "engine", f"engine={run.engine.label}", package
     if run.adapter is not None:
@@ -50,17 +51,17 @@ def needed(run: RunConfig) -> Iterator[tuple[str, str, str]]:
         yield "quantised_base", run.quantised_base.format, run.quantised_base.library
     if run.quantisation_aware is not None:
         yield "quantisation_aware", "it", "torchao"
-    if run.precision_spec.fp8:
-        yield "precision", run.precision, "torchao"
-    package = run.optimizer.path.replace(":", ".").partition(".")[0]
-    if run.optimizer.path != run.optimizer.name:  # one of drivetrain's short names for it
-        yield "optimizer.name", run.optimizer.name, package
+    if run.precision_spec.package is not None:
+        yield "precision", run.precision, run.precision_spec.package
+    optimizer = KINDS.get(run.optimizer.name)
+    if optimizer is not None and not optimizer.is_torchs:
+        yield "optimizer.name", optimizer.name, optimizer.package
     if "tensorboard" in run.tracking.trackers:
         yield "tracking.trackers", "its tracker", "tensorboard"
 
 
 def package_problems(run: RunConfig, machine: Machine) -> Iterator[Problem]:
-    """Returns a problem for each package that is missing on this machine, before any process starts."""
+    """Yields a problem for each package that is missing on this machine, before any process starts."""
     for field, what, package in needed(run):
         if machine.packages is not None and package not in machine.packages:
             why = f"{what} needs {package}, which is not installed"

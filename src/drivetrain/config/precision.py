@@ -40,7 +40,9 @@ class Precision:
     scaled: bool  # the loss is scaled, and a step that overflows is skipped
     cast: bool = False  # parameters are copied to `compute` for use; updates are made in their own dtype
     tf32: bool = False  # fp32 products may be rounded to tf32 on the way in
-    fp8: bool = False  # products of linear layers take 8-bit floats
+    layers: str | None = None  # the module whose linear layers take the place of the model's, for 8-bit products
+    package: str | None = None  # the optional package that it needs
+    casting_once: str | None = None  # the precision that casts weights once a step instead of in each forward pass
     needs: Need = Need()
 
 
@@ -56,8 +58,25 @@ PRECISIONS: dict[str, Precision] = {
         Precision("fp16", "float16", "float16", autocast=False, scaled=False, needs=_FP16),
         Precision("bf16", "bfloat16", "bfloat16", autocast=False, scaled=False, needs=_BF16),
         Precision("fp16-mixed", "float32", "float16", autocast=True, scaled=True, needs=_FP16),
-        Precision("bf16-mixed", "float32", "bfloat16", autocast=True, scaled=False, needs=_BF16),
-        Precision("fp8-mixed", "float32", "bfloat16", autocast=True, scaled=False, fp8=True, needs=_FP8),
+        Precision(
+            "bf16-mixed",
+            "float32",
+            "bfloat16",
+            autocast=True,
+            scaled=False,
+            casting_once="bf16-master",
+            needs=_BF16,
+        ),
+        Precision(
+            "fp8-mixed",
+            "float32",
+            "bfloat16",
+            autocast=True,
+            scaled=False,
+            layers="drivetrain.models.fp8",
+            package="torchao",
+            needs=_FP8,
+        ),
         Precision("fp16-master", "float32", "float16", autocast=False, scaled=True, cast=True, needs=_FP16),
         Precision("bf16-master", "float32", "bfloat16", autocast=False, scaled=False, cast=True, needs=_BF16),
     )

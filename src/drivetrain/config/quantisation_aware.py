@@ -18,7 +18,7 @@ FIELD = "quantisation_aware"
 
 class QuantisationAware(Frozen):
     format: Literal["int8-dynamic-int4-weight", "int4-weight", "int8-weight"] = doc(
-        "What the model will be quantised to: int8-dynamic-int4-weight (inputs in 8 bits too), int4-weight, int8-weight"
+        "Format of the quantised model: int8-dynamic-int4-weight (inputs in 8 bits too), int4-weight, int8-weight"
     )
     group_size: GroupSize = doc("4 bits: weights of a row that share a scale", 32)
 
@@ -33,13 +33,13 @@ QuantisationAwareBlock = Annotated[QuantisationAware, BeforeValidator(_named)]
 def quantisation_aware_problems(
     block: QuantisationAware, precision: Precision, adapters: Sequence[Adapter], has_codes: bool
 ) -> Iterator[Problem]:
-    """Returns the contradictions within the block. has_codes: the base is quantised already."""
+    """Yields the contradictions within the block. has_codes: the base is quantised already."""
     if block.format == "int8-weight" and block.group_size != 32:
         yield Problem(f"{FIELD}.group_size", "int8-weight has a scale for each row, and no groups", "leave it out")
     if has_codes:
         why = "quantised_base keeps codes already: there are no weights left that could be trained to be quantised"
         yield Problem(FIELD, why, "leave one of the two out")
-    if precision.fp8:
+    if precision.layers is not None:
         why = f"{precision.name} rounds the same products in another way than the quantised model will"
         yield Problem(FIELD, why, "give precision=bf16-mixed")
     for key, why in (

@@ -41,7 +41,7 @@ QuantisedBaseBlock = Annotated[QuantisedBase, BeforeValidator(_named)]
 
 
 def quantised_base_problems(base: QuantisedBase, has_adapter: bool) -> Iterator[Problem]:
-    """Returns the contradictions within the block, without a look at any model. Fields at their defaults do not count,
+    """Yields the contradictions within the block, without a look at any model. Fields at their defaults do not count,
     since resolved run files spell them out."""
     if not has_adapter:
         why = "a quantised base is frozen, and without an adapter nothing would be trained"

@@ -8,10 +8,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from drivetrain.config.engine_rules import foreign, is_read
-from drivetrain.config.language import LanguageModel
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
-from drivetrain.config.workload import TextClassification
 
 Block = TypeVar("Block", bound=BaseModel)
 
@@ -20,28 +18,7 @@ def resolved(run: RunConfig, machine: Machine) -> RunConfig:
     """Returns the run with the fields of its foreign configuration filled in, and one process a GPU where it states no
     number."""
     run = _with_processes(adopted(run), machine)
-    if isinstance(run.workload, LanguageModel) and run.workload.data.packing and run.engine.needs_rows(run.devices):
-        return _with_data(run, packing=False)
-    is_auto = isinstance(run.workload, TextClassification) and run.workload.data.unpadded == "auto"
-    if is_auto and (machine.device != "cpu" or why_padded(run) is not None):
-        return _with_data(run, unpadded=False)
-    return run
-
-
-def why_padded(run: RunConfig) -> str | None:
-    """Returns why texts cannot be packed, as far as the run file shows; None if nothing prevents it."""
-    assert isinstance(run.workload, TextClassification), "a language model packs in a way of its own"
-    if run.workload.data.padding == "fixed":
-        return "padding is fixed"
-    if not run.engine.takes_encoder_rows or run.engine.needs_rows(run.devices):
-        return f"engine={run.engine.label} takes rows of one text each"
-    return "compile=true would compile the model for each number of tokens" if run.compile is True else None
-
-
-def _with_data(run: RunConfig, **update: Any) -> RunConfig:
-    workload: Any = run.workload
-    data = workload.data.model_copy(update=update)
-    return run.model_copy(update={"workload": workload.model_copy(update={"data": data})})
+    return run.model_copy(update={"workload": run.workload.resolved(run, machine)})
 
 
 def _with_processes(run: RunConfig, machine: Machine) -> RunConfig:

@@ -10,8 +10,9 @@ from pydantic import Field
 
 from drivetrain.config import training
 from drivetrain.config.adapter import Adapters
-from drivetrain.config.base import Frozen, doc
+from drivetrain.config.base import Frozen, decides_memory, doc
 from drivetrain.config.engines import SINGLE, EngineConfig
+from drivetrain.config.location import Location
 from drivetrain.config.numerics import Numerics
 from drivetrain.config.precision import PRECISIONS, Precision, PrecisionName
 from drivetrain.config.quantisation_aware import QuantisationAwareBlock
@@ -24,61 +25,98 @@ MOST_EVALUATED = 128  # samples: on many devices the global batch would be too m
 
 class RunConfig(Frozen):
     name: str = doc(
-        "Name of the run; left out, the run file's", "run", min_length=1, pattern=r"^[^/\\]*[^/\\.][^/\\]*$"
+        "Name of the run; left out, that of the run file", "run", min_length=1, pattern=r"^[^/\\]*[^/\\.][^/\\]*$"
     )
-    output: Path | None = doc("Folder for all results; left out, runs/<name>", None)
+    output: Location | None = doc("Folder for all results; left out, runs/<name>", None)
 
-    workload: Annotated[Workload, Field(discriminator="type")] = doc("What is trained: model, data and task")
-    adapter: Adapters | None = doc("Train adapters beside the frozen model: one block, or a list of them", None)
-    quantised_base: QuantisedBaseBlock | None = doc("Keep the frozen model under adapters in 4 or 8 bits", None)
-    quantisation_aware: QuantisationAwareBlock | None = doc("Train linear layers to be quantised in the end", None)
-    precision: PrecisionName = doc(", ".join(PRECISIONS), "fp32")
+    workload: Annotated[Workload, Field(discriminator="type")] = doc(
+        "The training task: model, data and kind", json_schema_extra=decides_memory
+    )
+    adapter: Adapters | None = doc(
+        "Train adapters beside the frozen model: one block, or a list of them", None, json_schema_extra=decides_memory
+    )
+    quantised_base: QuantisedBaseBlock | None = doc(
+        "Keep the frozen model under adapters in 4 or 8 bits", None, json_schema_extra=decides_memory
+    )
+    quantisation_aware: QuantisationAwareBlock | None = doc(
+        "Train linear layers to be quantised in the end", None, json_schema_extra=decides_memory
+    )
+    precision: PrecisionName = doc(", ".join(PRECISIONS), "fp32", json_schema_extra=decides_memory)
     scaler: training.Scaler = doc("Loss scaling (fp16-mixed, fp16-master)", training.Scaler())
-    engine: EngineConfig = doc("How the run is spread over devices", SINGLE)
-    processes: int | None = doc("Ranks of ONE machine, one a device; left out, as many as it has GPUs", None, gt=0)
-    nodes: int = doc("Machines the run is spread over", 1, gt=0)
+    engine: EngineConfig = doc("How the run is spread over devices", SINGLE, json_schema_extra=decides_memory)
+    processes: int | None = doc(
+        "Ranks of ONE machine, one a device; left out, as many as it has GPUs",
+        None,
+        gt=0,
+        json_schema_extra=decides_memory,
+    )
+    nodes: int = doc("Machines the run is spread over", 1, gt=0, json_schema_extra=decides_memory)
     min_nodes: int | None = doc("Machines that are enough to start, and to go on when others are lost", None, gt=0)
     max_restarts: int = doc("Restarts from the newest good checkpoint after a process or a machine died", 0, ge=0)
     grace_seconds: int = doc("Time to save in after SIGTERM or Ctrl-C; then ranks are ended", 300, gt=0)
     hang_seconds: int | None = doc(
-        "End the run, and say who waits where, after so long a standstill; null: never", 300, gt=0
+        "End the run after so long a standstill, and report which rank waits where; null: never", 300, gt=0
     )
-    device: Literal["auto", "cpu", "cuda"] = doc("auto takes a GPU if there is one", "auto")
-    memory_limit: float | None = doc("GiB that a process may take of its device; left out, all there is", None, gt=0)
+    device: Literal["auto", "cpu", "cuda"] = doc(
+        "auto takes a GPU if there is one", "auto", json_schema_extra=decides_memory
+    )
+    memory_limit: float | None = doc(
+        "GiB that a process may take of its device; left out, all there is",
+        None,
+        gt=0,
+        json_schema_extra=decides_memory,
+    )
 
-    batch_size: int | None = doc("Samples of one step over all devices: the global batch", None, gt=0)
-    batch_size_per_device: int | None = doc("The same given a device; give one of the two", None, gt=0)
+    batch_size: int | None = doc(
+        "Samples of one step over all devices: the global batch", None, gt=0, json_schema_extra=decides_memory
+    )
+    batch_size_per_device: int | None = doc(
+        "The same for one device; give one of the two", None, gt=0, json_schema_extra=decides_memory
+    )
     micro_batch_size: Annotated[int, Field(gt=0)] | Literal["auto"] | None = doc(
         "Samples one device runs at once; more are accumulated. auto tries what fits", None
     )
     micro_batch_tokens: int | None = doc("Tokens one device runs at once; more are accumulated", None, gt=0)
 
     loop: training.Loop = doc("Length of the run")
-    optimizer: training.Optimizer = doc("Optimizer", training.Optimizer())
+    optimizer: training.Optimizer = doc("Optimizer", training.Optimizer(), json_schema_extra=decides_memory)
     schedule: training.Schedule = doc("Learning rate over the run", training.Schedule())
-    numerics: Numerics = doc("What is done about spikes and numbers that are not finite", Numerics())
+    numerics: Numerics = doc("Reaction to spikes and numbers that are not finite", Numerics())
     evaluation: training.Evaluation = doc("When and how to evaluate", training.Evaluation())
     checkpoints: training.Checkpoints = doc("When to save and what to keep", training.Checkpoints())
-    tracking: training.Tracking = doc("Who listens to the run", training.Tracking())
+    tracking: training.Tracking = doc("Progress, files and trackers of the run", training.Tracking())
     loader: training.Loader = doc("How data reach the model", training.Loader())
 
     recompute: bool | Literal["selective"] = doc(
-        "Recompute activations in the backward pass: less memory, more time; selective keeps matrix products", False
+        "Recompute activations in the backward pass: less memory, more time; selective keeps matrix products",
+        False,
+        json_schema_extra=decides_memory,
     )
     offload_activations: bool = doc(
-        "Keep what the backward pass needs of the model's blocks in CPU memory: less GPU memory, more time", False
+        "Keep activations of the model's blocks in CPU memory until the backward pass: less GPU memory, more time",
+        False,
+        json_schema_extra=decides_memory,
     )
     compile: bool | Literal["auto"] = doc(
-        "Compile the model's blocks with torch.compile; auto: on a GPU, where it is known to pay", "auto"
+        "Compile the model's blocks with torch.compile; auto: on a GPU, where it is known to pay",
+        "auto",
+        json_schema_extra=decides_memory,
     )
     allocator: Literal["auto", "keep", "system"] = doc(
         "keep: freed CPU memory is kept for reuse (quicker, higher resident memory), a GPU's lies in segments that "
-        "grow (fewer gaps); system: as the C library and PyTorch have it; auto: keep, but on a CPU system where an "
-        "engine shards what it holds to save memory",
+        "grow (fewer gaps); system: the defaults of the C library and PyTorch; auto: keep, or on a CPU, with an engine "
+        "that shards to save memory, system",
         "auto",
+        json_schema_extra=decides_memory,
     )
     seed: int = doc("Seed of the weights, the data order, augmentation and dropout", 0, ge=0, lt=2**32)
     deterministic: bool = doc("GPU: choose deterministic kernels, so that resuming is exact to the bit", False)
+
+    @classmethod
+    def deciding_memory(cls) -> list[str]:
+        """Returns the names of the fields that decide how much memory a sample takes, or how many samples there
+        are."""
+        return [name for name, field in cls.model_fields.items() if field.json_schema_extra is decides_memory]
 
     @property
     def folder(self) -> Path:

@@ -10,23 +10,14 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from drivetrain.config.base import Frozen, doc
+from drivetrain.config.optimizers import KINDS, OptimizerKind, kind_of
 
-# short names of optional packages' classes
-LOW_BIT = {
-    "adamw8bit": "torchao.optim:AdamW8bit",
-    "adamw4bit": "torchao.optim:AdamW4bit",
-    "adamw-fp8": "torchao.optim:AdamWFp8",
-    "bnb-adamw8bit": "bitsandbytes.optim:AdamW8bit",
-    "bnb-paged-adamw8bit": "bitsandbytes.optim:PagedAdamW8bit",
-}
-LOW_RANK = {"galore": "pytorch_optimizer:GaLore"}
-OPTIMIZERS = ("sgd", "adam", "adamw", "adafactor", *LOW_BIT, *LOW_RANK)
 IMPORT_PATH = r"[^\W\d]\w*(\.[^\W\d]\w*)*[.:][^\W\d]\w*"
 
 
 def _optimizer(name: str) -> str:
-    """Returns one of OPTIMIZERS, or an import path. Raises ValueError for a text that is neither."""
-    return _known_or_path(name, OPTIMIZERS, "Class")
+    """Returns one of KINDS, or an import path. Raises ValueError for a text that is neither."""
+    return _known_or_path(name, list(KINDS), "Class")
 
 
 def _known_or_path(name: str, known: Sequence[str], kind: str) -> str:
@@ -37,10 +28,14 @@ def _known_or_path(name: str, known: Sequence[str], kind: str) -> str:
     raise ValueError(f"known: {', '.join(known)}; others as package.module:{kind}{hint}")
 
 
+def _names(fuses: bool) -> str:
+    return ", ".join(name for name, kind in KINDS.items() if kind.fuses is fuses)
+
+
 class Optimizer(Frozen):
     name: Annotated[str, AfterValidator(_optimizer)] = doc(
-        "sgd, adam, adamw; with a smaller state (docs/reference/optimizers.md) adafactor, galore, adamw8bit, "
-        "adamw4bit, adamw-fp8, bnb-adamw8bit, bnb-paged-adamw8bit; or an optimizer class's import path "
+        f"{_names(fuses=True)}; with a smaller state (docs/reference/optimizers.md) {_names(fuses=False)}; or an "
+        "optimizer class's import path "
         "(package.module:Class)",
         "adamw",
     )
@@ -52,14 +47,9 @@ class Optimizer(Frozen):
     options: dict[str, Any] = doc("Further keyword arguments of the optimizer class", {})
 
     @property
-    def path(self) -> str:
-        """The import path of an optional package's class; other names unchanged."""
-        return {**LOW_BIT, **LOW_RANK}.get(self.name, self.name)
-
-    @property
-    def low_bit(self) -> bool:
-        """Whether its state is codes with a scale for each block of them."""
-        return "8bit" in self.path or self.path.startswith(("torchao", "bitsandbytes"))
+    def kind(self) -> OptimizerKind:
+        """The properties of the optimizer, whatever its settings."""
+        return kind_of(self.name)
 
 
 SCHEDULES = ("constant", "linear", "cosine", "polynomial", "inverse_sqrt", "wsd", "onecycle")
@@ -102,7 +92,7 @@ class Scaler(Frozen):
 
 class EarlyStopping(Frozen):
     patience: int = doc("Evaluations without improvement after which the run ends", gt=0)
-    min_delta: float = doc("What counts as an improvement", 0.0, ge=0)
+    min_delta: float = doc("Smallest change that counts as an improvement", 0.0, ge=0)
 
 
 class Evaluation(Frozen):
@@ -111,9 +101,7 @@ class Evaluation(Frozen):
     batch_size: int | None = doc(
         "Samples a process evaluates at once; left out, as in training, at most 128", None, gt=0
     )
-    by_set: bool = doc(
-        "Of a mixture: loss and metrics on each data set's evaluation data too, which are gone through once more", True
-    )
+    by_set: bool = doc("Mixtures: evaluate each data set separately too, in a second pass", True)
     metric: str | None = doc("Metric that decides the best checkpoint; left out, the workload's first", None)
     early_stopping: EarlyStopping | None = doc("End the run when the metric stops improving", None)
 
@@ -147,8 +135,8 @@ class Loop(Frozen):
         "Steps, each of one global batch and one update, skipped ones included; give epochs or steps", None, gt=0
     )
     collect_every: Annotated[int, Field(ge=0)] | Literal["auto"] = doc(
-        "Steps between full collections of Python's garbage; 0: when Python likes; auto: 50 where several ranks would "
-        "wait for one another's, else 0",
+        "Steps between full collections of Python's garbage; 0: whenever Python starts one; auto: 50 where several "
+        "ranks would wait for one another's, else 0",
         "auto",
     )
     max_grad_norm: float | None = doc("Clip the global gradient norm to this", None, gt=0)

@@ -47,7 +47,7 @@ class Translation:
         self.notes.append(Note(key, "refused", why, is_readable=False))
 
     def conflicts(self) -> Iterator[list[Note]]:
-        """Returns the keys that became one field and differ on it."""
+        """Yields the keys that became one field and differ on it."""
         about: dict[str, list[Note]] = {}
         for note in self.notes:
             about.setdefault(note.to, []).append(note)

@@ -36,8 +36,8 @@ OTHER_NAMES = {
     "dataloader_num_workers": "workers",
 }
 IN_ITS_PLACE = {  # what a run file has instead of a key of other trainers
-    "gradient_accumulation_steps": "give batch_size, of a whole step over all devices, and micro_batch_size, of what "
-    "a device takes at once; how many are accumulated follows from the two",
+    "gradient_accumulation_steps": "give batch_size, the samples of a step over all devices, and micro_batch_size, "
+    "those that one device runs at once; the number of accumulated micro-batches follows",
     "fp16": "write precision=fp16-mixed",
     "bf16": "write precision=bf16-mixed",
     "deepspeed": "write engine=zero2, or engine={name: deepspeed, config: FILE}",

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from drivetrain.config.base import Frozen, PathOrId, doc
+from drivetrain.config.data_paths import missing, missing_data
 from drivetrain.config.language import BadRows, LanguageModel
-from drivetrain.config.workload_block import WorkloadBlock
+from drivetrain.config.location import Location
+from drivetrain.config.machine import Machine
+from drivetrain.config.workload_block import CodeFile, ModelBlock, WorkloadBlock
+from drivetrain.errors import Problem
+
+if TYPE_CHECKING:
+    from drivetrain.config.run import RunConfig
 
 
-class ImageModel(Frozen):
+class ImageModel(ModelBlock):
     path: PathOrId | None = doc("Transformers image classifier to start from: a local folder or a hub id", None)
-    trust_remote_code: bool = doc(
-        "Run Python code that lies beside the model at path (docs/reference/security.md)", False
-    )
-    config: dict[str, Any] | None = doc(
-        "Transformers config of a model made from scratch: model_type and its fields", None
-    )
     norm: Literal["as_is", "group"] = doc(
         "group replaces BatchNorm by GroupNorm, so that results do not depend on how a batch is cut", "as_is"
     )
@@ -48,11 +50,10 @@ class ImageData(Frozen):
     mean: list[float] | None = doc("Mean a channel, 0 to 1; the model's own if it has one, else 0.5", None)
     std: list[float] | None = doc("Standard deviation a channel; the model's own if it has one, else 0.5", None)
     bad_rows: BadRows = doc(
-        "Pictures that cannot be read: error stops at the first; drop lets up to 5 % count for nothing; a number, up "
-        "to that share",
+        "Pictures that cannot be read: error stops at the first; drop ignores up to 5 %; a number, up to that share",
         "error",
     )
-    cache: Path | None = doc("Folder for lists of files and decoded images; left out, the user's cache", None)
+    cache: Location | None = doc("Folder for lists of files and decoded images; left out, the user's cache", None)
 
 
 Weight = Annotated[float, Field(ge=0)]
@@ -65,25 +66,63 @@ class ClassLoss(Frozen):
         None,
     )
     label_smoothing: float = doc("Share of each target that is spread over all classes", 0.0, ge=0, lt=1)
-    focal_gamma: float = doc("Focal loss: the higher, the less samples count that are right already", 0.0, ge=0)
+    focal_gamma: float = doc(
+        "Focal loss: the higher, the less a sample counts that is classified well already", 0.0, ge=0
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        """Yields settings that exclude one another."""
+        if self.focal_gamma and self.label_smoothing:
+            why = "focal loss asks how likely the one right class is, which smoothed targets do not have"
+            yield Problem("workload.loss", why, "give focal_gamma or label_smoothing")
+        given = self.class_weights
+        if given is not None and given != "balanced" and not any(given.values() if isinstance(given, dict) else given):
+            fix = "give weights above 0, or leave it out"
+            yield Problem("workload.loss.class_weights", "no class weighs anything", fix)
 
 
 class ImageClassification(WorkloadBlock):
+    IMPLEMENTATION: ClassVar[str] = "drivetrain.workloads.image_classification:ImageClassificationWorkload"
+    AUTO_CLASS: ClassVar[str] = "AutoModelForImageClassification"
     type: Literal["image_classification"] = doc("Task", "image_classification")
     model: ImageModel = doc("Model to train")
     data: ImageData = doc("Images and labels")
     loss: ClassLoss = doc("Cross-entropy, and what changes it", ClassLoss())
     channels_last: bool = doc("Keep images and weights channels-last, which convolutions usually prefer", True)
 
+    @property
+    def described_model(self) -> ImageModel:
+        return self.model
 
-class TextModel(Frozen):
-    path: PathOrId | None = doc("Transformers model to start from: a local folder or a hub id", None)
-    trust_remote_code: bool = doc(
-        "Run Python code that lies beside the model at path (docs/reference/security.md)", False
-    )
-    config: dict[str, Any] | None = doc(
-        "Transformers config of a model made from scratch: model_type and its fields", None
-    )
+    @property
+    def has_classes(self) -> bool:
+        return True
+
+    @property
+    def sources(self) -> Sequence[tuple[str, str]]:
+        return _sources(self.data)
+
+    def problems(self, run: RunConfig) -> Iterator[Problem]:
+        yield from super().problems(run)
+        yield from self.loss.problems()
+
+    def path_problems(self) -> Iterator[Problem]:
+        data = self.data
+        if data.source == "digits":
+            if data.train is not None or data.evaluation is not None:
+                fix = "leave train and evaluation out"
+                yield Problem("workload.data.train", "digits are bundled and take no path", fix)
+            return
+        if data.train is None:
+            why = f"is required for source {data.source}"
+            yield Problem("workload.data.train", why, "give a folder, file or hub id")
+        if data.source != "hub":
+            # reading shards names those that a pattern of theirs lacks
+            marks = "{*?[" if data.source in {"webdataset", "parquet"} else ""
+            yield from missing_data(data.train, data.evaluation, marks)
+
+
+class TextModel(ModelBlock):
     tokenizer: PathOrId | None = doc(
         "Tokenizer: a folder, a WordPiece vocab.txt or a hub id; left out, model.path's", None
     )
@@ -121,36 +160,125 @@ class TextData(Frozen):
     bad_rows: BadRows = doc(
         "Rows without text: error refuses them; drop leaves out up to 5 % of a file; a number, up to that share", "drop"
     )
-    cache: Path | None = doc("Folder for tokenised data; left out, drivetrain's folder in the user's cache", None)
+    cache: Location | None = doc("Folder for tokenised data; left out, drivetrain's folder in the user's cache", None)
 
 
 class TextClassification(WorkloadBlock):
+    IMPLEMENTATION: ClassVar[str] = "drivetrain.workloads.text_classification:TextClassificationWorkload"
+    AUTO_CLASS: ClassVar[str] = "AutoModelForSequenceClassification"
     type: Literal["text_classification"] = doc("Task", "text_classification")
     model: TextModel = doc("Model to train")
     data: TextData = doc("Texts and labels")
     loss: ClassLoss = doc("Cross-entropy, and what changes it", ClassLoss())
 
     @property
+    def described_model(self) -> TextModel:
+        return self.model
+
+    @property
+    def has_classes(self) -> bool:
+        return True
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return True
+
+    @property
+    def sources(self) -> Sequence[tuple[str, str]]:
+        return _sources(self.data)
+
+    @property
+    def digested(self) -> Literal["tables"]:
+        return "tables"
+
+    @property
+    def cache_folder(self) -> Path | None:
+        return self.data.cache
+
+    @property
     def lengths_vary(self) -> bool:
         return True
 
+    def problems(self, run: RunConfig) -> Iterator[Problem]:
+        yield from super().problems(run)
+        if self.model.path is None and self.model.tokenizer is None:
+            yield Problem(
+                "workload.model.tokenizer",
+                "is required when the model is made from a config",
+                "give a tokenizer folder, a vocab.txt or a hub id",
+            )
+        yield from self.loss.problems()
+        why = self._why_padded(run)
+        if self.data.unpadded is True and why is not None:
+            yield Problem("workload.data.unpadded", f"true was given, but {why}", "leave it out")
+        if self.data.classes is not None and not self.data.stream:
+            why = "the classes are the labels of the training data, unless these are a stream"
+            yield Problem("workload.data.classes", why, "leave it out, or give stream: true")
 
-class OwnCode(WorkloadBlock):
-    """A workload whose model, data and loss are the user's own Python."""
+    def path_problems(self) -> Iterator[Problem]:
+        return missing_data(self.data.train, self.data.evaluation)
+
+    def resolved(self, run: RunConfig, machine: Machine) -> Self:
+        if self.data.unpadded == "auto" and (machine.device != "cpu" or self._why_padded(run) is not None):
+            return self.model_copy(update={"data": self.data.model_copy(update={"unpadded": False})})
+        return self
+
+    def compile_doubts(self, run: RunConfig, machine: Machine, packs: bool) -> Iterator[str]:
+        yield from super().compile_doubts(run, machine, packs)
+        if self.data.unpadded is True:
+            yield "texts end to end have another number of tokens in each step"
+
+    def _why_padded(self, run: RunConfig) -> str | None:
+        """Returns why texts cannot be laid end to end, as far as the run file tells; None where nothing speaks
+        against it."""
+        if self.data.padding == "fixed":
+            return "padding is fixed"
+        if not run.engine.takes_encoder_rows or run.engine.needs_rows(run.devices):
+            return f"engine={run.engine.label} takes rows of one text each"
+        return "compile=true would compile the model for each number of tokens" if run.compile is True else None
 
 
-class UserModule(OwnCode):
+class UserModule(WorkloadBlock):
+    """A workload whose model, data and loss are the user's own Python file."""
+
+    IMPLEMENTATION: ClassVar[str] = "drivetrain.workloads.user_module:UserModuleWorkload"
     type: Literal["module"] = doc("Task", "module")
     path: Path = doc("Python file that defines the model, the data and the loss")
     options: dict[str, Any] = doc("Keyword arguments for the file's functions", {})
 
+    @property
+    def code_file(self) -> CodeFile:
+        return CodeFile(self.path, self.options)
 
-class UserObjects(OwnCode):
+    def path_problems(self) -> Iterator[Problem]:
+        yield from missing("workload.path", self.path)
+        if self.path.exists() and not self.path.is_file():
+            yield Problem("workload.path", f"{self.path} is a folder, a pipe or a device", "give a Python file")
+
+
+class UserObjects(WorkloadBlock):
     """Objects that the caller of drivetrain.train() passed: a run file alone cannot make them again."""
 
+    IMPLEMENTATION: ClassVar[str] = "drivetrain.workloads.user_objects:UserObjectsWorkload"
     type: Literal["objects"] = doc(
         "Task: drivetrain.train(model=...) writes it; no run file of your own has it", "objects"
     )
 
+    @property
+    def needs_objects(self) -> bool:
+        return True
+
+
+def _sources(data: ImageData | TextData) -> list[tuple[str, str]]:
+    given = (("train", data.train), ("evaluation", data.evaluation))
+    return [(path, f"workload.data.{name}") for name, path in given if path is not None]
+
 
 Workload = ImageClassification | TextClassification | LanguageModel | UserModule | UserObjects
+KINDS: tuple[type[WorkloadBlock], ...] = (
+    ImageClassification,
+    TextClassification,
+    LanguageModel,
+    UserModule,
+    UserObjects,
+)

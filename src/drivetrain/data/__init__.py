@@ -1,1 +1,1 @@
-"""Sources, formats and the order of samples."""
+"""Training data: reads files and data sets of any size, orders the samples, cuts batches, loads them."""

@@ -1,4 +1,7 @@
-"""Reads rows of parquet and Arrow files; when streamed, a piece (row group or record batch) at a time."""
+"""Reads rows of parquet and Arrow files; when streamed, a piece (row group or record batch) at a time.
+
+pyarrow is imported where a file is opened: other kinds of rows are read without it.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.ipc
-import pyarrow.parquet as pq
 
 from drivetrain.errors import UserError, problem
 
@@ -40,7 +40,7 @@ class ArrowRows:
         return [row for part in parts for row in part]
 
     def slices(self, start: int, stop: int) -> list[Any]:
-        """Yields the rows as Arrow's own tables or record batches."""
+        """Returns the rows as Arrow's own tables or record batches."""
         return self._parts(start, stop, lambda part: part)
 
     def _parts(self, start: int, stop: int, read: Callable[[Any], T]) -> list[T]:
@@ -85,6 +85,8 @@ def _without_nulls(value: Any) -> Any:
 
 def read_parquet(path: Path, name: str, field: str, stream: bool) -> ArrowRows:
     """Reads row groups one by one. Raises UserError if it is no parquet file, or truncated."""
+    import pyarrow.parquet as pq
+
     try:
         with pq.ParquetFile(path) as opened:
             names = opened.schema_arrow.names
@@ -100,6 +102,8 @@ def read_arrow(path: Path, name: str, field: str, stream: bool) -> ArrowRows:
 
     A stream with dictionaries is read whole: its batches cannot be read without those before them.
     """
+    import pyarrow as pa
+
     try:
         with path.open("rb") as opened:
             is_file = opened.read(len(FILE_MAGIC)) == FILE_MAGIC
@@ -116,6 +120,8 @@ def read_arrow(path: Path, name: str, field: str, stream: bool) -> ArrowRows:
 
 def parquet_blocks(path: Path, field: str, rows: int) -> Iterator[list[dict[str, Any]]]:
     """Yields so many rows at a time, however large the file's row groups are."""
+    import pyarrow.parquet as pq
+
     number = 0
     try:
         with pq.ParquetFile(path) as opened:
@@ -156,11 +162,15 @@ def _row_groups(path: Path, metadata: Any) -> Pieces:
 
 
 def _row_group(path: Path, metadata: Any, number: int) -> Any:
+    import pyarrow.parquet as pq
+
     with pq.ParquetFile(path, metadata=metadata) as opened:
         return opened.read_row_group(number)
 
 
 def _file_batches(path: Path, schema: Any) -> Pieces:
+    import pyarrow as pa
+
     del schema  # the file says it again
     with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
         sizes = [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)]
@@ -168,12 +178,16 @@ def _file_batches(path: Path, schema: Any) -> Pieces:
 
 
 def _file_batch(path: Path, number: int) -> Any:
+    import pyarrow as pa
+
     with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
         return reader.get_batch(number)
 
 
 def _stream_batches(path: Path, schema: Any) -> Pieces:
     """Finds the batches of a stream in one pass over its headers, since it has no table of contents."""
+    import pyarrow as pa
+
     places: list[int] = []
     sizes: list[int] = []
     with pa.memory_map(str(path)) as source:
@@ -189,6 +203,8 @@ def _stream_batches(path: Path, schema: Any) -> Pieces:
 
 
 def _stream_batch(path: Path, schema: Any, places: Sequence[int], number: int) -> Any:
+    import pyarrow as pa
+
     with pa.memory_map(str(path)) as source:
         source.seek(places[number])
         return pa.ipc.read_record_batch(pa.ipc.read_message(source), schema)

@@ -18,9 +18,14 @@ class Augmentation:
     crop_padding: int = 0
     flip: bool = False
 
+    @property
+    def moves(self) -> bool:
+        """Whether any image becomes another."""
+        return bool(self.crop_padding or self.flip)
+
     def __call__(self, image: np.ndarray, epoch: int, index: int) -> np.ndarray:
         """Augments (H, W, C) → (H, W, C); a view if no pixel moves."""
-        if not self.crop_padding and not self.flip:
+        if not self.moves:
             return image
         bits = counter_bits(self.seed, epoch, index)
         if self.crop_padding:

@@ -24,7 +24,8 @@ from drivetrain.errors import RunError, UserError
 BLOCK_BYTES, BLOCK_TEXTS = 2 << 20, 4096  # of one call of a tokenizer, whose result is Python's objects
 PROCESS_BYTES = 64 << 20  # for each so many a further process pays: it takes seconds to start
 SAID_EVERY = 10.0  # seconds, where no terminal shows a line that changes
-REFUSED = 3  # exit code of a process that met a user's error
+REFUSED = 3  # exit code of a process that met what the builder reports in words
+ANNOUNCED = 16 << 20  # bytes: work of at least so many is announced before its rate is known
 
 
 class Work(Protocol):
@@ -205,16 +206,17 @@ def _work_off() -> None:
     for number in numbers:
         try:
             make_block(work, number)
-        except UserError:
+        except (UserError, OSError):  # OSError: of a full disk, which the builder reports with the folder's name
             sys.exit(REFUSED)
-        os.write(1, f"{number}\n".encode())  # ends this process once the builder is gone: nobody reads
+        os.write(1, f"{number}\n".encode())  # ends this process once the builder is gone: the pipe has no reader
 
 
 # --- what a user sees ------------------------------------------------------------------------------------------------
 
 
 class Progress:
-    """A line of progress for work that takes longer than two seconds."""
+    """A line that says how far the work is and how long it will take, on a terminal from its first second on, elsewhere
+    for work that takes longer than two seconds."""
 
     def __init__(self, what: str, total: int, done: int = 0) -> None:
         """total, done: bytes of all the work, and of an earlier process's part."""
@@ -222,13 +224,16 @@ class Progress:
         self._done = self._before = done
         self._start = self._last = time.monotonic()
         self._terminal = sys.stderr.isatty()
-        self._shown = False
+        self._shown = self._terminal and total - done >= ANNOUNCED
+        if self._shown:
+            print(f"{what}: {(total - done) / 1e6:,.0f} MB", end="", file=sys.stderr, flush=True)
 
     def add(self, size: int) -> None:
         """Adds finished work. size: in bytes."""
         self._done += size
         now = time.monotonic()
-        if now - self._start < 2 or now - self._last < (0.5 if self._terminal else SAID_EVERY):
+        first, then = (0.5, 0.5) if self._shown else (2.0, 0.5 if self._terminal else SAID_EVERY)
+        if now - self._start < first or now - self._last < then:
             return
         self._last = now
         rate = (self._done - self._before) / (now - self._start)

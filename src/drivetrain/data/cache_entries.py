@@ -18,7 +18,7 @@ from drivetrain.errors import problem
 
 CONTENTS = "contents.json"  # of a store: written last, so that a folder without it is unfinished
 BOUND = "DRIVETRAIN_CACHE_GB"
-JUST_USED = 600  # seconds: a run that was told of arrays maps them within
+JUST_USED = 600  # seconds: a run that got the names of arrays maps them within
 DAY = 86_400
 # names that this project gives: nothing else in the folder is listed or removed
 NAMES = {
@@ -134,7 +134,7 @@ def _removed(entry: Entry, root: Path) -> bool:
 
 
 def _mapped(root: Path) -> Iterator[str]:
-    """Returns the entries whose arrays a process of this machine has mapped, where the system reports them (Linux)."""
+    """Yields the entries whose arrays a process of this machine has mapped, where the system reports them (Linux)."""
     place = f"{root.resolve()}/"
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):  # it has ended, or is another user's

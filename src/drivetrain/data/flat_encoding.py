@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from drivetrain.data.byte_lengths import flat_ids, table_of
+
 
 @dataclass(frozen=True)
 class Encoded:
@@ -26,6 +28,12 @@ def encode(tokenizer: Any, texts: Sequence[str], spans: bool = False) -> Encoded
     """Encodes texts without special tokens around them. spans: whether to return where tokens stand."""
     if not texts:
         return Encoded(np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros((0, 2), np.int64) if spans else None)
+    table = table_of(tokenizer) if tokenizer.is_fast else None
+    if table is not None:
+        found, lengths = flat_ids(tokenizer, texts)
+        places = table.placed(texts, found, lengths) if spans else None
+        if places is not None or not spans:
+            return Encoded(found, lengths, places)
     encoded = tokenizer(
         list(texts), add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False, verbose=False
     )

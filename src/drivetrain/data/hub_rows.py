@@ -24,7 +24,7 @@ def open_hub(
     told = (dataset.info.splits or {}).get(split)
     if told is None or not told.num_examples:
         fix = "download it (stream: false), or name a whole split"
-        raise problem(field, f"{name} does not say how many rows its split {split} has, as a stream must", fix)
+        raise problem(field, f"{name} does not state how many rows its split {split} has, which a stream needs", fix)
     return StreamedHubRows(name, dataset, told.num_examples)
 
 

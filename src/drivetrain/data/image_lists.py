@@ -27,24 +27,28 @@ class ImageList:
     labels: np.ndarray
 
 
-def listed_images(config: ImageData, path: str, field: str, suffixes: Container[str]) -> ImageList:
+def listed_images(
+    config: ImageData, path: str, field: str, suffixes: Container[str], labelled: bool = True
+) -> ImageList:
     """Reads a table whose `image_column` names files of `image_folder` (by default the table's own folder), with or
     without their endings, and whose `label_column` names classes.
 
-    Raises UserError with all problems of the columns at once, and for rows without a label and files that are missing.
+    labelled: whether labels are read; if not, each is "". Raises UserError with all problems of the columns at once,
+    and for rows without a label and files that are missing.
     """
     table = read_table(path, field)
-    given = {"image_column": config.image_column, "label_column": config.label_column}
+    given = {"image_column": config.image_column} | ({"label_column": config.label_column} if labelled else {})
     calls = [
         lambda key=key, name=name: column(table, name, path, f"workload.data.{key}") for key, name in given.items()
     ]
-    names, labels = (_strings(values) for values in together(calls))
+    names, *read = (_strings(values) for values in together(calls))
+    labels = read[0] if labelled else [""] * len(names)
     folder = Path(config.image_folder).expanduser() if config.image_folder is not None else Path(path).parent
     if not folder.is_dir():
         raise problem("workload.data.image_folder", f"{folder} is no folder", "give the one that holds the images")
     files = _found(folder, names, suffixes)
     problems = []
-    if unlabelled := [number for number, label in enumerate(labels, start=1) if not label.strip()]:
+    if unlabelled := [number for number, label in enumerate(labels, start=1) if labelled and not label.strip()]:
         why = f"{len(unlabelled)} rows of {path} have no label: {_some(unlabelled)}"
         problems.append(Problem(field, why, "label or remove them"))
     if missing := [name for name, file in zip(names, files, strict=True) if file is None]:
@@ -75,7 +79,7 @@ def _found(folder: Path, names: list[str], suffixes: Container[str]) -> list[str
 
 
 def _contradictions(files: list[str | None], labels: list[str], names: list[str]) -> list[str]:
-    """Names of images that another row gives another label."""
+    """Returns the names of images that another row gives another label."""
     known: dict[str, str] = {}
     rows = zip(files, labels, names, strict=True)
     return [name for file, label, name in rows if file is not None and known.setdefault(file, label) != label]

@@ -23,10 +23,12 @@ from drivetrain.data.images import (
     image_suffixes,
     labelled,
 )
+from drivetrain.data.packed_files import ending
 from drivetrain.data.picture_listing import Listing, listed
 from drivetrain.data.shard_paths import is_pattern
 from drivetrain.errors import UserError, problem
 
+TABLES = (".csv", ".tsv", ".jsonl", ".json")  # of names of pictures
 EVALUATION_FOLDERS = ("test", "validation", "val", "valid", "dev", "eval", "evaluation")
 
 
@@ -61,7 +63,8 @@ def read_pictures(config: ImageData, path: str | None, field: str, split: str) -
 
 
 def pictures_to_predict(config: ImageData, path: str, field: str) -> Pictures:
-    """Reads an image, a folder of images at any depth, parquet files or tar archives; labels are not needed."""
+    """Reads an image, a folder of images at any depth, a table of their names, parquet files or tar archives; labels
+    are not needed."""
     given, cache = Path(path).expanduser(), config.cache or default_root()
     shards = is_pattern(path)
     if not given.exists() and not shards:
@@ -74,6 +77,11 @@ def pictures_to_predict(config: ImageData, path: str, field: str) -> Pictures:
     if shards or ".tar" in given.suffixes or given.suffix == ".tgz" or (given.is_dir() and any(given.glob("*.tar"))):
         tars, _ = tar_pictures(path, field, image_suffixes(), None, cache)
         return EncodedPictures(tars.opener(), tars.names, tars.key)
+    if ending(given) in TABLES:
+        from drivetrain.data.image_lists import listed_images
+
+        named = listed_images(config, str(given), field, image_suffixes(), labelled=False)
+        return file_pictures(named.files, named.names)
     if given.is_file():
         return file_pictures([str(given)], [path])
 
@@ -125,7 +133,7 @@ def _left_out(tars: TarPictures, config: ImageData, path: str, field: str) -> li
 def class_folders(root: Path, field: str, split: str, cache: Path | None = None) -> LabelledPictures:
     """Reads root/<class>/.../*.png, or root/<split>/<class>/.../*.png, in any format that PIL reads."""
     if not root.is_dir():
-        raise problem(field, f"{root} is no folder", f"paths are taken from the current folder, {Path.cwd()}")
+        raise problem(field, f"{root} is no folder", _other_source(root))
     root = _split_folder(root, split)
 
     def classes() -> Sequence[Path]:
@@ -135,11 +143,24 @@ def class_folders(root: Path, field: str, split: str, cache: Path | None = None)
     if not len(found.files):
         loose = sum(path.is_file() and path.suffix.lower() in image_suffixes() for path in root.iterdir())
         why = f"{root} holds {loose} images but no class folders with images" if loose else f"{root} holds no images"
-        tables = sorted(path.name for path in root.iterdir() if path.suffix.lower() in {".csv", ".tsv", ".jsonl"})
+        tables = sorted(path.name for path in root.iterdir() if ending(path) in TABLES)
         fix = f", or give source: table and train: {root / tables[0]}" if tables else ""
         raise problem(field, why, f"lay it out as <class>/<image>.png{fix}")
     notes = _notes(root, found) + (() if warning is None else (warning,))
     return LabelledPictures(file_pictures(found.files, found.names), found.top_of, found.tops, notes=notes)
+
+
+def _other_source(path: Path) -> str:
+    """Returns what to do about a path that is no folder: the name of the source that reads such a file, if one does."""
+    if path.is_file():
+        if ending(path) in TABLES:
+            return "give source: table, and image_folder where the pictures lie elsewhere"
+        if ending(path) == ".parquet":
+            return "give source: parquet"
+        if ".tar" in path.suffixes or path.suffix == ".tgz":
+            return "give source: webdataset"
+        return "give a folder with a folder of pictures for each class"
+    return f"paths are taken from the current folder, {Path.cwd()}"
 
 
 def _split_folder(root: Path, split: str) -> Path:

@@ -19,7 +19,7 @@ import pyarrow.parquet
 from drivetrain.config.workload import ImageData
 from drivetrain.data.array_store import default_root
 from drivetrain.data.image_rows import stored_images
-from drivetrain.data.row_names import RowNames
+from drivetrain.data.lazy_texts import RowNames
 from drivetrain.data.shard_paths import is_pattern, shard_files
 from drivetrain.data.tables import import_datasets, without_code
 from drivetrain.errors import Problem, UserError, problem

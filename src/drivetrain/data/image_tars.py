@@ -169,7 +169,7 @@ Members = dict[str, list[tuple[str, int, int]]]  # sample → (ending, offset, s
 
 
 def _samples(file: Path) -> tuple[Members, dict[tuple[int, int], bytes]]:
-    """Yields samples in the order of their first files, and the bytes of their labels' files by (offset, size).
+    """Returns samples in the order of their first files, and the bytes of their labels' files by (offset, size).
 
     Raises an error for an archive that is compressed, truncated, or goes on behind its end.
     """

@@ -35,11 +35,16 @@ class Pictures(ABC):
 
     @abstractmethod
     def in_memory(self, size: int | None) -> bool:
-        """Whether `pixels` only looks up decoded pixels."""
+        """Returns whether `pixels` only looks up decoded pixels."""
 
     @abstractmethod
     def dimensions(self, index: int) -> tuple[int, int]:
         """Returns (height, width) before any resizing, without decoding. Raises RunError if it cannot be read."""
+
+    def together(self, indices: np.ndarray, size: int | None) -> np.ndarray | None:
+        """Returns `pixels` of many, (len(indices), H, W, C); None where they do not lie in one array."""
+        del indices, size
+        return None
 
     def identity(self, indices: np.ndarray) -> str | None:
         """Returns a text that identifies these pictures' pixels, so that they need not be decoded again; None if
@@ -87,6 +92,9 @@ class ArrayPictures(Pictures):
 
     def in_memory(self, size: int | None) -> bool:
         return size is None or self._images.shape[1:3] == (size, size)
+
+    def together(self, indices: np.ndarray, size: int | None) -> np.ndarray | None:
+        return self._images[indices] if self.in_memory(size) else None
 
     def dimensions(self, index: int) -> tuple[int, int]:
         del index

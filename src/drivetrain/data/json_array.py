@@ -83,7 +83,7 @@ class JsonText:
                 return
 
     def _further(self) -> bool:
-        """Reads on: as much again as is held, so that one long value is not read over and over."""
+        """Reads as much again as is held, so that one long value is not read over and over; False at the end."""
         if self._ended:
             return False
         more = self._opened.read(max(WINDOW, len(self._text) - self._at))

@@ -187,7 +187,7 @@ class StreamedJsonLines:
 
 
 def numbered_lines(opened: BinaryIO, line: int = 0, end: int = 0) -> Iterator[tuple[int, int, bytes]]:
-    """(number, end in bytes, content) of every line with content from here on; line: number of the one before;
+    """Yields (number, end in bytes, content) of every line with content from here on; line: number of the one before;
     end: where it ends.
 
     Lines end at \\n alone: inside JSON no text holds one, while U+2028 and its like are part of texts.
@@ -201,7 +201,7 @@ def numbered_lines(opened: BinaryIO, line: int = 0, end: int = 0) -> Iterator[tu
 
 
 def parsed_line(line: bytes, number: int, path: Path, field: str) -> Row:
-    """Parses a line. Raises ValueError with what is wrong with it; UserError if the whole file is of another
+    """Parses a line. Raises ValueError with what is wrong with it, and UserError if the whole file is of another
     encoding."""
     try:
         row = json.loads(line.decode("utf-8"))

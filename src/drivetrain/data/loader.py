@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from drivetrain.config.training import Loader
+from drivetrain.data.loaded_together import LoadedTogether
 from drivetrain.data.loading_time import workers_for
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import Order
@@ -120,6 +121,12 @@ class _Keyed(Dataset[Any]):
     def __init__(self, samples: Loadable) -> None:
         self._samples = samples
 
+    def __getitems__(self, keys: list[tuple[int, int]]) -> Sequence[Any]:
+        """All samples of a batch, which is how torch asks where it can."""
+        samples = self._samples
+        found = samples.load_together([index for _, index in keys]) if isinstance(samples, LoadedTogether) else None
+        return [self[key] for key in keys] if found is None else found
+
     def __getitem__(self, key: tuple[int, int]) -> Any:
         """Passes a UserError on as an object: torch would rebuild a worker's error from its text alone."""
         epoch, index = key
@@ -130,7 +137,8 @@ class _Keyed(Dataset[Any]):
 
 
 def _collated(collate: Collate, samples: Sequence[Any]) -> dict[str, Tensor] | UserError:
-    refused = [sample for sample in samples if isinstance(sample, UserError)]
+    listed = samples if isinstance(samples, list) else ()  # none is refused of what was loaded together
+    refused = [sample for sample in listed if isinstance(sample, UserError)]
     return UserError([each for error in refused for each in error.problems]) if refused else collate(samples)
 
 

@@ -17,12 +17,13 @@ from contextlib import suppress
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import Any, Protocol
 
 import numpy as np
 
 from drivetrain.data.array_store import Writer, replaced_when_whole, stored
 from drivetrain.data.image_folders import FolderRead, read_folders
+from drivetrain.data.lazy_texts import LazyTexts
 from drivetrain.data.text_rows import MappedTexts
 from drivetrain.errors import problem
 
@@ -77,7 +78,7 @@ class Listing:
         return ListedFiles(self._arrays, self.root)
 
 
-class ListedFiles(Sequence[str]):
+class ListedFiles(LazyTexts):
     """Paths, made when they are used. root: their beginning."""
 
     def __init__(self, arrays: Arrays, root: str | None) -> None:
@@ -89,15 +90,7 @@ class ListedFiles(Sequence[str]):
     def __len__(self) -> int:
         return len(self._order)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
+    def text(self, index: int) -> str:
         place = int(self._order[index])
         folder, name = self._folders[int(self._folder_of[place])], self._names[place]
         below = name if folder == os.curdir else os.path.join(folder, name)

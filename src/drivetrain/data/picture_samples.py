@@ -15,6 +15,8 @@ from drivetrain.data.augment import Augmentation
 from drivetrain.data.bad_rows import allowance, exceeds
 from drivetrain.data.images import Pictures, Unreadable, with_channels
 from drivetrain.data.kept_pictures import LEAST_SHARED, Found, Shape, fits, kept_in_memory, kept_on_disk, looked_at
+from drivetrain.data.lazy_texts import ChosenTexts
+from drivetrain.data.loaded_together import LoadedTogether
 from drivetrain.data.reviewed import Reviewed
 from drivetrain.errors import Problem, RunError, UserError
 
@@ -25,7 +27,7 @@ MOST_REPORTED = 5
 UNREADABLE = -100  # the label of a picture that cannot be decoded: cross-entropy leaves it out, and so do metrics
 
 
-class PictureSamples(Reviewed):
+class PictureSamples(Reviewed, LoadedTogether):
     """Samples of (pixels (H, W, C) uint8, label). `augment` is set for training samples only.
 
     A picture that cannot be decoded stays in its place, so that the order of all others is the same whenever it is
@@ -58,7 +60,7 @@ class PictureSamples(Reviewed):
 
     @property
     def names(self) -> Sequence[str]:
-        return _Names(self._pictures.names, self._indices)
+        return ChosenTexts(self._pictures.names, self._indices)
 
     @property
     def kept_bytes(self) -> int:
@@ -73,6 +75,20 @@ class PictureSamples(Reviewed):
         if self._augment is not None:
             image = self._augment(image, epoch, index)
         return image, int(self.labels[index])
+
+    def load_together(self, indices: Sequence[int]) -> Sequence[tuple[np.ndarray, int]] | None:
+        """Decoded pictures that nothing is drawn for are one step of indexing."""
+        if self.bad or (self._augment is not None and self._augment.moves):
+            return None
+        chosen = np.asarray(indices)
+        if self._kept is not None:
+            pixels = self._kept[chosen]
+        else:
+            found = self._pictures.together(self._indices[chosen], self._size)
+            if found is None or found.shape[1:] != self._shape:  # a single one's channels are made those of the others
+                return None
+            pixels = found
+        return GatheredPictures(pixels, self.labels[chosen])
 
     def _read(self, index: int) -> np.ndarray | None:
         """Reads a picture; None if it cannot be decoded and need not be."""
@@ -190,30 +206,25 @@ class OtherSize(RunError):
     """A picture that does not have the others' size."""
 
 
-class _Names(Sequence[str]):
-    """Names of some pictures, made when they are used."""
+class GatheredPictures(Sequence[tuple[np.ndarray, int]]):
+    """Samples that were taken out of one array together. pixels: (B, H, W, C) uint8; labels: (B,)."""
 
-    def __init__(self, names: Sequence[str], indices: np.ndarray) -> None:
-        self._names, self._indices = names, indices
+    def __init__(self, pixels: np.ndarray, labels: np.ndarray) -> None:
+        self.pixels, self.labels = pixels, labels
 
     def __len__(self) -> int:
-        return len(self._indices)
+        return len(self.labels)
 
     @overload
-    def __getitem__(self, index: int) -> str: ...
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]: ...
 
     @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: slice) -> GatheredPictures: ...
 
-    def __getitem__(self, index: int | slice) -> str | list[str]:
+    def __getitem__(self, index: int | slice) -> tuple[np.ndarray, int] | GatheredPictures:
         if isinstance(index, slice):
-            return [self._names[int(number)] for number in self._indices[index]]
-        return self._names[int(self._indices[index])]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(str.__eq__, self, other))
-
-    __hash__ = None  # type: ignore[assignment]
+            return GatheredPictures(self.pixels[index], self.labels[index])
+        return self.pixels[index], int(self.labels[index])
 
 
 def _problems(found: Sequence[RunError], field: str, looked: int, most_bad: float) -> list[Problem]:

@@ -13,14 +13,16 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
-import pandas as pd
 
 from drivetrain.data.csv_records import Record, checked_records, lines_are_records, records, unquoted_records
 from drivetrain.data.packed_files import ending, is_packed, read_bytes
 from drivetrain.errors import Problem, UserError, clipped, problem
+
+if TYPE_CHECKING:
+    import pandas as pd  # it takes half a second, which runs whose tables are read in blocks do without
 
 NEAR = "did you mean"
 MOST_OF_A_NAME = 40  # characters: a first row of data in the place of names is a text of any length
@@ -116,6 +118,8 @@ def with_header_hint(problems: Sequence[Problem], names: Sequence[Any]) -> list[
 
 
 def _read(file: Path, header: bool) -> pd.DataFrame:
+    import pandas as pd
+
     if ending(file) == ".parquet":
         return pd.read_parquet(file)
     text = read_bytes(file).decode("utf-8-sig")
@@ -136,6 +140,8 @@ def _read(file: Path, header: bool) -> pd.DataFrame:
 
 def _table(found: Iterator[Record], header: bool) -> pd.DataFrame:
     """Returns the records as strings, all as wide as the first."""
+    import pandas as pd
+
     first = next(found, None)
     if first is None:
         raise ValueError("it holds blank lines only")

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
 from drivetrain.data.array_store import Store, Writer, check_room, stored
+from drivetrain.data.lazy_texts import LazyTexts
 from drivetrain.data.packed_files import ending, text_bytes
 from drivetrain.data.source_files import SourceFile
 from drivetrain.data.table_blocks import Table, open_table, refusal_of
@@ -24,7 +25,7 @@ FORMAT = 2
 SAID_FROM = 50_000_000  # bytes that take a second or more
 
 
-class MappedTexts(Sequence[str]):
+class MappedTexts(LazyTexts):
     """UTF-8 texts that lie end to end in a file; `indices`: of these texts among them."""
 
     def __init__(self, content: np.ndarray, ends: np.ndarray, indices: np.ndarray | None = None) -> None:
@@ -34,35 +35,22 @@ class MappedTexts(Sequence[str]):
     def __len__(self) -> int:
         return len(self._ends if self._indices is None else self._indices)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return self._slice(range(*index.indices(len(self))))
-        place = range(len(self))[index] if self._indices is None else int(self._indices[index])
+    def text(self, index: int) -> str:
+        place = index if self._indices is None else int(self._indices[index])
         start = int(self._ends[place - 1]) if place else 0
         return self._content[start : int(self._ends[place])].tobytes().decode("utf-8", "surrogatepass")
 
-    def _slice(self, numbers: range) -> list[str]:
-        if self._indices is not None or numbers.step != 1 or not numbers:
-            return [self[number] for number in numbers]
-        ends = [0, *self._ends[: numbers.stop].tolist()] if not numbers.start else None
-        ends = ends or self._ends[numbers.start - 1 : numbers.stop].tolist()
+    def texts(self, indices: range) -> list[str]:
+        if self._indices is not None or indices.step != 1 or not indices:
+            return super().texts(indices)
+        ends = [0, *self._ends[: indices.stop].tolist()] if not indices.start else None
+        ends = ends or self._ends[indices.start - 1 : indices.stop].tolist()
         held = self._content[ends[0] : ends[-1]].tobytes()
         edges = [end - ends[0] for end in ends]
         return [held[start:stop].decode("utf-8", "surrogatepass") for start, stop in pairwise(edges)]
 
     def taken(self, indices: np.ndarray) -> MappedTexts:
         return MappedTexts(self._content, self._ends, indices if self._indices is None else self._indices[indices])
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(str.__eq__, self, other))
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def place_of_row(row: int, files: Sequence[tuple[str, int]], path: str) -> str:

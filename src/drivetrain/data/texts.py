@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from drivetrain.config.language import most_dropped
 from drivetrain.config.workload import TextData
@@ -21,6 +20,9 @@ from drivetrain.data.table_blocks import IN_BLOCKS
 from drivetrain.data.tables import LINES, check_file, column, may_be_hub_id, not_utf8, read_table, with_header_hint
 from drivetrain.data.text_rows import MappedTexts, TextRows, open_text_rows, place_of_row
 from drivetrain.errors import Problem, UserError, problem, together
+
+if TYPE_CHECKING:
+    import pandas as pd  # as in tables.py
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Texts:
     warning: str | None = None  # where the cache could not be used
     store: TextRows | None = None
     indices: np.ndarray | None = None
+    kind: str = "row"  # what `rows` counts: of a file of texts alone, lines
 
     @property
     def labels(self) -> np.ndarray:
@@ -85,13 +88,26 @@ def read_texts(config: TextData, path: str, field: str, labelled: bool = True, s
         wanted["text_pair_column"] = config.text_pair_column
     if labelled:
         wanted["label_column"] = config.label_column
-    if is_there(path) or not may_be_hub_id(path):
-        texts, warning = _mapped(path, field, config, wanted)
-    else:
+    if is_on_hub(path):
         texts, warning = _held(path, field, config, wanted, split), None
+    else:
+        texts, warning = _mapped(path, field, config, wanted)
     if labelled:  # to predict for, each other row has its prediction all the same
         _check_few_are_bad(texts, config, path, field)
     return replace(texts, warning=warning)
+
+
+def is_on_hub(path: str) -> bool:
+    """Returns whether a path can only be the id of a data set on the hub."""
+    return not is_there(path) and may_be_hub_id(path)
+
+
+def subset_problems(config: TextData) -> Iterator[Problem]:
+    """Returns the problem of a subset where no data come from the hub, which alone has subsets."""
+    paths = [path for path in (config.train, config.evaluation) if path is not None]
+    if config.subset is not None and not any(map(is_on_hub, paths)):
+        why = f"{' and '.join(paths)} {'are' if len(paths) > 1 else 'is'} of this machine, and subsets are the hub's"
+        yield Problem("workload.data.subset", why, "leave it out, or give the path of that part")
 
 
 def _mapped(path: str, field: str, config: TextData, wanted: dict[str, str | int]) -> tuple[Texts, str | None]:
@@ -137,6 +153,8 @@ def _without_header(
 
 def _lines(path: str, field: str) -> Texts:
     """Reads a text a line; lines without one are bad rows."""
+    import pandas as pd
+
     file = Path(path)
     if not file.is_file():
         raise problem(field, f"{path} does not exist", f"paths are taken from the current folder, {Path.cwd()}")
@@ -145,7 +163,7 @@ def _lines(path: str, field: str) -> Texts:
         lines = [line.rstrip("\n") for line in io.StringIO(file.read_bytes().decode("utf-8-sig"), newline=None)]
     except UnicodeDecodeError as error:
         raise not_utf8(error, path, field) from None
-    return _texts({"text_column": pd.Series(lines, dtype=object)}, path, field)
+    return _texts({"text_column": pd.Series(lines, dtype=object)}, path, field, "line")
 
 
 def _check_few_are_bad(texts: Texts, config: TextData, path: str, field: str) -> None:
@@ -155,12 +173,13 @@ def _check_few_are_bad(texts: Texts, config: TextData, path: str, field: str) ->
         raise UserError(problems)
 
 
-def _texts(columns: dict[str, pd.Series], path: str, field: str) -> Texts:
+def _texts(columns: dict[str, pd.Series], path: str, field: str, kind: str = "row") -> Texts:
     first = _strings(columns["text_column"])
     second = _strings(columns["text_pair_column"]) if "text_pair_column" in columns else None
     kept = np.flatnonzero([bool(text.strip()) for text in first])
     if not len(kept):
-        raise problem(field, f"no row of {path} has a text", "check text_column")
+        fix = "check text_column" if kind == "row" else "give a text a line"
+        raise problem(field, f"no {kind} of {path} has a text", fix)
     labels = np.full(len(first), "", dtype=object)
     if "label_column" in columns:
         labels = np.array(_strings(columns["label_column"]), dtype=object)
@@ -169,15 +188,17 @@ def _texts(columns: dict[str, pd.Series], path: str, field: str) -> Texts:
             shown = ", ".join(map(str, unlabelled[:5])) + (" ..." if len(unlabelled) > 5 else "")
             raise problem(field, f"{len(unlabelled)} rows of {path} have no label: {shown}", "label or remove them")
     names, numbers = np.unique(labels.astype(str), return_inverse=True)
-    everything = Texts(first, second, numbers, names.tolist(), np.arange(1, len(first) + 1))
+    everything = Texts(first, second, numbers, names.tolist(), np.arange(1, len(first) + 1), kind=kind)
     lacking = np.setdiff1d(np.arange(len(first)), kept)
     return replace(
-        everything.take(kept), bad=tuple(BadRow(f"row {i + 1} of {path}", "it has no text") for i in lacking)
+        everything.take(kept), bad=tuple(BadRow(f"{kind} {i + 1} of {path}", "it has no text") for i in lacking)
     )
 
 
 def _strings(values: pd.Series) -> list[str]:
     """Returns strings. Missing values are empty; whole floats that pandas made of integers are integers again."""
+    import pandas as pd
+
     if pd.api.types.is_float_dtype(values) and (values.dropna() % 1 == 0).all():
         values = values.astype("Int64")
     return ["" if pd.isna(value) else str(value) for value in values.astype(object)]

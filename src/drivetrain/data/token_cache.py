@@ -54,7 +54,7 @@ def _alone(file: Path) -> Iterator[None]:
         yield
     finally:
         if lock.is_locked:
-            file.unlink(missing_ok=True)  # whoever waits for this one still finds what was made
+            file.unlink(missing_ok=True)  # a process that waits for this one still finds the result
             lock.release()
 
 

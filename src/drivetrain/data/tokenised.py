@@ -62,7 +62,7 @@ def load_tokenizer(given: str, field: str, trusted: bool = False) -> Any:
     if not_a_hub_id and not path.is_dir():
         raise problem(field, f"{given} does not exist", f"paths are taken from the current folder, {Path.cwd()}")
     if path.is_dir() and (path / "vocab.txt").is_file() and not any(map(Path.is_file, map(path.joinpath, DESCRIBED))):
-        why = f"{given} holds vocab.txt, and no file that says which kind of tokenizer it is of"
+        why = f"{given} holds vocab.txt, and no file that names the kind of tokenizer"
         fix = f"for BERT's WordPiece give {path / 'vocab.txt'} itself, for others add tokenizer.json"
         raise problem(field, why, fix)
     if path.is_dir():

@@ -33,7 +33,7 @@ def pack(findings: dict[str, Any], run: Path | None, to: Path) -> dict[str, int]
     """Writes the bundle. Returns the name and bytes of each file in it.
 
     findings: the doctor's. run: the folder of a run, or None. Raises UserError for a folder of no run, or if `to`
-    exists already; RunError if it cannot be written.
+    exists already, and RunError if it cannot be written.
     """
     if os.path.lexists(to):
         raise problem("--output", f"{to} is there already", "give another name, or take it away")

@@ -23,7 +23,7 @@ from drivetrain.runtime.hardware import detect
 _GLOO = "processes that share the cores (gloo)"
 _ON_CPUS = {
     "deepspeed": f"{_GLOO}; torch's optimizers: nothing is compiled (no fused_adam.so), and no --deepspeed is needed",
-    "accelerate": f"{_GLOO}; Accelerate has only ddp between CPUs, and is told otherwise for fsdp and deepspeed",
+    "accelerate": f"{_GLOO}; Accelerate has only ddp between CPUs; for fsdp and deepspeed it takes them for GPUs",
 }
 
 

@@ -63,7 +63,7 @@ def _together(given: Sequence[Sequence[str]], seconds: float) -> Answer:
     for child, (_, err) in zip(children, said, strict=True):
         if child.returncode != 0:
             lines = err.strip().splitlines()
-            return "no", f"exit code {child.returncode}: {lines[-1][:300] if lines else 'without a word'}"
+            return "no", f"exit code {child.returncode}: {lines[-1][:300] if lines else 'without an error'}"
     return "yes", json.loads(said[0][0].splitlines()[-1])
 
 

@@ -198,7 +198,8 @@ class AutogradEngine(ModelHolder):
         return loss.detach()
 
     def _contexts(self, micro_batches: Sequence[MicroBatch]) -> list[LossContext]:
-        """What each micro-batch's loss gets beside the model: statistics of the global batch, auxiliary models."""
+        """Returns what each micro-batch's loss gets beside the model: statistics of the global batch, auxiliary
+        models."""
         context = LossContext(self._auxiliary.callables)
         if not self._workload.has_statistics:
             return [context] * len(micro_batches)

@@ -34,7 +34,7 @@ from drivetrain.workloads.metrics import Metric
 T = TypeVar("T")
 State = dict[str, Any]
 Part = Callable[[str], AbstractContextManager[Any]]  # times what runs within, under a name
-# the gradient norm → whether the update is refused: known, or a scalar on the device that nobody should wait for
+# the gradient norm → whether the update is refused: known, or a scalar on the device, to be read without waiting
 StepGuard = Callable[[Tensor], bool | Tensor]
 
 
@@ -137,6 +137,11 @@ class Engine(ABC):
         """Announces the window after the one under way: its beginning may be sent to a GPU meanwhile."""
         del micro_batches
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether one process trains, so that no other rank waits elsewhere when an error ends a step."""
+        return False
+
     def savepoint(self) -> Callable[[], None] | None:
         """Called before a window: returns a function that undoes it if memory runs out in it. None if only a new start
         can."""
@@ -166,7 +171,7 @@ class Engine(ABC):
 
     @abstractmethod
     def without_gradient(self, micro_batches: Sequence[MicroBatch], work: Callable[[nn.Module, Batch], T]) -> list[T]:
-        """Yields the result of `work` on the model and each micro-batch, on this rank: log-probabilities, the next
+        """Returns the result of `work` on the model and each micro-batch, on this rank: log-probabilities, the next
         tokens.
 
         The model is in evaluation mode, and its mode is restored. All ranks must pass equally many micro-batches.

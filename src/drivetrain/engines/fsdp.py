@@ -148,7 +148,7 @@ def gathered_apart(model: nn.Module, options: config.FsdpEngine) -> list[nn.Modu
 
 
 def _large_enough(inner_first: list[nn.Module], least: int) -> Iterator[nn.Module]:
-    """Returns modules with at least so many parameters beside those of chosen ones within them (containers are never
+    """Yields modules with at least so many parameters beside those of chosen ones within them (containers are never
     called)."""
     taken: set[int] = set()
     for module in inner_first:

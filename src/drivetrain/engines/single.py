@@ -15,6 +15,10 @@ class AloneEngine(AutogradEngine):
 
     _undo: Undo | None = None
 
+    @property
+    def is_alone(self) -> bool:
+        return True
+
     def savepoint(self) -> Callable[[], None]:
         if self._undo is None:
             assert self._optimizer is not None, "set up for evaluation only"

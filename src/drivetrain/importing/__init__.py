@@ -1,1 +1,1 @@
-"""Configurations of other software as a run file. Nothing of theirs is imported and none of their files is run."""
+"""Translates configurations of other software into a run file, without importing that software or running its files."""

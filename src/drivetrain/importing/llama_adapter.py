@@ -34,7 +34,7 @@ BITSANDBYTES = ("bnb", "bitsandbytes")
 def lacking(given: KeyReader) -> tuple[str, str] | None:
     """Returns the key because of which no such adapter or base can be trained here, and the reason."""
     if given.switch("train_from_scratch") and is_lora(given):
-        return "train_from_scratch", "nobody could load an adapter of a model that is made at random"
+        return "train_from_scratch", "an adapter of a randomly made model could not be loaded"
     bits, method = given.count("quantization_bit", 0), given.word("quantization_method", "bnb")
     kind = given.word("quantization_type", "nf4")
     if not bits:
@@ -68,7 +68,7 @@ def adapters(given: KeyReader) -> None:
     if stacks or not paths:
         _new(given)
     else:
-        given.note("finetuning_type", "mapped", "the adapter at adapter.path says it")
+        given.note("finetuning_type", "mapped", "the adapter at adapter.path has it")
         given.off(*OF_NEW, why="the adapter that is trained on has its own")
     _rates(given)
     if len(paths) == 1 and not stacks:
@@ -128,7 +128,7 @@ def _rates(given: KeyReader) -> None:
 
 
 def _stacked(given: KeyReader, paths: Sequence[str], with_new: bool) -> None:
-    """Returns a list: the trained adapter, above frozen ones."""
+    """Sets a list of adapters: the trained one, above frozen ones."""
     found = given.found
     said = {name: found.translation.settings.pop(name) for name in [*found.translation.settings] if _is_of(name)}
     said = {name: found.defaults.pop(name).value for name in [*found.defaults] if _is_of(name)} | said

@@ -135,7 +135,7 @@ KEYS: dict[str, Handler] = {
     "use_unsloth": _UNSLOTH,
     "use_reentrant_gc": fated("unneeded", "the non-reentrant way is taken, which does the same"),
     "print_param_status": _TOLD,
-    **_all("hf_hub_token ms_hub_token om_hub_token", fated("unneeded", "the hub's own login says it")),
+    **_all("hf_hub_token ms_hub_token om_hub_token", fated("unneeded", "the hub's own login has it")),
     **_all("image_max_pixels image_min_pixels image_do_pan_and_scan crop_to_patches", _MULTIMODAL),
     **_all("video_max_pixels video_min_pixels video_fps video_maxlen use_audio_in_video", _later("models of video")),
     **_all("audio_sampling_rate", _later("models of sound")),
@@ -145,7 +145,7 @@ KEYS: dict[str, Handler] = {
     **_all("module_dropout oft_rank oft_block_size oft_target", fated("unneeded", "it is of finetuning_type oft")),
     # data
     "overwrite_cache": fated("unneeded", "tokenised data are made again when what made them changed"),
-    "data_shared_file_system": fated("unneeded", "every machine reads the data where the run file says"),
+    "data_shared_file_system": fated("unneeded", "every machine reads the data at the run file's path"),
     "disable_shuffling": if_on(fated("refused", "the order of data is random, a function of seed and step")),
     # method
     **_all("pref_beta pref_ftx pref_bco_weight pref_loss dpo_label_smoothing kto_chosen_weight", _PREFERENCES),

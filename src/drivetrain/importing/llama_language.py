@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from drivetrain.config import language_stages
 from drivetrain.config.translation import Fate
 from drivetrain.errors import problem
 from drivetrain.importing import llama_adapter, llama_weights
@@ -20,7 +21,7 @@ from drivetrain.importing.llama_weights import CUTOFF, cutoff, names_of
 
 PREFERENCES = "there is no preference tuning and no reinforcement learning yet"
 OF_PREFERENCES = ("pref_", "dpo_", "kto_", "ppo_", "simpo_", "ref_model", "reward_model")  # keys begin so
-STAGES = {"pt": "pretrain", "sft": "sft"}
+STAGES = {stage.llama_factory: stage for stage in language_stages.STAGES.values() if stage.llama_factory is not None}
 METHODS = ("full", "freeze", "lora")
 DATA = "workload.data"
 BUFFER = 16_384
@@ -81,11 +82,11 @@ def groups() -> list[Callable[[KeyReader], None]]:
 
 def _stage(given: KeyReader) -> None:
     given.found.translation.settings["workload.type"] = "language_model"
-    given.set("stage", "workload.stage", STAGES[given.word("stage", "sft")])
+    given.set("stage", "workload.stage", STAGES[given.word("stage", "sft")].name)
 
 
 def _is_text(given: KeyReader) -> bool:
-    return given.word("stage", "sft") == "pt"
+    return not STAGES[given.word("stage", "sft")].has_conversations
 
 
 def _packs(given: KeyReader) -> bool:
@@ -244,7 +245,7 @@ def _packing(given: KeyReader) -> None:
         given.set(key, f"{DATA}.packing", True, why)
     elif given.has("packing"):
         given.set("packing", f"{DATA}.packing", False)
-    given.off("packing" if key == "neat_packing" else "neat_packing", why="packing is told elsewhere")
+    given.off("packing" if key == "neat_packing" else "neat_packing", why="packing is noted elsewhere")
 
 
 def _streaming(given: KeyReader) -> None:

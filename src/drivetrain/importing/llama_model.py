@@ -54,14 +54,14 @@ OWN_CLASSES = (
 TOKENIZERS = "tokenizers are fast ones"
 INTERNAL = fated("unneeded", "LLaMA-Factory derives it itself")
 NEWEST = "the newest is taken: download that one, and give its folder"
-OWN_TEMPLATE = "the template says it"
+OWN_TEMPLATE = "the template has it"
 TOKENS = if_on(lost("add them to the tokenizer, save it, and name its folder in workload.model.tokenizer"))
 
 KEYS: dict[str, Handler] = {
     # model
     "model_revision": _only("main", "it is the newest", NEWEST, alters=True),
     "trust_remote_code": if_on(fated("changed", OWN_CLASSES)),
-    "cache_dir": fated("changed", "HF_HOME says where the hub's files are kept"),
+    "cache_dir": fated("changed", "HF_HOME sets where the hub's files are kept"),
     "use_fast_tokenizer": _only(True, TOKENIZERS, TOKENIZERS, "changed"),
     "low_cpu_mem_usage": fated("unneeded", "engine.meta spares the memory of ranks"),
     "split_special_tokens": if_on(lost("special tokens are never taken apart")),
@@ -70,7 +70,9 @@ KEYS: dict[str, Handler] = {
         "noise_init", "new rows are random around the others' mean", "new rows are random around the others' mean"
     ),
     "moe_aux_loss_coef": if_on(lost("the loss is that of the tokens")),
-    **_all("upcast_layernorm upcast_lmhead_output", if_on(fated("refused", "precision says what is computed in fp32"))),
+    **_all(
+        "upcast_layernorm upcast_lmhead_output", if_on(fated("refused", "precision decides what is computed in fp32"))
+    ),
     **_all("model_max_length block_diag_attn device_map compute_dtype use_kv_cache", INTERNAL),
     "use_v1_kernels": if_on(fated("refused", "the model's own kernels are taken")),
     # data

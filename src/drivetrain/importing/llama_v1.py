@@ -44,7 +44,7 @@ ENGINES = {"fsdp2": "fsdp", "fsdpturbo": "fsdp", "deepspeed": "deepspeed"}
 def _engine(given: KeyReader) -> None:
     """Translates the engine. Without dist_config several ranks are replicas (DDP), which the launcher decides."""
     if not given.take("dist_config"):
-        given.off("dist_config", why="ranks are replicas; engine and processes say it")
+        given.off("dist_config", why="ranks are replicas; engine and processes set it")
         return
     block = given.block("dist_config")
     name = block.word("name")
@@ -152,7 +152,7 @@ def _rhythm(given: KeyReader) -> None:
     if given.count("save_total_limit", 0) > 0:
         given.set("save_total_limit", "checkpoints.keep_last", given.count("save_total_limit", 0))
     else:
-        given.note("save_total_limit", "changed", "checkpoints.keep_last says how many are kept, at least 1")
+        given.note("save_total_limit", "changed", "checkpoints.keep_last sets how many are kept, at least 1")
     given.set("logging_steps", "tracking.log_every", given.count("logging_steps", 1))
 
 
@@ -167,7 +167,7 @@ def _running(given: KeyReader) -> None:
         given.set("batching_workers", "loader.workers", given.count("batching_workers", 16))
 
 
-_OF_DPO = fated("unneeded", "it is of dpo, which the command line says there; the run is sft")
+_OF_DPO = fated("unneeded", "it is of dpo, which its command line selects; the run is sft")
 _CHAT = fated("unneeded", "it is for LLaMA-Factory's own chat")
 
 KEYS: dict[str, Handler] = {

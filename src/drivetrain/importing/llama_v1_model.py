@@ -145,7 +145,7 @@ def _trained(given: KeyReader) -> None:
 
 def _saved(block: KeyReader) -> None:
     paths = names_of(block, "adapter_name_or_path")
-    block.note("name", "mapped", "the adapter at adapter.path says it")
+    block.note("name", "mapped", "the adapter at adapter.path has it")
     if len(paths) > 1:
         block.lose("adapter_name_or_path", "v1 trains on from a single one: merge the others into the base")
     else:
@@ -203,7 +203,7 @@ def _quantised(given: KeyReader) -> None:
         if bits == 4:
             block.set("double_quantization", "quantised_base.double", block.switch("double_quantization", True))
         told = ("quantization_bit", "double_quantization") if bits == 4 else ("quantization_bit",)
-        block.off(*(key for key in block.raw if key not in told), why="quantised_base and precision say it")
+        block.off(*(key for key in block.raw if key not in told), why="quantised_base and precision set it")
 
 
 def _has_adapter(given: KeyReader) -> bool:

@@ -43,7 +43,7 @@ def is_shared(source: Source) -> bool:
     try:
         return any(degree > 1 for _, _, degree in _degrees(source))
     except OF_JUNK:
-        return False  # told when the file is translated
+        return False  # reported when the file is translated
 
 
 def _degrees(source: Source) -> Iterator[tuple[str, str, int]]:
@@ -67,7 +67,7 @@ def _lay_out(found: TranslatedFile) -> None:
     taken = {to for to, _ in degrees.values()}
     if len(taken) < len(degrees):
         given = " and ".join(degrees)
-        raise problem(f"{source.prefix}{given}", "both say which ranks share a sequence", "keep one of them")
+        raise problem(f"{source.prefix}{given}", "both set which ranks share a sequence", "keep one of them")
     shards = _shards(found)
     engine = settings.get("engine.name")
     _take_out(found)
@@ -116,7 +116,7 @@ def _take_out(found: TranslatedFile) -> None:
 
 
 def _wraps(note: Note) -> bool:
-    """Translates fsdp_auto_wrap_policy, which decides on engine.wrap together with other keys."""
+    """Returns whether a note is on fsdp_auto_wrap_policy, which decides on engine.wrap together with other keys."""
     return note.key.endswith(accelerate.POLICY.removeprefix("fsdp_"))
 
 

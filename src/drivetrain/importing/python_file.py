@@ -78,7 +78,7 @@ class _Reader:
         return False
 
     def _expression(self, node: Any) -> bool:
-        """Reads a docstring, or a list or dict that grows."""
+        """Reads a docstring, or a list or dict that grows; returns whether it could."""
         if isinstance(node.value, ast.Constant):
             return True
         call = node.value
@@ -145,7 +145,7 @@ class _Reader:
         return True
 
     def _with(self, node: Any) -> bool:
-        """Reads other configurations for `with read_base():`; any other block is skipped."""
+        """Reads other configurations for `with read_base():`; returns False for any other block, which is skipped."""
         opened = [ast.unparse(item.context_expr) for item in node.items]
         if opened != ["read_base()"] or not all(isinstance(part, ast.ImportFrom) for part in node.body):
             return False

@@ -73,8 +73,8 @@ ORDER = "the order of data is random, a function of seed and step; workload.data
 SPLIT = "per_device_train_batch_size would be the batch of all devices: give that as batch_size"
 HALVED = "a micro-batch that does not fit comes in halves, and the batch of a step stays"
 _COMMAND = fated("unneeded", "it is a verb of the command line: train, evaluate, predict")
-_LAUNCHER = fated("unneeded", "the launcher says it")
-_SCREEN = fated("unneeded", "--quiet says what is on the screen")
+_LAUNCHER = fated("unneeded", "the launcher sets it")
+_SCREEN = fated("unneeded", "--quiet sets what is on the screen")
 _COUNTED = fated("unneeded", "the report counts samples")
 _METRICS = fated("unneeded", "metrics are counted over all samples, batch by batch")
 _PUSHED = if_on(fated("refused", "nothing is sent to the hub"))
@@ -83,7 +83,7 @@ _SAVED = fated("unneeded", "a checkpoint is safetensors and all that resuming ne
 _PINNED = fated("unneeded", "memory is pinned for a GPU, and workers stay for the whole run")
 _GENERATED = if_on(fated("later", "generating text"))
 _TPU = if_on(fated("refused", "there are no TPUs here"))
-_OF_THE_WORKLOAD = fated("unneeded", "workload says it: take one with --onto")
+_OF_THE_WORKLOAD = fated("unneeded", "workload sets it: take one with --onto")
 
 KEYS: dict[str, Handler] = {
     **dict.fromkeys(("do_train", "do_eval", "do_predict"), _COMMAND),
@@ -91,7 +91,7 @@ KEYS: dict[str, Handler] = {
     "resume_from_checkpoint": if_on(fated("refused", "--resume goes on from a checkpoint of this project only")),
     "ignore_data_skip": if_on(fated("refused", "a resumed run goes on where it was in the data")),
     "restore_callback_states_from_checkpoint": fated("unneeded", "a resumed run knows its early stopping"),
-    "enable_jit_checkpoint": fated("unneeded", "a run saves when it is told to end"),
+    "enable_jit_checkpoint": fated("unneeded", "a run saves when it is asked to end"),
     # batch and data
     "auto_find_batch_size": fated("unneeded", HALVED),
     "dataloader_num_workers": field_of("loader.workers"),
@@ -132,7 +132,9 @@ KEYS: dict[str, Handler] = {
     "skip_memory_metrics": fated("unneeded", "the report has the peak memory"),
     "full_determinism": _switched("deterministic"),
     **dict.fromkeys(("fp16_backend", "half_precision_backend", "fp16_opt_level"), fated("unneeded", "AMP is torch's")),
-    **dict.fromkeys(("bf16_full_eval", "fp16_full_eval"), if_on(fated("refused", "precision says how it evaluates"))),
+    **dict.fromkeys(
+        ("bf16_full_eval", "fp16_full_eval"), if_on(fated("refused", "precision decides how it evaluates"))
+    ),
     # several devices
     **dict.fromkeys(("local_rank", "_n_gpu", "ddp_backend", "ray_scope", "log_on_each_node"), _LAUNCHER),
     "ddp_timeout": fated("unneeded", "a rank that fails ends the others"),
@@ -155,7 +157,7 @@ KEYS: dict[str, Handler] = {
     "use_legacy_prediction_loop": _METRICS,
     "eval_delay": if_on(fated("refused", "evaluations start with the first that is due")),
     "eval_on_start": if_on(fated("refused", "the first evaluation comes after the first epoch, or every_steps")),
-    "greater_is_better": fated("unneeded", "the metric says it"),
+    "greater_is_better": fated("unneeded", "the metric decides it"),
     **dict.fromkeys(("predict_with_generate", "generation_max_length", "generation_num_beams"), _GENERATED),
     "generation_config": _GENERATED,
     "sortish_sampler": if_on(fated("refused", ORDER)),

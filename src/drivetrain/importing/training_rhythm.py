@@ -80,11 +80,11 @@ def saving(given: KeyReader) -> None:
     if kept > 0:
         given.set("save_total_limit", "checkpoints.keep_last", kept)
     elif given.has("save_total_limit"):
-        given.note("save_total_limit", "changed", "checkpoints.keep_last says how many are kept, at least 1")
+        given.note("save_total_limit", "changed", "checkpoints.keep_last sets how many are kept, at least 1")
     if given.switch("load_best_model_at_end"):
         given.note("load_best_model_at_end", "mapped", "the best is kept, and evaluate and predict take it")
     else:
-        given.off("load_best_model_at_end", why="the best is kept, and --checkpoint says which is taken")
+        given.off("load_best_model_at_end", why="the best is kept, and --checkpoint chooses the one to use")
 
 
 def at_the_end(given: KeyReader, key: str) -> None:

@@ -135,7 +135,7 @@ def _precision(wrapper: KeyReader, driver: str | None) -> None:
         if kind == "OptimWrapper":
             wrapper.set("type", "precision", "fp32", is_soft=True)
         else:
-            wrapper.off("type", why="a DeepSpeed JSON given beside it says it")
+            wrapper.off("type", why="a DeepSpeed JSON beside it sets it")
         wrapper.off("dtype", why="nothing is cast")
     else:
         wrapper.lose("type", f"{kind}: there are OptimWrapper and AmpOptimWrapper")
@@ -244,7 +244,7 @@ def _hooks(given: KeyReader, iterations: int) -> None:
         if kept > 0:
             saved.set("max_keep_ckpts", "checkpoints.keep_last", kept)
         else:
-            saved.note("max_keep_ckpts", "changed", "checkpoints.keep_last says how many are kept")
+            saved.note("max_keep_ckpts", "changed", "checkpoints.keep_last sets how many are kept")
         saved.rest(dict.fromkeys(saved.raw, fated("unneeded", "a checkpoint holds all that resuming needs")))
     if isinstance(hooks.take("logger"), dict):
         told = hooks.block("logger")

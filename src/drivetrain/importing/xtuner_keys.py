@@ -60,7 +60,7 @@ def _scaled_rate(key: str, value: Any, into: Translation) -> None:
     if isinstance(value, dict) and not value.get("enable", False):
         into.note(key, "unneeded", "it is off")
     else:
-        into.note(key, "refused", "the learning rate is what optimizer.lr says", alters=True)
+        into.note(key, "refused", "optimizer.lr sets the learning rate", alters=True)
 
 
 # what the Runner reads; the other names of a file only serve within it

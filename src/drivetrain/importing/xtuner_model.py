@@ -12,10 +12,10 @@ from drivetrain.config.translation import Handler, fated, if_on, lost
 from drivetrain.importing.key_reader import KeyReader
 from drivetrain.importing.llama_adapter import WEIGHTS_ALONE, plain
 
-PRECISION = fated("unneeded", "precision says what products are computed in")
+PRECISION = fated("unneeded", "precision decides the dtype of products")
 LORA: dict[str, Handler] = {
-    **dict.fromkeys(("task_type", "inference_mode", "peft_type"), fated("unneeded", "the workload and method say it")),
-    "fan_in_fan_out": fated("unneeded", "the layer says it"),
+    **dict.fromkeys(("task_type", "inference_mode", "peft_type"), fated("unneeded", "the workload and method set it")),
+    "fan_in_fan_out": fated("unneeded", "the layer has it"),
     **dict.fromkeys(("rank_pattern", "alpha_pattern"), if_on(lost("all targets have one rank and alpha"))),
     **dict.fromkeys(
         ("layers_to_transform", "layers_pattern", "exclude_modules", "target_parameters"),

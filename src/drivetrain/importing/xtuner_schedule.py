@@ -84,7 +84,7 @@ def _warmup(part: KeyReader, length: tuple[float | None, float | None], iteratio
 
 
 def _lowest(part: KeyReader, kind: str) -> None:
-    """Returns where the shape ends, as a share of the peak."""
+    """Sets where the shape ends, as a share of the peak."""
     settings = part.found.translation.settings
     if kind == "LinearLR" and part.has("end_factor"):
         part.set("end_factor", "schedule.final_lr_ratio", part.number("end_factor", 1.0))

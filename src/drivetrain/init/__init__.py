@@ -1,1 +1,1 @@
-"""Run files to begin with: the recipes that come with the package, and one of them made to fit the user's data."""
+"""Run files to begin with: the recipes that come with the package, and one of them fitted to the user's data."""

@@ -14,7 +14,7 @@ FOLDER = Path(str(files("drivetrain").joinpath("recipes")))
 
 
 def recipes() -> Iterator[tuple[str, str]]:
-    """Returns name and first sentence of each recipe, in alphabetical order."""
+    """Yields name and first sentence of each recipe, in alphabetical order."""
     for file in sorted(FOLDER.glob("*.yaml")):
         yield file.stem, _first_sentence(file.read_text(encoding="utf-8"))
 

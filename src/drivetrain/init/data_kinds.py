@@ -223,7 +223,7 @@ def _pictures(path: Path, table: Any, columns: list[str], rows: list[Any], label
 
 
 def _texts_within(rows: Iterable[Any]) -> list[str]:
-    """Yields all texts of some rows, however deeply they are nested."""
+    """Returns all texts of some rows, however deeply they are nested."""
     found: list[str] = []
 
     def gather(value: Any) -> None:

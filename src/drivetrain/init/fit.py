@@ -137,7 +137,7 @@ def _labelled_texts(run: Any, kind: LabelledTexts, made: Fitted, stem: str) -> N
 def _few_of_a_class(kind: LabelledTexts) -> list[str]:
     if kind.rows >= 10 * len(kind.classes):
         return []
-    return [f"There are few rows for {len(kind.classes)} classes: what is measured will vary much."]
+    return [f"There are few rows for {len(kind.classes)} classes: metrics will vary much."]
 
 
 def _conversations(run: Any, kind: Conversations, made: Fitted, stem: str) -> None:
@@ -248,7 +248,7 @@ def _pictures(run: Any, sides: Any, samples: float, made: Fitted) -> None:
 
 
 def _batch(run: Any, samples: float, made: Fitted) -> None:
-    """Returns a batch size that gives at least some batches an epoch."""
+    """Sets a batch size small enough for several batches an epoch."""
     most = max(1, int(samples) // STEPS_AN_EPOCH)
     batch = int(run.get("batch_size", 32))
     if batch > most:

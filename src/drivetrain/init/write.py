@@ -61,7 +61,7 @@ def _as_it_is(name: str, to: Path) -> tuple[dict[Path, str], list[str]]:
         beside = to.with_name(script)
         files = {to: text.replace(f"examples/{script}", str(beside))}
         files[beside] = (FOLDER / script).read_text(encoding="utf-8")
-    return files, [f"The recipe {file.stem} as it is; its first lines say which data it wants."]
+    return files, [f"The recipe {file.stem} unchanged; its first lines name the data it needs."]
 
 
 def _refuse_existing(files: Sequence[Path]) -> None:

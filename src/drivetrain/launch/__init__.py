@@ -1,1 +1,1 @@
-"""Starts a verb's work, in as many processes as the run asks for."""
+"""Starts a verb's work in the processes of a run, restarts them when one dies, and joins other launchers."""

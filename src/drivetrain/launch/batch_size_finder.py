@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from drivetrain.config.load import load
+from drivetrain.config.run import RunConfig
 from drivetrain.errors import OutOfMemory
 from drivetrain.launch.elastic import Died, Hung, one_attempt
 from drivetrain.launch.job import Job
@@ -14,13 +15,6 @@ from drivetrain.runtime.atomic_file import writing
 from drivetrain.runtime.attempt import Attempt
 from drivetrain.runtime.run_folder import RunFolder
 from drivetrain.training.batch_size_trials import Tried, sizes
-
-# what decides on the memory that a sample takes, and how many there are
-DECIDING = (
-    *("workload", "adapter", "quantised_base", "quantisation_aware", "precision", "engine", "processes", "nodes"),
-    *("device", "memory_limit", "batch_size", "batch_size_per_device", "optimizer", "recompute"),
-    *("offload_activations", "compile", "allocator"),
-)
 
 
 def fitted(task: Job, folder: Path, meeting: Meeting) -> Job:
@@ -66,7 +60,7 @@ def number_of_before(task: Job) -> int | None:
     before, problems = load(file)
     if before is None or problems:
         return None
-    deciding = DECIDING if task.verb == "train" else ()
+    deciding = RunConfig.deciding_memory() if task.verb == "train" else ()
     same = all(getattr(before, name) == getattr(task.run, name) for name in deciding)
     return before.micro_batch_limit if same else None
 

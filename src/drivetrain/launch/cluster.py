@@ -20,19 +20,22 @@ CAPABLE = (99, 0)
 
 @dataclass(frozen=True)
 class ClusterRun:
-    """A run that no rule refuses, as its run file states it. notices: remarks, the number of GPUs first."""
+    """A run that no rule refuses, as its run file states it. overrides: the caller's and the number of nodes. notices:
+    remarks, the number of GPUs first."""
 
     run: RunConfig
+    overrides: list[str]
     notices: list[str]
 
 
-def checked_for_cluster(run_file: Path, overrides: Sequence[str]) -> ClusterRun:
+def checked_for_cluster(run_file: Path, overrides: Sequence[str], nodes: int | None = None) -> ClusterRun:
     """Reads a run file and applies all rules that need no GPU. Raises UserError with all problems.
 
     A missing file at an absolute path is a notice, since only the cluster may have it. A relative path has to exist:
     the job starts in the folder that it is submitted from, as this command does. Packages are those installed here.
     """
-    run, problems = load(run_file, overrides)
+    given = [*overrides, *([] if nodes is None else [f"nodes={nodes}"])]
+    run, problems = load(run_file, given)
     if run is None:
         raise UserError(problems)
     there = _machine(run)
@@ -42,7 +45,7 @@ def checked_for_cluster(run_file: Path, overrides: Sequence[str]) -> ClusterRun:
     if refused:
         raise UserError([*refused, *elsewhere])
     missing = [f"{each.field}: {each.path} does not exist here; the cluster has to have it" for each in elsewhere]
-    return ClusterRun(run, [*_size(run, full), *missing])
+    return ClusterRun(run, given, [*_size(run, full), *missing])
 
 
 def _machine(run: RunConfig) -> Machine:

@@ -52,7 +52,7 @@ def one_attempt(task: Job, folder: Path, meeting: Meeting, processes: int) -> Re
     forget(folder)
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):  # each has a level of its own
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # what happens is told once, by us
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # we report failures once, ourselves
     with variables(_for_ranks(task, processes)), Watch(folder, task.run, meeting) as watch:
         try:
             command = ("-m", "drivetrain.launch.rank", str(folder), str(os.getpid()))
@@ -147,7 +147,7 @@ def _result(folder: Path, failure: ChildFailedError | None) -> Result:
         lost = cause_of(bad)
         raise Died(str(raised(lost)), lost.traceback)
     if not ended:
-        raise Died(f"no rank said how it ended: {failure}")
+        raise Died(f"no rank reported how it ended: {failure}")
     first = ended[0]
     assert first.result is not None, "whoever is not bad is done"
     return first.result.model_copy(update={"of_first": first.rank == 0})

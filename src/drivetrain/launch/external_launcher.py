@@ -72,11 +72,11 @@ def accelerate_problems(run: RunConfig) -> Iterator[Problem]:
     environment."""
     precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision != "no" and not run.precision.startswith(precision):
-        why = f"{run.precision} is the run's, but accelerate launch was told --mixed_precision {precision}"
-        yield Problem("precision", why, "leave the flag out: the run file says the precision")
+        why = f"{run.precision} is the run's, but accelerate launch got --mixed_precision {precision}"
+        yield Problem("precision", why, "leave the flag out: the run file sets the precision")
     for name in ("fsdp", "deepspeed"):
         if os.environ.get(f"ACCELERATE_USE_{name.upper()}") == "true" and run.engine.driving.name != name:
-            why = f"{run.engine.label} is the run's, but accelerate launch was told --use_{name}"
+            why = f"{run.engine.label} is the run's, but accelerate launch got --use_{name}"
             yield Problem("engine", why, f"give engine={name}, or launch with --multi_gpu instead")
     # without --multi_gpu and the like one process is started, whatever --num_processes says
     alone = "ACCELERATE_USE_CPU" in os.environ and "MASTER_ADDR" in os.environ and OuterLauncher.here() is None

@@ -12,7 +12,6 @@ from drivetrain.config import rules
 from drivetrain.config.load import load
 from drivetrain.config.notices import notices
 from drivetrain.config.run import RunConfig
-from drivetrain.config.workload import UserObjects
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.launch.external_launcher import OuterLauncher, accelerate_problems
 from drivetrain.launch.job import Node
@@ -78,7 +77,7 @@ def judged_here(
     problems."""
     if run is None:
         raise UserError(problems)
-    if isinstance(run.workload, UserObjects) and not held.held():
+    if run.workload.needs_objects and not held.held():
         raise held.missing()
     from drivetrain.runtime.hardware import detect  # only now: a broken run file is answered without importing torch
 

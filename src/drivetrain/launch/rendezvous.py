@@ -63,8 +63,8 @@ class Meeting:
         time.sleep(SETTLING_SECONDS)
         with self._told():
             if self._store.check([OVER]):
-                raise RankError("another node ended the run: what it printed says why")
-            # whoever comes first counts it up; the others hear of it
+                raise RankError("another node ended the run: its output has the reason")
+            # the first node counts it up; the others read it
             self._number = int(self._store.compare_set(NUMBER, str(self._number), str(self._number + 1)))
 
     def try_smaller(self) -> None:

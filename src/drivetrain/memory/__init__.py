@@ -1,1 +1,1 @@
-"""Ways to need less memory, or to reuse it."""
+"""Ways to need less memory: recompute, offload, the allocator, limits, and recovery when memory runs out."""

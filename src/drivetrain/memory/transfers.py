@@ -62,7 +62,7 @@ class Ahead:
                 for name, tensor in batch.items()
             }
         self._under_way[id(batch)] = batch, moved
-        while len(self._under_way) > MOST_AHEAD:  # of windows that nobody took: they were cut anew
+        while len(self._under_way) > MOST_AHEAD:  # of windows that were never computed: they were cut anew
             self._under_way.popitem(last=False)
 
     def take(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor] | None:

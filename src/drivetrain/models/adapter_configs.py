@@ -112,7 +112,7 @@ def _ia3_modules(block: Adapter, model: Any, whole: Sequence[str]) -> dict[str, 
     from peft.utils import constants
 
     if block.targets == "all-linear":
-        why = "ia3 scales what some layers give and others take, and must be told which"
+        why = "ia3 scales outputs of some layers and inputs of others, and needs their names"
         raise problem("adapter.targets", why, "name them, and those scaled at their inputs in adapter.feedforward")
     if block.targets is not None:
         _refuse_whole(ending_with(model, block.targets, "adapter.targets"), whole)
@@ -137,7 +137,7 @@ def _refuse_whole(targets: Iterable[str], whole: Sequence[str]) -> None:
 
 
 def _outside_of_adapters(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Yields modules as the model had them before; an adapted layer counts once."""
+    """Returns modules as the model had them before; an adapted layer counts once."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     adapted = [name for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)]

@@ -237,7 +237,7 @@ def _refuse_lost(model: nn.Module, whole: Sequence[str], prompts: Iterable[objec
     drawn = sorted(getattr(model, AT_RANDOM, ()))
     lost = [name for name in drawn if not name.startswith(tuple(f"{module}." for module in whole))]
     if lost and not any(True for _ in prompts):
-        why = f"{lost[0]} starts at random, and would be in no file: nobody could load what was trained beside it"
+        why = f"{lost[0]} starts at random, and would be in no file: the parts trained beside it could not be loaded"
         raise problem("adapter.train_also", why, f"train {lost[0].partition('.')[0]} whole")
 
 

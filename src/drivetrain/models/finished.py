@@ -9,24 +9,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from drivetrain.config.language import LanguageModel
-from drivetrain.config.workload import ImageClassification, TextClassification
+from drivetrain.config.workload_block import ModelBlock, WorkloadBlock
 from drivetrain.models.language_options import rope_scaling_config
 from drivetrain.models.model_folders import config_at, config_of
 from drivetrain.models.normalisation import batch_norm_to_group_norm
 from drivetrain.models.preprocessing import NORM_KEY
 from drivetrain.models.transformers_classifiers import build_classifier
 
-Described = ImageClassification | TextClassification | LanguageModel
-AUTO = {
-    "image_classification": "AutoModelForImageClassification",
-    "text_classification": "AutoModelForSequenceClassification",
-    "language_model": "AutoModelForCausalLM",
-}
 FIELD = "workload.model"
 
 
-def finished_model(workload: Described, folder: Path, of_a_base: bool) -> nn.Module:
+def finished_model(workload: WorkloadBlock, folder: Path, of_a_base: bool) -> nn.Module:
     """Returns the model in fp32 on the CPU, without its weights.
 
     folder: a checkpoint. of_a_base: whether it holds an adapter alone; the rest is then the base's own, from the path
@@ -34,7 +27,7 @@ def finished_model(workload: Described, folder: Path, of_a_base: bool) -> nn.Mod
     """
     import transformers
 
-    auto, options = AUTO[workload.type], workload.model
+    auto, options = workload.AUTO_CLASS, _model_of(workload)
     if of_a_base:
         described = json.loads((folder / "base_config.json").read_text(encoding="utf-8"))
         model = _base(auto, workload, described)
@@ -48,24 +41,29 @@ def finished_model(workload: Described, folder: Path, of_a_base: bool) -> nn.Mod
     return model
 
 
-def _base(auto: str, workload: Described, described: dict[str, Any]) -> nn.Module:
-    options = workload.model
+def _base(auto: str, workload: WorkloadBlock, described: dict[str, Any]) -> nn.Module:
+    options = _model_of(workload)
     overrides = {}
-    if isinstance(workload, LanguageModel) and workload.model.rope_scaling is not None:
+    if workload.rope_scaling is not None:
         config = config_of(options.path, None, FIELD, options.trust_remote_code)
-        overrides = rope_scaling_config(config, workload.model.rope_scaling)
+        overrides = rope_scaling_config(config, workload.rope_scaling)
     names = described.get("id2label") or {}
-    labels = [] if isinstance(workload, LanguageModel) else [names[key] for key in sorted(names, key=int)]
+    labels = [names[key] for key in sorted(names, key=int)] if workload.has_classes else []
     trusted = options.trust_remote_code
     return build_classifier(
         auto, options.path, None, labels, FIELD, lambda _: None, overrides=overrides, trusted=trusted
     )
 
 
-def tokenizer_beside(folder: Path, workload: Described) -> Any:
-    """Returns the tokenizer in a checkpoint's folder; None for a model of pictures."""
-    if isinstance(workload, ImageClassification):
-        return None
+def tokenizer_beside(folder: Path, workload: WorkloadBlock) -> Any:
+    """Returns the tokenizer in a checkpoint's folder. The workload has one."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder, trust_remote_code=workload.model.trust_tokenizer_code)
+    trusted = getattr(_model_of(workload), "trust_tokenizer_code", False)
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)
+
+
+def _model_of(workload: WorkloadBlock) -> ModelBlock:
+    found = workload.described_model
+    assert found is not None, "a model of the user's own code is built by that code"
+    return found

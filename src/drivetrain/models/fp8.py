@@ -28,6 +28,11 @@ def check_installed() -> None:
         raise problem("precision", "fp8 needs torchao, which is not installed", "pip install 'drivetrain[lowbit]'")
 
 
+def replace_layers(model: nn.Module) -> nn.Module:
+    """Returns the model with 8-bit products, as an engine asks a precision's layers for it (`Precision.layers`)."""
+    return compute_in_fp8(model)
+
+
 def compute_in_fp8(model: nn.Module, emulate: bool = False) -> nn.Module:
     """Replaces the linear layers in place, around their own parameters. Returns the model. Raises UserError if none can
     be replaced.

@@ -47,7 +47,7 @@ def why_not(
     if not torch.allclose(found, alone, rtol=0, atol=1e-3 * float(alone.abs().max())):
         return f"{name} mixes the sequences of a row elsewhere than in its attention"
     missed = _window_missed(model, windows)
-    return f"{name} does not tell its attention of the sliding window" if missed else None
+    return f"{name} does not pass the sliding window to its attention" if missed else None
 
 
 @torch.no_grad()

@@ -36,6 +36,8 @@ class QuantisedLinear(nn.Linear, ABC):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns (..., out) for (..., in), in autocast's dtype if there is one, else in that of x."""
+        if x.is_meta:  # only shapes are wanted: autocast does not know this device, and there are no codes to unpack
+            return x.new_empty(*x.shape[:-1], self.out_features)
         kind = x.device.type
         computes_in = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         bias = None if self.bias is None or not self.adds_bias else _own(self.bias).to(computes_in)

@@ -51,7 +51,7 @@ def build_classifier(
     path: a local folder or a hub id to start from; or else
     config: `model_type` and the fields of its Transformers config, for a random start from torch's global generator.
     field: the run-file path of the model block (workload.model), which problems name.
-    warn: is told what of a loaded model starts at random, such as a head over other classes.
+    warn: receives a remark on the parts of a loaded model that start at random, such as a head over other classes.
     overrides: fields of a loaded model's config that are to be others.
     trusted: whether Python code that lies beside the model at `path` may run.
     adapters: those that will be put into it: where they want its linear layers quantised, that is done while a model
@@ -128,7 +128,7 @@ def _config_class(auto: Any, auto_class: str, model_type: Any, field: str) -> ty
 
 
 def _unknown_keys(config_class: type, given: Mapping[str, Any], field: str) -> Iterator[Problem]:
-    """Returns keys that Transformers would silently accept and never read.
+    """Yields keys that Transformers would silently accept and never read.
 
     Beside the fields a config declares it understands older spellings (rope_theta), which it takes out of the keyword
     arguments. The rest it stores unread: those are the unknown ones. Generation settings it drops.
@@ -158,7 +158,7 @@ def _declared_keys(config_class: Any) -> set[str]:
 
 
 def _bad_values(config_class: type, given: Mapping[str, Any], field: str) -> Iterator[Problem]:
-    """Returns each value that the config refuses by itself; if there is none, its error about all values together."""
+    """Yields each value that the config refuses by itself; if there is none, its error about all values together."""
     together = _refusal(config_class, given)
     if together is None:
         return
@@ -227,7 +227,7 @@ def _loaded(auto: Any, path: str, trusted: bool, given: Mapping[str, Any]) -> tu
         path,
         dtype=torch.float32,
         trust_remote_code=trusted,
-        ignore_mismatched_sizes=True,  # a head over other classes is replaced, and said
+        ignore_mismatched_sizes=True,  # a head over other classes is replaced, with a warning
         output_loading_info=True,
         **given,
     )

@@ -3,7 +3,7 @@
 Like packed sequences of language models (`packed_attention`), but attention looks both ways, and the head needs one
 place of each text, the first. That place is picked inside the model by a forward hook: where the last layer's attention
 ends if the model allows it, so that the last layer's feed-forward block computes first places alone, else where the
-stack of layers ends. What follows sees texts of one place each, (S, 1, width), and takes the first as it always does.
+stack of layers ends. Later modules see texts of one place each, (S, 1, width), and take the first as usual.
 
 Whether a model can do that is found out by a twin of two layers with random weights, the same on every rank: its loss
 and every gradient must be those of a padded batch. Dropout draws other masks of the same rate than in a padded batch.
@@ -18,7 +18,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -145,9 +145,10 @@ def _twin(model: nn.Module) -> nn.Module:
 
 def _tried(twin: nn.Module, places: Places | None) -> list[Tensor]:
     """Returns logits and gradients for TRIED texts: padded, or in one row with positions counted in this way."""
-    generator, config = torch.Generator().manual_seed(0), twin.config
+    generator, config = torch.Generator().manual_seed(0), cast(Any, twin.config)
     padding: Any = getattr(config, "pad_token_id", None) or 0
-    texts = [torch.randint(padding + 1, config.vocab_size, (n,), generator=generator) for n in TRIED]  # type: ignore
+    drawn = [torch.randint(0, config.vocab_size - 1, (n,), generator=generator) for n in TRIED]
+    texts = [each + (each >= padding) for each in drawn]  # any token but padding, which may be the last
     if places is None:
         inputs = {
             "input_ids": nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=padding),

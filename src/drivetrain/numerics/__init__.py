@@ -1,1 +1,1 @@
-"""How numbers are computed: precisions as torch dtypes and switches, and 16 bits on processors without them."""
+"""The arithmetic of a run: precisions as torch dtypes and switches, and 16 bits on processors without them."""

@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from drivetrain.config import training
+from drivetrain.config.optimizers import ADAMS, KINDS
 from drivetrain.config.packages import remedy
 from drivetrain.errors import problem
 from drivetrain.optim import low_bit, low_rank
@@ -32,15 +33,6 @@ def plainly(
     return cls(groups, **arguments)
 
 
-OPTIMIZERS = {
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "adafactor": torch.optim.Adafactor,
-}
-FUSED = {"sgd", "adam", "adamw"}
-
-
 def optimizer_factory(
     config: training.Optimizer, compiles: bool = False, rate_factor: Callable[[str], float] = lambda _: 1.0
 ) -> OptimizerFactory:
@@ -51,7 +43,7 @@ def optimizer_factory(
     function = own_function(config)
     if function is not None:
         return factory_of(functools.partial(function, **_arguments_of_function(function, config)), "optimizer.name")
-    cls = OPTIMIZERS.get(config.name) or _imported(config)
+    cls: Any = _imported(config)
     arguments = _arguments(config, cls)
 
     def build(model: nn.Module, make: Maker = plainly) -> torch.optim.Optimizer:
@@ -67,18 +59,22 @@ def optimizer_factory(
             _start_momentum(getattr(optimizer, "optim", optimizer))  # ZeroRedundancyOptimizer keeps one within
         if low_bit.is_low_bit(cls):
             low_bit.check_pieces(optimizer, parameters)
-        elif config.name not in OPTIMIZERS:
+        elif not _is_torchs(config):
             _check_state(optimizer)
         return optimizer
 
     return build
 
 
+def _is_torchs(config: training.Optimizer) -> bool:
+    return config.name in KINDS and config.kind.is_torchs
+
+
 def own_function(config: training.Optimizer) -> Callable[..., Any] | None:
     """Returns the function that the run file names in place of a class, or None."""
-    if config.name in OPTIMIZERS or config.path != config.name or not set(config.name) & set(".:"):
+    if config.name in KINDS or not set(config.name) & set(".:"):
         return None
-    low_rank.check_does_as_it_says(config.path)
+    low_rank.check_does_as_it_says(config.name)
     found = import_object(config.name, "optimizer.name")
     return found if callable(found) and not isinstance(found, type) else None
 
@@ -138,9 +134,10 @@ def _fuses(config: training.Optimizer, parameters: list[nn.Parameter]) -> bool:
     back), which looks like a model that does not learn. Adam's and AdamW's compute 16-bit updates in fp32 and leave out
     a step that is refused (`found_inf`), as on a GPU. tests/optim/test_optimizers.py watches both.
     """
-    if config.name not in FUSED or config.options.keys() & {"foreach", "differentiable", "dampening"}:
+    fuses = config.name in KINDS and config.kind.fuses
+    if not fuses or config.options.keys() & {"foreach", "differentiable", "dampening"}:
         return False
-    if config.name != "sgd":
+    if "momentum" not in config.kind.reads:
         return True
     if any(isinstance(p, DTensor) for p in parameters):
         return False  # torch 2.13 has no fused SGD over sharded parameters
@@ -160,9 +157,8 @@ def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _imported(config: training.Optimizer) -> type[torch.optim.Optimizer]:
-    name, path = config.name, config.path
-    package = path.replace(":", ".").partition(".")[0]
-    if name != path and find_spec(package) is None:
+    name, path, package = config.name, config.kind.path, config.kind.package
+    if name in KINDS and find_spec(package) is None:
         why = f"{name} is {package}'s, which is not installed"
         raise problem("optimizer.name", why, remedy(package))
     low_rank.check_does_as_it_says(path)
@@ -196,7 +192,7 @@ def _arguments(config: training.Optimizer, cls: type[torch.optim.Optimizer]) -> 
     arguments: dict[str, Any] = {"lr": config.lr}
     if cls is torch.optim.SGD:
         arguments["momentum"] = config.momentum
-    elif config.name in FUSED or config.path != config.name:
+    elif config.name in KINDS and config.kind.reads >= ADAMS:
         arguments |= {"betas": config.betas, "eps": config.eps}
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
     if config.weight_decay and "weight_decay" not in accepted and not takes_any:

@@ -1,1 +1,1 @@
-"""The machine and the files beneath a run: its folder, locks, hardware, environment, signals."""
+"""Machine and files beneath a run: its folder, locks, hardware, environment, signals."""

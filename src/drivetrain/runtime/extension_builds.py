@@ -27,7 +27,7 @@ def build_folder(name: str) -> Path:
 
 
 def folders() -> Iterator[Path]:
-    """Returns every folder that holds a build, finished or not."""
+    """Yields every folder that holds a build, finished or not."""
     yield from sorted(script.parent for script in root().rglob("build.ninja"))
 
 

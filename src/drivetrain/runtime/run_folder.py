@@ -215,7 +215,8 @@ class SameFolder:
 
 
 def refuse_code_of_folders(run: RunConfig, run_file: Path, trusted: bool) -> None:
-    """UserError for Python that the run.yaml of a run's folder names, unless it is trusted (trust/named_code.py)."""
+    """Raises UserError for Python that the run.yaml of a run's folder names, unless it is trusted
+    (trust/named_code.py)."""
     folder = RunFolder(run_file.parent)
     if run_file.name == folder.run_file.name and present(*(folder.path / mark for mark in _MARKS)):
         refuse_named_code(run, folder.path, trusted)

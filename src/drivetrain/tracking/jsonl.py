@@ -54,7 +54,7 @@ class JsonlTracker(Tracker):
 
 
 def read_events(path: Path, warn: Callable[[str], None] = LOG.warning) -> Iterator[dict[str, Any]]:
-    """Returns the events of a file, their fields of the types in events.py.
+    """Yields the events of a file, their fields of the types in events.py.
 
     warn: called at the end, once, with the numbers of the lines that are no events; those are passed over.
     """

@@ -35,7 +35,7 @@ from drivetrain.training.workload_rules import best_metric
 from drivetrain.workloads.base import Workload
 
 FILE = "trouble.json"
-MOST_KEPT = 100  # steps in a run's folder; further ones are told alone
+MOST_KEPT = 100  # steps in a run's folder; further ones are only reported
 
 
 class Anomalies:

@@ -11,8 +11,8 @@ from drivetrain.distributed.communicator import Communicator
 from drivetrain.distributed.rng import seed_everything, seed_rank
 from drivetrain.engines import build_engine
 from drivetrain.engines.base import Engine, EngineOptions, Part, untimed
+from drivetrain.engines.replaced_layers import check_installed
 from drivetrain.memory.allocator import keep_freed_blocks
-from drivetrain.models import fp8
 from drivetrain.optim.optimizers import OptimizerFactory, optimizer_factory
 from drivetrain.runtime.hardware import torch_device
 from drivetrain.training.auto_settings import Compiling, compiling, keeps_freed_memory, rows_of
@@ -32,8 +32,7 @@ def assemble(
     """
     # its problems come before reading data
     build_optimizer = _optimizer(run) if training else None
-    if run.precision_spec.fp8:
-        fp8.check_installed()
+    check_installed(run.precision_spec)
     ranks.on_first(lambda: refuse_too_large(run, machine))  # the other ranks wait, and have built nothing yet
     seed_everything(run.seed)
     workload = build_workload(run.workload, run.seed, run.adapter, run.quantised_base, run.quantisation_aware)

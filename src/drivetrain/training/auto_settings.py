@@ -16,10 +16,8 @@ from typing import Any, Literal
 import numpy as np
 
 from drivetrain.config import rules
-from drivetrain.config.language import LanguageModel
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
-from drivetrain.config.workload import OwnCode, TextClassification
 from drivetrain.data.fixed_rows import cheapest_rows
 from drivetrain.data.loading_time import workers_for
 from drivetrain.data.micro_batches import rank_share
@@ -75,8 +73,6 @@ def _against(run: RunConfig, machine: Machine, workload: Workload) -> Iterator[s
     yield from (problem.why for problem in rules.check_anywhere(compiled) if problem not in known)
     if not run.engine.traits.gains_by_compiling:
         yield f"engine={run.engine.label} is not known to gain by it"
-    if isinstance(run.workload, OwnCode) or run.workload.model.trust_remote_code:
-        yield "whether a model's own code can be compiled is not known"
     if run.quantised_base is not None or run.quantisation_aware is not None:
         yield "layers with codes for weights are not known to gain by it"
     others = {adapter.method for adapter in run.adapter or ()} - {"lora"}
@@ -84,24 +80,12 @@ def _against(run: RunConfig, machine: Machine, workload: Workload) -> Iterator[s
         yield f"adapters of kind {', '.join(sorted(others))} are not known to gain by it"
     if run.deterministic:
         yield "deterministic: true, and kernels are chosen anew at each start"
-    is_language = isinstance(run.workload, LanguageModel)
-    if is_language and workload.packs and not _has_sequence_kernel(run, machine):
-        yield f"packed rows in {run.precision} take a kernel here that breaks each block up"
-    if isinstance(run.workload, TextClassification) and run.workload.data.unpadded is True:
-        yield "texts end to end have another number of tokens in each step"
+    yield from run.workload.compile_doubts(run, machine, workload.packs)
     passes = _passes(run, workload)
     if passes < LEAST_PASSES:
         yield f"{passes} forward passes are too few to win what it takes"
     if find_spec("triton") is None:
         yield "Triton is not installed"
-
-
-def _has_sequence_kernel(run: RunConfig, machine: Machine) -> bool:
-    """Returns whether PyTorch's attention over sequences end to end is available: in 16 bits, from compute capability
-    8.0."""
-    assert isinstance(run.workload, LanguageModel)
-    new = machine.compute_capability is not None and machine.compute_capability >= (8, 0)
-    return new and run.precision_spec.compute != "float32" and run.workload.model.attention in ("auto", "flash")
 
 
 def _passes(run: RunConfig, workload: Workload) -> int:
@@ -149,10 +133,10 @@ def collect_every(run: RunConfig) -> int:
 def rows_of(run: RunConfig, machine: Machine, workload: Workload, compiles: bool) -> Rows | None:
     """Returns the length that packed rows are filled up to, or None: by default on a GPU and wherever blocks are
     compiled."""
-    data = run.workload.data if isinstance(run.workload, LanguageModel) else None
-    if data is None or not workload.packs or workload.lengths is None:
+    wanted = run.workload.fixed_rows
+    if not workload.packs or workload.lengths is None:
         return None
-    if not (machine.device == "cuda" or compiles if data.fixed_rows == "auto" else data.fixed_rows):
+    if not (machine.device == "cuda" or compiles if wanted == "auto" else wanted):
         return None
     lengths = np.asarray(workload.lengths)
     longest = max(int(lengths.max()), max(workload.evaluation_lengths or [0]))

@@ -164,7 +164,7 @@ class _Looking:
 
 
 def floating(value: Any) -> Iterator[Tensor]:
-    """Returns the floating tensors in a module's output."""
+    """Yields the floating tensors in a module's output."""
     if isinstance(value, Tensor):
         if value.is_floating_point():
             yield value

@@ -296,7 +296,7 @@ def _evaluate_or_save(engine: Engine, run: RunConfig, progress: Progress, around
     try:
         _evaluate(run, progress, around)
     except Exception:
-        if engine.savepoint() is not None:
+        if engine.is_alone:
             _save(progress, around)
         raise
 

@@ -50,7 +50,7 @@ def mixture_report(workload: Workload, order: Order, step: int, evaluated: Mappi
 
 
 def cadence_notes(config: RunConfig, order: Order) -> Iterator[str]:
-    """Returns remarks on events that happen only at the end, because the epochs of a stream under loop.steps are not
+    """Yields remarks on events that happen only at the end, because the epochs of a stream under loop.steps are not
     counted."""
     if order.num_samples is None and config.evaluation.every_steps is None:
         what = "evaluations come" if config.checkpoints.every_steps else "evaluations and checkpoints come"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +28,6 @@ from drivetrain.workloads.base import Samples, Workload
 MOST_TOLD = 8  # differences of one kind
 REDUCED_BYTES = 2**20
 # values of the optimizer's state for each trained one, where it is known to keep at least these
-STATES = {"adam": 2, "adamw": 2, "nadam": 2, "radam": 2, "adamax": 2, "adadelta": 2, "adagrad": 1, "rmsprop": 1}
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -142,8 +140,7 @@ def disk(config: RunConfig, one: int, root: Path, is_replaced: bool) -> list[str
 def checkpoint_bytes(config: RunConfig, engine: Engine) -> int:
     """Returns the bytes of weights and optimizer state, as far as known before the first step: rather too few."""
     weights = sum(shape.numel() for shape in engine.shapes().values())
-    name = re.split("[.:]", config.optimizer.name)[-1].lower()
-    states = STATES.get(name, 1 if config.optimizer.momentum else 0)
+    states = config.optimizer.kind.states or (1 if config.optimizer.momentum else 0)
     trained = engine.engaged().trained_parameters
     return (weights + states * trained) * BYTES[config.precision_spec.parameters]
 
@@ -176,7 +173,7 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _bytes(value: Any) -> Iterator[bytes]:
-    """Returns the bytes of a sample; for values of an unknown kind only the kind."""
+    """Yields the bytes of a sample; for values of an unknown kind only the kind."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield str(name).encode()

@@ -143,8 +143,10 @@ class Watch:
     # --- before the update -------------------------------------------------------------------------------------------
 
     def judge(self, step: int, share: Tensor) -> StepGuard:
-        """Returns whether the update of a step is refused: the same answer on all ranks. share: this rank's, of the
-        loss."""
+        """Returns a function of the gradient norm: whether the step's update is refused, the same answer on all ranks.
+
+        share: this rank's, of the loss.
+        """
         if self._config.skip:
             return lambda norm: self._skips(step, share, norm)
         return lambda norm: self._is_bad(step, norm)

@@ -82,7 +82,7 @@ def _evaluation(run: RunConfig, workload: Workload) -> Iterator[Problem]:
         fix = f"did you mean {near[0]}?" if near else f"this workload has: {', '.join(known)}"
         yield Problem("evaluation.metric", f"there is no metric {evaluation.metric}", fix)
     elif evaluation.metric not in (None, "loss") and metrics[evaluation.metric].higher_is_better is None:
-        why = f"{evaluation.metric} does not say which way is better"
+        why = f"{evaluation.metric} does not state which direction is better"
         fix = f"set it: {evaluation.metric}.higher_is_better = True, or False"
         yield Problem("evaluation.metric", why, fix)
     if workload.evaluation is None and evaluation.early_stopping is not None:

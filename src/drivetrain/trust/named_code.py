@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from drivetrain.config.run import RunConfig
-from drivetrain.config.workload import OwnCode, UserModule
 from drivetrain.errors import Problem, UserError
 from drivetrain.objects import held
 from drivetrain.trust.import_path import in_current_folder
@@ -46,15 +45,15 @@ def refuse_named_code(run: RunConfig, came_with: Path, trusted: bool) -> None:
 
 
 def named_code(run: RunConfig) -> Iterator[NamedCode]:
-    """Returns every place of a run from which Python other than this package's is executed."""
-    if isinstance(run.workload, UserModule):
-        yield NamedCode("workload.path", str(run.workload.path), run.workload.path)
-    elif not isinstance(run.workload, OwnCode):
-        for key, permission in PERMISSIONS.items():
-            if getattr(run.workload.model, permission, False):
-                path = str(getattr(run.workload.model, key))
-                here = Path(path).expanduser()
-                yield NamedCode(f"workload.model.{permission}", path, here if here.exists() else None)
+    """Yields every place of a run from which Python other than this package's is executed."""
+    file, model = run.workload.code_file, run.workload.described_model
+    if file is not None:
+        yield NamedCode("workload.path", str(file.path), file.path)
+    for key, permission in PERMISSIONS.items():
+        if getattr(model, permission, False):
+            path = str(getattr(model, key))
+            here = Path(path).expanduser()
+            yield NamedCode(f"workload.model.{permission}", path, here if here.exists() else None)
     paths = [("optimizer.name", run.optimizer.name), ("schedule.name", run.schedule.name)]
     paths += [("tracking.trackers", name) for name in run.tracking.trackers]
     for field, path in paths:

@@ -77,7 +77,7 @@ class Classifier(Workload):
         counts = self._counts(self.evaluation)
         there = [name for name, count in zip(self._classes, counts, strict=True) if count]
         if len(there) == 1:
-            return [f"all {sum(counts)} evaluation samples are of one class, {there[0]!r}: accuracy says nothing"]
+            return [f"all {sum(counts)} evaluation samples are of one class, {there[0]!r}: accuracy means nothing"]
         absent = [name for name, count in zip(self._classes, counts, strict=True) if not count]
         more = " ..." if len(absent) > 5 else ""
         shown = f"{', '.join(absent[:5])}{more}"

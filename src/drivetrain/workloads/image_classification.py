@@ -18,7 +18,7 @@ from drivetrain.data.array_store import default_root
 from drivetrain.data.augment import Augmentation
 from drivetrain.data.image_sources import pictures_to_predict, read_pictures
 from drivetrain.data.images import LabelledPictures
-from drivetrain.data.picture_samples import MOST_KEPT_BYTES, UNREADABLE, PictureSamples
+from drivetrain.data.picture_samples import MOST_KEPT_BYTES, UNREADABLE, GatheredPictures, PictureSamples
 from drivetrain.data.split import limit_note, limited, stratified_split
 from drivetrain.data.texts import class_names, encode
 from drivetrain.errors import Problem, UserError, problem
@@ -34,7 +34,7 @@ from drivetrain.workloads.metrics import Accuracy, MacroF1, Metric
 HEAD = "AutoModelForImageClassification"
 MOST_NAMED_BAD = 5  # pictures
 BATCH_NORM = (
-    "the model has BatchNorm: its statistics are those of what one device runs at once, so results depend on "
+    "the model has BatchNorm: its statistics are those of one device's micro-batch, so results depend on "
     "micro_batch_size and the number of devices; workload.model.norm=group does not"
 )
 
@@ -226,14 +226,18 @@ class ImageClassificationWorkload(Classifier):
     def collate(self, samples: Sequence[Any]) -> Batch:
         """Returns pixel_values: (B, C, H, W) fp32, normalised; labels: (B,) int64."""
         height, width, channels = self._shape
-        pixels = torch.from_numpy(np.stack([image for image, _ in samples]))
+        if isinstance(samples, GatheredPictures):
+            images, numbers = samples.pixels, samples.labels
+        else:
+            images, numbers = np.stack([image for image, _ in samples]), np.array([label for _, label in samples])
+        pixels, labels = torch.from_numpy(images), torch.from_numpy(numbers.astype(np.int64))
         factor, shift = self._scale
         # whole rows of pixels at a time: broadcasting over the channels alone is three times slower
         values = torch.addcmul(shift, pixels.view(len(samples), height, width * channels).float(), factor)
         values = values.view(len(samples), height, width, channels).permute(0, 3, 1, 2)  # channels-last in memory
         return {
             "pixel_values": values.contiguous(memory_format=self._memory_format),
-            "labels": torch.tensor([label for _, label in samples]),
+            "labels": labels,
         }
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:

@@ -68,7 +68,7 @@ def _of_schedules(data: LanguageData, schedules: list[dict[int, float]]) -> Iter
     for source, schedule in zip(weighted, schedules, strict=True):
         if 0 not in schedule:
             why = f"the weight of {source.path} begins at step {min(schedule, default=0)}"
-            yield Problem(TRAIN, why, "say what it is from step 0 on: {0: ...}")
+            yield Problem(TRAIN, why, "state it from step 0 on: {0: ...}")
     if all(0 in schedule for schedule in schedules):
         yield from (_nothing_left(phase) for phase in phases_of(schedules) if not any(phase.weights))
 

@@ -212,7 +212,7 @@ class LanguageModelWorkload(Workload, Generates):
         names = distinct([account.name for account in self._reader.accounts if not account.for_evaluation])
         return names if self._mix.phases is not None or (self._config.data.stream and len(names) > 1) else ()
 
-    # --- what is told and kept ---------------------------------------------------------------------------------------
+    # --- reports and files ------------------------------------------------------------------------------------------
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from drivetrain.data.language.sets import DataSet, OpenSet, bad_row_problems, re
 from drivetrain.errors import Problem, UserError, together
 
 T = TypeVar("T")
-MOST_RENDERED = 10_000  # conversations of a data set that is refused anyway: whoever corrects it should not wait long
+MOST_RENDERED = 10_000  # conversations of a data set that is refused anyway: its user should not wait long for that
 
 FindTemplate = Callable[[Sequence[DataSet]], ChatTemplate | None]
 

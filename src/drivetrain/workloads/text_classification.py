@@ -11,11 +11,11 @@ import numpy as np
 from torch import Tensor, nn
 
 from drivetrain.config.workload import TextClassification, TextData
-from drivetrain.data.row_names import RowNames
+from drivetrain.data.lazy_texts import RowNames
 from drivetrain.data.split import limit_note, limited, stratified_split
 from drivetrain.data.streams.endless import known_length
 from drivetrain.data.streams.mixture import StreamedMixture
-from drivetrain.data.texts import Texts, class_names, encode, num_shared, read_texts
+from drivetrain.data.texts import Texts, class_names, encode, num_shared, read_texts, subset_problems
 from drivetrain.data.token_blocks import stored_tokens
 from drivetrain.data.tokenised import Tokens, load_tokenizer, tokenise
 from drivetrain.errors import Problem, UserError, problem, together
@@ -38,6 +38,8 @@ class TextClassificationWorkload(Classifier):
         self._config, self._seed = config, seed
         self._warnings: list[str] = []
         self._places: Places | None = None  # of texts laid end to end, once a model is built that takes them
+        if problems := [*subset_problems(config.data)]:
+            raise UserError(problems)
         if config.data.stream:
             labels = self._stream()
         else:
@@ -281,10 +283,11 @@ class TextClassificationWorkload(Classifier):
             return self.evaluation
         texts = read_texts(self._config.data, path, "--data", labelled=False)
         if texts.bad:
-            self._warn(f"{len(texts.bad)} rows of {path} have no text and no prediction, {texts.bad[0].where} first")
+            count = f"{len(texts.bad)} {texts.kind}s of {path}"
+            self._warn(f"{count} have no text and no prediction, {texts.bad[0].where} first")
         if texts.warning:
             self._warn(texts.warning)
-        return TextSamples(*self._tokens(texts), None, RowNames(texts.rows), texts)
+        return TextSamples(*self._tokens(texts), None, RowNames(texts.rows, texts.kind), texts)
 
     def text_samples(self, texts: Sequence[str]) -> NamedSamples:
         if self._config.data.text_pair_column is not None:

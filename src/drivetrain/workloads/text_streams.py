@@ -14,6 +14,7 @@ from drivetrain.data.language.row_schema import RowError
 from drivetrain.data.streams.mixture import Mix, StreamedMixture
 from drivetrain.data.streams.rows_set import StreamedRows
 from drivetrain.data.streams.shard_rows import open_shards
+from drivetrain.data.texts import is_on_hub
 from drivetrain.data.tokenised import tokenise_block
 from drivetrain.errors import Problem, UserError, problem
 
@@ -25,8 +26,11 @@ TextSample = tuple[np.ndarray, np.ndarray | None, int]
 
 
 def stream_problems(config: TextClassification) -> Iterator[Problem]:
-    """Returns problems of settings for which a stream of texts would have to be read whole."""
+    """Yields problems of settings for which a stream of texts would have to be read whole."""
     data = config.data
+    if is_on_hub(data.train):
+        why = f"{data.train} is no file or folder here, and of the hub's data sets rows of texts are not streamed"
+        yield Problem(TRAIN, why, "download its files and give their folder, or give stream: false")
     if data.evaluation is None:
         why = "a stream holds nothing out, and best checkpoints are chosen by evaluation data"
         yield Problem("workload.data.evaluation", why, "give evaluation data, which are read whole")
@@ -87,8 +91,8 @@ class TextStream:
         return tokens.ids, tokens.segments, self._label(row, where)
 
     def _label(self, row: Mapping[str, Any], where: str) -> int:
-        """Returns a row's class. Raises UserError for an unknown class; RowError for a row without a text, whose label
-        is not needed."""
+        """Returns a row's class. Raises UserError for an unknown class, and RowError for a row without a text, whose
+        label is not needed."""
         if not _text(row.get(str(self.data.text_column))).strip():
             raise RowError("it has no text")
         label = _text(row.get(str(self.data.label_column)))

@@ -65,7 +65,7 @@ class SummedLoss:
             if not target.is_floating_point() and bool((on_host(target) == IGNORED).any()):
                 raise problem(
                     FIELD,
-                    f"targets of {IGNORED} do not count in some losses, and nothing says so of this one",
+                    f"targets of {IGNORED} do not count in some losses, and it is unknown whether they do in this one",
                     "give nn.CrossEntropyLoss(), or define loss_sum(model, batch) and count(batch)",
                 )
             return len(target)

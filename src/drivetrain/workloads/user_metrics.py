@@ -112,7 +112,7 @@ class OfAllSamples:
 
 def metrics_of(given: Any) -> dict[str, Metric]:
     """Returns the metrics that a file's `metrics` stands for: a mapping by name, one function, or a function that makes
-    a mapping. UserError with every entry that is no metric."""
+    a mapping. Raises UserError with every entry that is no metric."""
     if isinstance(given, list | tuple):
         raise problem(FIELD, "metrics is a list, in which they have no names", 'give a dict, {"recall": recall}')
     if not isinstance(given, Mapping):

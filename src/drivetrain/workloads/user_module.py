@@ -56,7 +56,7 @@ from drivetrain.workloads.user_stream import UserStream
 from drivetrain.workloads.user_task import Classes, Task, Unknown, task_of
 from drivetrain.workloads.user_terms import UserTerms
 
-NEEDS_ALL = "say splits_batches = False if it needs its whole batch"
+NEEDS_ALL = "set splits_batches = False if it needs its whole batch"
 FIX_LOSS = (
     "where targets are ignored, give nn.CrossEntropyLoss(ignore_index=...) itself; for a mean weighted by class, or "
     "over some targets only, define loss_sum(model, batch), with reduction='sum', and count(batch), the number of "

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from drivetrain.data.augment import counter_bits
-from drivetrain.data.row_names import RowNames
+from drivetrain.data.lazy_texts import RowNames
 from drivetrain.errors import problem
 from drivetrain.workloads.seeded import seeded
 from drivetrain.workloads.user_file import FIELD, UserFile

@@ -36,7 +36,7 @@ def fresh() -> Net:
 
 
 def groups(model: nn.Module) -> list[dict[str, Any]]:
-    """What decays, and what does not: as many scripts have it."""
+    """Returns what decays, and what does not: as many scripts have it."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim < 2]
     return [{"params": matrices, "weight_decay": DECAY}, {"params": vectors, "weight_decay": 0.0}]
@@ -160,7 +160,7 @@ KINDS: dict[str, tuple[int, torch.dtype, dict[str, Any]]] = {
 
 
 def save_kinds(folder: Path) -> dict[str, dict[str, Tensor]]:
-    """What DeepSpeed saved in a folder of each kind's name → its masters then."""
+    """Returns what DeepSpeed saved in a folder of each kind's name → its masters then."""
     from deepspeed.utils import safe_get_full_fp32_param
 
     found = {}
@@ -177,7 +177,7 @@ def save_kinds(folder: Path) -> dict[str, dict[str, Tensor]]:
 
 
 def save_accelerated(folder: Path) -> None:
-    """What Accelerate saves of FSDP2."""
+    """Returns what Accelerate saves of FSDP2."""
     from accelerate import Accelerator, FullyShardedDataParallelPlugin
 
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, reshard_after_forward=True)

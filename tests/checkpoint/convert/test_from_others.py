@@ -140,7 +140,7 @@ def test_compiled_and_wrapped_names_are_understood(goes_on: GoesOn, tmp_path: Pa
     assert goes_on(tmp_path) == as_theirs(losses)
 
 
-def test_what_is_carried_is_exact_and_what_is_left_is_told(
+def test_what_is_carried_is_exact_and_what_is_left_is_reported(
     accelerated: tuple[Path, list[float]], drivetrain: Command, run_file: Path, tmp_path: Path
 ) -> None:
     folder, _ = accelerated
@@ -169,7 +169,7 @@ def test_what_is_carried_is_exact_and_what_is_left_is_told(
         assert all(torch.equal(ours[key], value) for key, value in state.items())
 
 
-def test_clipping_that_deepspeed_does_and_the_run_does_not_is_told(
+def test_clipping_that_deepspeed_does_and_the_run_does_not_is_reported(
     drivetrain: Command, run: Path, run_file: Path, tmp_path: Path
 ) -> None:
     drivetrain("checkpoint", "convert", str(run), "--to", "deepspeed", "--output", str(tmp_path / "theirs"))
@@ -184,7 +184,7 @@ def test_clipping_that_deepspeed_does_and_the_run_does_not_is_told(
     assert same(saved["optimizer"], back["optimizer"])
 
 
-def test_an_optimizer_of_another_kind_begins_anew_and_it_is_told(
+def test_an_optimizer_of_another_kind_begins_anew_and_it_is_reported(
     accelerated: tuple[Path, list[float]], drivetrain: Command, run_file: Path, tmp_path: Path
 ) -> None:
     sgd = ["optimizer.name=sgd", "optimizer.momentum=0.9", f"output={tmp_path / 'ours'}"]

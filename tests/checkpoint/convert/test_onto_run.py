@@ -1,4 +1,4 @@
-"""How far another's checkpoint says that it is."""
+"""Tests how far another's checkpoint says that it is."""
 
 from __future__ import annotations
 

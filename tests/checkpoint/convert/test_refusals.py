@@ -1,4 +1,4 @@
-"""What cannot be converted is refused before anything is written, with what was found and what to do."""
+"""Tests that what cannot be converted is refused before anything is written, with what was found and what to do."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_folder_of_no_format_is_refused_with_what_is_in_it(refused: Callable[.
     assert "of no format that is known (transformers, dcp, deepspeed, accelerate): it holds notes.txt" in err
 
 
-def test_another_format_than_was_said_is_refused_with_what_it_looks_like(
+def test_another_format_than_was_named_is_refused_with_what_it_looks_like(
     refused: Callable[..., str], theirs: Path
 ) -> None:
     assert "dcp was given" in (err := refused(theirs, "--from", "dcp"))
@@ -235,7 +235,7 @@ def test_an_optimizer_of_other_parameters_is_refused_and_can_be_left_out(
     assert "left\toptimizer's states" in out
 
 
-def test_a_step_that_nobody_says_is_asked_for(refused: Callable[..., str], theirs: Path) -> None:
+def test_a_step_that_no_checkpoint_states_is_asked_for(refused: Callable[..., str], theirs: Path) -> None:
     assert "--step" in refused(theirs, "--weights-only")
 
 
@@ -330,7 +330,7 @@ def test_a_tied_weight_is_found_under_its_other_name() -> None:
     assert found.keys() == {"embed", "head"}
 
 
-def test_codes_of_8_bits_are_told_and_left(drivetrain: Command, tmp_path: Path) -> None:
+def test_codes_of_8_bits_are_reported_and_left(drivetrain: Command, tmp_path: Path) -> None:
     """A matrix that is large enough to have codes, and a vector that is not."""
     (tmp_path / "net.py").write_text(
         "import torch\nfrom torch import nn\nfrom torch.utils.data import TensorDataset\n"

@@ -29,7 +29,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 
 def converted(drivetrain: Command, path: Path, form: str, output: Path, *more: str) -> str:
-    """What is told of it."""
+    """Returns the report of it."""
     code, out, err = drivetrain("checkpoint", "convert", str(path), "--to", form, "--output", str(output), *more)
     assert code == 0, err
     assert output.is_dir()

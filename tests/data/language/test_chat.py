@@ -19,6 +19,7 @@ from drivetrain.data.language.conversations import Conversation, Message
 from drivetrain.data.language.template_sources import SHIPPED
 from drivetrain.data.language.vocabularies import bpe_tokenizer, byte_tokenizer
 from drivetrain.errors import UserError
+from tests.properties import examples
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 BYTES = byte_tokenizer(SPECIAL)
@@ -80,7 +81,7 @@ def template_of(source: str, folder: Path | None = None, tokenizer: Any = BYTES)
 
 
 def library_text(template: ChatTemplate, messages: Sequence[Message], prompt: bool = False, **options: Any) -> str:
-    """What Transformers renders."""
+    """Returns what Transformers renders."""
     given = [message.as_template() for message in messages]
     return BYTES.apply_chat_template(
         given, chat_template=template.text, tokenize=False, add_generation_prompt=prompt, **options
@@ -164,7 +165,7 @@ def call_texts(message: Message) -> list[str]:
 
 
 def in_style(style: str, message: Message) -> str:
-    """What the assistant writes, built without Jinja."""
+    """Returns what the assistant writes, built without Jinja."""
     if style == "chatml":
         calls = [f"<tool_call>{text}</tool_call>" for text in call_texts(message)]
         return "\n".join([*filter(None, [message.content.strip()]), *calls]) + "<|im_end|>"
@@ -278,7 +279,7 @@ contents = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     style=st.sampled_from(SHIPPED),
@@ -380,7 +381,7 @@ def test_replies_of_a_turn_that_is_not_rewritten_stay_together(tmp_path: Path) -
     assert tokens.split_conversations == 1
 
 
-def test_what_a_template_refuses_is_told_with_its_place_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_what_a_template_refuses_is_reported_with_its_place_and_the_rest_goes_on(tmp_path: Path) -> None:
     good = Conversation((user("Hi"), reply("Ho")), (), "a.json:2")
     twice = Conversation((user("Hi"), user("Hi"), reply("Ho")), (), "a.json:3")
     half = Conversation((user("Hi"), reply("\ud83d")), (), "a.json:4")
@@ -402,7 +403,7 @@ def test_what_a_template_refuses_is_told_with_its_place_and_the_rest_goes_on(tmp
 
 
 @pytest.mark.parametrize("error", [MemoryError, ImportError, RecursionError])
-def test_what_is_no_fault_of_a_row_is_not_told_as_one(
+def test_what_is_no_fault_of_a_row_is_not_reported_as_one(
     error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     template = template_of(NO_SYSTEM, tmp_path)
@@ -483,7 +484,7 @@ def test_words_beside_a_call_that_a_template_drops_are_found_out(tmp_path: Path)
     template = template_of(DEAF.replace("+ m.content +", "}}" + either + "{{"), tmp_path)
     talk = Conversation((user("Rain?"), reply("Let me see", True, ("weather", {}))))
     ((_, why),) = template.tokenised([talk], "responses").problems
-    assert "leaves out what is said beside a call" in why
+    assert "leaves out the text beside a call" in why
     assert not template.tokenised([Conversation((user("Rain?"), reply("", True, ("weather", {}))))], "all").problems
 
 
@@ -588,7 +589,7 @@ def test_no_conversations_are_no_tokens() -> None:
         (None, "has no chat template\n    give one of alpaca, vicuna, chatml, plain"),
     ],
 )
-def test_a_template_that_is_not_there_is_told_with_those_that_are(source: str | None, said: str) -> None:
+def test_a_template_that_is_not_there_is_reported_with_those_that_are(source: str | None, said: str) -> None:
     with pytest.raises(UserError) as caught:
         ChatTemplate(BYTES, source, "workload.data.template")
     assert said in str(caught.value)
@@ -602,7 +603,7 @@ def test_a_template_that_is_not_there_is_told_with_those_that_are(source: str | 
         ("\n\n{{ messages | nonsense }}", "line 3: No filter named 'nonsense'"),
     ],
 )
-def test_a_template_that_does_not_compile_is_told_with_the_line(text: str, said: str, tmp_path: Path) -> None:
+def test_a_template_that_does_not_compile_is_reported_with_the_line(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"given\.jinja does not compile") as caught:
         template_of(text, tmp_path)
     assert said in str(caught.value)

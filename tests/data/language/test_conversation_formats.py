@@ -1,4 +1,4 @@
-"""What all formats share, and LLaMA-Factory's demonstration data as a whole. Each format has its own file."""
+"""Tests what all formats share, and LLaMA-Factory's demonstration data as a whole. Each format has its own file."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from drivetrain.data.language.conversations import Conversation, Message
 from drivetrain.data.language.registry import find, read_registry
 from drivetrain.data.rows import open_rows
 from drivetrain.errors import UserError
+from tests.properties import examples
 
 ALPACA = {"instruction": "Hi", "input": "", "output": "Hello"}
 SHAREGPT = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
@@ -210,7 +211,7 @@ def test_preferences_beside_conversations_that_are_not_read_are_refused(
     assert not read([{**given, "rejected": None}], form).problems
 
 
-def test_bad_rows_are_told_from_good_ones_by_their_place() -> None:
+def test_bad_rows_are_distinguished_from_good_ones_by_their_place() -> None:
     rows = [ALPACA, {"instruction": "Hi"}, ALPACA, {"instruction": 3, "output": "x"}]
     got = read(rows, RowSchema("alpaca"))
     assert [each.where for each in got.conversations] == ["a.json row 1", "a.json row 3"]
@@ -306,7 +307,7 @@ calls = st.tuples(texts, st.dictionaries(texts, st.integers() | texts, max_size=
 turns = st.lists(st.tuples(texts, st.none() | calls, texts), min_size=1, max_size=3)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(turns, st.none() | texts)
 def test_one_conversation_is_the_same_from_every_format(
     turns: list[tuple[str, tuple[str, dict[str, Any]] | None, str]], system: str | None
@@ -346,7 +347,7 @@ with_role = st.builds(lambda held, role: {**held, "from": role, "role": role}, m
 columns = ("instruction", "input", "output", "conversations", "messages", "history", "system", "tools", "chosen")
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(
     st.fixed_dictionaries({}, optional={name: anything | st.lists(with_role, max_size=4) for name in columns}),
     st.sampled_from(["alpaca", "sharegpt", "openai"]),

@@ -230,7 +230,7 @@ def test_a_template_of_the_tokenizer_s_for_conversations_with_tools_counts_too(
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "another's"])
-def test_a_damaged_cache_is_made_again_and_said(
+def test_a_damaged_cache_is_made_again_and_reported(
     damage: str, cut: Making, tokenised_anew: list[int], tmp_path: Path
 ) -> None:
     expected = cut()

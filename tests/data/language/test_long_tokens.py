@@ -19,6 +19,7 @@ from drivetrain.data.language.document_tokens import stored_ids
 from drivetrain.data.language.vocabularies import byte_tokenizer
 from drivetrain.data.long_text import LongText
 from drivetrain.errors import UserError
+from tests.properties import examples
 from tests.small_tokenizers import WORDS, made
 
 KINDS = ("gpt2", "bert", "llama", "sentencepiece unigram", "bytes")
@@ -72,7 +73,7 @@ def test_ordinary_texts_are_never_tokenised_whole(kind: str, tmp_path: Path, mon
         stored_ids([written(tmp_path, TEXTS[name])], [], tokenizer_of(kind), tmp_path / f"cache-{number}")
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(parts=st.lists(st.sampled_from(MIXED), min_size=50, max_size=400))
 def test_any_mixture_of_characters_has_them_too(tmp_path_factory: pytest.TempPathFactory, parts: list[str]) -> None:
     folder, text = tmp_path_factory.mktemp("mixed"), "".join(parts * 60)

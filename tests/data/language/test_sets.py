@@ -167,7 +167,7 @@ def test_hub_ids_may_stand_beside_names_of_a_registry(tmp_path: Path, monkeypatc
     assert asked_of_the_hub == ["owner/name"]
 
 
-def test_columns_that_come_late_in_a_stream_are_read_and_said_to_be_late(tmp_path: Path) -> None:
+def test_columns_that_come_late_in_a_stream_are_read_and_reported_late(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [*TALKS, {**talk("last", "b"), "sys": "be kind"}])
     columns = {"prompt": "instruction", "response": "output", "system": "sys"}
     (found,) = opened({"path": path, "columns": columns}, stream=True)
@@ -185,7 +185,7 @@ def test_kto_data_by_their_path_are_refused_with_the_rows(tmp_path: Path, stream
     assert [each.where for each in bad] == ["kto.jsonl line 2", "kto.jsonl line 4", "kto.jsonl line 6"]
 
 
-def test_preferences_are_trained_on_the_chosen_answer_and_it_is_said(tmp_path: Path) -> None:
+def test_preferences_are_trained_on_the_chosen_answer_and_it_is_reported(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{"instruction": "a", "input": "", "chosen": "good", "rejected": "bad"}])
     (found,) = opened(path)
     assert read_set(found, 0, FIELD).conversations[0].messages[-1].content == "good"
@@ -218,13 +218,13 @@ def test_conversations_without_a_system_message_get_the_one_that_is_given(row: R
         assert found == opened(path, system="Be kind.", stream=True)[0].conversations([0])[0][0]
 
 
-def test_reasoning_and_names_are_told_for_a_vocabulary_too(tmp_path: Path) -> None:
+def test_reasoning_and_names_count_for_a_vocabulary_too(tmp_path: Path) -> None:
     said = {"role": "assistant", "content": "b", "reasoning_content": "thought"}
     path = write_lines(tmp_path / "a.jsonl", [{"messages": [{"role": "user", "content": "a", "name": "Ada"}, said]}])
     assert set(contents_of(read(path)[0])) == {"a", "Ada", "b", "thought"}
 
 
-def test_all_texts_of_a_data_set_are_told_for_its_vocabulary(tmp_path: Path) -> None:
+def test_all_texts_of_a_data_set_count_for_its_vocabulary(tmp_path: Path) -> None:
     call = {"type": "function", "function": {"name": "add", "arguments": {"x": "é"}}}
     message = {"role": "assistant", "content": "c", "tool_calls": [call]}
     tool = {"type": "function", "function": {"name": "add", "description": "ß", "parameters": {}}}
@@ -319,7 +319,7 @@ def test_bad_rows_are_named_the_first_five_and_how_many_more(chats: bool, tmp_pa
     assert "workload.data.bad_rows=drop" in refusal(few, chats=chats)
 
 
-def test_a_text_that_is_a_number_is_told_as_what_it_is(tmp_path: Path) -> None:
+def test_a_text_that_is_a_number_is_reported_as_what_it_is(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [*TEXTS, {"text": 7}, {"text": None}])
     (found,) = read(path, chats=False)
     assert [each.why for each in found.bad] == [

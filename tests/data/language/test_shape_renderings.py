@@ -15,6 +15,7 @@ from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.data.language.conversations import Conversation, Message
 from drivetrain.data.language.shape_renderings import LookedIntoError, Mark, ShapeRenderings
 from drivetrain.data.language.vocabularies import byte_tokenizer
+from tests.properties import examples
 
 LLAMA3 = """{%- for message in messages -%}{{- '<|start|>' + message['role'] + '<|end|>\n\n' + message['content'] | trim
  + '<|eot|>' -}}{%- endfor -%}{%- if add_generation_prompt -%}{{- '<|start|>assistant<|end|>\n\n' -}}{%- endif -%}"""
@@ -71,7 +72,7 @@ def test_renderings_are_those_of_the_template(name: str, tmp_path: Path, monkeyp
     shapes = made._shapes_of_now()
     assert shapes is not None
 
-    @settings(deadline=None, max_examples=60)
+    @settings(deadline=None, max_examples=examples(60))
     @given(st.lists(CONTENT, min_size=1, max_size=5), st.booleans())
     def same(contents: list[str], prompt: bool) -> None:
         messages = talk(contents).messages

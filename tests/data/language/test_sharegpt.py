@@ -115,6 +115,6 @@ def test_a_conversation_out_of_order_says_where(messages: list[Any], why: str) -
 
 
 @pytest.mark.parametrize(("value", "why"), [(None, "is missing"), ("[]", "is a text, not a list"), ({}, "an object")])
-def test_conversations_that_are_no_list_are_told(value: Any, why: str) -> None:
+def test_conversations_that_are_no_list_are_reported(value: Any, why: str) -> None:
     with pytest.raises(RowError, match=f"conversations .*{why}"):
         read_conversation({"conversations": value}, FORM, "", {})

@@ -187,7 +187,7 @@ def test_rows_that_are_no_conversation_are_the_same_at_each_start(tmp_path: Path
 
 
 @pytest.mark.usefixtures("all_are_large")
-def test_lines_that_cannot_be_read_are_all_told_and_nothing_is_kept(
+def test_lines_that_cannot_be_read_are_all_reported_and_nothing_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_blocks, "AT_ONCE", 10)

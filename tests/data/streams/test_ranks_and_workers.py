@@ -74,7 +74,7 @@ def test_a_thousand_shards_through_kills_of_changing_ranks_and_workers(tmp_path:
 def _killed_after(
     folder: Path, given: tuple[int, int, int, int], stop: int, world: int, workers: int
 ) -> list[list[list[int]]]:
-    """What each rank took from its first step on, killed when all had written the step before `stop`."""
+    """Returns what each rank took from its first step on, killed when all had written the step before `stop`."""
     outputs = [folder / f"rank-{rank}.txt" for rank in range(world)]
     for output in outputs:
         output.unlink(missing_ok=True)

@@ -15,11 +15,12 @@ from drivetrain.data.order import DrawnOrder
 from drivetrain.data.streams.line_shards import LineShard
 from drivetrain.data.streams.mixture import Mix, StreamedMixture
 from tests.data.streams.shard_files import ENDINGS, numbers_of, opened, plain_order, write_shard, write_shards
+from tests.properties import examples
 
 COUNTS = [5, 1, 13, 7, 9, 2, 30, 4, 11, 6]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.integers(1, 40), st.integers(0, 3))
 def test_a_pass_takes_each_row_once_in_the_order_that_is_written_out(
     tmp_path: Path, counts: list[int], buffer: int, seed: int

@@ -1,4 +1,4 @@
-"""Native extensions: compiled once on a machine, whoever is killed meanwhile."""
+"""Native extensions: compiled once on a machine, even if a process is killed meanwhile."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_ranks_that_start_together_compile_once_and_a_later_start_not_at_all() -
     assert (out, said) == ("loaded\n", "")
 
 
-def test_what_does_not_compile_is_told_with_the_compilers_words() -> None:
+def test_what_does_not_compile_is_reported_with_the_compilers_words() -> None:
     def load() -> None:
         raise RuntimeError("Error building extension: libaio.h: No such file")
 
@@ -92,7 +92,7 @@ def test_a_swap_folder_takes_away_what_a_killed_run_left_on_the_disk(tmp_path: P
 
 
 def swapped(disk: Path) -> list[bool]:
-    """Whether the folder of two ranks is there after each of them closes it in turn."""
+    """Returns whether the folder of two ranks is there after each of them closes it in turn."""
     ranks, there = Communicator(), []
     swap = native_build.swap_folder(disk, ranks)
     (swap.path / str(ranks.rank)).write_text("x")

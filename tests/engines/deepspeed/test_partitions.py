@@ -1,4 +1,4 @@
-"""What a rank of ZeRO holds of the weights, by the addresses of DeepSpeed's buffers."""
+"""Tests what a rank of ZeRO holds of the weights, by the addresses of DeepSpeed's buffers."""
 
 from __future__ import annotations
 

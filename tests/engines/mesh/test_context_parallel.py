@@ -85,7 +85,7 @@ def test_a_window_that_attention_does_not_hear_of_is_refused(
     if refused is None:
         called()
         return
-    with pytest.raises(UserError, match=rf"attention of layer {refused} is not told of its window \({WINDOW}\)"):
+    with pytest.raises(UserError, match=rf"attention of layer {refused} does not get its window \({WINDOW}\)"):
         called()
 
 
@@ -106,7 +106,7 @@ def test_two_engines_of_a_process_have_an_attention_each(ranks: Callable[[int], 
 
 
 def groups(degrees: dict[str, Any]) -> tuple[bool, int, int]:
-    """Whether gradients and attention have a group each, and their sizes."""
+    """Returns whether gradients and attention have a group each, and their sizes."""
     place = MeshPosition(MeshEngine(**degrees), Communicator(), "cpu")
     data, context = place.group("data"), place.group("cp")
     return data is not context, dist.get_world_size(data), dist.get_world_size(context)

@@ -1,4 +1,4 @@
-"""A plan of the user's for tensor parallelism: what does not fit the model is told before anything is split."""
+"""A plan of the user's for tensor parallelism: what does not fit the model is reported before anything is split."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_plans_that_fit_are_let_through() -> None:
     check_declared(Text(), {"words": "embedding_rowwise", **blocks})
 
 
-def test_a_slip_in_a_name_or_a_style_is_told_with_the_nearest_and_all_come_at_once() -> None:
+def test_a_slip_in_a_name_or_a_style_is_reported_with_the_nearest_and_all_come_at_once() -> None:
     [(name, layer), (style, known)] = told({"layers.*.wid": "colwise", "layers.*.back": "row"})
     assert name == "layers.*.wid is the name of no layer of Columns"
     assert "did you mean layers.*.wide" in layer
@@ -54,7 +54,7 @@ def test_where_nothing_is_near_what_there_is_is_listed() -> None:
     assert layers == "there are inner, layers.*.wide, layers.*.back, head"
 
 
-def test_a_layer_of_another_kind_is_told_with_what_can_be_split() -> None:
+def test_a_layer_of_another_kind_is_reported_with_what_can_be_split() -> None:
     assert told({"layers.*.norm": "colwise"})[0][0] == "layers.0.norm is of type LayerNorm; colwise splits Linear"
     assert told({"layers.*": "colwise"})[0][1] == "name its layers: layers.*.wide, layers.*.back"
     [(_, embedding), (_, linear)] = told({"words": "colwise", "head": "embedding_rowwise"}, Text())
@@ -66,7 +66,7 @@ def test_a_layer_of_another_kind_is_told_with_what_can_be_split() -> None:
     ("given", "missing", "instead"),
     [("wide", "back", "colwise_gather_output"), ("back", "wide", "rowwise_split_input")],
 )
-def test_half_a_pair_is_told_once_with_its_other_half(given: str, missing: str, instead: str) -> None:
+def test_half_a_pair_is_reported_once_with_its_other_half(given: str, missing: str, instead: str) -> None:
     name = f"layers.*.{given}"
     [(why, fix)] = told({name: PAIR[name]})
     assert why.startswith(f"{name} ({PAIR[name]})")
@@ -74,7 +74,7 @@ def test_half_a_pair_is_told_once_with_its_other_half(given: str, missing: str, 
     assert f"or take {instead}" in fix
 
 
-def test_half_a_pair_is_told_where_no_block_repeats() -> None:
+def test_half_a_pair_is_reported_with_where_no_block_repeats() -> None:
     [(why, _)] = told({"0": "colwise"}, sequential())
     assert why.startswith("0 (colwise)")
 

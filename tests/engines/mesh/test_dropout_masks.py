@@ -39,7 +39,7 @@ Masks = dict[str, list[Tensor]]
 
 
 def drawn(recompute: Any) -> tuple[Masks, dict[str, Tensor]]:
-    """Where each dropout of a window dropped, every time that it ran, and the window's gradients."""
+    """Returns where each dropout of a window dropped, every time that it ran, and the window's gradients."""
     work = Declared(dropping, Rows(62), Rows(10))
     engine: Any = engine_of(MeshCase({"tp": 2}, recompute=recompute), work)
     masks: Masks = {}

@@ -231,7 +231,7 @@ ATTEMPTS = {
 
 
 def refusals(attempts: Mapping[str, Attempt]) -> dict[str, str]:
-    """What set-up says to each."""
+    """Returns what set-up says to each."""
     said: dict[str, str] = {}
     for name, attempt in attempts.items():
         work = language(**attempt.config)
@@ -273,7 +273,7 @@ class Counting(Columns):
 
 
 def traces(degrees: Mapping[str, Any]) -> list[str]:
-    """What set-up left behind of its trial."""
+    """Returns what set-up left behind of its trial."""
     built = seeded(Counting)()
     state = torch.get_rng_state()
     engine: Any = engine_of(MeshCase(dict(degrees)), Declared(seeded(Counting), Rows(62), Rows(10)))

@@ -20,6 +20,8 @@ from drivetrain.data.loader import evaluation_batches
 from drivetrain.errors import UserError
 from drivetrain.workloads.base import Layout
 from drivetrain.workloads.metrics import Accuracy
+from tests.launch.test_start import finished_here
+from tests.launch.test_start import report as report_of
 from tests.parity.mesh_cases import Declared, MeshCase, columns, engine_of, workload
 from tests.parity.mesh_promises import steps
 from tests.ranks import RankPool
@@ -80,9 +82,9 @@ def test_a_pipeline_reports_its_bubble_and_what_it_sends(folder: Path) -> None:
 
 def test_tied_embeddings_over_stages_are_trained_as_on_one_process_and_saved_once(folder: Path) -> None:
     (folder / "run.yaml").write_text(RUN.replace("HEAD", "tie_word_embeddings: true"))
-    report = train(folder, "stages", "engine={name: mesh, pp: 2}")
-    whole = train(folder, "single")
-    assert report["metrics"]["loss"] == pytest.approx(whole["metrics"]["loss"], rel=1e-5)
+    stages = train(folder, "stages", "engine={name: mesh, pp: 2}")
+    finished_here(folder, "train", "run.yaml", "output=single")
+    assert stages["metrics"]["loss"] == pytest.approx(report_of(folder / "single")["metrics"]["loss"], rel=1e-5)
     sizes = {name: file_sizes(folder / name / "checkpoints" / "last") for name in ("stages", "single")}
     assert sizes["stages"] == pytest.approx(sizes["single"], rel=0.01), "the tied weight, 256 x 32, would be a third"
 

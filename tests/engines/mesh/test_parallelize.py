@@ -1,4 +1,4 @@
-"""What keeps a model from being spread over a mesh is told before it is touched."""
+"""Tests that faults which keep a model from being spread over a mesh are reported before it is touched."""
 
 from __future__ import annotations
 

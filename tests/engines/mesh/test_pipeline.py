@@ -121,7 +121,7 @@ def test_statistics_of_the_first_stage_are_saved_as_it_saw_them(ranks: Pools) ->
 
 
 def joined(names: tuple[str, str]) -> str:
-    """What the first rank says to each stage's one item."""
+    """Returns what the first rank says to each stage's one item."""
     ranks = Communicator()
     try:
         return ", ".join(stages_items(ranks, 2, True, [(names[ranks.rank], 0)]))
@@ -161,7 +161,7 @@ class Dropping(Columns):
 
 
 def left_out(number: int) -> list[str]:
-    """What a stage says that is entered only past its end, or left before its beginning."""
+    """Returns what a stage says that is entered only past its end, or left before its beginning."""
     engine: Any = engine_of(MeshCase({"pp": 2}), Declared(seeded(Dropping), Rows(62), Rows(10)))
     model, told = engine._model, []
     model.train()

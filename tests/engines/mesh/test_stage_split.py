@@ -1,4 +1,4 @@
-"""Where a model is cut, and that its parts in turn compute what the whole did, under the same names."""
+"""Tests where a model is cut, and that its parts in turn compute what the whole did, under the same names."""
 
 from __future__ import annotations
 

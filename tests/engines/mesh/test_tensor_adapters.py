@@ -140,7 +140,7 @@ def test_tensor_ranks_share_codes_and_adapters(ranks: Pools) -> None:
 
 
 def drawn(recompute: Any) -> tuple[dict[str, list[Tensor]], dict[str, Tensor]]:
-    """Where adapters dropped what, each time that they ran, and their weights after some steps."""
+    """Returns where adapters dropped what, each time that they ran, and their weights after some steps."""
     work = adapted({"dropout": 0.5})
     engine = set_up({"tp": 2}, work, recompute=recompute)
     masks: dict[str, list[Tensor]] = {}

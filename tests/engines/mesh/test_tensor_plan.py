@@ -1,4 +1,4 @@
-"""Which layers tensor parallelism splits, and what it says where they cannot be."""
+"""Tests which layers tensor parallelism splits, and what it says where they cannot be."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from drivetrain.errors import UserError
 from tests.tiny_language import LLAMA
 
 
-def test_a_vocabulary_that_cannot_be_split_is_told_as_such_with_the_next_that_can() -> None:
+def test_a_vocabulary_that_cannot_be_split_is_reported_as_such_with_the_next_that_can() -> None:
     model = LlamaForCausalLM(LlamaConfig(**{**LLAMA, "vocab_size": 257}))
     with pytest.raises(UserError, match=r"the vocabulary \(257 tokens\) is no multiple of tp \(2\)") as refused:
         check_fits(model, plan_of(model, None), 2, sequence_parallel=False, loss_parallel=False)

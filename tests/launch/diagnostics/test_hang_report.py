@@ -52,6 +52,23 @@ SKIPPED = """
                     torch.distributed.all_reduce(torch.zeros(3), group=apart)"""
 
 
+def test_a_rank_that_is_stopped_is_named_where_it_stands(tmp_path: Path) -> None:
+    folder = prepared(tmp_path, f"pass{HANGING}")
+    (folder / "todo").mkdir()
+    (folder / "todo" / "1-stopped").write_text(WAYS["1-stopped"])
+    words = command("train", "run.yaml", "engine=ddp", "processes=2", "hang_seconds=4", "output=run")
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    said = " ".join(done.stderr.split())
+    assert "rank 1 is stopped by a signal (SIGSTOP): process " in said
+    assert "in step 2, forward" in said
+    assert "workload.py:" in said, "the frame that it was stopped in"
+    [kept] = (folder / "run" / "hangs").iterdir()
+    assert "stopped (T)" in kept.read_text()
+    assert "in forward_backward" in kept.read_text(), "the stack of the one that waits"
+
+
+@pytest.mark.slow
 def test_three_ways_to_hang_are_named_and_each_is_a_death_like_another(tmp_path: Path) -> None:
     """Three starts of two ranks: one astray in each, after which nothing is left to try."""
     folder = prepared(tmp_path, f"pass{HANGING}{SKIPPED}")
@@ -77,7 +94,7 @@ def test_three_ways_to_hang_are_named_and_each_is_a_death_like_another(tmp_path:
     assert "workload.py:" in stopped, "the frame that it was stopped in"
     assert "in step 2, forward in all_reduce of 3 Float, number 2 of group" in skipped
     assert "in step 2, backward in all_reduce of 212 Float" in skipped, "where the rank went that left it out"
-    assert "rank 1 ended without a word" in silent
+    assert "rank 1 ended without an error" in silent
     assert "in step 2 (forward)" in silent
     assert "It was started 3 times" in silent
     first, second = sorted((folder / "run" / "hangs").iterdir())
@@ -118,7 +135,7 @@ def test_a_machine_waits_for_a_rank_that_works_on_another_and_tells_of_all_that_
     assert "in step 10, forward" in kept.read_text()
 
 
-def test_a_standstill_is_told_before_it_ends_the_run(
+def test_a_standstill_is_reported_before_it_ends_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("drivetrain.launch.diagnostics.watchdog.ask", lambda *_: {})
@@ -171,13 +188,13 @@ def test_of_ranks_that_wait_for_one_another_the_odd_one_is_named() -> None:
     assert blame([*apart, astray]).startswith("rank 1 is not where the others are: process 1001")
 
 
-def test_of_two_ranks_that_wait_for_one_another_both_are_told() -> None:
+def test_of_two_ranks_that_wait_for_one_another_both_are_reported() -> None:
     told = blame([reducing(0, 2, "5", **{"0": 6}), reducing(1, 7, "0", **{"5": 1})])
     assert told.startswith("the ranks are not in the same place: rank 0 (process 1000 on here), in step 12")
     assert "rank 1 (process 1001 on here)" in told
 
 
-def test_ranks_that_all_wait_in_the_same_collective_blame_nobody() -> None:
+def test_ranks_that_all_wait_in_the_same_collective_blame_no_rank() -> None:
     assert blame([reducing(0, 7), reducing(1, 7)]).startswith("ranks 0, 1 wait in the same place in all_reduce of 8")
 
 
@@ -201,7 +218,7 @@ def test_the_table_has_a_row_a_rank_and_the_file_their_stacks() -> None:
     assert Row.of(json.loads(json.dumps(rows[0].as_dict()))).pulse.rank == 0, "it travels between machines"
 
 
-def test_time_in_which_nobody_looked_is_no_hang() -> None:
+def test_time_without_a_look_is_no_hang() -> None:
     stillness = Stillness(0.0)
     assert stillness.look(1.0, {"a": 1}) == 0.0
     assert stillness.look(5.0, {"a": 1}) == 4.0
@@ -284,7 +301,7 @@ def test_a_process_that_cannot_answer_is_asked_by_a_signal(
             time.sleep(0.05)
 
 
-def test_a_process_that_nobody_watches_says_once_that_nothing_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_process_without_a_watchdog_reports_once_that_nothing_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     heart, alone = Heart(), Alone(30)
     heart.begin(4)
     heart.enter("data")
@@ -292,7 +309,7 @@ def test_a_process_that_nobody_watches_says_once_that_nothing_goes_on(capsys: py
         alone(heart, still)
     told = capsys.readouterr().err
     assert told.count("rank 0: nothing has gone on for 31 s (step 4, data)") == 1
-    assert "test_a_process_that_nobody_watches" in told
+    assert "test_a_process_without_a_watchdog" in told
     alone(heart, 0.0)
     alone(heart, 40.0)
     assert "40 s" in capsys.readouterr().err, "again, once it has gone on"

@@ -1,4 +1,4 @@
-"""Where a process stands, read from the stacks that faulthandler writes."""
+"""Tests where a process stands, read from the stacks that faulthandler writes."""
 
 from __future__ import annotations
 

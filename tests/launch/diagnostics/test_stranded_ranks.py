@@ -145,7 +145,7 @@ def kills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return killed
 
 
-def test_what_a_rank_said_itself_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_rank_reported_itself_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have met an error of its own in the moment before."""
     monkeypatch.setattr(stranded_ranks, "kill", lambda _: failed(0, ValueError("its own"), "").write(tmp_path))
     monkeypatch.setattr(stranded_ranks, "ask", lambda *_: {})

@@ -56,7 +56,8 @@ def put(
     theirs: Theirs, run: RunConfig, machine: Machine, given_step: int | None, source: Path
 ) -> tuple[Path, list[Note]]:
     """Returns the new checkpoint, and the fate of each part. Raises UserError if the weights are of another model."""
-    precision = run.precision if run.precision == "fp16-mixed" else "fp32"  # of all others no state is scaled
+    spec = run.precision_spec
+    precision = run.precision if spec.scaled and spec.autocast else "fp32"  # of all others no state is scaled
     alone = run.model_copy(
         update={"precision": precision, "device": "cpu", "recompute": False, "offload_activations": False}
     )
@@ -132,7 +133,7 @@ def _progress(theirs: Theirs, run: RunConfig, given: int | None, notes: list[Not
     counted = [int(state["step"]) for state in moments.values() if "step" in state]
     step = given if given is not None else theirs.step if theirs.step is not None else max(counted, default=None)
     if step is None:
-        raise problem("--step", "the checkpoint does not say how many steps it is of", "give --step N")
+        raise problem("--step", "the checkpoint does not record its step", "give --step N")
     if counted and max(counted) not in (step - theirs.skipped, step):
         what = f"the optimizer has made {max(counted)} updates, and the checkpoint is of step {step}"
         notes.append(Note("updates", carried=True, what=what))
@@ -150,7 +151,7 @@ def _saved(run: RunConfig, workload: Workload, engine: Engine, progress: Progres
 
 
 def _own(theirs: Theirs, run: RunConfig, progress: Progress) -> Iterator[Note]:
-    """Returns the state that no format holds in a form with which this project could go on."""
+    """Yields the state that no format holds in a form with which this project could go on."""
     told = any("schedul" in note.item for note in theirs.notes)
     yield Note("step", carried=True, what=f"{progress.step}, {progress.updates} updates, {progress.samples:,} samples")
     if progress.step:

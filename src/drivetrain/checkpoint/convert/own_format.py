@@ -13,7 +13,7 @@ from drivetrain.checkpoint.directory import MANIFEST, load, newest_good, read_ma
 from drivetrain.checkpoint.run_state import verify
 from drivetrain.errors import problem
 
-KERNELS = {"fused": None, "foreach": None, "capturable": False, "differentiable": False}  # as where nobody chose
+KERNELS = {"fused": None, "foreach": None, "capturable": False, "differentiable": False}  # the defaults
 
 
 @dataclass(frozen=True)

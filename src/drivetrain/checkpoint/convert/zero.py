@@ -48,7 +48,7 @@ def _read(tag: Path, allowed: tuple[type, ...]) -> Theirs:
 
 
 def _names(states: dict[str, Any]) -> Iterator[str]:
-    """Returns the names of parameters, from which DeepSpeed's tools build paths."""
+    """Yields the names of parameters, from which DeepSpeed's tools build paths."""
     for key in ("param_shapes", "param_slice_mappings"):
         given = states.get(key) or ()
         for mapping in given if isinstance(given, list | tuple) else [given]:

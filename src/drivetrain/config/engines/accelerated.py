@@ -16,6 +16,7 @@ from drivetrain.config.engines.plain import DdpEngine, FsdpEngine
 from drivetrain.config.engines.zero import FILE_OR_CONTENT, DeepspeedEngine, content, own_fields, read
 from drivetrain.config.files import read_yaml
 from drivetrain.config.machine import Machine
+from drivetrain.config.optimizers import OptimizerKind
 from drivetrain.config.translation import Translation
 from drivetrain.errors import Problem
 
@@ -48,7 +49,7 @@ class AccelerateEngine(EngineBlock):
     name: Literal["accelerate"] = doc("Hugging Face Accelerate wraps the model, by one of its drivers", "accelerate")
     driver: Driver = doc("ddp, fsdp or deepspeed, with that engine's options", DdpEngine())
     config: Annotated[dict[str, Any] | None, read(_with_folder), FILE_OR_CONTENT] = doc(
-        "A YAML of `accelerate config`, a path or its content, which says the driver", None
+        "A YAML of `accelerate config`, a path or its content, which names the driver", None
     )
 
     @model_validator(mode="before")
@@ -112,7 +113,7 @@ class AccelerateEngine(EngineBlock):
         yield from self.driver.problems(run, f"{where}.driver")
         if isinstance(self.driver, DdpEngine) and self.driver.shard_optimizer:
             yield Problem(
-                f"{where}.driver.shard_optimizer", "Accelerate has no such thing", "take engine=ddp, or zero1"
+                f"{where}.driver.shard_optimizer", "Accelerate has no counterpart", "take engine=ddp, or zero1"
             )
         if isinstance(self.driver, FsdpEngine) and self.driver.meta:
             yield Problem(f"{where}.driver.meta", "Accelerate does it for from_pretrained only", "take engine=fsdp")
@@ -123,14 +124,14 @@ class AccelerateEngine(EngineBlock):
     def adapter_problems(self, adapters: Sequence[Adapter], compiles: bool) -> Iterator[Problem]:
         return self.driver.adapter_problems(adapters, compiles)
 
-    def low_bit_problems(self, name: str, path: str, label: str) -> Iterator[Problem]:
-        return self.driver.low_bit_problems(name, path, label)
+    def low_bit_problems(self, kind: OptimizerKind, label: str) -> Iterator[Problem]:
+        return self.driver.low_bit_problems(kind, label)
 
     def notices(self, run: RunConfig, machine: Machine) -> Iterator[str]:
         yield from self.driver.notices(run, machine)
         name = self.driver.name
         if name != "ddp" and machine.device == "cpu":
-            yield f"Accelerate has no {name} between CPUs: it is told that they are GPUs; what it made is checked"
+            yield f"Accelerate has no {name} between CPUs: it is made to take them for GPUs, and the result is checked"
 
     def translations(self) -> Iterator[tuple[str, Translation]]:
         if self.config is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from drivetrain.config.base import Frozen
 from drivetrain.config.machine import Machine
+from drivetrain.config.optimizers import OptimizerKind
 from drivetrain.config.translation import Translation
 from drivetrain.errors import Problem
 
@@ -125,7 +126,7 @@ class EngineBlock(Frozen):
         return 1
 
     def needs_rows(self, devices: int) -> bool:
-        """Whether each sample must be a row of its own, so that samples cannot be packed."""
+        """Returns whether each sample must be a row of its own, so that samples cannot be packed."""
         del devices
         return False
 
@@ -162,10 +163,9 @@ class EngineBlock(Frozen):
         del adapters, compiles
         return iter(())
 
-    def low_bit_problems(self, name: str, path: str, label: str) -> Iterator[Problem]:
-        """Returns the problems of an optimizer whose state is codes and scales. path: its import path; label: the run's
-        engine."""
-        del name, path, label
+    def low_bit_problems(self, kind: OptimizerKind, label: str) -> Iterator[Problem]:
+        """Returns the problems of an optimizer whose state is codes and scales. label: the run's engine."""
+        del kind, label
         return iter(())
 
     def notices(self, run: RunConfig, machine: Machine) -> Iterator[str]:

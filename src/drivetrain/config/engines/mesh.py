@@ -10,6 +10,7 @@ from drivetrain.config.adapter import PROMPTS, Adapter
 from drivetrain.config.base import doc
 from drivetrain.config.engines.block import NO_FP8, NO_MASTER, EngineBlock, Traits
 from drivetrain.config.machine import Machine
+from drivetrain.config.optimizers import OptimizerKind
 from drivetrain.errors import Problem
 
 if TYPE_CHECKING:
@@ -40,8 +41,10 @@ class MeshEngine(EngineBlock):
         lacks=NO_MASTER | NO_FP8,
     )
     name: Literal["mesh"] = doc("One device mesh: pipeline, data, context and tensor parallel in any product", "mesh")
-    pp: int = doc("Pipeline stages the model's blocks are dealt to", 1, gt=0)
-    dp: int | None = doc("Ranks that share each global batch; left out, what the others leave", None, gt=0)
+    pp: int = doc("Pipeline stages that the model's blocks are divided among", 1, gt=0)
+    dp: int | None = doc(
+        "Ranks that share each global batch; left out, the world size over the other degrees", None, gt=0
+    )
     cp: int = doc("Ranks that share each sequence (context parallel)", 1, gt=0)
     tp: int = doc("Ranks that share each layer (tensor parallel)", 1, gt=0)
     shard: bool = doc("dp and cp ranks keep shards of parameters, gradients and optimizer state, as fsdp", False)
@@ -195,9 +198,9 @@ class MeshEngine(EngineBlock):
             why = f"DoRA measures whole rows of weights, of which each of tp ({self.tp}) ranks has a part"
             yield Problem("adapter.dora", why, "leave it or engine.tp out")
 
-    def low_bit_problems(self, name: str, path: str, label: str) -> Iterator[Problem]:
-        del path, label
-        why = f"{name} keeps its state in blocks, which are not joined over a mesh yet"
+    def low_bit_problems(self, kind: OptimizerKind, label: str) -> Iterator[Problem]:
+        del label
+        why = f"{kind.name} keeps its state in blocks, which are not joined over a mesh yet"
         yield Problem("optimizer.name", why, "take adamw, or engine=fsdp")
 
 

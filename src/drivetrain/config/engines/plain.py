@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from drivetrain.config.base import doc
 from drivetrain.config.engines.block import NO_FP8, NO_MASTER, EngineBlock, Traits
 from drivetrain.config.machine import Machine
+from drivetrain.config.optimizers import OptimizerKind
 from drivetrain.errors import Problem
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class DpEngine(EngineBlock):
         lacks=NO_MASTER | NO_FP8,
     )
     name: Literal["dp"] = doc("nn.DataParallel: one process, a replica on each of its GPUs", "dp")
-    replicas: int | None = doc("Replicas of the model; left out, as many as processes says", None, gt=0)
+    replicas: int | None = doc("Replicas of the model; left out, one for each of processes", None, gt=0)
 
     def devices(self, processes: int | None, world: int) -> int:
         del world
@@ -81,9 +82,12 @@ class FsdpEngine(EngineBlock):
     hybrid: int | None = doc("Shard over so many ranks and replicate over the others (HSDP)", None, gt=1)
     offload: bool = doc("Keep parameters, gradients and optimizer state in CPU memory", False)
     wrap: Literal["block", "size"] | list[str] = doc(
-        "What is gathered at once: block (repeated modules), size, or module classes, e.g. [Linear, Conv2d]", "block"
+        "The unit that is gathered at once: block (repeated modules), size, or module classes, e.g. [Linear, Conv2d]",
+        "block",
     )
-    wrap_min_parameters: int = doc("wrap=size: parameters from which on a module is gathered apart", 1_000_000, gt=0)
+    wrap_min_parameters: int = doc(
+        "wrap=size: parameters from which on a module is gathered by itself", 1_000_000, gt=0
+    )
     meta: bool = doc("Build the model on the first rank only; the others get their shards from it", False)
 
     @property
@@ -110,7 +114,7 @@ class FsdpEngine(EngineBlock):
             why = f"the world size ({run.world_size}) is no multiple of the shards ({self.hybrid})"
             yield Problem(f"{where}.hybrid", why, "give a divisor of processes * nodes")
 
-    def low_bit_problems(self, name: str, path: str, label: str) -> Iterator[Problem]:
-        if "bitsandbytes" in path:
-            why = f"{name} of bitsandbytes updates whole tensors, and engine={label} shards them"
+    def low_bit_problems(self, kind: OptimizerKind, label: str) -> Iterator[Problem]:
+        if kind.package == "bitsandbytes":
+            why = f"{kind.name} of bitsandbytes updates whole tensors, and engine={label} shards them"
             yield Problem("optimizer.name", why, "give adamw8bit (torchao), or take engine=ddp")

@@ -13,6 +13,7 @@ from drivetrain.config.base import doc
 from drivetrain.config.engines.block import NO_FP8, EngineBlock, Traits
 from drivetrain.config.files import read_json
 from drivetrain.config.machine import Machine
+from drivetrain.config.optimizers import OptimizerKind
 from drivetrain.config.translation import Translation
 from drivetrain.errors import Problem, UserError
 
@@ -55,7 +56,7 @@ class DeepspeedEngine(EngineBlock):
     )
     name: Literal["deepspeed"] = doc("DeepSpeed's ZeRO: state sharded over the ranks, by stage", "deepspeed")
     stage: Literal[0, 1, 2, 3] = doc(
-        "1 shards the optimizer's state, 2 gradients too, 3 parameters too, 0 nothing; left out, as config says", 2
+        "1 shards the optimizer's state, 2 gradients too, 3 parameters too, 0 nothing; left out, config's", 2
     )
     offload_optimizer: Place = doc("Where the optimizer's state is kept: none (on the device), cpu or nvme", "none")
     offload_parameters: Place = doc("Stage 3: where parameters are kept: none (on the device), cpu or nvme", "none")
@@ -102,8 +103,8 @@ class DeepspeedEngine(EngineBlock):
             yield Problem("precision", why, "give stage=1 or more, or bf16-mixed")
         if self.stage > 0 and run.numerics.skips_spikes:
             why = (
-                "DeepSpeed measures the norm and updates in one call: it leaves out what is not finite, and nobody "
-                "else can"
+                "DeepSpeed measures the norm and updates in one call: it skips a step that is not "
+                "finite, and no other step can be skipped"
             )
             yield Problem("numerics.skip", why, "give numerics.skip=true, or take engine=fsdp or ddp")
 
@@ -121,13 +122,12 @@ class DeepspeedEngine(EngineBlock):
 
     def problems_here(self, run: RunConfig, machine: Machine, where: str) -> Iterator[Problem]:
         del where
-        if run.precision == "fp16-master" and machine.device == "cpu":
+        if run.precision_spec.cast and run.precision_spec.scaled and machine.device == "cpu":
             yield Problem("precision", "DeepSpeed has no fp16 on a CPU", "take bf16-master, or engine=single or ddp")
 
-    def low_bit_problems(self, name: str, path: str, label: str) -> Iterator[Problem]:
-        del path
+    def low_bit_problems(self, kind: OptimizerKind, label: str) -> Iterator[Problem]:
         if self.stage > 0:
-            why = f"{name} keeps its state in blocks, and engine={label} updates flat pieces of many parameters"
+            why = f"{kind.name} keeps its state in blocks, and engine={label} updates flat pieces of many parameters"
             fix = "take engine=fsdp or ddp, or adamw"
             yield Problem("optimizer.name", f"{why}: no checkpoint could name them", fix)
 

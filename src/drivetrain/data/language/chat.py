@@ -75,7 +75,7 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Any, source: str | None, field: str) -> None:
         if not tokenizer.is_fast:
-            why = f"{type(tokenizer).__name__} is no fast tokenizer: it cannot tell which characters a token is of"
+            why = f"{type(tokenizer).__name__} is no fast tokenizer: it cannot map tokens to characters"
             raise problem(field, why, "give a tokenizer that has a tokenizer.json")
         self._tokenizer, self._source, self._field = tokenizer, source, field
         self.name, self.text = template_text(tokenizer, source, field)
@@ -90,7 +90,7 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             why = f"{self.name} does not compile: line {error.lineno}: {error.message}"
             raise problem(field, why, "correct the template") from None
-        except Exception:  # what the template thinks of a conversation is told of each
+        except Exception:  # the template's errors are reported for each conversation
             pass
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -339,7 +339,7 @@ def missing_tokens(template: ChatTemplate, tokenizer: Any) -> list[str]:
 
 
 def show(ids: np.ndarray, targets: np.ndarray, tokenizer: Any) -> list[tuple[str, bool]]:
-    """Yields one sample's text in pieces, each with whether it is trained. ids, targets: (T,)."""
+    """Returns one sample's text in pieces, each with whether it is trained. ids, targets: (T,)."""
     edges = [0, *(np.flatnonzero(np.diff(targets)) + 1).tolist(), len(ids)] if len(ids) else []
     # from the start each time: by itself, a piece would lack the space that some tokenizers leave out at the start
     texts = [tokenizer.decode(ids[:edge].tolist(), clean_up_tokenization_spaces=False) for edge in edges]

@@ -46,7 +46,7 @@ class Contents:
 
 
 def contents_of(dataset: DataSet) -> Iterator[str | LongText]:
-    """Returns all texts of a data set, from which a tokenizer may be made."""
+    """Yields all texts of a data set, from which a tokenizer may be made."""
     yield from (text.content for text in dataset.texts)
     for conversation in dataset.conversations:
         for message in conversation.messages:

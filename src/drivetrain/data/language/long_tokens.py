@@ -73,7 +73,7 @@ class NoPlaceError(Exception):
 
 
 def tokens_of(tokenizer: Any, texts: Sequence[LongText], folder: Path) -> Iterator[Iterator[np.ndarray]]:
-    """Returns for each text its ids, in parts. folder: where finished pieces are kept for a builder that goes on."""
+    """Yields for each text its ids, in parts. folder: where finished pieces are kept for a builder that goes on."""
     if not tokenizer.is_fast:  # it does not say where its tokens stand
         yield from (_whole(tokenizer, text) for text in texts)
         return
@@ -106,7 +106,7 @@ def _whole(tokenizer: Any, text: LongText) -> Iterator[np.ndarray]:
 
 
 def _bounds(folder: Path, numbers: range) -> Iterator[tuple[int, int | None]]:
-    """Returns for each piece its first token, and the one behind its last. Raises NoPlaceError if two pieces cannot be
+    """Yields for each piece its first token, and the one behind its last. Raises NoPlaceError if two pieces cannot be
     joined."""
     start = 0
     for number in numbers[:-1]:

@@ -133,7 +133,7 @@ def _path(given: Mapping[str, Any], folder: Path, refusals: Refusals) -> str:
     """Chooses as LLaMA-Factory does: the hub goes before a file; a file before sources that are not supported here."""
     named = next((key for key in SOURCES if given.get(key)), None)
     if named is None:
-        refusals.append(("it says nowhere where the data are", "give file_name or hf_hub_url"))
+        refusals.append(("it names no place of the data", "give file_name or hf_hub_url"))
         return ""
     if not isinstance(given[named], str):
         refusals.append((f"its {named} is {kind(given[named])}", "give a text"))
@@ -162,7 +162,7 @@ def _check_columns(columns: Mapping[str, str], formatting: str, refusals: Refusa
     if shown:
         refusals.append((f"it has {' and '.join(shown)}", "only texts can be trained on: choose a data set of texts"))
     if "kto_tag" in columns:
-        why = f"its column {columns['kto_tag']} tells replies to learn from those to avoid (KTO)"
+        why = f"its column {columns['kto_tag']} distinguishes replies to learn from those to avoid (KTO)"
         refusals.append((why, "leave out the rows that are to be avoided, and columns.kto_tag"))
     foreign = [name for name in columns if name in {*USED["alpaca"], "messages"} - {*USED[formatting]}]
     if foreign:

@@ -310,7 +310,7 @@ def _keys(rows: Rows) -> dict[str, None]:
 
 
 def _texts(opened: OpenSet) -> tuple[list[Text], list[BadRow]]:
-    """Yields all texts, some of them at a time."""
+    """Returns all texts, some of them at a time."""
     rows = range(len(opened.rows))
     parts = [opened.texts(rows[start : start + AT_ONCE]) for start in range(0, len(rows), AT_ONCE)]
     return [text for texts, _ in parts for text in texts.values()], [row for _, bad in parts for row in bad]

@@ -51,7 +51,7 @@ def _shape(message: Message) -> tuple[str, bool, int, bool]:
 
 
 def _wanted(marked: Message, is_last: bool) -> Iterator[tuple[str, str]]:
-    """Returns descriptions of a marked message's parts, and their marks."""
+    """Yields descriptions of a marked message's parts, and their marks."""
     if marked.role != "assistant":
         yield f"the {marked.role}'s message", marked.content.strip()
         return
@@ -59,7 +59,7 @@ def _wanted(marked: Message, is_last: bool) -> Iterator[tuple[str, str]]:
         yield "a call of a function", call["function"]["name"]
         yield from (("arguments of a call", name) for name in call["function"]["arguments"])
     if marked.tool_calls:
-        yield "what is said beside a call", marked.content.strip()
+        yield "the text beside a call", marked.content.strip()
     if is_last and marked.reasoning_content:
         yield "reasoning_content", marked.reasoning_content
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from drivetrain.data.byte_lengths import BYTES, characters_of_bytes
 from drivetrain.errors import problem
 
 END_OF_TEXT = "<|endoftext|>"
 UNKNOWN = "<unk>"
-BYTES = 256
 
 
 def byte_tokenizer(special: Sequence[str] = ()) -> Any:
@@ -24,7 +24,7 @@ def byte_tokenizer(special: Sequence[str] = ()) -> Any:
     eos and pad."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    vocabulary = {character: byte for byte, character in enumerate(_characters_of_bytes())}
+    vocabulary = {character: byte for byte, character in enumerate(characters_of_bytes())}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -108,11 +108,3 @@ def _finished(tokenizer: Any, special: Sequence[str], **named: str) -> Any:
 def _check_not_empty(texts: Iterable[str], field: str) -> None:
     if not any(texts):
         raise problem(field, "a vocabulary cannot be made of texts that are all empty", "give texts with characters")
-
-
-def _characters_of_bytes() -> list[str]:
-    """Returns the character that stands for each byte in byte-level vocabularies: for Latin-1's visible ones itself,
-    for the others, in turn, one from 256 on."""
-    visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = iter(range(BYTES, 2 * BYTES))
-    return [chr(byte if byte in visible else next(others)) for byte in range(BYTES)]

@@ -33,7 +33,8 @@ class LinePiece:
         return len(self.lines)
 
     def row(self, index: int) -> Row:
-        """Parses one row. Raises RowError with what is wrong with it; UserError if the file is of another encoding."""
+        """Parses one row. Raises RowError with what is wrong with it, and UserError if the file is of another
+        encoding."""
         return self.shard.parsed(self.lines[index], self.numbers[index])
 
     def where(self, index: int) -> str:
@@ -152,7 +153,8 @@ class _Faults:
 
 
 def _with_content(opened: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """(number, content) of every line with content. Lines end at \\n alone: U+2028 and its like are part of texts."""
+    """Yields (number, content) of every line with content. Lines end at \\n alone: U+2028 and its like are part of
+    texts."""
     for number, line in enumerate(opened, start=1):
         if number == 1 and line.startswith(BYTE_ORDER_MARK):
             line = line[len(BYTE_ORDER_MARK) :]

@@ -40,7 +40,7 @@ class ShardRows:
         return rows
 
     def found(self, start: int, stop: int) -> list[tuple[Piece, int]]:
-        """Yields rows start to stop - 1 as the pieces that hold them and their numbers there."""
+        """Returns rows start to stop - 1 as the pieces that hold them and their numbers there."""
         return [
             (piece, index)
             for shard in part_of(self.shards, start, stop)

@@ -204,7 +204,7 @@ def _hidden_shape(
         if lengths and given == lengths:
             return HiddenShape(name, shapes[0][2:], dtype)
     if len({shape[1:] for shape in shapes}) > 1:
-        raise problem("engine.pp", "the length of what the blocks hand on follows from no input", "leave pp out")
+        raise problem("engine.pp", "the length of the blocks' output follows from no input", "leave pp out")
     return HiddenShape(None, shapes[0][1:], dtype)
 
 

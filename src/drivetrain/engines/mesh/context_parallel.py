@@ -116,7 +116,7 @@ class Ulysses:
         for layer, told in calls:
             slides_here = slides if kinds is None or layer is None else kinds[layer] == "sliding_attention"
             if slides_here and told != window:
-                why = f"the attention of layer {layer} is not told of its window ({window})"
+                why = f"the attention of layer {layer} does not get its window ({window})"
                 raise problem("engine.cp", why, "leave cp out")
 
 

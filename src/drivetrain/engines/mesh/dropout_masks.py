@@ -56,7 +56,8 @@ class _Streams:
 
     @property
     def _parted(self) -> bool:
-        """Restores generators although recomputing may end between a pair, once it has what it needs."""
+        """False where recomputing ended between a pair, once it had what it needed, and restored the generators
+        itself."""
         return self._shared is not None and torch.initial_seed() == self._seed
 
     @torch.compiler.disable

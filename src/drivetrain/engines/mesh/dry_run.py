@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from drivetrain.config.engines.mesh import MeshEngine
 from drivetrain.config.precision import Precision
@@ -32,6 +31,7 @@ from drivetrain.distributed.rng import restore_rng_state, rng_state
 from drivetrain.engines.auxiliary import Companion
 from drivetrain.engines.base import EngineOptions
 from drivetrain.engines.mesh.block_discovery import Anatomy, dissect
+from drivetrain.engines.mesh.gradient_sketch import NOTHING, sketch
 from drivetrain.engines.mesh.topology import MeshPosition
 from drivetrain.engines.mesh.whole_model import placed
 from drivetrain.engines.state import gathered, local_part
@@ -43,14 +43,12 @@ from drivetrain.workloads.base import Batch, Workload, few
 from drivetrain.workloads.loss_contract import NO_CONTEXT, LossContext, Statistics
 
 SHARES, SAMPLES, POSITIONS = 2, 2, 128  # data ranks that have samples in the trial, of how many positions at most
-FOLDS = 61  # sums that are compared of a gradient: a prime, so that rows and columns mix
 # how far a loss and a gradient may be off, of their size: sums in another order, rounded to the parameters' dtype
 NEAR = {"float32": (1e-4, 1e-3), "float16": (1e-2, 0.05), "bfloat16": (3e-2, 0.2)}
 SMALL, TINY = 0.1, 1e-30  # a loss near 0 is a difference of larger numbers, and as far off as they
 LEAST = 1e-3  # of the largest gradient: what is smaller counts as so large (a key's bias has none but rounding)
 
 Watched = tuple[float, dict[str, Tensor], Statistics]  # loss, sketches of gradients, statistics
-NOTHING = torch.zeros(FOLDS + 1, dtype=torch.float64)
 
 
 def exact(precision: Precision) -> Precision:
@@ -161,7 +159,7 @@ class Trial:
         different ones."""
         some = [name for name in self._expected if any(name not in used for used in uses)]
         if some:
-            why = f"{', '.join(some[:5])} get a gradient from some samples only, and ranks cannot tell whose it is"
+            why = f"{', '.join(some[:5])} get a gradient from some samples only, and ranks cannot know from which"
             raise problem("engine.shard", why, "leave shard out")
 
     def anatomy(self, model: nn.Module) -> Anatomy:
@@ -181,7 +179,8 @@ class Trial:
     @torch.no_grad()
     def _fill(self, model: nn.Module) -> None:
         for name, parameter in model.named_parameters():
-            if parameter.is_floating_point() and not parameter.any():
+            # most are not zero, which a few numbers show already
+            if parameter.is_floating_point() and not parameter.flatten()[:64].any() and not parameter.any():
                 generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))  # the same on all ranks
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
                 self._filled.append(name)
@@ -190,7 +189,7 @@ class Trial:
         def take(parameter: Tensor) -> None:
             assert parameter.grad is not None
             uses[-1].add(name)
-            self._expected[name] = self._expected.get(name, 0) + _sketch(parameter.grad)
+            self._expected[name] = self._expected.get(name, 0) + sketch(parameter.grad)
             parameter.grad = None
 
         return take
@@ -248,7 +247,7 @@ class Trial:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 gradient = parameter.grad
-                sketches[name] = NOTHING if gradient is None else _sketch(gathered(gradient))
+                sketches[name] = NOTHING if gradient is None else sketch(gathered(gradient))
         names, found = list(sketches), torch.stack([NOTHING, *sketches.values()])[1:]
         together = self._place.sum(found.to(self._device, copy=True), "tp").cpu()
         near = NEAR[self._precision.parameters][1]
@@ -268,17 +267,17 @@ class Trial:
 
     def _off(self, names: list[str], found: Tensor) -> dict[str, float]:
         """Returns how far each gradient is off, relative to its own norm."""
-        finite = {name: sketch for name, sketch in self._expected.items() if sketch.isfinite().all()}
-        least = LEAST * max((float(sketch[-1]) for sketch in finite.values()), default=0.0)
+        finite = {name: expected for name, expected in self._expected.items() if expected.isfinite().all()}
+        least = LEAST * max((float(expected[-1]) for expected in finite.values()), default=0.0)
         errors: dict[str, float] = {}
-        for name, sketch in zip(names, found, strict=True):
+        for name, own in zip(names, found, strict=True):
             if name in finite or name not in self._expected:
                 expected = finite.get(name, NOTHING)
-                errors[name] = float((sketch - expected)[:-1].norm()) / max(float(expected[-1]), least, TINY)
+                errors[name] = float((own - expected)[:-1].norm()) / max(float(expected[-1]), least, TINY)
         return errors
 
     def _failed(self, error: Exception) -> UserError:
-        """Reports an error of the trial step, which worked with the whole model."""
+        """Returns the UserError for an error of the trial step, which worked with the whole model."""
         while error.__cause__ is not None and isinstance(error.__cause__, Exception):
             error = error.__cause__
         if isinstance(error, UserError):
@@ -294,13 +293,6 @@ class Trial:
         elif "tp" in axes and self._workload.layout.tensor_parallel:
             fix = f"correct tensor_parallel in the workload's file (docs/reference/workloads.md), or {fix}"
         return problem(f"engine.{axes[0]}" if len(axes) == 1 else "engine", why, fix)
-
-
-def _sketch(gradient: Tensor) -> Tensor:
-    """Returns (FOLDS + 1,), float64, on the CPU: sums over every FOLDS-th number, and the norm."""
-    flat = (gradient.to_dense() if gradient.is_sparse else gradient).detach().flatten()
-    folded = F.pad(flat, (0, -len(flat) % FOLDS)).view(-1, FOLDS).sum(0, dtype=torch.float64)
-    return torch.cat([folded, torch.linalg.vector_norm(flat, dtype=torch.float64)[None]]).cpu()
 
 
 def _short(batch: Batch, workload: Workload) -> Batch:

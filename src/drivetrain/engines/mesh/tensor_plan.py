@@ -72,7 +72,7 @@ def _derived(model: nn.Module) -> dict[str, str]:
     if len(set(found.values())) < 2:
         raise problem(
             "engine.tp",
-            f"{type(model).__name__} has no plan for tensor parallelism, and its layers' names say none",
+            f"{type(model).__name__} has no plan for tensor parallelism, and its layers' names suggest none",
             "declare one in a workload file of your own (tensor_parallel, docs/reference/workloads.md), "
             "or leave tp out",
         )
@@ -130,7 +130,7 @@ def _indivisible(model: nn.Module, name: str, size: int, ranks: int) -> Problem:
 
 
 def _configs(model: nn.Module, plan: Mapping[str, str]) -> Iterator[object]:
-    """Returns Transformers' configurations of the parts that hold planned layers: for each layer the nearest one."""
+    """Yields Transformers' configurations of the parts that hold planned layers: for each layer the nearest one."""
     modules, seen = dict(model.named_modules()), set[int]()
     for name in plan:
         while name:

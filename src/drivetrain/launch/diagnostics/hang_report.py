@@ -74,7 +74,7 @@ def blame(rows: Sequence[Row]) -> str:
 
 def _of_state(state: State, found: Sequence[Row]) -> str:
     what = {
-        "gone": "ended without a word",
+        "gone": "ended without an error",
         "stopped": f"{_are(found)} stopped by a signal (SIGSTOP)",
         "traced": f"{_are(found)} stopped by a debugger",
         "disk": f"wait{_s(found)} for a disk or a file system",
@@ -178,5 +178,5 @@ def in_full(rows: Sequence[Row]) -> str:
         who = f"rank {row.rank}, process {row.pulse.process} on {row.host}"
         told += [f"{who}, {STATES[row.state]}, in {row.pulse.where}"]
         told += [f"under way: {each}" for each in found.pending]
-        told += [*found.children, found.stacks or "it could not be asked for its stack", ""]
+        told += [*found.children, found.stacks or "it did not answer with its stack", ""]
     return "\n".join(told)

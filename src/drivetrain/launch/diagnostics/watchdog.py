@@ -30,7 +30,7 @@ from drivetrain.runtime.heartbeat import Pulse
 from drivetrain.runtime.run_folder import RunFolder
 
 POLL_SECONDS = 1.0
-NOTICE_SECONDS = 45  # what looks like a hang is told so early, and does not end the run yet
+NOTICE_SECONDS = 45  # a possible hang is reported so early, and does not end the run yet
 GONE_SECONDS = 10  # a rank that ended without a word leaves others an error of the network, most times
 NODES_SECONDS = 10  # in which the others say where their ranks stand
 
@@ -155,7 +155,7 @@ def left_quietly(folder: Path, told: Mapping[int, Any]) -> str | None:
     """
     for pulse in pulses(folder).values():
         if pulse.rank not in told and pulse.time < min(told.values()) and state_of(pulse) == "gone":
-            return f"rank {pulse.rank} ended without a word, by an exit of its own{seen(pulse)}"
+            return f"rank {pulse.rank} ended without an error, by an exit of its own{seen(pulse)}"
     return None
 
 

@@ -1,0 +1,33 @@
+"""Checks of the files that a workload's block names. No file is opened."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator
+from pathlib import Path
+
+from drivetrain.errors import Problem
+
+
+def looks_like_hub_id(path: str) -> bool:
+    """`name` or `owner/name` without a file ending; a local path of that form wins where it exists."""
+    given = Path(path)
+    return not given.exists() and not given.is_absolute() and len(given.parts) == 2 and "." not in given.name
+
+
+def missing(field: str, path: Path) -> Iterator[Problem]:
+    """Yields a problem where nothing is at `path`; a path with wildcards stands for the files that it matches."""
+    if glob.has_magic(str(path)) and not path.exists():
+        if not glob.glob(str(path), recursive=True):
+            yield Problem(field, f"{path} matches no file", f"patterns are taken from the current folder, {Path.cwd()}")
+    elif not path.exists():
+        yield Problem(field, f"{path} does not exist", f"paths are taken from the current folder, {Path.cwd()}")
+
+
+def missing_data(train: str | None, evaluation: str | None, marks: str = "") -> Iterator[Problem]:
+    """Yields the problems of workload.data.train and .evaluation. Hub ids are not looked up, and neither is a path with
+    one of the characters `marks`."""
+    for field, path in (("train", train), ("evaluation", evaluation)):
+        if path is None or looks_like_hub_id(path) or any(mark in path for mark in marks):
+            continue
+        yield from missing(f"workload.data.{field}", Path(path))
