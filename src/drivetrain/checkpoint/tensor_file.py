@@ -97,11 +97,17 @@ def create(file: Path, layout: Layout) -> None:
     with file.open("xb") as opened:
         _write(opened.fileno(), memoryview(layout.header), 0)
         try:
-            os.posix_fallocate(opened.fileno(), 0, layout.size)
+            _reserve(opened.fileno(), layout.size)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # not every file system has it
                 raise
             os.truncate(opened.fileno(), layout.size)
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    if not hasattr(os, "posix_fallocate"):  # macOS
+        raise OSError(errno.ENOSYS, "this system cannot reserve room for a file")
+    os.posix_fallocate(descriptor, 0, size)
 
 
 def fill(file: Path, layout: Layout, tensors: Mapping[str, Tensor | Shard]) -> None:

@@ -7,7 +7,6 @@ carries record locks from one machine to the other.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import socket
@@ -17,6 +16,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from drivetrain.errors import UserError, problem
+
+try:
+    import fcntl
+except ImportError:  # systems that are not POSIX
+    fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
@@ -74,6 +78,8 @@ def _locked(path: Path) -> tuple[int, str | None]:
 
 
 def _lock(descriptor: int, path: Path) -> str | None:
+    if fcntl is None:
+        return f"this system has no POSIX locks: nothing keeps a second run out of {path.parent}"
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -9,7 +9,7 @@ them.
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import json
 import os
 import shutil
@@ -20,6 +20,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
+
+try:
+    import fcntl
+except ImportError:  # systems that are not POSIX
+    fcntl = None  # type: ignore[assignment]
 
 PREFIX = "drivetrain-"
 _LOCKED, _NEW, _ENDED = ".owner-", ".new-", ".ended-"  # how names of the files begin that users keep in a folder
@@ -35,7 +40,7 @@ class Scratch:
         self._file = Path(name)
         os.write(self._descriptor, json.dumps(_machine() | {"process": os.getpid(), "since": _now()}).encode())
         with suppress(OSError):  # a file system without locks: the file proves nothing, and the folder stays
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(self._descriptor)
             self._file = _renamed(self._file, _NEW, _LOCKED)  # only a locked one has the name that counts
 
     def __enter__(self) -> Path:
@@ -51,7 +56,7 @@ class Scratch:
         with suppress(OSError):
             _renamed(self._file, self._file.name[: self._file.name.index("-") + 1], _ENDED)
         with suppress(OSError):
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also for processes that were forked off and live
+            _unlock(self._descriptor)  # also for processes that were forked off and live
         os.close(self._descriptor)
         if any(True for _ in self.path.glob(f"{_LOCKED}*")):
             _delete_if_dead(self.path)
@@ -89,7 +94,7 @@ def delete_dead(parent: Path) -> list[Path]:
 
 def _delete_if_dead(folder: Path) -> bool:
     with suppress(OSError), ExitStack() as locks:
-        if folder.is_symlink() or folder.lstat().st_uid != os.getuid():
+        if folder.is_symlink() or folder.lstat().st_uid != _user():
             return False
         files = [file for begin in (_LOCKED, _ENDED, _NEW) for file in folder.glob(f"{begin}*")]
         if files and all(locks.enter_context(_dead(file)) for file in files):
@@ -105,9 +110,9 @@ def _dead(file: Path) -> Iterator[bool]:
 
     Raises OSError where the user lives, or where this cannot be found out.
     """
-    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
+    descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(descriptor)
         is_same = os.path.samestat(os.fstat(descriptor), file.lstat())
         yield is_same and not file.name.startswith(_NEW) and _here(os.read(descriptor, 4096))
     finally:
@@ -125,6 +130,23 @@ def _delete(folder: Path, files: list[Path]) -> None:
         for file in files:
             file.unlink(missing_ok=True)
         folder.rmdir()
+
+
+def _lock(descriptor: int) -> None:
+    """OSError where another process holds the lock, or where there are no locks."""
+    if fcntl is None:
+        raise OSError(errno.ENOSYS, "this system has no flock")
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _unlock(descriptor: int) -> None:
+    if fcntl is not None:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def _user() -> int:
+    """The number that files of this user have: 0 where the system numbers none."""
+    return os.getuid() if hasattr(os, "getuid") else 0
 
 
 def _renamed(file: Path, begin: str, other: str) -> Path:

@@ -19,11 +19,3 @@ def test_all_models_are_on_the_device_where_they_fit_together(
     with placed(model, torch.device("cuda", 0), [beside]) as device:
         assert device.type == where
     assert moves == [where, where, "cpu", "cpu"]
-
-
-def test_on_the_cpu_it_has_the_threads_of_all_ranks_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = torch.get_num_threads()
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    with placed(nn.Linear(1, 1), torch.device("cpu")):
-        assert torch.get_num_threads() == 3 * threads
-    assert torch.get_num_threads() == threads

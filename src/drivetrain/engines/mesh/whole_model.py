@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -15,18 +14,14 @@ ROOM = 1.5  # times a model's weights that a device has to have free to try it t
 @contextmanager
 def placed(model: nn.Module, device: torch.device, beside: Sequence[nn.Module] = ()) -> Iterator[torch.device]:
     """Moves the model and those beside it, which lie in CPU memory, to the device if all fit; yields the device they
-    are on. On the CPU the model runs with the threads of all ranks of this machine, which wait meanwhile."""
+    are on."""
     together = [model, *beside]
     there = device if _has_room(together, device) else torch.device("cpu")
     for each in together:
         each.to(there)
-    threads = torch.get_num_threads()
-    if there.type == "cpu":
-        torch.set_num_threads(threads * int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     try:
         yield there
     finally:
-        torch.set_num_threads(threads)
         for each in together:
             each.to("cpu")
 
