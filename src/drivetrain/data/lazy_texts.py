@@ -37,6 +37,12 @@ class LazyTexts(Sequence[str]):
     __hash__ = None  # type: ignore[assignment]
 
 
+def row_name(row: int, line: int = 0) -> str:
+    """Names a row of a table. row: counted from 1, without the header. line: of the file, which an editor shows; 0 if
+    it has none."""
+    return f"line {line} (row {row})" if line else f"row {row}"
+
+
 class RowNames(LazyTexts):
     """Names of the rows of these numbers: "row 7"."""
 
