@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch.utils.data import TensorDataset
 from transformers import PreTrainedModel
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel
 import drivetrain
 from drivetrain.api.loading import checkpoint_of, run_of
 from drivetrain.checkpoint.directory import read
+from drivetrain.cli import main
 from drivetrain.errors import UserError
 from drivetrain.workloads.build import build_workload
 from tests.test_recipes import model_of_your_own
@@ -158,6 +160,18 @@ def test_an_adapter_is_merged_or_kept_and_the_tokenizer_comes_along(
     base = merged.from_pretrained("base")  # type: ignore[operator]
     assert merged.state_dict().keys() == base.state_dict().keys()
     assert not torch.allclose(merged(ids).logits, base(ids).logits)
+    with pytest.raises(SystemExit) as ended:
+        main(["checkpoint", "convert", "run", "--to", "transformers", "--merge", "--output", "whole"])
+    assert ended.value.code == 0
+    plain = transformers.AutoModelForCausalLM.from_pretrained("whole").eval()
+    assert torch.equal(plain(ids).logits, merged(ids).logits)
+    tokenizer = transformers.AutoTokenizer.from_pretrained("whole")
+    messages = [{"role": "user", "content": "What is 3?"}]
+    own = merged.tokenizer.apply_chat_template(messages, tokenize=False)  # type: ignore[union-attr]
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == own
+    with pytest.raises(SystemExit) as ended:
+        main(["checkpoint", "convert", "run", "--to", "transformers", "--merge", "--output", "whole"])
+    assert ended.value.code == 2, "the folder is taken"
 
 
 WITH_A_HEAD = """

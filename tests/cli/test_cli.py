@@ -153,7 +153,10 @@ def test_train_evaluate_and_predict_leave_what_they_say(drivetrain: Callable[...
     code, out, err = drivetrain("evaluate", "digits.yaml")
     assert code == 0, err
     assert json.loads(out)["metrics"]["accuracy"] == pytest.approx(report["metrics"]["accuracy"])
-    code, _, err = drivetrain("predict", "digits.yaml", "--output", "predictions.csv")
+    code, out, err = drivetrain("evaluate", str(folder))
+    assert code == 0, err
+    assert json.loads(out)["metrics"]["accuracy"] == pytest.approx(report["metrics"]["accuracy"]), "of the run's folder"
+    code, _, err = drivetrain("predict", str(folder), "--output", "predictions.csv")
     assert code == 0, err
     rows = list(csv.DictReader(Path("predictions.csv").read_text().splitlines()))
     assert len(rows) == 40
@@ -316,3 +319,12 @@ def test_a_checkpoint_that_is_not_there_is_reported_before_any_rank_is_started(
         assert code == 2, err
         assert said in err
         assert "refused before any work" in err
+
+
+def test_a_folder_without_a_run_is_named_with_what_it_lacks(
+    tmp_path: Path, drivetrain: Callable[..., tuple[int, str, str]]
+) -> None:
+    for verb in ("evaluate", "predict"):
+        code, _, err = drivetrain(verb, str(tmp_path))
+        assert code == 2
+        assert "holds no run: it has no run.yaml" in err

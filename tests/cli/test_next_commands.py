@@ -36,6 +36,17 @@ def test_without_evaluation_data_nothing_is_predicted() -> None:
     assert "predict" not in dict(next_commands(Path("run.yaml"), [], run(steps=5), "completed", evaluated=False))
 
 
+def test_after_adapters_the_merge_is_named() -> None:
+    model = {"type": "language_model", "stage": "sft", "model": {"path": "base"}, "data": {"train": "rows.json"}}
+    given = {"name": "mine", "workload": model, "batch_size": 4, "loop": {"steps": 5}}
+    lora, prompt = (RunConfig.model_validate({**given, "adapter": method}) for method in ("lora", "prompt"))
+    found = dict(next_commands(Path("run.yaml"), [], lora, "completed"))
+    assert found["merge into the base"] == (
+        "drivetrain checkpoint convert runs/mine --to transformers --merge --output runs/mine-merged"
+    )
+    assert "merge into the base" not in dict(next_commands(Path("run.yaml"), [], prompt, "completed"))
+
+
 def test_an_interrupted_run_goes_on() -> None:
     (found,) = next_commands(Path("run.yaml"), [], run(steps=5), "interrupted")
     assert found == ("go on", "drivetrain train run.yaml --resume")

@@ -113,3 +113,32 @@ def test_exit_codes_tell_a_run_file_that_trains_from_one_that_cannot_yet(
     assert drivetrain("import", "losing.yaml", "--without", "use_dft_loss")[0] == 0
     assert read(tmp_path / "losing-run.yaml")["workload"]["stage"] == "sft"
     assert "use_dft_loss: another loss" in (tmp_path / "losing-run.yaml").read_text()
+
+
+def test_a_stage_of_preferences_names_what_is_trained_without_it(tmp_path: Path) -> None:
+    file = of_text(tmp_path, SFT.replace("sft", "dpo") + "pref_beta: 0.1\npref_loss: sigmoid\n", ".yaml")
+    with pytest.raises(UserError) as refused:
+        import_files([file], None, tmp_path / "new.yaml")
+    said = str(refused.value)
+    assert (
+        "no preference tuning and no reinforcement learning yet (so that pref_beta, pref_loss would be dropped" in said
+    )
+    assert "no workload is written, and what is trained is that of --onto RUN.YAML" in said
+
+
+def test_a_tokenizer_without_a_chat_template_leaves_the_run_file_incomplete(tmp_path: Path, drivetrain: Run) -> None:
+    model = tmp_path / "base"
+    model.mkdir()
+    (model / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "rows.json").write_text('[{"instruction": "a", "output": "b"}]')
+    (tmp_path / "dataset_info.json").write_text('{"one": {"file_name": "rows.json"}}')
+    text = SFT.replace("a/b", str(model)).replace("qwen", "llama3") + f"dataset_dir: {tmp_path}\nmax_steps: 2\n"
+    file = of_text(tmp_path, text, ".yaml")
+    code, _, said = drivetrain("import", str(file), "-o", str(tmp_path / "new.yaml"))
+    assert code == 1
+    assert f"missing workload.data.template (the tokenizer in {model} has no chat template" in said
+    assert "the chat_template.jinja that the Instruct model of its family has" in said
+    assert "has no chat template" in (tmp_path / "new.yaml").read_text()
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    code, _, said = drivetrain("import", str(file), "-o", str(tmp_path / "new.yaml"), "--overwrite")
+    assert code == 0, said

@@ -64,9 +64,12 @@ def test_the_script_passes_bash_and_its_command_line_runs_on_every_node(
     assert {"engine=ddp", "processes=1", "nodes=2", f"output={tmp_path / 'run'}"} <= set(first.split())
 
 
-def test_a_job_that_saved_when_its_time_was_up_is_queued_again_and_goes_on(tmp_path: Path, drivetrain: Call) -> None:
+def test_a_job_that_saved_when_its_time_was_up_is_queued_again_and_goes_on(
+    tmp_path: Path, drivetrain: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The job as Slurm starts it, with a run that only says how it was called, and the exit code it is told to have."""
     prepared(tmp_path)
+    monkeypatch.chdir(tmp_path)
     code, script, _ = drivetrain("launch", "--slurm", str(tmp_path / "run.yaml"), "grace_seconds=90")
     assert code == 0
     assert "#SBATCH --signal=TERM@90\n" in script, "the grace that Slurm gives is the one that the ranks get"
@@ -94,8 +97,9 @@ def test_a_job_that_saved_when_its_time_was_up_is_queued_again_and_goes_on(tmp_p
         assert "requeue" not in job(1, done)
 
 
-def test_gpus_and_cores_are_asked_for(tmp_path: Path, drivetrain: Call) -> None:
+def test_gpus_and_cores_are_asked_for(tmp_path: Path, drivetrain: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared(tmp_path)
+    monkeypatch.chdir(tmp_path)
     code, script, _ = drivetrain(
         "launch", "--slurm", str(tmp_path / "run.yaml"), "engine=fsdp", "processes=8",
         "--partition", "long", "--cpus", "64",
@@ -118,3 +122,47 @@ def test_a_run_file_that_is_wrong_is_reported_before_a_job_waits_in_a_queue(tmp_
     code, _, said = drivetrain("launch", "--slurm", str(tmp_path / "run.yaml"), "optimiser.lr=1")
     assert code == 2
     assert "optimizer.lr" in said
+
+
+def test_what_no_gpu_could_run_is_refused_before_a_script_is_written(
+    tmp_path: Path, drivetrain: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    run_file = str(tmp_path / "run.yaml")
+    code, script, said = drivetrain(
+        "launch", "--slurm", run_file, "engine=mesh", "engine.tp=3", "processes=8", "precision=bf16-master"
+    )
+    assert (code, script) == (2, "")
+    assert "2 problems" in said
+    assert "engine=mesh-tp3 has no bf16-master" in said
+    assert "world size (8) is no multiple of tp (3)" in said
+    code, _, said = drivetrain("launch", "--slurm", run_file, "engine=ddp", "processes=16", "batch_size=4")
+    assert code == 2
+    assert "the batch (4) < the devices that share it (16)" in said
+
+
+def test_a_path_that_may_exist_on_the_cluster_alone_is_a_note(
+    tmp_path: Path, drivetrain: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    code, script, said = drivetrain("launch", "--slurm", "run.yaml", "workload.path=/scratch/mine.py")
+    assert code == 0
+    assert script.startswith("#!/bin/bash")
+    assert "/scratch/mine.py does not exist here; the cluster has to have it" in said
+    code, script, said = drivetrain("launch", "--slurm", "run.yaml", "workload.path=mine.py")
+    assert (code, script) == (2, ""), "the job starts in this folder"
+    assert "mine.py does not exist" in said
+
+
+def test_the_size_of_the_job_is_reported_beside_the_script(tmp_path: Path, drivetrain: Call) -> None:
+    prepared(tmp_path)
+    given = ["launch", "--slurm", str(tmp_path / "run.yaml"), f"workload.path={tmp_path / 'workload.py'}"]
+    _, script, said = drivetrain(*given, "engine=fsdp", "processes=16", "batch_size=64", "--nodes", "2")
+    assert "2 nodes x 16 processes = 32 GPUs; 2 samples each of the global batch of 64" in said
+    assert "16 processes" not in script
+    _, _, said = drivetrain(*given, "engine=mesh", "engine.tp=2", "processes=4", "batch_size=5")
+    assert "1 node x 4 processes = 4 GPUs; 2 to 3 samples for each of 2 data ranks of the global batch of 5" in said
+    _, _, said = drivetrain(*given, "engine=ddp")
+    assert "processes was left out" in said

@@ -154,9 +154,13 @@ def test_a_users_mistake_is_reported_once_without_a_traceback(place: Path) -> No
 
 @pytest.mark.slow  # test_restarts.py sees the cause of each death
 def test_a_rank_that_is_killed_ends_the_run_with_its_number(tmp_path: Path) -> None:
-    killing = 'if Model.steps == 3 and os.environ.get("RANK") == "1": os.kill(os.getpid(), 9)'
+    killing = 'if Model.steps == 3 and os.environ.get("RANK") == "1": time.sleep(1.5); os.kill(os.getpid(), 9)'
     done = finished(prepared(tmp_path, killing), "train", "run.yaml", "engine=ddp", "processes=2", code=1)
-    assert "rank 1 was ended by SIGKILL" in " ".join(done.stderr.split())
+    said = " ".join(done.stderr.split())
+    assert "rank 1 was ended by SIGKILL in step" in said
+    likely = r"most likely by the kernel, because the machine's memory ran out; last resident size: 0\.[1-9] GiB"
+    assert re.search(likely, said), "its heart recorded it each second"
+    assert "Try fewer processes, engine.meta=true" in said
 
 
 # that a run of ranks goes on from a checkpoint to the same bits is also shown by test_restarts.py

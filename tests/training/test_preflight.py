@@ -26,6 +26,7 @@ from drivetrain.runtime.hardware import detect
 from drivetrain.training import preflight
 from drivetrain.training.assemble import assemble
 from drivetrain.training.run import run
+from drivetrain.workloads.build import build_workload
 from tests.launch.test_start import prepared
 from tests.ranks import RankPool
 
@@ -196,3 +197,27 @@ def test_ranks_that_cannot_meet_are_reported_with_where_and_through_which_interf
     assert said.startswith("rank 3 of 4 on ")
     for words in ("at node-a:29501: the client socket has timed out", "(127.0.0.1)", "set GLOO_SOCKET_IFNAME"):
         assert words in said
+
+
+def test_own_code_with_batch_norm_says_so_where_the_batch_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "workload.py"
+    file.write_text(file.read_text().replace("nn.LayerNorm(16)", "nn.BatchNorm1d(16)"))
+
+    def notes(*overrides: str) -> list[str]:
+        config, _ = load(Path("run.yaml"), overrides)
+        assert config is not None
+        workload = build_workload(config.workload, 0)
+        workload.build_model()
+        return [note for note in preflight.workload_notes(config, workload) if "BatchNorm" in note]
+
+    assert not notes(), "one device runs the whole batch"
+    (spread,) = notes("engine=ddp", "processes=2")
+    assert "the batch of 8 is cut into pieces of 4" in spread
+    (cut,) = notes("micro_batch_size=2")
+    assert "pieces of 2" in cut
+    file.write_text(file.read_text().replace("nn.BatchNorm1d(16)", "nn.LayerNorm(16)"))
+    assert not notes("engine=ddp", "processes=2")

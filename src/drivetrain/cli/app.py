@@ -51,12 +51,16 @@ class Verb(StrEnum):
 
 
 RunFile = Annotated[Path, path_argument(metavar="RUN.YAML", help="Run file.", show_default=False)]
+RunPlace = Annotated[Path, path_argument(metavar="RUN", help="Run file, or the folder of a run.", show_default=False)]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides, e.g. precision=bf16-mixed lr=3e-4.")
 ]
 CheckpointOption = Annotated[str, typer.Option("--checkpoint", help="best, last, or a checkpoint folder.")]
 TrustOption = Annotated[bool, typer.Option("--trust", help="Run Python that the run.yaml of a run's folder names.")]
-NodesOption = Annotated[int | None, typer.Option("--nodes", min=1, help="Machines, each of which starts this command.")]
+NodesOption = Annotated[
+    int | None,
+    typer.Option("--nodes", min=1, help="Machines, each of which starts this command, and `processes` ranks."),
+]
 NodeRankOption = Annotated[int, typer.Option("--node-rank", min=0, help="Which of them this one is, from 0.")]
 RendezvousOption = Annotated[str | None, typer.Option("--rendezvous", help="HOST:PORT of the first of them.")]
 
@@ -107,17 +111,17 @@ def train(
     raise typer.Exit(result.code)
 
 
-@app.command(epilog=example("drivetrain evaluate run.yaml --checkpoint last"))
+@app.command(epilog=example("drivetrain evaluate run.yaml --checkpoint last", "drivetrain evaluate runs/digits"))
 def evaluate(
-    run_file: RunFile,
+    run_file: RunPlace,
     overrides: Overrides = None,
     checkpoint: CheckpointOption = "best",
     trust: TrustOption = False,
 ) -> None:
     """Evaluate a checkpoint of a run; prints JSON."""
-    from drivetrain.launch.prepare import checked
+    from drivetrain.launch.prepare import checked_place
 
-    ready = checked(run_file, overrides or [], checkpoint=checkpoint, trust=trust)
+    ready = checked_place(run_file, overrides or [], checkpoint=checkpoint, trust=trust)
     result = _start(ready, verb="evaluate", checkpoint=checkpoint)
     if result.of_first:
         typer.echo(dumps(result.value, indent=2))
@@ -127,7 +131,7 @@ def evaluate(
     epilog=example("drivetrain predict run.yaml -o predictions.csv", 'drivetrain predict run.yaml --text "Good."')
 )
 def predict(
-    run_file: RunFile,
+    run_file: RunPlace,
     overrides: Overrides = None,
     checkpoint: CheckpointOption = "best",
     data: Annotated[
@@ -137,13 +141,12 @@ def predict(
     to: Annotated[Path | None, path_option("--output", "-o", help="File .jsonl or .csv; left out, the screen.")] = None,
     trust: TrustOption = False,
 ) -> None:
-    """Predict with a checkpoint of a run, one row a sample, in order: for the evaluation data, or for the data you
-    name."""
+    """Predict with a checkpoint, one row a sample, in order: for the evaluation data, or for data that you name."""
     from drivetrain.inference.request import asked_for
-    from drivetrain.launch.prepare import checked
+    from drivetrain.launch.prepare import checked_place
 
     data, texts = asked_for(data, text or [])
-    ready = checked(run_file, overrides or [], checkpoint=checkpoint, data=data, output=to, trust=trust)
+    ready = checked_place(run_file, overrides or [], checkpoint=checkpoint, data=data, output=to, trust=trust)
     result = _start(ready, verb="predict", checkpoint=checkpoint, data=data, texts=texts, output=to)
     if result.of_first and to is not None:
         errors.print(f"{result.value:,} prediction{'s' * (result.value != 1)} in {escape(str(to))}", soft_wrap=True)
@@ -257,17 +260,17 @@ def launch(
     account: Annotated[str | None, typer.Option(help="Slurm's account.")] = None,
     cpus: Annotated[int | None, typer.Option(min=1, help="CPU cores a node.")] = None,
 ) -> None:
-    """Write the file that starts a run on a cluster: a batch script for Slurm."""
-    from drivetrain.config.load import load
+    """Write a run's batch script for Slurm. `processes` counts ONE machine's GPUs: processes=8 --nodes 2 takes 16."""
+    from drivetrain.launch.cluster import checked_for_cluster
     from drivetrain.launch.slurm import Allocation, sbatch_script
 
     if not slurm:
         raise typer.BadParameter("choose a cluster: --slurm")
-    given = [*(overrides or []), *([] if nodes is None else [f"nodes={nodes}"])]
-    run, problems = load(run_file, given)  # the rules are asked on the machine that runs it, not here
-    if run is None or problems:
-        raise UserError(problems)
-    typer.echo(sbatch_script(run_file, given, run, Allocation(time, partition, account, cpus)), nl=False)
+    ready = checked_for_cluster(run_file, overrides or [], nodes)
+    _say(ready.notices)
+    typer.echo(
+        sbatch_script(run_file, ready.overrides, ready.run, Allocation(time, partition, account, cpus)), nl=False
+    )
 
 
 @app.command(epilog=example("drivetrain version"))

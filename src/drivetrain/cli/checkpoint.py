@@ -60,13 +60,21 @@ def verify(path: Folder) -> None:
     raise typer.Exit(1 if bad else 0)
 
 
-@checkpoint.command(epilog=example("drivetrain checkpoint convert runs/digits --to dcp --output FOLDER"))
+@checkpoint.command(
+    epilog=example(
+        "drivetrain checkpoint convert runs/digits --to dcp --output FOLDER",
+        "drivetrain checkpoint convert runs/lora --to transformers --merge --output FOLDER",
+    )
+)
 def convert(
     path: Annotated[Path, path_argument(metavar="PATH", help="Checkpoint or run; with --run, others' folder.")],
     overrides: Overrides = None,
     to: Annotated[str | None, typer.Option(help="transformers, dcp, deepspeed or accelerate.")] = None,
     output: Annotated[Path | None, path_option("--output", "-o", help="With --to: a new folder.")] = None,
     dtype: Annotated[str | None, typer.Option(help="With --to transformers: fp32, bf16 or fp16.")] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="With --to transformers: adapters merged into their base.")
+    ] = False,
     from_: Annotated[str | None, typer.Option("--from", help="Format of PATH; left out, what it looks like.")] = None,
     run: Annotated[
         Path | None,
@@ -74,7 +82,9 @@ def convert(
     ] = None,
     step: Annotated[int | None, typer.Option(min=0, help="With --run: the step that it is of.")] = None,
     weights_only: Annotated[bool, typer.Option("--weights-only", help="With --run: no optimizer's states.")] = False,
-    trust: Annotated[bool, typer.Option("--trust", help="With --run: run Python that a run's run.yaml names.")] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="With --run or --merge: run Python that a run's run.yaml names.")
+    ] = False,
 ) -> None:
     """Convert to another software's format, or from it, and list what became of each part."""
     if (to is None) == (run is None):
@@ -82,13 +92,11 @@ def convert(
     if to is not None:
         if output is None or overrides or from_ or step is not None or weights_only:
             raise typer.BadParameter("--to takes --output FOLDER, and --dtype")
-        from drivetrain.checkpoint.convert.to_others import convert_to
-
-        source, notes = convert_to(path, to, output, dtype)
+        source, notes = _converted(path, to, output, dtype, merge, trust)
         show_notes(notes)
         errors.print(f"{escape(str(source))} as {to} in {escape(str(output))}", soft_wrap=True)
         return
-    if output is not None or dtype is not None:
+    if output is not None or dtype is not None or merge:
         raise typer.BadParameter("--run takes --from, --step, --weights-only and overrides")
     from drivetrain.checkpoint.convert.from_others import convert_from
 
@@ -97,6 +105,20 @@ def convert(
     show_notes(notes)
     go_on = " ".join(["drivetrain train", str(run), *(overrides or []), "--resume"])
     errors.print(f"{found} in {escape(str(made))}; go on with {escape(go_on)}", soft_wrap=True)
+
+
+def _converted(
+    path: Path, to: str, output: Path, dtype: str | None, merge: bool, trust: bool
+) -> tuple[Path, list[Note]]:
+    if not merge:
+        from drivetrain.checkpoint.convert.to_others import convert_to
+
+        return convert_to(path, to, output, dtype)
+    if to != "transformers":
+        raise typer.BadParameter("--merge goes with --to transformers")
+    from drivetrain.api.merging import merge_to
+
+    return merge_to(path, output, dtype, trust)
 
 
 # --- for the eye -----------------------------------------------------------------------------------------------------

@@ -6,7 +6,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from drivetrain.config.adapter import PROMPTS
 from drivetrain.config.run import RunConfig
+from drivetrain.config.workload import OwnCode
 
 
 def next_commands(
@@ -26,8 +28,17 @@ def next_commands(
     longer = f"{length}={2 * (run.loop.steps or run.loop.epochs or 1)}"
     output = shlex.quote(f"{run.name}-predictions.csv")
     predict = [("predict", f"drivetrain predict {typed} --output {output}")]
+    merged = shlex.quote(f"{run.folder}-merged")
+    merge = f"drivetrain checkpoint convert {folder} --to transformers --merge --output {merged}"
     return [
+        *([("merge into the base", merge)] if _merges(run) else []),
         *(predict if evaluated else []),  # else there are no evaluation data to predict for
         ("plots", f"drivetrain report {folder} --output {shlex.quote(f'{run.folder}/page')}"),
         ("train longer", f"drivetrain train {resumed} {longer} --resume"),
     ]
+
+
+def _merges(run: RunConfig) -> bool:
+    """Returns whether the run has adapters that become a part of a Transformers model's weights."""
+    adapters = run.adapter or ()
+    return bool(adapters) and not isinstance(run.workload, OwnCode) and not {a.method for a in adapters} & set(PROMPTS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from drivetrain.config.machine import Machine
 from drivetrain.config.optimizers import KINDS
@@ -29,6 +30,11 @@ OPTIONAL = {
     "tensorboard": Package("tensorboard", "the tensorboard tracker"),
     "datasets": Package("hub", "data sets named by hub id"),
 }
+
+
+def installed() -> frozenset[str]:
+    """Returns the names of the optional packages that this environment has. Imports none of them."""
+    return frozenset(name for name in OPTIONAL if find_spec(name) is not None)
 
 
 def remedy(package: str) -> str:

@@ -45,7 +45,10 @@ class RunConfig(Frozen):
     scaler: training.Scaler = doc("Loss scaling (fp16-mixed, fp16-master)", training.Scaler())
     engine: EngineConfig = doc("How the run is spread over devices", SINGLE, json_schema_extra=decides_memory)
     processes: int | None = doc(
-        "Ranks a node, one a device; left out, as many as it has GPUs", None, gt=0, json_schema_extra=decides_memory
+        "Ranks of ONE machine, one a device; left out, as many as it has GPUs",
+        None,
+        gt=0,
+        json_schema_extra=decides_memory,
     )
     nodes: int = doc("Machines the run is spread over", 1, gt=0, json_schema_extra=decides_memory)
     min_nodes: int | None = doc("Machines that are enough to start, and to go on when others are lost", None, gt=0)

@@ -44,7 +44,7 @@ def row_name(row: int, line: int = 0) -> str:
 
 
 class RowNames(LazyTexts):
-    """What the rows of these numbers are called: "row 7"."""
+    """Names of the rows of these numbers: "row 7"."""
 
     def __init__(self, rows: Sequence[int] | np.ndarray, kind: str = "row") -> None:
         self._rows, self._kind = rows, kind

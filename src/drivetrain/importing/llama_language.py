@@ -19,7 +19,8 @@ from drivetrain.importing.key_reader import KeyReader
 from drivetrain.importing.llama_model import published_config
 from drivetrain.importing.llama_weights import CUTOFF, cutoff, names_of
 
-PREFERENCES = "there is no preference tuning and no reinforcement learning"
+PREFERENCES = "there is no preference tuning and no reinforcement learning yet"
+OF_PREFERENCES = ("pref_", "dpo_", "kto_", "ppo_", "simpo_", "ref_model", "reward_model")  # keys begin so
 STAGES = {stage.llama_factory: stage for stage in language_stages.STAGES.values() if stage.llama_factory is not None}
 METHODS = ("full", "freeze", "lora")
 DATA = "workload.data"
@@ -39,7 +40,13 @@ def unwritten(given: KeyReader) -> Unwritten | None:
     """Returns why nothing here trains the same as this file does; None if a workload can be written."""
     stage, method = given.word("stage", "sft"), given.word("finetuning_type", "lora")
     if stage not in STAGES:
-        return Unwritten("stage", "refused", f"{stage}: {PREFERENCES}", alters=True)
+        own = [key for key in given.raw if key.startswith(OF_PREFERENCES)]
+        dropped = f" (so that {', '.join(own)} would be dropped too)" if own else ""
+        why = (
+            f"{stage}: {PREFERENCES}{dropped}; with --without stage no workload is written, and what is trained is "
+            "that of --onto RUN.YAML; for supervised fine-tuning give stage: sft, with replies as data"
+        )
+        return Unwritten("stage", "refused", why, alters=True)
     if method not in METHODS:
         why = f"{method}: there are {', '.join(METHODS)}"
         return Unwritten("finetuning_type", "refused", why, alters=True)

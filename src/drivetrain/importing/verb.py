@@ -16,6 +16,7 @@ from drivetrain.config.run import RunConfig
 from drivetrain.config.translation import Note
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.importing import llama_v1
+from drivetrain.importing.chat_template import missing_template
 from drivetrain.importing.combine import combined, judged
 from drivetrain.importing.merge import join
 from drivetrain.importing.mesh_axes import is_shared, onto_the_mesh
@@ -57,6 +58,8 @@ def import_files(
     joined = join(founds)
     raw, defaults = combined(joined, below)
     run, wrong, missing = judged(raw, joined, None if onto is None else str(onto))
+    if run is not None and (lacking := missing_template(run)) is not None:
+        run, missing = None, [lacking]
     problems += [*joined.problems, *wrong]
     if problems:
         raise UserError(list(dict.fromkeys(problems)))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import RankError, RunError
+from drivetrain.launch.diagnostics.hang_report import last_sizes
 from drivetrain.launch.diagnostics.stack_request import forget, pulses
 from drivetrain.launch.diagnostics.watchdog import Watch, left_quietly, seen
 from drivetrain.launch.job import Job, Result, lost
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
 class Died(RankError):
     """A rank ended and no error explains it: another attempt may succeed."""
+
+
+class Killed(Died):
+    """A rank was ended by SIGKILL, which nothing here sent: most likely by the kernel, for want of memory."""
 
 
 class Hung(Died):
@@ -128,8 +133,11 @@ def _result(folder: Path, failure: ChildFailedError | None) -> Result:
     silent = _silent(failure, {outcome.rank for outcome in ended}, explained)
     if silent is not None:
         rank, code = silent
-        where = next((seen(pulse) for pulse in pulses(folder).values() if pulse.rank == rank), "")
-        raise Died(f"rank {rank} {_ended(code)}{where}{_last_words(folder, rank, code)}")
+        known = [pulse for pulse in pulses(folder).values() if pulse.rank == rank]
+        killed = code == -signal.SIGKILL
+        why = f" (most likely by the kernel, because the machine's memory ran out{last_sizes(known)})" if killed else ""
+        kind = Killed if killed else Died
+        raise kind(f"rank {rank} {_ended(code)}{seen(next(iter(known), None))}{why}{_last_words(folder, rank)}")
     if explained:
         raise raised(cause_of(explained))
     if bad:
@@ -170,11 +178,11 @@ def _ended(code: int) -> str:
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code} by itself"
 
 
-def _last_words(folder: Path, rank: int, code: int) -> str:
+def _last_words(folder: Path, rank: int) -> str:
     """Returns the end of the rank's log (the first one's went to the screen)."""
     logs = sorted(folder.glob(f"logs/**/{rank}/stderr.log"), key=lambda log: log.stat().st_mtime)
     for log in logs[-1:]:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         if lines:
             return f": {lines[-1][:200]}"
-    return "; the system does that when memory runs out" if code == -signal.SIGKILL else ""
+    return ""

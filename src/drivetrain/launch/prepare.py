@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from drivetrain.config import rules
 from drivetrain.config.load import load
 from drivetrain.config.notices import notices
 from drivetrain.config.run import RunConfig
-from drivetrain.errors import Problem, UserError
+from drivetrain.errors import Problem, UserError, problem
 from drivetrain.launch.external_launcher import OuterLauncher, accelerate_problems
 from drivetrain.launch.job import Node
 from drivetrain.objects import held
-from drivetrain.runtime.run_folder import refuse_code_of_folders
+from drivetrain.runtime.run_folder import RunFolder, refuse_code_of_folders
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,23 @@ def checked(
     if run is not None:
         refuse_code_of_folders(run, run_file, trust)
     return judged_here(run, problems, node, checkpoint, data, output, model_files)
+
+
+def checked_place(place: Path, overrides: Sequence[str] = (), **given: Any) -> Checked:
+    """Does the same for a run file or the folder of a run. given: as `checked` takes."""
+    return checked(*run_file_of(place, overrides), **given)
+
+
+def run_file_of(place: Path, overrides: Sequence[str]) -> tuple[Path, list[str]]:
+    """Returns the run file of a run's folder, and the overrides that find its checkpoints where the folder lies now; a
+    file as it is. Raises UserError for a folder without a run."""
+    if not place.is_dir():
+        return place, list(overrides)
+    folder = RunFolder(place)
+    if not folder.run_file.is_file():
+        fix = "give a run file, or the folder of a run (runs/NAME)"
+        raise problem(str(place), f"holds no run: it has no {folder.run_file.name}", fix)
+    return folder.run_file, [f"output={json.dumps(str(place))}", *overrides]
 
 
 def judged_here(

@@ -15,7 +15,7 @@ from pathlib import Path
 from drivetrain.config.micro_batch_backoff import AUTO, reduced, reduction
 from drivetrain.errors import OutOfMemory, RankError
 from drivetrain.launch.batch_size_finder import fitted
-from drivetrain.launch.elastic import Died, devices_left, one_attempt
+from drivetrain.launch.elastic import Died, Killed, devices_left, one_attempt
 from drivetrain.launch.job import Job, Node, Result
 from drivetrain.launch.rank import TASK
 from drivetrain.launch.rendezvous import Meeting
@@ -81,6 +81,10 @@ def _until_done(task: Job, folder: Path, meeting: Meeting) -> Result:
 
 
 def _for_good(causes: Sequence[str], last: Died) -> RankError:
+    if isinstance(last, Killed):
+        from drivetrain.memory.shortage import LESS
+
+        last = type(last)(f"{last}. Try fewer processes, engine.meta=true with engine=fsdp, {LESS}", last.traceback)
     if len(causes) == 1:
         return last
     earlier = "; ".join(f"{number}. {cause}" for number, cause in enumerate(causes[:-1], start=1))

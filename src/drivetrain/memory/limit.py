@@ -78,8 +78,16 @@ def safe_limit(processes: int) -> int:
     return data_bytes() + int(free * SAFE_SHARE) // processes
 
 
-def _cgroup_left() -> list[int]:
-    """Returns what is left of a container's memory, where it has a limit (cgroup v2, v1)."""
+def attainable_memory() -> int:
+    """Returns the bytes that processes of this machine could still get at the most: what is free, what the kernel would
+    give back of its cache of files, and swap."""
+    free = min(psutil.virtual_memory().available, *_cgroup_left(with_cache=True))
+    return free + psutil.swap_memory().free
+
+
+def _cgroup_left(with_cache: bool = False) -> list[int]:
+    """Returns what is left of a container's memory, where it has a limit (cgroup v2, v1). with_cache: count the files
+    that the kernel holds for the container, and would give back, as free."""
     for folder, most, used in (
         ("/sys/fs/cgroup", "memory.max", "memory.current"),
         ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -89,5 +97,15 @@ def _cgroup_left() -> list[int]:
         except OSError:
             continue
         if limit.isdigit():
-            return [int(limit) - int(taken)]
+            return [int(limit) - int(taken) + (_cached_files(Path(folder, "memory.stat")) if with_cache else 0)]
     return []
+
+
+def _cached_files(statistics: Path) -> int:
+    """Returns the bytes of files in a container's memory; 0 where the kernel does not report them."""
+    try:
+        words = statistics.read_text().split()
+    except OSError:
+        return 0
+    found = dict(zip(words[::2], words[1::2], strict=False))
+    return sum(int(found.get(name, 0)) for name in ("active_file", "inactive_file"))

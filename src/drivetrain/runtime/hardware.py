@@ -7,23 +7,21 @@ import platform
 import re
 import socket
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import torch
 
 from drivetrain.config.machine import Machine
-from drivetrain.config.packages import OPTIONAL
+from drivetrain.config.packages import installed
 
 
 def detect(device: str = "auto") -> Machine:
     """Look at this machine. device: "auto", "cpu" or "cuda" as in the run file; a GPU that is not there is no error
     here, the rules report it."""
     machine = _cuda() if device != "cpu" and torch.cuda.is_available() else _cpu()
-    packages = frozenset(name for name in OPTIONAL if find_spec(name) is not None)
     return replace(
-        machine, packages=packages, unused=_unused() if (device, machine.device) == ("auto", "cpu") else None
+        machine, packages=installed(), unused=_unused() if (device, machine.device) == ("auto", "cpu") else None
     )
 
 

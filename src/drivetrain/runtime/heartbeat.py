@@ -23,16 +23,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 
+import psutil
+
 BEAT_SECONDS = 1.0
 SHOWN = 6  # samples of a batch
 _HEAD = struct.Struct("qqqd")  # process, rank, beats, time of the last one
 _MOVES, _STEP, _PART = struct.Struct("q"), struct.Struct("q"), struct.Struct("24s")
 _BATCH = struct.Struct(f"q{SHOWN}q")  # how many, and the first ones
+_RESIDENT = struct.Struct("q")  # bytes of memory at the last beat
 _AT_MOVES = _HEAD.size
 _AT_STEP = _AT_MOVES + _MOVES.size
 _AT_PART = _AT_STEP + _STEP.size
 _AT_BATCH = _AT_PART + _PART.size
-_SIZE = _AT_BATCH + _BATCH.size
+_AT_RESIDENT = _AT_BATCH + _BATCH.size
+_SIZE = _AT_RESIDENT + _RESIDENT.size
 WORKING = "saving"  # threads of this name work for the run as the main one does
 # least shares of a processor: of the training's thread; of all threads, which look around as they wait, as loader
 # processes do
@@ -57,7 +61,7 @@ class Heart:
         # not on macOS; and of no thread that may have ended
         self._clock = time.pthread_getcpuclockid(self.main) if hasattr(time, "pthread_getcpuclockid") else None
         self._part, self._moves, self._beats = "", 0, 0
-        self._ended = threading.Event()
+        self._ended, self._process = threading.Event(), psutil.Process()
         self._thread = threading.Thread(target=self._beat, name="heart", daemon=True)
         _HEAD.pack_into(self._bytes, 0, os.getpid(), rank, 0, time.monotonic())
 
@@ -111,6 +115,7 @@ class Heart:
             stood, worked, moves = place, work, self._moves
             self._beats += 1
             _HEAD.pack_into(self._bytes, 0, os.getpid(), self._rank, self._beats, time.monotonic())
+            _RESIDENT.pack_into(self._bytes, _AT_RESIDENT, self._process.memory_info().rss)
             if self._listener is not None:
                 self._listener(self, now - since)
 
@@ -140,6 +145,7 @@ class Pulse:
     part: str
     batch: tuple[int, ...]  # the first of its samples
     batch_size: int
+    resident: int = 0  # bytes of memory at the last beat; 0 before the first
 
     @property
     def where(self) -> str:
@@ -161,7 +167,8 @@ def _pulse(content: bytes | mmap.mmap) -> Pulse:
     [moves], [step] = _MOVES.unpack_from(content, _AT_MOVES), _STEP.unpack_from(content, _AT_STEP)
     part = _PART.unpack_from(content, _AT_PART)[0].rstrip(b"\0").decode(errors="replace")
     size, *batch = _BATCH.unpack_from(content, _AT_BATCH)
-    return Pulse(process, rank, beats, when, moves, step, part, tuple(batch[:size]), size)
+    [resident] = _RESIDENT.unpack_from(content, _AT_RESIDENT)
+    return Pulse(process, rank, beats, when, moves, step, part, tuple(batch[:size]), size, resident)
 
 
 def _mapped(file: Path | None) -> mmap.mmap:

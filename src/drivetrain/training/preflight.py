@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.config.run import RunConfig
+from drivetrain.config.workload import OwnCode
 from drivetrain.data.streams.endless import known_length, order_key
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.distributed.rng import restore_rng_state, rng_state
@@ -52,6 +53,22 @@ def same_data(workload: Workload, ranks: Communicator) -> None:
     problems = differences(ranks, "workload.data", found, "give every machine the same files, and no chance in reading")
     if problems:
         raise UserError(problems)
+
+
+def workload_notes(config: RunConfig, workload: Workload) -> list[str]:
+    """Returns the workload's warnings; for own code with BatchNorm also that a cut batch changes its statistics.
+    (Image classification says so itself, with a remedy of its own.)"""
+    cut = config.data_parallel_size > 1 or config.micro_batch < config.global_batch
+    if not (cut and workload.has_batch_norm and isinstance(config.workload, OwnCode)):
+        return list(workload.warnings)
+    pieces = f"the batch of {config.global_batch} is cut into pieces of {_piece(config)}"
+    why = f"the model has BatchNorm, and {pieces}: its statistics in training are those of a piece, and each rank's own"
+    return [*workload.warnings, f"{why}; GroupNorm or LayerNorm do not depend on the cut"]
+
+
+def _piece(config: RunConfig) -> int:
+    """Returns the samples that one device runs at once, at the most."""
+    return min(config.micro_batch, -(-config.global_batch // config.data_parallel_size))
 
 
 def differences(ranks: Communicator, field: str, own: Mapping[str, Any], fix: str) -> list[Problem]:

@@ -110,7 +110,7 @@ def run(
             if ranks.is_first:
                 events = EventStream(build_trackers(config.tracking.trackers, folder.path, quiet), folder.path)
             odd = odd_lines(folder.path / FILE_NAME) if ranks.is_first else ()
-            for message in (*attempt.notices, *warnings, *workload.warnings, *lacking, *odd):
+            for message in (*attempt.notices, *warnings, *preflight.workload_notes(config, workload), *lacking, *odd):
                 events.send(Warned(message=message))
             warn = functools.partial(_warn, events)
             meters = Meters(machine, config.precision_spec, engine, not engine.compiled, stopwatch, warn)

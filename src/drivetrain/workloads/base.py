@@ -22,6 +22,7 @@ from drivetrain.data.streams.endless import Endless, draws
 from drivetrain.errors import problem
 from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.fake_quantised import FakeQuantiser
+from drivetrain.models.normalisation import has_batch_norm
 from drivetrain.workloads.loss_contract import LOSS, ONE_TERM, Auxiliary, LossContext, Partial
 from drivetrain.workloads.metrics import Metric
 from drivetrain.workloads.shown import in_words
@@ -81,6 +82,7 @@ class Workload(ABC):
     evaluation: Samples | None
     adapters: AdapterSet | None = None  # put into each model that is built
     fake_quantiser: FakeQuantiser | None = None  # prepares each of them before that
+    has_batch_norm: bool = False  # the model that was built last
     rows: Rows | None = None  # which a training fills packed rows up to
 
     @abstractmethod
@@ -89,6 +91,7 @@ class Workload(ABC):
         generator."""
 
     def _adapted(self, model: nn.Module) -> nn.Module:
+        self.has_batch_norm = has_batch_norm(model)
         if self.fake_quantiser is not None:
             self.fake_quantiser.prepare(model)
         return model if self.adapters is None else self.adapters.fit(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -30,14 +31,21 @@ def convert_to(path: Path, format_: str, output: Path, dtype: str | None) -> tup
     if dtype is not None and (format_ != "transformers" or dtype not in DTYPES):
         why = f"{dtype} was given with --to {format_}"
         raise problem("--dtype", why, f"give {', '.join(DTYPES)} with --to transformers; others keep every bit")
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise problem("--output", f"{output} is there already", "give a folder that is new or empty")
-    output = followed(output)  # an empty folder behind a link is replaced itself
+    _refuse_taken(output)
     source, skipped, saved = _newest(path)
+    notes = written_aside(output, lambda aside: WRITERS[format_](saved, aside, DTYPES.get(dtype or "")))
+    newer = [Note("newer checkpoint", carried=False, what=why) for why in skipped]
+    return source, [*notes, *saved.notes, *_without(source), *newer]
+
+
+def written_aside(output: Path, write: Callable[[Path], list[Note]]) -> list[Note]:
+    """Has a folder written beside `output`, a new or empty folder, and renames it. Returns the notes of `write`."""
+    _refuse_taken(output)
+    output = followed(output)  # an empty folder behind a link is replaced itself
     aside = output.with_name(f".{output.name}.partial-{os.getpid()}")
     try:
         aside.mkdir(parents=True)
-        notes = WRITERS[format_](saved, aside, DTYPES.get(dtype or ""))
+        notes = write(aside)
         if output.exists():
             output.rmdir()
         aside.rename(output)
@@ -46,8 +54,12 @@ def convert_to(path: Path, format_: str, output: Path, dtype: str | None) -> tup
         raise problem("--output", f"{output} cannot be written: {last_line(error)}", fix) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)  # there only if something failed
-    newer = [Note("newer checkpoint", carried=False, what=why) for why in skipped]
-    return source, [*notes, *saved.notes, *_without(source), *newer]
+    return notes
+
+
+def _refuse_taken(output: Path) -> None:
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise problem("--output", f"{output} is there already", "give a folder that is new or empty")
 
 
 def _newest(path: Path) -> tuple[Path, list[str], Ours]:
@@ -65,5 +77,6 @@ def _newest(path: Path) -> tuple[Path, list[str], Ours]:
 
 def _without(source: Path) -> list[Note]:
     """Notes what the checkpoint itself does not hold."""
-    what = "the checkpoint holds adapters alone: the frozen base is where adapter_config.json names it"
+    where = "the frozen base is where adapter_config.json names it; --merge writes both as one"
+    what = f"the checkpoint holds adapters alone: {where}"
     return [Note("base", carried=False, what=what)] if is_adapter(source) else []

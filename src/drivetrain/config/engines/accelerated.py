@@ -95,6 +95,13 @@ class AccelerateEngine(EngineBlock):
         threads = {"OMP_NUM_THREADS": str(cores)}  # Accelerate would set their number itself, and warn
         return self.driver.environment(device, cores) | threads
 
+    def whole_copies(self, ranks: int) -> int:
+        return self.driver.whole_copies(ranks)
+
+    @property
+    def whole_on_device(self) -> bool:
+        return self.driver.whole_on_device
+
     @property
     def smallest_world(self) -> int:
         return self.driver.smallest_world

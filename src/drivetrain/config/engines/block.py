@@ -101,6 +101,15 @@ class EngineBlock(Frozen):
         """Whether `processes` has an effect. dp runs in one process, on several replicas."""
         return True
 
+    def whole_copies(self, ranks: int) -> int:
+        """Returns how many of the `ranks` of one machine build the whole model in CPU memory."""
+        return ranks
+
+    @property
+    def whole_on_device(self) -> bool:
+        """Whether a device holds all weights at some time, be it only until they are sharded."""
+        return True
+
     @property
     def smallest_world(self) -> int:
         """Returns the number of ranks that hold one model between them."""

@@ -87,6 +87,11 @@ class MeshEngine(EngineBlock):
         return max(1, self.least_world // nodes)
 
     @property
+    def whole_on_device(self) -> bool:
+        """Whether a rank holds all weights: not where they are cut or sharded on the CPU first."""
+        return self.pp * self.tp == 1 and not self.shard
+
+    @property
     def smallest_world(self) -> int:
         return self.beside_data
 

@@ -98,6 +98,13 @@ class FsdpEngine(EngineBlock):
     def offloads(self) -> bool:
         return self.offload
 
+    def whole_copies(self, ranks: int) -> int:
+        return 1 if self.meta else ranks
+
+    @property
+    def whole_on_device(self) -> bool:
+        return False
+
     @property
     def smallest_world(self) -> int:
         return self.hybrid or 1

@@ -80,7 +80,15 @@ def _of_state(state: State, found: Sequence[Row]) -> str:
         "disk": f"wait{_s(found)} for a disk or a file system",
         "silent": f"{_are(found)} in a call that holds Python's lock",
     }[state]
-    return f"{ranks(found)} {what}: {_each(found)}"
+    why = "by an exit of its own, or by the kernel because memory ran out"
+    ended = f" ({why}{last_sizes([row.pulse for row in found])})" if state == "gone" else ""
+    return f"{ranks(found)} {what}: {_each(found)}{ended}"
+
+
+def last_sizes(pulses: Sequence[Pulse]) -> str:
+    """Returns the last known size of each process, to end a sentence with; "" where none is known."""
+    sizes = [f"{pulse.resident / 2**30:.1f} GiB" for pulse in pulses if pulse.resident]
+    return f"; last resident size: {', '.join(sizes)}" if sizes else ""
 
 
 def _behind(rows: Sequence[Row]) -> str | None:

@@ -1,0 +1,82 @@
+"""Checks a run for machines that are not this one: everything that needs no GPU, before a batch script is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from drivetrain.config import rules
+from drivetrain.config.load import load
+from drivetrain.config.machine import Machine
+from drivetrain.config.packages import installed
+from drivetrain.config.resolve import resolved
+from drivetrain.config.run import RunConfig
+from drivetrain.errors import UserError
+
+# the rules about kinds of GPUs are left to the cluster: this one is taken to be able to do everything
+CAPABLE = (99, 0)
+
+
+@dataclass(frozen=True)
+class ClusterRun:
+    """A run that no rule refuses, as its run file states it. overrides: the caller's and the number of nodes. notices:
+    remarks, the number of GPUs first."""
+
+    run: RunConfig
+    overrides: list[str]
+    notices: list[str]
+
+
+def checked_for_cluster(run_file: Path, overrides: Sequence[str], nodes: int | None = None) -> ClusterRun:
+    """Reads a run file and applies all rules that need no GPU. Raises UserError with all problems.
+
+    A missing file at an absolute path is a notice, since only the cluster may have it. A relative path has to exist:
+    the job starts in the folder that it is submitted from, as this command does. Packages are those installed here.
+    """
+    given = [*overrides, *([] if nodes is None else [f"nodes={nodes}"])]
+    run, problems = load(run_file, given)
+    if run is None:
+        raise UserError(problems)
+    there = _machine(run)
+    full, problems = rules.judged(run, problems, there)
+    elsewhere = [each for each in problems if isinstance(each, rules.MissingPath) and each.path.is_absolute()]
+    refused = [each for each in problems if each not in elsewhere]
+    if refused:
+        raise UserError([*refused, *elsewhere])
+    missing = [f"{each.field}: {each.path} does not exist here; the cluster has to have it" for each in elsewhere]
+    return ClusterRun(run, given, [*_size(run, full), *missing])
+
+
+def _machine(run: RunConfig) -> Machine:
+    """Returns a machine of the cluster: as many devices as the run takes of it."""
+    device = "cpu" if run.device == "cpu" else "cuda"
+    one = Machine(
+        device=device,
+        device_name="a machine of the cluster",
+        device_count=1,
+        memory_bytes=0,  # no rule reads it
+        cpu_cores=1,
+        compute_capability=CAPABLE if device == "cuda" else None,
+        native_dtypes=frozenset({"float32", "bfloat16", "float16"}),
+        packages=installed(),
+    )
+    full = resolved(run, one)
+    return replace(one, device_count=max(1, full.devices // full.nodes))
+
+
+def _size(run: RunConfig, full: RunConfig) -> list[str]:
+    """Returns the product of nodes and processes, and the share of the global batch that each device gets."""
+    kind = "CPU ranks" if run.device == "cpu" else "GPUs"
+    nodes = f"{run.nodes} node{'s' * (run.nodes > 1)}"
+    if run.processes is None and full.engine.takes_processes and full.processes == 1:
+        unknown = f"{nodes}, and processes was left out: a rank for each GPU that a node has"
+        asks = "" if run.device == "cpu" else "; the script asks Slurm for none: give processes, the GPUs of one node"
+        return [unknown + asks]
+    each = full.devices // full.nodes
+    share, rest = divmod(full.global_batch, full.data_parallel_size)
+    samples = f"{share} to {share + 1}" if rest else f"{share}"
+    whose = "each" if full.data_parallel_size == full.devices else f"for each of {full.data_parallel_size} data ranks"
+    plural = "s" * (samples != "1")
+    count = f"{nodes} x {each} process{'es' * (each > 1)} = {full.devices} {kind if full.devices > 1 else kind[:-1]}"
+    return [f"{count}; {samples} sample{plural} {whose} of the global batch of {full.global_batch}"]
