@@ -1,4 +1,4 @@
-"""What a model's small files show, config.json and the tokenizer's, without building the model."""
+"""Reads what a model's small files show, config.json and the tokenizer's, without building the model."""
 
 from __future__ import annotations
 
