@@ -214,8 +214,7 @@ def data(
     verify: Annotated[bool, typer.Option("--verify", help="Compare all bytes with what runs read before.")] = False,
     trust: TrustOption = False,
 ) -> None:
-    """Show what is in the data: rows, what becomes of them, lengths, padding, a sample with its trained tokens
-    marked."""
+    """Show what is in the data: rows and what becomes of them, lengths, padding, a sample with trained tokens marked."""
     from drivetrain.cli.data import examine, show, show_verified
     from drivetrain.launch.prepare import checked
 
@@ -224,8 +223,8 @@ def data(
         return
     if verify:
         raise typer.Exit(show_verified(ready.run, output, as_json))
-    report, warnings = examine(ready.run)
-    _say(warnings)
+    report, notes = examine(ready.run)
+    _say(notes)
     show(report, _wide(output), as_json)
 
 
