@@ -266,11 +266,9 @@ def launch(
 
     if not slurm:
         raise typer.BadParameter("choose a cluster: --slurm")
-    ready = checked_for_cluster(run_file, overrides or [], nodes)
-    _say(ready.notices)
-    typer.echo(
-        sbatch_script(run_file, ready.overrides, ready.run, Allocation(time, partition, account, cpus)), nl=False
-    )
+    job = checked_for_cluster(run_file, overrides or [], nodes)
+    _say(job.notices)
+    typer.echo(sbatch_script(run_file, job.overrides, job.run, Allocation(time, partition, account, cpus)), nl=False)
 
 
 @app.command(epilog=example("drivetrain version"))
@@ -343,7 +341,6 @@ def _start(checked: Checked, node: Node | None = None, **job: Any) -> Result:
 
 
 def _wide(console: Console) -> Console:
-    """Widens the console for files and pipes, which have no width to keep to."""
     return console if console.is_terminal else Console(highlight=False, width=200)
 
 

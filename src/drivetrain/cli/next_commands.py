@@ -8,7 +8,6 @@ from pathlib import Path
 
 from drivetrain.config.adapter import PROMPTS
 from drivetrain.config.run import RunConfig
-from drivetrain.config.workload import OwnCode
 
 
 def next_commands(
@@ -41,4 +40,6 @@ def next_commands(
 def _merges(run: RunConfig) -> bool:
     """Returns whether the run has adapters that become a part of a Transformers model's weights."""
     adapters = run.adapter or ()
-    return bool(adapters) and not isinstance(run.workload, OwnCode) and not {a.method for a in adapters} & set(PROMPTS)
+    return (
+        bool(adapters) and run.workload.described_model is not None and not {a.method for a in adapters} & set(PROMPTS)
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from drivetrain.config.language import LanguageModel
-from drivetrain.config.workload import ImageClassification, OwnCode, TextClassification, Workload
+from drivetrain.config.workload_block import WorkloadBlock
 from drivetrain.models.model_folders import config_of
 
-HEADS: Mapping[type, str] = {
-    LanguageModel: "AutoModelForCausalLM",
-    TextClassification: "AutoModelForSequenceClassification",
-    ImageClassification: "AutoModelForImageClassification",
-}
 DECIDED_BY_DATA = "vocab_size"  # the tokenizer's size where a run file's config leaves it out
 
 
@@ -31,20 +24,20 @@ class ParameterCount:
     linear: int
 
 
-def count_parameters(workload: Workload) -> ParameterCount | None:
+def count_parameters(workload: WorkloadBlock) -> ParameterCount | None:
     """Returns the number of parameters that the workload's model surely has.
 
     The model is made on PyTorch's meta device, which allocates nothing. None where the number is not known in this way:
     user code, hub ids, models whose class lies beside them, and configs that no model can be made from, which the real
     build reports.
     """
-    if isinstance(workload, OwnCode):
+    if workload.described_model is None:
         return None
-    path, config = workload.model.path, workload.model.config
+    path, config = workload.described_model.path, workload.described_model.config
     if path is not None and not Path(path).expanduser().joinpath("config.json").is_file():
         return None
     try:
-        model = _without_numbers(HEADS[type(workload)], path, config)
+        model = _without_numbers(workload.AUTO_CLASS, path, config)
         unsure = _decided_by_data(model) if config is not None and DECIDED_BY_DATA not in config else set()
     except Exception:  # each architecture fails in its own way; the build that follows says how
         return None

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from drivetrain.config.machine import Machine
 from drivetrain.config.quantised import QuantisedBase
 from drivetrain.config.run import RunConfig
-from drivetrain.config.workload import OwnCode
 from drivetrain.distributed.rng import restore_rng_state, rng_state
 from drivetrain.errors import Problem, UserError
 from drivetrain.memory.limit import attainable_memory
@@ -75,7 +74,7 @@ def _of_the_device(run: RunConfig, machine: Machine, count: ParameterCount) -> I
 
 
 def _has_folder(run: RunConfig) -> bool:
-    return not isinstance(run.workload, OwnCode) and run.workload.model.path is not None
+    return run.workload.base is not None
 
 
 def _bytes(count: ParameterCount, each: int, codes: QuantisedBase | None) -> int:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from drivetrain.config.run import RunConfig
-from drivetrain.config.workload import OwnCode
 from drivetrain.data.streams.endless import known_length, order_key
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.distributed.rng import restore_rng_state, rng_state
@@ -59,7 +58,7 @@ def workload_notes(config: RunConfig, workload: Workload) -> list[str]:
     """Returns the workload's warnings; for own code with BatchNorm also that a cut batch changes its statistics.
     (Image classification says so itself, with a remedy of its own.)"""
     cut = config.data_parallel_size > 1 or config.micro_batch < config.global_batch
-    if not (cut and workload.has_batch_norm and isinstance(config.workload, OwnCode)):
+    if not (cut and workload.has_batch_norm and config.workload.described_model is None):
         return list(workload.warnings)
     pieces = f"the batch of {config.global_batch} is cut into pieces of {_piece(config)}"
     why = f"the model has BatchNorm, and {pieces}: its statistics in training are those of a piece, and each rank's own"
