@@ -28,7 +28,7 @@ from tests.parity.mesh_cases import MeshCase, engine_of
 from tests.ranks import RankPool
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("README*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 README = (ROOT / "README.md").read_text()
 
 
@@ -106,7 +106,7 @@ def test_commands_name_verbs_options_and_keys_that_exist(page: Path) -> None:
 
 def test_every_page_is_in_the_index_of_docs() -> None:
     folder = ROOT / "docs"
-    listed = re.findall(r"\]\(([\w-]+/[\w-]+\.md)\)", (folder / "README.md").read_text())
+    listed = re.findall(r"\]\(([\w-]+/[\w.-]+\.md)\)", (folder / "README.md").read_text())
     assert sorted(listed) == sorted(str(page.relative_to(folder)) for page in folder.glob("*/*.md"))
 
 

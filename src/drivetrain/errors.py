@@ -95,6 +95,11 @@ def clipped(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
+def counted(count: int, noun: str) -> str:
+    """Returns a number of things: "1 row", "1,234 rows"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def problem(field: str, why: str, fix: str) -> UserError:
     """Returns a UserError with a single problem."""
     return UserError([Problem(field, why, fix)])

@@ -227,3 +227,13 @@ def test_a_permission_for_the_code_of_a_model_here_is_none_for_the_code_beside_a
     (step / "net.py").write_text("raise SystemExit('it ran')")
     with pytest.raises(UserError, match=r"came with Python code \(net.py\)(.|\n)*trust=True"):
         drivetrain.load("theirs", str(step))
+
+
+def test_a_model_without_its_loss_predicts_classes_where_targets_are_class_numbers() -> None:
+    net = torch.nn.Linear(3, 4)
+    inputs = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    rows = list(drivetrain.predict(net, [(x, torch.tensor(1)) for x in inputs]))
+    assert [row["prediction"] for row in rows] == net(inputs).argmax(1).tolist()
+    assert len(rows[0]["probabilities"]) == 4
+    alone = list(drivetrain.predict(net, list(inputs)))
+    assert len(alone[0]["prediction"]) == 4

@@ -154,3 +154,8 @@ def test_a_closed_engine_and_a_step_without_a_batch_are_refused() -> None:
     for call in (engine.forward_backward, engine.evaluate):  # not of a new copy of the untrained model
         with pytest.raises(RunError, match="closed"):
             call([(X, Y)])
+
+
+def test_a_weighted_loss_is_refused_when_the_engine_is_made() -> None:
+    with pytest.raises(UserError, match=r"(?s)class weights make .* divide the weights by their mean"):
+        drivetrain.engine("single", network(), loss=nn.CrossEntropyLoss(weight=torch.ones(2)))

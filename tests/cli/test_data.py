@@ -289,3 +289,14 @@ def test_a_stream_says_what_was_looked_at(drivetrain: Drivetrain) -> None:
     assert "a stream: all but rows and samples is of the first 256 rows of each data set" in out
     refused = "train would refuse this: workload.data.bad_rows: 7 of 256 rows cannot be used"
     assert f"{refused}; give workload.data.bad_rows=drop" in out
+
+
+def test_a_length_beyond_the_models_context_is_reported_as_train_refuses_it(drivetrain: Drivetrain) -> None:
+    code, out, err = drivetrain("data", "run.yaml", "data.length=600")
+    assert (code, err.count("Traceback")) == (0, 0)
+    refused = "length (600) > the model's context (512; max_position_embeddings)"
+    assert f"train would refuse this: workload.data.length: {refused}" in out
+    code, _, err = drivetrain("train", "run.yaml", "data.length=600", "batch_size=null")
+    assert code == 2
+    assert refused in err
+    assert "2 problems" in err, "it comes with what the run file alone shows"

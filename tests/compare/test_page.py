@@ -46,6 +46,14 @@ def large(folder: Path, rows: int, points: int) -> Comparison:
     return Comparison("large", "train", ("precision", "batch_size"), tuple(made))
 
 
+def test_an_accuracy_that_always_answering_one_class_has_is_marked(tmp_path: Path) -> None:
+    largest = {"largest_class": {"class": "a", "share": 2 / 3}}
+    found = comparison(tmp_path, fp32=[report(accuracy=2 / 3, data=largest)], bf16=[report(accuracy=0.9, data=largest)])
+    page = as_html(found, plots(found))
+    assert "0.6667 (chance)" in page
+    assert page.count("(chance)") == 1
+
+
 def test_the_page_asks_no_server_for_anything_and_escapes_what_it_shows(tmp_path: Path) -> None:
     found = comparison(tmp_path, fp32=[report()], bf16=[report(200)], broken=[None])
     page = as_html(found, plots(found))

@@ -199,3 +199,13 @@ def test_the_terminals_table_has_all_rows_and_reasons(three: Comparison) -> None
     text = console.export_text()
     for words in ("fp32", "bf16", "rough", "broken", "it broke <b>badly</b> | so", "Choose bf16"):
         assert words in text
+
+
+def test_advice_on_different_models_names_the_metric_first_and_says_that_they_differ(tmp_path: Path) -> None:
+    found = comparison(tmp_path, run=[report(100, accuracy=0.6)], mine=[report(3000, accuracy=1.0)])
+    for name, model in (("run", "bert"), ("mine", "tiny")):
+        config = {"workload": {"type": "text_classification", "model": {"path": model}, "data": {"train": "a.csv"}}}
+        (tmp_path / f"{name}0" / "run.yaml").write_text(json.dumps(config))
+    said = advice(found)
+    assert said.startswith("Choose mine: accuracy 1.0000; 30.00 times the samples a second of run")
+    assert "The rows have different models: their speeds compare those" in said

@@ -52,7 +52,7 @@ def test_files_that_are_not_there_and_rows_without_a_label_are_reported_together
     with pytest.raises(UserError) as caught:
         read(folder, "image,label\n0.png,\n7.png,a\n8,b\n")
     told = str(caught.value)
-    assert "1 rows of" in told
+    assert "1 row of" in told
     assert "2 of 3 images" in told
     assert "7.png, 8" in told
 

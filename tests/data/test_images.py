@@ -76,7 +76,7 @@ def test_other_files_are_left_out_and_reported_but_hidden_ones_are_not(tmp_path:
     found = class_folders(tmp_path, "field", "train")
     assert list(found.pictures.names) == ["cat/1.png", "dog/2.png"]
     assert len(found.notes) == 1
-    assert found.notes[0].startswith("1 files")
+    assert found.notes[0].startswith("1 file ")
     assert "notes.txt" in found.notes[0]
 
 
@@ -87,7 +87,7 @@ def test_files_that_are_no_images_are_counted_by_their_endings(tmp_path: Path) -
         (tmp_path / name).write_text("x")
     (note,) = class_folders(tmp_path, "field", "train").notes
     assert note.startswith(
-        f"4 files in {tmp_path} are no images and left out: 2 .txt ({tmp_path / 'cat/1.txt'} first), "
+        f"4 files in {tmp_path} left out, which are no images: 2 .txt ({tmp_path / 'cat/1.txt'} first), "
     )
     assert f"1 .heic ({tmp_path / 'dog/3.heic'} first), 1 without ending" in note
 

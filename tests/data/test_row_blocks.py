@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from drivetrain.config import rules
+from drivetrain.config.data_paths import missing
 from drivetrain.config.language import Documents, Separated
 from drivetrain.data import json_array
 from drivetrain.data.json_rows import BrokenRows
@@ -221,6 +221,6 @@ def test_a_pattern_and_a_folder_of_compressed_shards_are_one_data_set(
 
 def test_a_pattern_that_matches_nothing_is_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "a.csv.gz").write_bytes(b"")
-    assert not list(rules._missing("f", tmp_path / "*.csv.gz"))
-    (found,) = rules._missing("f", tmp_path / "b*.csv")
+    assert not list(missing("f", tmp_path / "*.csv.gz"))
+    (found,) = missing("f", tmp_path / "b*.csv")
     assert found.why.endswith("b*.csv matches no file")

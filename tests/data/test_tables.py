@@ -99,11 +99,11 @@ def test_a_long_field_is_no_limit(tmp_path: Path) -> None:
 
 REFUSED = {
     "an unquoted comma in a text": ("a.csv", "label,text\n1,good, but small\n0,bad\n", ["line 2 has 3", "quote"]),
-    "a row cut short": ("a.csv", "label,text\n1,good\n0\n", ["line 3 has 1 columns where the first has 2"]),
+    "a row cut short": ("a.csv", "label,text\n1,good\n0\n", ["line 3 has 1 column ('0') where the first has 2"]),
     "rows of many lengths": (
         "a.csv",
         "label,text\n" + "1,good\n0\n" * 7,
-        ["line 3 has 1 columns, line 5 has", "line 11 has 1 columns where the first has 2, and 2 more lines are wrong"],
+        ["line 3 has 1 column ('0'), line 5 has", "where the first has 2, and 2 more lines are wrong"],
     ),
     "a quote that is never closed": ("a.csv", 'label,text\n1,"good\n0,bad\n', ["line 3", "quote"]),
     "two stray quotes that would join rows": ("a.csv", 'label,text\n1,"good\n0,bad\n1,"nice\n', ["line 4", "quote"]),
@@ -194,3 +194,9 @@ def test_json_lines_are_read_back(rows: list[tuple[str, str]]) -> None:
     lines = "\n".join(json.dumps({"label": label, "text": text}, ensure_ascii=False) for label, text in rows)
     with tempfile.TemporaryDirectory() as folder:
         assert table(Path(folder), "a.jsonl", lines)[1:] == [list(row) for row in rows]
+
+
+def test_a_gbk_table_has_a_cure_for_excel_and_a_name_that_its_owner_knows(tmp_path: Path) -> None:
+    message = refusal(tmp_path, "a.csv", "label,text\n1,房间很好，服务不错\n".encode("gbk"))
+    assert "it looks like GBK (GB18030)" in message
+    assert "or in Excel: Save As, CSV UTF-8" in message

@@ -165,7 +165,7 @@ def test_shards_of_every_format_and_compression_are_the_rows_of_one_file(tmp_pat
         assert list(found.first) == list(wanted.first)
         assert found.labels.tolist() == wanted.labels.tolist()
         assert found.rows.tolist() == wanted.rows.tolist()
-        assert [bad.where for bad in found.bad] == ["row 4 of d.jsonl.xz"]
+        assert [bad.where for bad in found.bad] == ["line 4 (row 4) of d.jsonl.xz"]
 
 
 def test_a_shard_without_the_columns_and_a_damaged_one_are_named(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_rows_without_text_are_dropped_counted_and_the_others_keep_their_numbers
     assert found.first == ["good", "bad"]
     assert found.labels.tolist() == ["1", "0"]
     assert found.rows.tolist() == [1, 4]
-    assert [bad.where for bad in found.bad] == [f"row 2 of {path}", f"row 3 of {path}"]
+    assert [bad.where for bad in found.bad] == [f"line 3 (row 2) of {path}", f"line 4 (row 3) of {path}"]
 
 
 @pytest.mark.parametrize(("given", "most"), [("drop", ", more than 5 %"), ("error", ""), (0.4, ", more than 40 %")])
@@ -33,7 +33,7 @@ def test_more_rows_without_text_than_may_be_left_out_are_refused(tmp_path: Path,
     text, path = 'text,label\ngood,1\n,0\n"  ",0\nbad,0\n', tmp_path / "a.csv"
     with pytest.raises(UserError) as caught:
         read(path, text, bad_rows=given)
-    why = f"2 of the 4 rows of {path} cannot be used{most}: 2 because it has no text (first row 2 of {path})"
+    why = f"2 of the 4 rows of {path} cannot be used{most}: 2 because it has no text (first line 3 (row 2) of {path})"
     assert why in str(caught.value)
     assert "give workload.data.bad_rows=0.5" in str(caught.value)
     assert read(path, text, labelled=False, bad_rows=given).first == ["good", "bad"]
@@ -48,14 +48,44 @@ def test_pairs_keep_both_texts(tmp_path: Path) -> None:
     assert (found.first, found.second) == (["a", "c"], ["b", ""])
 
 
-def test_a_text_without_label_is_refused_unless_it_is_to_be_predicted(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"1 rows of .* have no label: 2"):
-        read(tmp_path / "a.csv", "text,label\ngood,1\nbad,\n")
-    assert len(read(tmp_path / "b.csv", "text\ngood\n", labelled=False).first) == 1
+LACKING = 'text,label\n"good\nand cheap",1\nbad,\n,0\ncut\n\nfine,1\n'
+
+
+def test_rows_without_text_label_or_column_are_left_out_and_named_by_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    found = read(path, LACKING, bad_rows=0.8)
+    assert (list(found.first), found.labels.tolist(), found.rows.tolist()) == (
+        ["good\nand cheap", "fine"],
+        ["1", "1"],
+        [1, 5],
+    )
+    lines = path.read_text().splitlines()
+    assert [lines[number - 1] for number in (4, 5, 6)] == ["bad,", ",0", "cut"]
+    assert [(bad.where, bad.why) for bad in found.bad] == [
+        (f"line 4 (row 2) of {path}", "it has no label"),
+        (f"line 5 (row 3) of {path}", "it has no text"),
+        (f"line 6 (row 4) of {path}", "it has too few columns"),
+    ]
+
+
+def test_a_refusal_names_rows_of_every_kind_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        read(tmp_path / "a.csv", LACKING, bad_rows="error")
+    told = ["3 of the 5 rows", "1 because it has no text", "1 because it has no label", "it has too few columns"]
+    assert all(part in str(caught.value) for part in told), str(caught.value)
+
+
+def test_a_text_without_label_has_a_prediction_all_the_same(tmp_path: Path) -> None:
+    assert list(read(tmp_path / "b.csv", LACKING, labelled=False).first) == ["good\nand cheap", "bad", "fine"]
+
+
+def test_a_file_without_any_label_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no row of .* has both a text and a label"):
+        read(tmp_path / "a.csv", "text,label\ngood,\n", bad_rows=1.0)
 
 
 def test_a_file_without_any_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no row of .* has a text"):
+    with pytest.raises(UserError, match=r"no row of .* has both a text and a label"):
         read(tmp_path / "a.csv", "text,label\n,1\n,0\n")
 
 

@@ -84,7 +84,7 @@ def test_a_quantised_base_is_that_of_llama_factory(lines: str, expected: Any, tm
         ("adapter_name_or_path: a,b\n", "adapter_name_or_path", "changed", "there they are merged"),
         ("adapter_name_or_path: a\nlora_rank: 4\n", "lora_rank", "unneeded", "has its own"),
         ("resize_vocab: true\n", "resize_vocab", "refused", "resize and save it first"),
-        ("bf16: true\n", "bf16", "changed", "in fp32, there in 16 bits"),
+        ("bf16: true\n", "bf16", "changed", "in fp32 (LLaMA-Factory keeps them in 16 bits)"),
         ("oft_rank: 0\n", "oft_rank", "unneeded", "of finetuning_type oft"),
         ("use_galore: true\n", "use_galore", "refused", "lora and GaLore together"),
         ("quantization_bit: 8\n", "quantization_bit", "changed", "inputs stay as they are"),

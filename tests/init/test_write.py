@@ -224,3 +224,24 @@ def test_texts_that_are_numbers_are_texts(tmp_path: Path) -> None:
     file = tmp_path / "numbers.jsonl"
     file.write_text("".join(json.dumps({"text": 1_000 + number}) + "\n" for number in range(1000)))
     assert kind_of(file).characters == 4000  # type: ignore[union-attr]
+
+
+def test_rows_that_cannot_be_used_are_counted_and_the_run_file_trains(here: Path) -> None:
+    lines = [f"{word} hotel,{label}" for word, label in [("good", 1), ("bad", 0)] * 40]
+    (here / "a.csv").write_text("\n".join(["text,label", *lines, ",1", "cut", "nice,", ""]))
+    made = written(None, Path("a.csv"), Path("run.yaml"))
+    said = "83 rows, of which 1 without text, 1 without label, 1 with too few columns"
+    assert said in " ".join(made.decisions)
+    trains("run.yaml", *SMALL)
+
+
+@pytest.mark.usefixtures("here")
+def test_small_data_have_epochs_for_200_steps_and_not_an_evaluation_each(here: Path) -> None:
+    lines = [[f"{word} hotel {number}", label] for number in range(20) for word, label in (("good", 1), ("bad", 0))]
+    rows(here / "a.csv", ["text", "label"], lines)
+    made = written(None, Path("a.csv"), Path("run.yaml"))
+    run = read_yaml(here / "run.yaml")
+    steps = -(-36 // run["batch_size"]) * run["loop"]["epochs"]
+    assert 200 <= steps <= 210
+    assert run["evaluation"]["every_epochs"] > 1
+    assert f"make {steps} steps" in " ".join(made.decisions)

@@ -10,6 +10,7 @@ import pytest
 from drivetrain.config.load import validate
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.single import SingleEngine
+from drivetrain.errors import UserError
 from drivetrain.runtime.hardware import detect
 from drivetrain.training.assemble import assemble
 
@@ -42,3 +43,27 @@ def test_an_evaluation_makes_no_optimizer() -> None:
     trains, evaluates = (assemble(run, detect("cpu"), Communicator(), training)[1] for training in (True, False))
     assert "optimizer" in trains.measured()["held_bytes"]
     assert evaluates.measured() == {}
+
+
+def test_a_metric_without_direction_is_reported_with_the_loss_that_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "task.py"
+    lines = [
+        "import torch",
+        "from torch import nn",
+        "model = nn.Linear(2, 3)",
+        "train_data = [(torch.zeros(2), torch.tensor(1))] * 9",
+        "evaluation_data = train_data",
+        "loss = nn.CrossEntropyLoss(weight=torch.ones(3))",
+        "def recall(output, target): return 0.5",
+        'metrics = {"recall": recall}',
+    ]
+    file.write_text("\n".join(lines))
+    raw = {**RAW, "workload": {"type": "module", "path": str(file)}, "evaluation": {"metric": "recall"}}
+    run, _ = validate(raw, [])
+    assert run is not None
+    with pytest.raises(UserError) as caught:
+        assemble(run, detect("cpu"), Communicator(), training=True)
+    whys = [found.why for found in caught.value.problems]
+    assert len(whys) == 2
+    assert "class weights" in whys[0]
+    assert "recall does not state which direction is better" in whys[1]

@@ -40,3 +40,23 @@ def test_a_file_that_holds_no_report_is_called_that(text: str, tmp_path: Path) -
     (tmp_path / "report.json").write_text(text)
     with pytest.raises(ValueError, match=r"report\.json holds a .*, no report"):
         RunReport.read(tmp_path / "report.json")
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "sentence"),
+    [
+        (2 / 3, "accuracy 0.6667 is what always answering 好评 gives: the model has learned nothing yet"),
+        (0.4, "accuracy 0.4000 < 0.6667, which always answering 好评 gives: the model has learned nothing yet"),
+        (0.7, ""),
+    ],
+)
+def test_an_accuracy_that_a_constant_answer_has_is_called_that(accuracy: float, sentence: str) -> None:
+    found = report(accuracy=accuracy, data={"largest_class": {"class": "好评", "share": 2 / 3}})
+    assert found.chance.startswith(sentence)
+    assert bool(found.chance) == found.is_chance == bool(sentence)
+    assert found.summary().get("chance", "") == found.chance
+
+
+def test_a_report_without_the_largest_class_says_nothing_of_chance() -> None:
+    assert not report(accuracy=0.0).is_chance
+    assert not report(accuracy=1.0, data={"largest_class": {"class": "a", "share": 1.0}}).is_chance

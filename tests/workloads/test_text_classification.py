@@ -150,9 +150,9 @@ def test_metrics_are_plain_accuracy_and_macro_f1(build: Build) -> None:
 def test_rows_without_text_are_dropped_and_reported(build: Build) -> None:
     workload = build(train=[*LINES, "1,", "0,  "], bad_rows=0.1)
     assert len(workload.train) + len(workload.evaluation) == 30
-    assert workload.facts["rows_without_text"] == 2
+    assert workload.facts["unusable_rows"] == 2
     (warning,) = workload.warnings
-    assert warning.startswith("2 rows without text dropped, row 31 of ")
+    assert warning.startswith("2 rows left out: 2 because it has no text (first line 32 (row 31) of ")
 
 
 def test_vocabulary_and_padding_come_from_the_tokenizer(build: Build) -> None:
@@ -329,7 +329,10 @@ def test_saved_assets_and_weights_load_into_plain_transformers(build: Build, tmp
 REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "one class": ({"train": ["1,good"] * 5}, ["one class", "'1'"]),
     "a class of one sample": ({"train": [*LINES, "2,good"]}, ["one sample", ": 2"]),
-    "no label": ({"train": [*LINES, ",good"]}, ["1 rows", "no label: 31"]),
+    "no label": (
+        {"train": [*LINES, ",good"], "bad_rows": "error"},
+        ["1 of the 31 rows", "it has no label (first line 32 (row 31) of"],
+    ),
     "a label that training lacks": ({"evaluation": ["1,good", "7,bad"]}, ["data.evaluation", "'7'", "known: 0, 1"]),
     "no text at all": ({"train": ["1,", "0, "]}, ["no row of", "text"]),
     "two wrong columns": ({"text_column": "txt", "label_column": "lable"}, ["data.text_column", "data.label_column"]),
@@ -385,7 +388,7 @@ def test_the_hotel_reviews_lose_their_one_empty_row(shared_data: Path, tmp_path:
     }
     workload = TextClassificationWorkload(TextClassification.model_validate(config), seed=0)
     assert len(workload.train) + len(workload.evaluation) == 7_765
-    assert workload.facts["rows_without_text"] == 1
+    assert workload.facts["unusable_rows"] == 1
     assert "row 6375" not in [*workload.train.names, *workload.evaluation.names]
     assert Counter(everything(workload, "evaluation")["labels"].tolist()) == {1: 532, 0: 244}
 
@@ -427,8 +430,8 @@ def test_a_stream_has_the_samples_that_it_has_read_whole(build: Build, tmp_path:
     assert sorted(taken) == list(range(40))
 
 
-def test_rows_of_a_stream_without_text_count_for_nothing_or_are_refused(build: Build, tmp_path: Path) -> None:
-    rows = [*ROWS[:5], {"text": " ", "label": 1}, *ROWS[5:9]]
+def test_rows_of_a_stream_without_text_or_label_count_for_nothing_or_are_refused(build: Build, tmp_path: Path) -> None:
+    rows = [*ROWS[:5], {"text": " ", "label": 1}, *ROWS[5:9], {"text": "good", "label": None}]
     given: dict[str, Any] = {"train": _shards(tmp_path / "shards", rows), "evaluation": ["1,good", "0,bad"]}
     workload = build(**given, stream=True)
     batch = everything(workload)

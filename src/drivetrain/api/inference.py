@@ -22,7 +22,7 @@ from drivetrain.runtime.run_folder import RunFolder, refuse_code_of_folders
 from drivetrain.training.report import RunReport
 from drivetrain.workloads.user_file import UserFile
 from drivetrain.workloads.user_loss import SummedLoss
-from drivetrain.workloads.user_task import Task, Unknown, task_of
+from drivetrain.workloads.user_task import Classes, Task, Unknown, task_of
 
 
 def predict(
@@ -40,7 +40,8 @@ def predict(
     list of them, or one in a list), or None for the evaluation data; for a run of your own Python, a data set as well.
 
     For a model, data are a data set or a list: of (input, target) pairs, of inputs alone, or of dicts. Rows then hold
-    "sample" and "prediction"; with the loss that trained it (nn.CrossEntropyLoss()), classes and their probabilities.
+    "sample" and "prediction": the model's own output, or classes and their probabilities if its targets are class
+    numbers, or if `loss` takes scores of classes (nn.CrossEntropyLoss(), also for a model trained with loss_sum).
 
     It computes in this process, on one device. Raises UserError before the first row.
     """
@@ -51,7 +52,8 @@ def predict(
         run = run_of(model)
         refuse_code_of_folders(run, RunFolder(run.folder).run_file, trust)
         if run.workload.described_model is None and data is not None and not isinstance(data, str | os.PathLike):
-            own = SummedLoss(_loss_of(run)) if loss is None else SummedLoss(loss)
+            given = _loss_of(run) if loss is None else loss
+            own = None if given is None else SummedLoss(given)  # None: the file has loss_sum and count
             return _rows_of(load(model, checkpoint, trust=trust), _samples(data), own, batch_size or 64)
         return _as_the_verb(run, checkpoint, data, batch_size)
 
@@ -140,7 +142,7 @@ def _loss_of(run: RunConfig) -> Any:
 def _rows_of(model: nn.Module, samples: Any, loss: SummedLoss | None, size: int) -> Iterator[dict[str, Any]]:
     """Yields rows of a model in evaluation mode, and restores its mode; it stays on its device."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    was, task = model.training, Unknown()
+    was = model.training
     try:
         model.eval()
         for start in range(0, len(samples), size):
@@ -149,7 +151,7 @@ def _rows_of(model: nn.Module, samples: Any, loss: SummedLoss | None, size: int)
             with torch.no_grad():
                 output = model(**inputs) if isinstance(inputs, dict) else model(inputs)
             output = getattr(output, "logits", output)
-            found: Task = task if loss is None else _task(output, target, loss)
+            found: Task = _task_by_target(output, target) if loss is None else _task(output, target, loss)
             for number, row in enumerate(found.predictions(output)):
                 yield {"sample": start + number, **(row if isinstance(row, dict) else {"prediction": row})}
     finally:
@@ -174,6 +176,12 @@ def _placed(given: Any, device: torch.device) -> Any:
     if not isinstance(given, Tensor):
         return given
     return (given.float() if given.dtype == torch.float64 else given).to(device)
+
+
+def _task_by_target(output: Tensor, target: Tensor | None) -> Task:
+    """Returns how outputs are read without a loss: as scores of classes if targets are class numbers."""
+    is_class = target is not None and target.dim() == 1 and not target.is_floating_point() and output.dim() == 2
+    return Classes(output.shape[1], None) if is_class else Unknown()
 
 
 def _task(output: Tensor, target: Tensor | None, loss: SummedLoss) -> Task:

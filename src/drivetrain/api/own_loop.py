@@ -33,6 +33,7 @@ from drivetrain.runtime.hardware import detect
 from drivetrain.runtime.run_folder import refuse_code_of_folders
 from drivetrain.training.assemble import assemble_around
 from drivetrain.workloads.example_batch import ExampleWorkload, batch_of
+from drivetrain.workloads.user_loss import SummedLoss
 from drivetrain.workloads.user_metrics import metrics_of
 
 Batches = Sequence[Any] | Mapping[str, Tensor]
@@ -86,6 +87,8 @@ def engine(
         run = _run(config, {**keys, **settings}, set)
         if run[0] is not None and not _is_name(config) and not isinstance(config, Mapping):
             refuse_code_of_folders(run[0], Path(config), trust)
+        if objects.get("loss") is not None:
+            SummedLoss(objects["loss"])  # raises for one that is no plain mean, before any batch
         with held.holding(objects):
             ready = judged_here(*run)
         return LoopEngine(ready.run, objects, trains=optimizer is not None)

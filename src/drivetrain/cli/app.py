@@ -219,7 +219,7 @@ def data(
     from drivetrain.cli.data import examine, show, show_verified
     from drivetrain.launch.prepare import checked
 
-    ready = checked(run_file, overrides or [], trust=trust)
+    ready = checked(run_file, overrides or [], trust=trust, model_files=False)  # the report says what train refuses
     if not ready.is_first:
         return
     if verify:

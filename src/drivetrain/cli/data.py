@@ -21,7 +21,7 @@ from drivetrain.data.bad_rows import allowance, exceeds
 from drivetrain.errors import UserError, problem
 from drivetrain.runtime.strict_json import dumps
 from drivetrain.tracking.quantities import size_text
-from drivetrain.workloads.classification import CLASS_COUNTS
+from drivetrain.workloads.classification import CLASS_COUNTS, LARGEST_CLASS
 
 BAR = 40  # characters of the longest one
 MOST_CLASSES = 50
@@ -52,6 +52,7 @@ def examine(run: RunConfig) -> tuple[dict[str, Any], list[str]]:
         return _of_failure(run, error), []
     report = dict(workload.data_report)
     refused = list(_refused_rows(run.workload, report))
+    refused += [f"{found.field}: {found.why}; {found.fix}" for found in run.workload.file_problems()]
     try:
         check_workload(run, workload)
     except UserError as error:
@@ -143,7 +144,7 @@ def show(report: Report, console: Console, as_json: bool = False) -> None:
             part(report, console)
     else:
         _classes(report, console)
-        left = {name: value for name, value in report.items() if name not in (REFUSED, CLASS_COUNTS)}
+        left = {name: value for name, value in report.items() if name not in (REFUSED, CLASS_COUNTS, LARGEST_CLASS)}
         console.print(_facts(_in_units(left)))
     if report.get(REFUSED):
         console.print()

@@ -45,6 +45,7 @@ def report_table(report: RunReport) -> Table:
         "sent a step": _sent(report),
         "stages wait": _waiting(report),
         **{name: f"{value:.4f}" for name, value in report.metrics.items()},
+        "chance": escape(report.chance),
         "mixture": escape("\n".join(map(set_text, report.mixture))),
         "checkpoint": report.checkpoint or "none",
         "best": ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from drivetrain.compare.columns import LOWER_IS_BETTER, deciding_metric
@@ -10,6 +11,14 @@ from drivetrain.compare.result_rows import Comparison, Row
 
 AS_GOOD = 0.01  # within this share of the best metric, the seeds' spread or the standard error rows are equally good
 WORTH_NAMING = 0.05  # relative differences of memory above this are mentioned
+SAMPLES = (
+    "source",
+    "registry",
+    "train",
+    "evaluation",
+    "limit_train",
+    "limit_evaluation",
+)  # keys of data that choose them
 ONE_RUN = "Each row is one run: figures that lie near each other may change places; --seeds 3 shows how far they vary."
 STAND_IN = "dp on a CPU, whose replicas are threads; its speed does not predict a GPU's"
 
@@ -29,7 +38,10 @@ def advice(comparison: Comparison) -> str:
         return f"No row can be recommended: {STAND_IN}."
     real = [row for row in rows if not row.is_stand_in]
     said = [f"Choose {level[0].label}", *_reasons(comparison, level[0], rows, level)]
+    differing = _differing(rows)
     sentence = said[0] + (": " + "; ".join(said[1:]) if said[1:] else "") + "."
+    if differing:
+        sentence += f" The rows have different {' and '.join(differing)}: their speeds compare those, not settings."
     if len(real) > 1 and all(len(row.reports) == 1 for row in real):
         sentence += f" {ONE_RUN}"
     if any(report.emulated for row in rows for report in row.reports):
@@ -37,6 +49,14 @@ def advice(comparison: Comparison) -> str:
     if len(real) < len(rows):
         sentence += f" Not considered: {STAND_IN}."
     return sentence
+
+
+def _differing(rows: list[Row]) -> list[str]:
+    """Returns which of models and data are not the same in all rows, as far as their run files show."""
+    workloads = [config.get("workload", {}) for row in rows if (config := row.results[0].config) is not None]
+    models = {json.dumps([each.get(key) for key in ("type", "path", "model")], sort_keys=True) for each in workloads}
+    data = {json.dumps([(each.get("data") or {}).get(key) for key in SAMPLES], sort_keys=True) for each in workloads}
+    return [name for name, found in (("models", models), ("data", data)) if len(found) > 1]
 
 
 def chosen(comparison: Comparison) -> Row | None:
@@ -89,7 +109,8 @@ def _reasons(comparison: Comparison, chosen: Row, rows: list[Row], level: list[R
         reasons.append(f"{rate / other:.2f} times the samples a second of {reference.label}")
     name = deciding_metric(comparison)
     if name is not None and (value := _Metric(name).of(chosen)) is not None:
-        reasons.append(f"{name} {value:.4f}" + _Metric(name).beside_the_best(value, rows))
+        quality = f"{name} {value:.4f}" + _Metric(name).beside_the_best(value, rows)
+        reasons.insert(0 if _differing(rows) else len(reasons), quality)  # a speed of another model is no reason
     if chosen is not reference:
         reasons += _memory(chosen, reference)
     return reasons

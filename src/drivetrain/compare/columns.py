@@ -6,7 +6,7 @@ import functools
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from drivetrain.compare.result_rows import Comparison, Row
@@ -28,12 +28,13 @@ class Column:
     spread: Callable[[Row], float | None]
     show: Callable[[float], str]
     better: Better | None
+    mark: Callable[[Row], str] = lambda _: ""  # behind a row's value
 
     def text(self, row: Row) -> str:
         value, spread = self.value(row), self.spread(row)
         if value is None:
             return ""
-        return self.show(value) + (f" ± {self.show(spread)}" if spread is not None else "")
+        return self.show(value) + (f" ± {self.show(spread)}" if spread is not None else "") + self.mark(row)
 
     def best(self, comparison: Comparison) -> float | None:
         """Returns the best value; None if there is no better end, or only one value."""
@@ -118,9 +119,15 @@ def _metrics(comparison: Comparison) -> list[Column]:
 
     def of(name: str) -> Column:
         better: Better = "low" if name.endswith(LOWER_IS_BETTER) else "high"
-        return _of(name, name, lambda r: r.metrics.get(name), lambda v: f"{v:.4f}", better)
+        column = _of(name, name, lambda r: r.metrics.get(name), lambda v: f"{v:.4f}", better)
+        return replace(column, mark=_chance) if name == "accuracy" else column
 
     return [of(name) for name in ordered]
+
+
+def _chance(row: Row) -> str:
+    """Marks an accuracy that always answering the largest class has on some seed."""
+    return " (chance)" if any(report.is_chance for report in row.reports) else ""
 
 
 def deciding_metric(comparison: Comparison) -> str | None:

@@ -13,6 +13,7 @@ from drivetrain.config.data_paths import looks_like_hub_id, missing
 from drivetrain.config.language_stages import STAGES, StageName
 from drivetrain.config.location import Location
 from drivetrain.config.machine import Machine
+from drivetrain.config.model_files import context_of, lacks_template
 from drivetrain.config.workload_block import ModelBlock, WorkloadBlock
 from drivetrain.errors import Problem
 
@@ -258,6 +259,16 @@ class LanguageModel(WorkloadBlock):
         return self.model.fused_loss is not False
 
     # --- what it cannot do, and what a run file leaves to it ----------------------------------------------------------
+
+    def file_problems(self) -> Iterator[Problem]:
+        places, length = context_of(self.known_config), self.data.length
+        if places is not None and places < length and self.model.rope_scaling is None:
+            why = f"length ({length}) > the model's context ({places}; max_position_embeddings)"
+            yield Problem("workload.data.length", why, "shorten it, or give workload.model.rope_scaling")
+        folder = Path(self.model.tokenizer or self.model.path or "nothing")
+        if self.stage == "sft" and self.data.template is None and lacks_template(folder):
+            fix = "give one of alpaca, vicuna, chatml, plain, or the path of a .jinja file"
+            yield Problem("workload.data.template", "the tokenizer has no chat template", fix)
 
     def problems(self, run: RunConfig) -> Iterator[Problem]:
         yield from super().problems(run)

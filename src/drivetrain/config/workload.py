@@ -13,6 +13,7 @@ from drivetrain.config.data_paths import missing, missing_data
 from drivetrain.config.language import BadRows, LanguageModel
 from drivetrain.config.location import Location
 from drivetrain.config.machine import Machine
+from drivetrain.config.model_files import context_of
 from drivetrain.config.workload_block import CodeFile, ModelBlock, WorkloadBlock
 from drivetrain.errors import Problem
 
@@ -158,7 +159,9 @@ class TextData(Frozen):
     limit_train: int | None = doc("Use this many training samples, drawn in the classes' proportions", None, gt=0)
     limit_evaluation: int | None = doc("Use this many evaluation samples, in the classes' proportions", None, gt=0)
     bad_rows: BadRows = doc(
-        "Rows without text: error refuses them; drop leaves out up to 5 % of a file; a number, up to that share", "drop"
+        "Rows without text or label: error refuses them; drop leaves out up to 5 % of a file; a number, up to that "
+        "share",
+        "drop",
     )
     cache: Location | None = doc("Folder for tokenised data; left out, drivetrain's folder in the user's cache", None)
 
@@ -198,6 +201,14 @@ class TextClassification(WorkloadBlock):
     @property
     def lengths_vary(self) -> bool:
         return True
+
+    def file_problems(self) -> Iterator[Problem]:
+        places, length = context_of(self.known_config), self.data.max_length
+        if places is not None and places < length:
+            scratch = self.model.config is not None
+            why = f"max_length ({length}) > the model's positions ({places}; see max_position_embeddings)"
+            fix = "shorten max_length" + (" or raise workload.model.config.max_position_embeddings" if scratch else "")
+            yield Problem("workload.data.max_length", why, fix)
 
     def problems(self, run: RunConfig) -> Iterator[Problem]:
         yield from super().problems(run)

@@ -202,6 +202,10 @@ class WorkloadBlock(Frozen):
         if self.described_model is not None:
             yield from self.described_model.problems()
 
+    def file_problems(self) -> Iterator[Problem]:
+        """Yields what the model's small files show that cannot work, before the model is built."""
+        yield from ()
+
     def adapter_problems(self) -> Iterator[Problem]:
         """Yields what cannot work under adapters."""
         if self.described_model is not None and self.described_model.config is not None:

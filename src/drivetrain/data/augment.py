@@ -20,7 +20,7 @@ class Augmentation:
 
     @property
     def moves(self) -> bool:
-        """Whether any image becomes another."""
+        """Whether any image is changed."""
         return bool(self.crop_padding or self.flip)
 
     def __call__(self, image: np.ndarray, epoch: int, index: int) -> np.ndarray:

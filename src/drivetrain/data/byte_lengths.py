@@ -96,7 +96,7 @@ def _table(backend: Any) -> ByteTable | None:
 
 
 def _sums_up(content: Mapping[str, Any]) -> bool:
-    """Whether every token stands for bytes of the text as it is. content: of tokenizer.json."""
+    """Returns whether every token stands for bytes of the text as it is. content: of tokenizer.json."""
     model, before, after = content["model"], content["pre_tokenizer"] or {}, content["post_processor"] or {}
     steps = before.get("pretokenizers", [before])
     byte_level = [step for step in steps if step.get("type") == "ByteLevel"]

@@ -6,26 +6,34 @@ import csv
 from collections.abc import Iterator
 from typing import TextIO
 
+from drivetrain.errors import clipped, counted
+
 SHOWN = 5  # lines that are wrong
+MOST_OF_A_LINE = 40  # characters of one that are shown
 
-Record = tuple[int, list[str]]  # number of its last line in the file, and its fields
+Record = tuple[int, list[str]]  # number of its first line in the file, and its fields
 
 
-def checked_records(found: Iterator[Record], width: int) -> Iterator[list[str]]:
-    """Yields the fields of each record. At the end, raises ValueError with the lines of records of another width."""
+def checked_records(found: Iterator[Record], width: int, separator: str, shorter: bool = False) -> Iterator[Record]:
+    """Yields records of the width. At the end, raises ValueError with the lines of those of another width.
+
+    separator: for the message, which shows the lines. shorter: yield records of fewer fields too, as bad rows.
+    """
     wrong: list[str] = []
     count, widest = 0, 0
     for line, fields in found:
         if len(fields) > width and not any(fields[width:]):  # separators at the end of the line
             del fields[width:]
-        if len(fields) != width:
+        if len(fields) != width and not (shorter and len(fields) < width):
             count, widest = count + 1, max(widest, len(fields))
             if len(wrong) < SHOWN:
-                wrong.append(f"line {line} has {len(fields)} columns")
+                shown = clipped(separator.join(fields), MOST_OF_A_LINE)
+                wrong.append(f"line {line} has {counted(len(fields), 'column')} ({shown!r})")
         elif not count:  # all are counted to the end, for the message; none is used
-            yield fields
+            yield line, fields
     if count:
-        more = f", and {count - SHOWN} more lines are wrong" if count > SHOWN else ""
+        left = count - SHOWN
+        more = f", and {counted(left, 'more line')} {'is' if left == 1 else 'are'} wrong" if left > 0 else ""
         hint = ": quote a text that holds the separator" if widest > width else ""
         raise ValueError(f"{', '.join(wrong)} where the first has {width}{more}{hint}")
 
@@ -36,9 +44,11 @@ def records(text: TextIO, separator: str, longest_field: int) -> Iterator[Record
     before = csv.field_size_limit(max(longest_field, 131_072))  # the module's own bound is 128 KiB a field
     reader = csv.reader(text, delimiter=separator, strict=True)
     try:
+        line = 1
         for fields in reader:
             if fields:
-                yield reader.line_num, fields
+                yield line, fields
+            line = reader.line_num + 1
     except csv.Error as error:
         raise ValueError(f"line {reader.line_num}: {error} (a quote that is not doubled or not closed?)") from None
     finally:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from drivetrain.config.workload import ImageData
 from drivetrain.data.tables import column, read_table
-from drivetrain.errors import Problem, UserError, problem, together
+from drivetrain.errors import Problem, UserError, counted, problem, together
 
 SHOWN = 5
 
@@ -49,7 +49,8 @@ def listed_images(
     files = _found(folder, names, suffixes)
     problems = []
     if unlabelled := [number for number, label in enumerate(labels, start=1) if labelled and not label.strip()]:
-        why = f"{len(unlabelled)} rows of {path} have no label: {_some(unlabelled)}"
+        have = "has" if len(unlabelled) == 1 else "have"
+        why = f"{counted(len(unlabelled), 'row')} of {path} {have} no label: {_some(unlabelled)}"
         problems.append(Problem(field, why, "label or remove them"))
     if missing := [name for name, file in zip(names, files, strict=True) if file is None]:
         why = f"{len(missing)} of {len(names)} images that {path} names are not in {folder}: {_some(missing)}"

@@ -26,7 +26,7 @@ from drivetrain.data.images import (
 from drivetrain.data.packed_files import ending
 from drivetrain.data.picture_listing import Listing, listed
 from drivetrain.data.shard_paths import is_pattern
-from drivetrain.errors import UserError, problem
+from drivetrain.errors import UserError, counted, problem
 
 TABLES = (".csv", ".tsv", ".jsonl", ".json")  # of names of pictures
 EVALUATION_FOLDERS = ("test", "validation", "val", "valid", "dev", "eval", "evaluation")
@@ -178,7 +178,8 @@ def _notes(root: Path, found: Listing) -> tuple[str, ...]:
     if others := found.others:
         kinds = ", ".join(f"{count} {ending} ({first} first)" for ending, count, first in others)
         count = sum(count for _, count, _ in others)
-        notes.append(f"{count} files in {root} are no images and left out: {kinds}")
+        what = "is no image" if count == 1 else "are no images"
+        notes.append(f"{counted(count, 'file')} in {root} left out, which {what}: {kinds}")
     if links := found.repeated:
         more = f" and {len(links) - 5} more" if len(links) > 5 else ""
         shown = ", ".join(f"{link} → {real}" for link, real in links[:5]) + more

@@ -27,7 +27,7 @@ from drivetrain.data.bad_rows import BadRow
 from drivetrain.data.block_work import Progress
 from drivetrain.data.shard_paths import shard_files
 from drivetrain.data.text_rows import MappedTexts
-from drivetrain.errors import Problem, RunError, UserError, problem
+from drivetrain.errors import Problem, RunError, UserError, counted, problem
 
 FORMAT = 1
 NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")  # WebDataset's: what stands before the first dot of a file's name
@@ -59,7 +59,8 @@ class TarPictures:
     @property
     def notes(self) -> list[str]:
         count, first = self.store.facts["without"]
-        return [f"{count:,} samples of the archives have no picture and are left out, {first} first"] if count else []
+        lost = f"{counted(count, 'sample')} of the archives left out for want of a picture"
+        return [f"{lost}, {first} first"] if count else []
 
     @property
     def names(self) -> Sequence[str]:

@@ -37,8 +37,14 @@ class LazyTexts(Sequence[str]):
     __hash__ = None  # type: ignore[assignment]
 
 
+def row_name(row: int, line: int = 0) -> str:
+    """Names a row of a table. row: counted from 1, without the header. line: of the file, which an editor shows; 0 if
+    it has none."""
+    return f"line {line} (row {row})" if line else f"row {row}"
+
+
 class RowNames(LazyTexts):
-    """What the rows of these numbers are called: "row 7"."""
+    """Names of the rows of these numbers: "row 7"."""
 
     def __init__(self, rows: Sequence[int] | np.ndarray, kind: str = "row") -> None:
         self._rows, self._kind = rows, kind

@@ -77,7 +77,7 @@ class PictureSamples(Reviewed, LoadedTogether):
         return image, int(self.labels[index])
 
     def load_together(self, indices: Sequence[int]) -> Sequence[tuple[np.ndarray, int]] | None:
-        """Decoded pictures that nothing is drawn for are one step of indexing."""
+        """Returns decoded pictures that are not augmented by one step of indexing."""
         if self.bad or (self._augment is not None and self._augment.moves):
             return None
         chosen = np.asarray(indices)

@@ -138,7 +138,7 @@ def _separated(file: RowFile) -> Iterator[RowBlock]:
         if twice:
             why = f"{path} has two columns {twice[0]!r}"
             raise problem(file.field, why, "name each column differently in the first line")
-        for columns in table.blocks(range(len(names))):
+        for columns in (block.columns for block in table.blocks(range(len(names)))):
             rows = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
             size = sum(len(value) for values in columns for value in values)
             yield RowBlock(rows, list(range(number + 1, number + len(rows) + 1)), bytes=size)

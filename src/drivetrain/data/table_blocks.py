@@ -1,13 +1,14 @@
 """Reads tables a block of rows at a time: CSV, TSV, JSON Lines and parquet files of any size in constant memory.
 
-A block is a list of columns, each a list of plain values: strings for CSV and TSV, the values of JSON and parquet. The
-rows, their order and the errors are those of `tables.read_table`, which reads a whole file.
+A block's columns are lists of plain values: strings for CSV and TSV, the values of JSON and parquet. The rows, their
+order and the errors are those of `tables.read_table`, which reads a whole file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -21,7 +22,15 @@ LONGEST_FIELD = (1 << 31) - 1  # characters; what the csv module takes
 ROWS = 2048  # a block has at most so many
 IN_BLOCKS = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 
-Block = list[list[Any]]
+
+@dataclass
+class Block:
+    """Some rows. lines: the line of the file that each begins in; empty where the format has no lines. short: places
+    within the block of rows with too few columns, which hold None."""
+
+    columns: list[list[Any]]
+    lines: list[int] = field(default_factory=list)
+    short: list[int] = field(default_factory=list)
 
 
 class Table(Protocol):
@@ -34,9 +43,9 @@ class Table(Protocol):
         ...
 
 
-def open_table(file: Path, header: bool, wanted: Sequence[str | int]) -> Table:
-    """Opens a table. wanted: the columns that will be read. Raises the errors of the file's parser, which `refusal_of`
-    turns into a UserError."""
+def open_table(file: Path, header: bool, wanted: Sequence[str | int], shorter: bool = False) -> Table:
+    """Opens a table. wanted: the columns that will be read. shorter: yield rows of CSV and TSV with too few columns,
+    which are an error otherwise. Raises the errors of the file's parser, which `refusal_of` turns into a UserError."""
     match ending(file):
         case ".parquet":
             return _Parquet(file)
@@ -44,7 +53,7 @@ def open_table(file: Path, header: bool, wanted: Sequence[str | int]) -> Table:
             return _JsonLines(file, wanted)
         case ".json":
             return _JsonList(file, wanted)
-    return _Separated(file, header)
+    return _Separated(file, header, shorter)
 
 
 def refusal_of(file: Path, error: Exception, path: str, field: str) -> UserError:
@@ -73,23 +82,30 @@ def _first_bad_line(file: Path) -> tuple[int, UnicodeDecodeError] | None:
     return None
 
 
-def _in_blocks(rows: Iterator[Sequence[Any]], places: Sequence[int]) -> Iterator[Block]:
-    held: Block = [[] for _ in places]
-    for row in rows:
-        for values, place in zip(held, places, strict=True):
-            values.append(row[place])
-        if len(held[0]) == ROWS:
+def _in_blocks(rows: Iterator[tuple[int | None, Sequence[Any]]], places: Sequence[int], width: int) -> Iterator[Block]:
+    """Yields blocks of the rows, each with its line, if it has one. width: of a row that is not short."""
+    held = Block([[] for _ in places])
+    for line, row in rows:
+        is_short = len(row) < width
+        if is_short:
+            held.short.append(len(held.columns[0]))
+        for values, place in zip(held.columns, places, strict=True):
+            values.append(None if is_short else row[place])
+        if line is not None:
+            held.lines.append(line)
+        if len(held.columns[0]) == ROWS:
             yield held
-            held = [[] for _ in places]
-    if held[0]:
+            held = Block([[] for _ in places])
+    if held.columns[0]:
         yield held
 
 
 class _Separated:
     """CSV and TSV. The first record decides how wide all are."""
 
-    def __init__(self, file: Path, header: bool) -> None:
-        self._file, self._header = file, header
+    def __init__(self, file: Path, header: bool, shorter: bool) -> None:
+        self._file, self._header, self._shorter = file, header, shorter
+        self._separator = "\t" if ending(file) == ".tsv" else ","
         self._plain = ending(file) == ".tsv" and lines_are_records(self._text(None))
         first = next(self._records(), None)
         if first is None:
@@ -97,10 +113,11 @@ class _Separated:
         self.names: list[Any] = first[1] if header else list(range(len(first[1])))
 
     def blocks(self, places: Sequence[int]) -> Iterator[Block]:
-        rows = checked_records(self._records(), len(self.names))
+        width = len(self.names)
+        rows = checked_records(self._records(), width, self._separator, self._shorter)
         if self._header:
             next(rows)
-        return _in_blocks(rows, places)
+        return _in_blocks(rows, places, width)
 
     def _text(self, newline: str | None) -> TextIO:
         return open_text(self._file, newline)
@@ -108,8 +125,8 @@ class _Separated:
     def _records(self) -> Iterator[Record]:
         if self._plain:
             return unquoted_records(self._text(None))
-        separator = "\t" if ending(self._file) == ".tsv" else ","
-        return records(self._text(""), separator, LONGEST_FIELD if is_packed(self._file) else self._file.stat().st_size)
+        longest = LONGEST_FIELD if is_packed(self._file) else self._file.stat().st_size
+        return records(self._text(""), self._separator, longest)
 
 
 class _JsonLines:
@@ -120,7 +137,7 @@ class _JsonLines:
         self._file = file
         seen: dict[str, None] = {}
         with closing(self._rows()) as rows:
-            for row in rows:
+            for _, row in rows:
                 seen |= dict.fromkeys(row)
                 if all(name in seen for name in wanted):
                     break
@@ -128,9 +145,10 @@ class _JsonLines:
 
     def blocks(self, places: Sequence[int]) -> Iterator[Block]:
         names = [self.names[place] for place in places]
-        return _in_blocks(([row.get(name) for name in names] for row in self._rows()), range(len(names)))
+        rows = ((line, [row.get(name) for name in names]) for line, row in self._rows())
+        return _in_blocks(rows, range(len(names)), len(names))
 
-    def _rows(self) -> Generator[dict[str, Any]]:
+    def _rows(self) -> Generator[tuple[int | None, dict[str, Any]]]:
         with open_text(self._file, None) as opened:
             yield from json_lines(opened)
 
@@ -138,7 +156,7 @@ class _JsonLines:
 class _JsonList(_JsonLines):
     """One list of objects."""
 
-    def _rows(self) -> Generator[dict[str, Any]]:
+    def _rows(self) -> Generator[tuple[int | None, dict[str, Any]]]:
         with open_text(self._file, None) as opened:
             if JsonText(opened).sign() != "[":
                 raise ValueError("it holds no list of objects")
@@ -146,7 +164,7 @@ class _JsonList(_JsonLines):
             for row, _, _ in objects(opened):
                 if not isinstance(row, dict):
                     raise ValueError("it holds no list of objects")
-                yield row
+                yield None, row
 
 
 class _Parquet:
@@ -167,7 +185,7 @@ class _Parquet:
         names = [self.names[place] for place in places]
         with pq.ParquetFile(self._file) as opened:
             for batch in opened.iter_batches(batch_size=ROWS, columns=list(dict.fromkeys(names))):
-                yield [_plain(batch.column(name)) for name in names]
+                yield Block([_plain(batch.column(name)) for name in names])
 
 
 def _plain(column: Any) -> list[Any]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from drivetrain.data.csv_records import Record, checked_records, lines_are_records, records, unquoted_records
 from drivetrain.data.packed_files import ending, is_packed, read_bytes
-from drivetrain.errors import Problem, UserError, clipped, problem
+from drivetrain.errors import Problem, UserError, clipped, counted, problem
 
 if TYPE_CHECKING:
     import pandas as pd  # it takes half a second, which runs whose tables are read in blocks do without
@@ -28,16 +28,24 @@ NEAR = "did you mean"
 MOST_OF_A_NAME = 40  # characters: a first row of data in the place of names is a text of any length
 
 READERS = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
+KNOWN_AS = {"GB18030": "GBK (GB18030)", "WINDOWS-1252": "ANSI (WINDOWS-1252)"}  # names that users know
+IN_EXCEL = "or in Excel: Save As, CSV UTF-8"
 LINES = ".txt"  # a text a line, to predict for
 
 
 def read_table(
-    path: str, field: str, header: bool = True, subset: str | None = None, split: str = "train"
+    path: str,
+    field: str,
+    header: bool = True,
+    subset: str | None = None,
+    split: str = "train",
+    shorter: list[int] | None = None,
 ) -> pd.DataFrame:
     """Reads a table with its columns as they are named, or numbered from 0 without a header. Texts stay texts ("NA"
     too).
 
-    path: a file, or a hub id if there is no such file. Raises UserError, on `field`, if it cannot be read or is empty.
+    path: a file, or a hub id if there is no such file. shorter: takes the lines of CSV rows with too few columns, which
+    are left out then; without it they are an error. Raises UserError, on `field`, if it cannot be read or is empty.
     """
     file = Path(path)
     if not file.exists() and may_be_hub_id(path):
@@ -45,7 +53,7 @@ def read_table(
         return from_the_hub
     check_file(file, path, field)
     try:
-        table = _read(file, header)
+        table = _read(file, header, shorter)
     except UnicodeDecodeError as error:
         raise not_utf8(error, path, field) from None
     except Exception as error:  # pandas and pyarrow raise many kinds
@@ -92,7 +100,9 @@ def place_of(names: list[Any], name: str | int, path: str, field: str) -> int:
     if isinstance(name, int):
         if 0 <= name < len(names):
             return name
-        raise problem(field, f"{path} has {len(names)} columns, so none at position {name}", "positions start at 0")
+        raise problem(
+            field, f"{path} has {counted(len(names), 'column')}, so none at position {name}", "positions start at 0"
+        )
     places = [place for place, known in enumerate(names) if known == name]
     if len(places) == 1:
         return places[0]
@@ -117,7 +127,7 @@ def with_header_hint(problems: Sequence[Problem], names: Sequence[Any]) -> list[
     return [replace(each, fix=each.fix + hint) for each in problems]
 
 
-def _read(file: Path, header: bool) -> pd.DataFrame:
+def _read(file: Path, header: bool, shorter: list[int] | None) -> pd.DataFrame:
     import pandas as pd
 
     if ending(file) == ".parquet":
@@ -125,20 +135,20 @@ def _read(file: Path, header: bool) -> pd.DataFrame:
     text = read_bytes(file).decode("utf-8-sig")
     match ending(file):
         case ".jsonl":
-            return pd.DataFrame(list(json_lines(io.StringIO(text, newline=None))))
+            return pd.DataFrame([row for _, row in json_lines(io.StringIO(text, newline=None))])
         case ".json":
             rows = json.loads(text)
             if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
                 raise ValueError("it holds no list of objects")
             return pd.DataFrame(rows)
         case ".csv":
-            return _table(records(io.StringIO(text, newline=""), ",", len(text)), header)
+            return _table(records(io.StringIO(text, newline=""), ",", len(text)), ",", header, shorter)
     if lines_are_records(io.StringIO(text, newline=None)):
-        return _table(unquoted_records(io.StringIO(text, newline=None)), header)
-    return _table(records(io.StringIO(text, newline=""), "\t", len(text)), header)
+        return _table(unquoted_records(io.StringIO(text, newline=None)), "\t", header, shorter)
+    return _table(records(io.StringIO(text, newline=""), "\t", len(text)), "\t", header, shorter)
 
 
-def _table(found: Iterator[Record], header: bool) -> pd.DataFrame:
+def _table(found: Iterator[Record], separator: str, header: bool, shorter: list[int] | None) -> pd.DataFrame:
     """Returns the records as strings, all as wide as the first."""
     import pandas as pd
 
@@ -146,16 +156,21 @@ def _table(found: Iterator[Record], header: bool) -> pd.DataFrame:
     if first is None:
         raise ValueError("it holds blank lines only")
     width = len(first[1])
-    rows = list(checked_records(found, width))
+    rows = []
+    for line, fields in checked_records(found, width, separator, shorter is not None):
+        if len(fields) == width:
+            rows.append(fields)
+        elif shorter is not None:
+            shorter.append(line)
     return pd.DataFrame(rows if header else [first[1], *rows], columns=first[1] if header else range(width), dtype=str)
 
 
 # --- others ----------------------------------------------------------------------------------------------------------
 
 
-def json_lines(text: TextIO) -> Iterator[dict[str, Any]]:
-    """Yields the object of each line. text: opened with newline=None. Raises ValueError with the line that holds
-    none."""
+def json_lines(text: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields the number and the object of each line. text: opened with newline=None. Raises ValueError with the line
+    that holds none."""
     for number, line in enumerate(text, start=1):
         if line.strip():
             try:
@@ -164,7 +179,7 @@ def json_lines(text: TextIO) -> Iterator[dict[str, Any]]:
                 raise ValueError(f"line {number} is broken JSON: {error.msg}") from None
             if not isinstance(row, dict):
                 raise ValueError(f"line {number} holds no object")
-            yield row
+            yield number, row
 
 
 def not_utf8(error: UnicodeDecodeError, path: str, field: str, first_line: int = 1) -> UserError:
@@ -172,10 +187,11 @@ def not_utf8(error: UnicodeDecodeError, path: str, field: str, first_line: int =
     line = error.object.count(b"\n", 0, error.start) + first_line
     guess = guess_encoding(error.object)
     name = Path(path).name
+    is_table = ending(Path(path)) in (".csv", ".tsv")
     return problem(
         field,
-        f"{path} is not UTF-8: line {line} cannot be read; it looks like {guess}",
-        f"convert it: iconv -f {guess} -t UTF-8 {name} > utf8-{name}",
+        f"{path} is not UTF-8: line {line} cannot be read; it looks like {KNOWN_AS.get(guess, guess)}",
+        f"convert it: iconv -f {guess} -t UTF-8 {name} > utf8-{name}" + (f"; {IN_EXCEL}" if is_table else ""),
     )
 
 

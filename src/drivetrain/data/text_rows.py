@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 
 from drivetrain.data.array_store import Store, Writer, check_room, stored
-from drivetrain.data.lazy_texts import LazyTexts
+from drivetrain.data.lazy_texts import LazyTexts, row_name
 from drivetrain.data.packed_files import ending, text_bytes
 from drivetrain.data.source_files import SourceFile
-from drivetrain.data.table_blocks import Table, open_table, refusal_of
+from drivetrain.data.table_blocks import Block, Table, open_table, refusal_of
 from drivetrain.data.tables import place_of, refuse_nested, with_header_hint
 from drivetrain.errors import Problem, UserError, problem
 
-FORMAT = 2
+FORMAT = 3
+WHYS = ("it has no text", "it has no label", "it has too few columns")  # by the numbers that a store keeps
 SAID_FROM = 50_000_000  # bytes that take a second or more
 
 
@@ -53,23 +54,25 @@ class MappedTexts(LazyTexts):
         return MappedTexts(self._content, self._ends, indices if self._indices is None else self._indices[indices])
 
 
-def place_of_row(row: int, files: Sequence[tuple[str, int]], path: str) -> str:
-    """Returns file and row of a row that is counted over all files. files: name of each, and how many rows end with
-    it."""
+def place_of_row(row: int, line: int, files: Sequence[tuple[str, int]], path: str) -> str:
+    """Returns file, line and row of a row that is counted over all files: "line 122 (row 121) of a.csv".
+
+    line: of its file; 0 if that has none. files: name of each, and how many rows end with it.
+    """
     if len(files) < 2:
-        return f"row {row} of {path}"
+        return f"{row_name(row, line)} of {path}"
     before = 0
     for name, end in files:
         if row <= end:
-            return f"row {row - before} of {name}"
+            return f"{row_name(row - before, line)} of {name}"
         before = end
     raise IndexError(row)
 
 
 @dataclass(frozen=True)
 class TextRows:
-    """A finished store's texts. labels: numbers into `label_names`, which are sorted; bad: numbers of rows without a
-    label or text."""
+    """A finished store's texts. labels: numbers into `label_names`, which are sorted; bad, bad_lines, bad_whys: rows
+    that cannot be used, the line of each (0: none), and its reason among WHYS."""
 
     store: Store
 
@@ -164,8 +167,6 @@ class _Pass:
         self._header, self._columns, self._styles = header, columns, styles
         self._kinds: dict[str, set[str]] = {role: set() for role in columns}
         self._labels: dict[tuple[type, Any], int] = {}
-        self._unlabelled: list[int] = []
-        self._num_unlabelled = 0
 
     @property
     def wanted_styles(self) -> dict[str, str]:
@@ -178,9 +179,8 @@ class _Pass:
         with Writer(self._folder) as writer:
             for source in self._sources:
                 for block in self._blocks(source.file):
-                    columns = dict(zip(self._columns, block, strict=True))
-                    kept += self._add(writer, columns, rows)
-                    rows += len(block[0])
+                    kept += self._add(writer, block, rows)
+                    rows += len(block.columns[0])
                 ends.append(rows)
             self._check(rows, kept)
             wanted = self.wanted_styles
@@ -194,23 +194,28 @@ class _Pass:
             writer.finish({"labels": names, "rows": rows, "files": files})
         return True
 
-    def _blocks(self, file: Path) -> Iterator[list[list[Any]]]:
+    def _blocks(self, file: Path) -> Iterator[Block]:
         path = self._path if len(self._sources) == 1 else str(file)
         try:
-            table = open_table(file, self._header, list(self._columns.values()))
+            table = open_table(file, self._header, list(self._columns.values()), shorter=True)
             places = _places(table, self._columns, path, self._header)
             yield from table.blocks(places)
         except Exception as error:  # pyarrow raises many kinds
             raise refusal_of(file, error, path, self._field) from None
 
-    def _add(self, writer: Writer, columns: dict[str, list[Any]], before: int) -> int:
+    def _add(self, writer: Writer, block: Block, before: int) -> int:
+        """Writes a block's rows, and returns how many of them can be used. before: rows of earlier blocks."""
+        columns = dict(zip(self._columns, block.columns, strict=True))
         for role, values in columns.items():
             self._kinds[role] |= _kinds(values)
             refuse_nested(values, self._columns[role], self._path, f"workload.data.{role}")
         first = _as_texts(columns["text_column"], self._styles["text_column"])
-        kept = [number for number, text in enumerate(first) if text.strip()]
-        bad = [before + number + 1 for number, text in enumerate(first) if not text.strip()]
-        writer.append("bad", np.array(bad, np.int64))
+        whys = _whys(first, columns.get("label_column"), block.short)
+        kept = [number for number in range(len(first)) if number not in whys]
+        bad = np.array(list(whys), np.int64)
+        writer.append("bad", bad + before + 1)
+        writer.append("bad_lines", np.array(block.lines, np.int64)[bad] if block.lines else 0 * bad)
+        writer.append("bad_whys", np.array(list(whys.values()), np.int8))
         writer.append("rows", np.array(kept, np.int64) + before + 1)
         digests = [blake2b(digest_size=8) for _ in kept]
         for name, role in (("first", "text_column"), ("second", "text_pair_column")):
@@ -225,30 +230,37 @@ class _Pass:
         hashes = b"".join(digest.digest() for digest in digests)
         writer.append("hashes", np.frombuffer(hashes, np.uint64))
         if "label_column" in columns:
-            writer.append("labels", self._numbers(columns["label_column"], kept, before))
+            writer.append("labels", self._numbers(columns["label_column"], kept))
         return len(kept)
 
-    def _numbers(self, labels: list[Any], kept: Iterable[int], before: int) -> np.ndarray:
-        numbers = []
-        for place in kept:
-            value = None if _is_missing(labels[place]) else labels[place]
-            number = self._labels.setdefault((type(value), value), len(self._labels))
-            numbers.append(number)
-            if value is None or not str(value).strip():
-                self._num_unlabelled += 1
-                if len(self._unlabelled) < 5:
-                    self._unlabelled.append(before + place + 1)
-        return np.array(numbers, np.int32)
+    def _numbers(self, labels: list[Any], kept: Iterable[int]) -> np.ndarray:
+        values = ((type(labels[place]), labels[place]) for place in kept)
+        return np.array([self._labels.setdefault(value, len(self._labels)) for value in values], np.int32)
 
     def _check(self, rows: int, kept: int) -> None:
         field, path = self._field, self._path
         if not rows:
             raise problem(field, f"{path} has a header but no rows", "give a file with rows")
         if not kept:
-            raise problem(field, f"no row of {path} has a text", "check text_column")
-        if count := self._num_unlabelled:
-            shown = ", ".join(map(str, self._unlabelled)) + (" ..." if count > 5 else "")
-            raise problem(field, f"{count} rows of {path} have no label: {shown}", "label or remove them")
+            raise nothing_usable(path, field, "label_column" in self._columns)
+
+
+def _whys(texts: Sequence[str], labels: Sequence[Any] | None, short: Iterable[int]) -> dict[int, int]:
+    """Returns places of rows that cannot be used, in their order, and the reason of each among WHYS."""
+    found = {place: 2 for place in short}
+    for place, text in enumerate(texts):
+        if not text.strip():
+            found.setdefault(place, 0)
+        elif labels is not None and (_is_missing(labels[place]) or not str(labels[place]).strip()):
+            found.setdefault(place, 1)
+    return dict(sorted(found.items()))
+
+
+def nothing_usable(path: str, field: str, labelled: bool) -> UserError:
+    """Returns the error for a table of which no row can be used."""
+    if labelled:
+        return problem(field, f"no row of {path} has both a text and a label", "check text_column and label_column")
+    return problem(field, f"no row of {path} has a text", "check text_column")
 
 
 # --- values as texts -------------------------------------------------------------------------------------------------

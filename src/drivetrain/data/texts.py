@@ -18,7 +18,7 @@ from drivetrain.data.bad_rows import BadRow, too_many
 from drivetrain.data.data_files import data_files, is_there
 from drivetrain.data.table_blocks import IN_BLOCKS
 from drivetrain.data.tables import LINES, check_file, column, may_be_hub_id, not_utf8, read_table, with_header_hint
-from drivetrain.data.text_rows import MappedTexts, TextRows, open_text_rows, place_of_row
+from drivetrain.data.text_rows import WHYS, MappedTexts, TextRows, nothing_usable, open_text_rows, place_of_row
 from drivetrain.errors import Problem, UserError, problem, together
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Texts:
     numbers: np.ndarray
     label_names: Sequence[str]
     rows: np.ndarray
-    bad: tuple[BadRow, ...] = ()  # rows without text, which are not among them
+    bad: tuple[BadRow, ...] = ()  # rows without text or label or with too few columns, which are not among them
     warning: str | None = None  # where the cache could not be used
     store: TextRows | None = None
     indices: np.ndarray | None = None
@@ -79,8 +79,9 @@ def _joined(texts: Texts) -> Iterable[Any]:
 
 
 def read_texts(config: TextData, path: str, field: str, labelled: bool = True, split: str = "train") -> Texts:
-    """Reads, leaves out rows without text, and checks. Raises UserError with all problems of the columns at once, and
-    for more rows without text than `bad_rows` allows. If texts are `labelled`, none may lack its label."""
+    """Reads, leaves out rows that cannot be used, and checks. Raises UserError with all problems of the columns at
+    once, and for more unusable rows than `bad_rows` allows. Rows without a label are unusable if texts are
+    `labelled`."""
     if not labelled and config.text_pair_column is None and Path(path).suffix.lower() == LINES:
         return _lines(path, field)
     wanted: dict[str, str | int] = {"text_column": config.text_column}
@@ -123,7 +124,8 @@ def _mapped(path: str, field: str, config: TextData, wanted: dict[str, str | int
     numbers = rows.labels if "labels" in held else np.zeros(len(held.array("rows")), np.int32)
     names = rows.label_names if "labels" in held else [""]
     shards = held.facts["files"]
-    bad = tuple(BadRow(place_of_row(row, shards, path), "it has no text") for row in held.array("bad").tolist())
+    lost = zip(*(held.array(name).tolist() for name in ("bad", "bad_lines", "bad_whys")), strict=True)
+    bad = tuple(BadRow(place_of_row(row, line, shards, path), WHYS[why]) for row, line, why in lost)
     return Texts(rows.first, rows.second, numbers, names, held.array("rows"), bad, store=rows), warning
 
 
@@ -176,23 +178,22 @@ def _check_few_are_bad(texts: Texts, config: TextData, path: str, field: str) ->
 def _texts(columns: dict[str, pd.Series], path: str, field: str, kind: str = "row") -> Texts:
     first = _strings(columns["text_column"])
     second = _strings(columns["text_pair_column"]) if "text_pair_column" in columns else None
-    kept = np.flatnonzero([bool(text.strip()) for text in first])
-    if not len(kept):
-        fix = "check text_column" if kind == "row" else "give a text a line"
-        raise problem(field, f"no {kind} of {path} has a text", fix)
     labels = np.full(len(first), "", dtype=object)
+    usable = np.array([bool(text.strip()) for text in first], dtype=bool)
+    bad = [(place, WHYS[0]) for place in np.flatnonzero(~usable).tolist()]
     if "label_column" in columns:
         labels = np.array(_strings(columns["label_column"]), dtype=object)
-        unlabelled = [int(i) + 1 for i in kept if not str(labels[i]).strip()]
-        if unlabelled:
-            shown = ", ".join(map(str, unlabelled[:5])) + (" ..." if len(unlabelled) > 5 else "")
-            raise problem(field, f"{len(unlabelled)} rows of {path} have no label: {shown}", "label or remove them")
+        labelled = np.array([bool(label.strip()) for label in labels], dtype=bool)
+        bad += [(place, WHYS[1]) for place in np.flatnonzero(usable & ~labelled).tolist()]
+        usable &= labelled
+    if not usable.any():
+        if kind == "line":
+            raise problem(field, f"no line of {path} has a text", "give a text a line")
+        raise nothing_usable(path, field, "label_column" in columns)
     names, numbers = np.unique(labels.astype(str), return_inverse=True)
     everything = Texts(first, second, numbers, names.tolist(), np.arange(1, len(first) + 1), kind=kind)
-    lacking = np.setdiff1d(np.arange(len(first)), kept)
-    return replace(
-        everything.take(kept), bad=tuple(BadRow(f"{kind} {i + 1} of {path}", "it has no text") for i in lacking)
-    )
+    lost = tuple(BadRow(f"{kind} {place + 1} of {path}", why) for place, why in sorted(bad))
+    return replace(everything.take(np.flatnonzero(usable)), bad=lost)
 
 
 def _strings(values: pd.Series) -> list[str]:

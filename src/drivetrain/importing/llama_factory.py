@@ -46,7 +46,11 @@ def _precision(given: KeyReader, driver: str | None) -> None:
         return
     if not given.switch("pure_bf16"):
         given.off("pure_bf16")
-        frozen = "what is frozen and not quantised is in fp32, there in 16 bits" if is_lora(given) else ""
+        frozen = (
+            "frozen weights that are not quantised are in fp32 (LLaMA-Factory keeps them in 16 bits)"
+            if is_lora(given)
+            else ""
+        )
         training_arguments.precision(given, driver, frozen)
         return
     if given.switch("fp16"):

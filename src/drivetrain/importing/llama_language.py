@@ -128,9 +128,9 @@ def _template(given: KeyReader) -> None:
         given.lose("template", why)
     else:
         why = (
-            f"the tokenizer's own is taken, which must be of a model that {name} is for; "
-            f"the system message that {name} has there by itself, if any, {'is put into' if known else 'is left to'} "
-            f"{DATA}.system"
+            f"the tokenizer's own template is used; give the tokenizer of a model that {name} is made for. "
+            + (f"{name}'s own system message is in {DATA}.system" if known else "")
+            + ("" if known else f"If {name} has a system message of its own in LLaMA-Factory, give it as {DATA}.system")
         )
         given.note("template", "changed", why)
     if given.has("default_system"):

@@ -35,6 +35,7 @@ class LabelledTexts:
     classes: tuple[str, ...]
     sample: Sequence[str]
     others: tuple[str, ...] = ()
+    unusable: str = ""  # "1 without text, 1 without label"
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,8 @@ def kind_of(path: Path, text: str | None = None, label: str | None = None) -> Ki
 def _of_table(path: Path, text: str | None, label: str | None) -> Kind:
     from drivetrain.data.tables import read_table
 
-    table = read_table(str(path), "--data")
+    short: list[int] = []
+    table = read_table(str(path), "--data", shorter=short)
     columns = [str(name) for name in table.columns]
     rows = table.head(ROWS).to_dict("records")
     for name, formatting in (("messages", "openai"), ("conversations", "sharegpt")):
@@ -129,10 +131,10 @@ def _of_table(path: Path, text: str | None, label: str | None) -> Kind:
         own = {"prompt": "instruction", "response": "output"}
         differing = {name: found for name, found in given.items() if found != own[name]}
         return Conversations(str(path), "alpaca", len(table), _texts_within(rows), differing)
-    return _labelled(path, table, columns, text, label)
+    return _labelled(path, table, columns, text, label, len(short))
 
 
-def _labelled(path: Path, table: Any, columns: list[str], text: str | None, label: str | None) -> Kind:
+def _labelled(path: Path, table: Any, columns: list[str], text: str | None, label: str | None, short: int = 0) -> Kind:
     for name in (text, label):
         if name is not None and name not in columns:
             raise problem("--data", f"{path} has no column {name!r}", f"it has: {', '.join(columns[:20])}")
@@ -140,7 +142,7 @@ def _labelled(path: Path, table: Any, columns: list[str], text: str | None, labe
     if not header:
         from drivetrain.data.tables import read_table
 
-        table = read_table(str(path), "--data", header=False)
+        table = read_table(str(path), "--data", header=False, shorter=[])
     names: list[Any] = list(table.columns)
     own_label = label if label is not None else _label(table, names, text)
     own_text = text if text is not None else _text(table, [name for name in names if name != own_label])
@@ -158,7 +160,19 @@ def _labelled(path: Path, table: Any, columns: list[str], text: str | None, labe
         raise problem("--data", why, "name another with --label-column")
     sample = [str(value) for value in table[own_text].dropna().sample(min(ROWS, len(table)), random_state=0)]
     others = tuple(str(name) for name in names if name not in (own_text, own_label))
-    return LabelledTexts(str(path), own_text, own_label, header, len(table), classes, sample, others)
+    unusable = _unusable(table[own_text], table[own_label], short)
+    return LabelledTexts(str(path), own_text, own_label, header, len(table) + short, classes, sample, others, unusable)
+
+
+def _unusable(texts: Any, labels: Any, short: int) -> str:
+    """Returns how many rows training leaves out or refuses, by reason: "1 without text, 1 without label"."""
+    has_text, has_label = (each.notna() & (each.astype(str).str.strip() != "") for each in (texts, labels))
+    counts = {
+        "without text": int((~has_text).sum()),
+        "without label": int((has_text & ~has_label).sum()),
+        "with too few columns": short,
+    }
+    return ", ".join(f"{count:,} {lack}" for lack, count in counts.items() if count)
 
 
 def _is_header(table: Any, columns: list[str]) -> bool:

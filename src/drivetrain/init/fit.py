@@ -37,6 +37,8 @@ TYPES = {  # the workload of a recipe that data of this kind can be put into
     ClassFolders: "image_classification",
     PictureTable: "image_classification",
 }
+MOST_EVALUATIONS = 20  # of a run that was made longer
+LEAST_STEPS = 200  # of a run: a model that starts from scratch learns nothing in a few
 STEPS_AN_EPOCH = 4  # at least: a batch of more than a quarter of the data would teach little
 LENGTHS = (64, 128, 256)  # tokens of a text that a small BERT is given: attention takes the square of them
 MOST_VOCABULARY = 21_000  # BERT's own for Chinese
@@ -124,7 +126,8 @@ def _labelled_texts(run: Any, kind: LabelledTexts, made: Fitted, stem: str) -> N
     run["precision"] = "fp32"
     balanced = _few_of_a_class(kind)
     made.decisions += [
-        f"Text: column {kind.text}; label: column {kind.label}, with {_listed(kind.classes)}; {kind.rows:,} rows.",
+        f"Text: column {kind.text}; label: column {kind.label}, with {_listed(kind.classes)}; {kind.rows:,} rows"
+        + (f", of which {kind.unusable}: these are left out, up to 5 % of them (bad_rows)." if kind.unusable else "."),
         f"{'Chinese: a token is a character' if chinese else 'A token is a word or a piece of one'}, from "
         f"{stem}-vocab.txt, which was made of these texts ({len(words):,} tokens).",
         f"Texts are cut after {length} tokens (max_length): about {whole:.0%} of them have no more.",
@@ -248,12 +251,21 @@ def _pictures(run: Any, sides: Any, samples: float, made: Fitted) -> None:
 
 
 def _batch(run: Any, samples: float, made: Fitted) -> None:
-    """Sets a batch size small enough for several batches an epoch."""
+    """Sets a batch size that gives at least some batches an epoch, and epochs that give at least LEAST_STEPS steps."""
     most = max(1, int(samples) // STEPS_AN_EPOCH)
     batch = int(run.get("batch_size", 32))
     if batch > most:
         run["batch_size"] = most
         made.decisions.append(f"There are few samples: a batch has {most} in place of the recipe's {batch}.")
+    loop, an_epoch = run["loop"], max(1, -(-int(samples) // min(batch, most)))
+    if "epochs" in loop and loop["epochs"] * an_epoch < LEAST_STEPS:
+        given, loop["epochs"] = loop["epochs"], -(-LEAST_STEPS // an_epoch)
+        if loop["epochs"] > MOST_EVALUATIONS:
+            run["evaluation"] = {"every_epochs": -(-loop["epochs"] // MOST_EVALUATIONS)}
+        made.decisions.append(
+            f"An epoch has {an_epoch} steps: {loop['epochs']} epochs in place of the recipe's {given} "
+            f"make {loop['epochs'] * an_epoch} steps, which a model from scratch needs to learn anything."
+        )
 
 
 def _listed(classes: tuple[str, ...]) -> str:

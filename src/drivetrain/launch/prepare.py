@@ -35,17 +35,19 @@ def checked(
     data: str | None = None,
     output: Path | None = None,
     trust: bool = False,
+    model_files: bool = True,
 ) -> Checked:
     """Reads and checks a run file. Raises UserError with the problems of schema and rules, and for a missing
     checkpoint.
 
     nodes: in place of the run file's. checkpoint: the one to load: best, last or a folder. data, output: of
-    predictions. trust: whether Python runs that a run's own run.yaml names.
+    predictions. trust: whether Python runs that a run's own run.yaml names. model_files: whether problems that the
+    model's files show are raised too.
     """
     run, problems = load(run_file, [*overrides, *([] if nodes is None else [f"nodes={nodes}"])])
     if run is not None:
         refuse_code_of_folders(run, run_file, trust)
-    return judged_here(run, problems, node, checkpoint, data, output)
+    return judged_here(run, problems, node, checkpoint, data, output, model_files)
 
 
 def checked_place(place: Path, overrides: Sequence[str] = (), **given: Any) -> Checked:
@@ -72,6 +74,7 @@ def judged_here(
     checkpoint: str | None = None,
     data: str | None = None,
     output: Path | None = None,
+    model_files: bool = True,
 ) -> Checked:
     """Returns the run as it starts on this machine, from the result of a run file's reader. Raises UserError with all
     problems."""
@@ -89,6 +92,8 @@ def judged_here(
         run, found = outer.fitted(run)
         problems += found
     run, problems = rules.judged(run, problems, machine)
+    if model_files:
+        problems += run.workload.file_problems()
     if outer is None:
         problems += _of_the_nodes(run, node or Node())
     if problems:

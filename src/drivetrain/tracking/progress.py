@@ -41,6 +41,12 @@ def _cut(line: str, from_end: bool = False) -> str:
     return f"...{line[-SHOWN:]}" if from_end else f"{line[:SHOWN]}..."
 
 
+def _fact(value: str | int | float) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
 def plain_console() -> Console:
     """Lines of text on sys.stderr, also where that is a notebook's: rich would show each as HTML of its own."""
     return Console(file=sys.stderr, force_jupyter=False, force_terminal=False, highlight=False)
@@ -98,7 +104,7 @@ class ProgressTracker(Tracker):
     def _start(self, event: RunStarted) -> None:
         self._total = event.total_steps
         shown = {key: value for key, value in event.facts.items() if isinstance(value, str | int | float)}
-        facts = "  ".join(f"{key}={value}" for key, value in shown.items())
+        facts = ", ".join(f"{key.replace('_', ' ')} {_fact(value)}" for key, value in shown.items())
         self._print(f"[bold]{escape(event.name)}[/] → {escape(event.output)}")
         self._print(f"[dim]{escape(facts)}[/]")
         if event.first_step:

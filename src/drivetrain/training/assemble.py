@@ -12,12 +12,13 @@ from drivetrain.distributed.rng import seed_everything, seed_rank
 from drivetrain.engines import build_engine
 from drivetrain.engines.base import Engine, EngineOptions, Part, untimed
 from drivetrain.engines.replaced_layers import check_installed
+from drivetrain.errors import UserError
 from drivetrain.memory.allocator import keep_freed_blocks
 from drivetrain.optim.optimizers import OptimizerFactory, optimizer_factory
 from drivetrain.runtime.hardware import torch_device
 from drivetrain.training.auto_settings import Compiling, compiling, keeps_freed_memory, rows_of
 from drivetrain.training.model_memory import refuse_too_large
-from drivetrain.training.workload_rules import check_workload
+from drivetrain.training.workload_rules import check_workload, metric_direction_of_file
 from drivetrain.workloads.base import Workload
 from drivetrain.workloads.build import build_workload
 
@@ -35,7 +36,10 @@ def assemble(
     check_installed(run.precision_spec)
     ranks.on_first(lambda: refuse_too_large(run, machine))  # the other ranks wait, and have built nothing yet
     seed_everything(run.seed)
-    workload = build_workload(run.workload, run.seed, run.adapter, run.quantised_base, run.quantisation_aware)
+    try:
+        workload = build_workload(run.workload, run.seed, run.adapter, run.quantised_base, run.quantisation_aware)
+    except UserError as error:
+        raise UserError([*error.problems, *(metric_direction_of_file(run) if training else ())]) from error
     compiles = compiling(run, machine, workload, training)
     if training:
         check_workload(run, workload)

@@ -105,6 +105,7 @@ class RunReport(BaseModel):
             "precision": self.precision + (" (emulated)" if self.emulated else ""),
             "engine": self.engine + (f" on {len(self.ranks)} ranks" if len(self.ranks) > 1 else ""),
             **{name: f"{value:.4f}" for name, value in self.metrics.items()},
+            **({"chance": self.chance} if self.is_chance else {}),
             **({"best": f"{best['metric']} {best['value']:.4f} at step {best['step']}"} if best else {}),
             **({"folder": str(self.folder)} if self._folder is not None or self.checkpoint else {}),
         }
@@ -140,6 +141,24 @@ class RunReport(BaseModel):
             return None
         share = sum(held.values()) / ((sum(held.values()) - held["frozen"]) * total / trained)
         return float(share)
+
+    @property
+    def is_chance(self) -> bool:
+        """Whether the accuracy is no better than that of always answering the evaluation data's largest class."""
+        share, accuracy = self.data.get("largest_class", {}).get("share"), self.metrics.get("accuracy")
+        return share is not None and share < 1 and accuracy is not None and accuracy <= share + 1e-6
+
+    @property
+    def chance(self) -> str:
+        """A sentence about an accuracy for which nothing need be learned; empty for a better one."""
+        if not self.is_chance:
+            return ""
+        largest, accuracy = self.data["largest_class"], self.metrics["accuracy"]
+        always = f"always answering {largest['class']} gives"
+        level = (
+            f"is what {always}" if accuracy > largest["share"] - 1e-6 else f"< {largest['share']:.4f}, which {always}"
+        )
+        return f"accuracy {accuracy:.4f} {level}: the model has learned nothing yet; train longer or raise optimizer.lr"
 
     def write(self, path: Path) -> None:
         """Writes report.json. Raises RunError if there is no room for it; an earlier report stays."""

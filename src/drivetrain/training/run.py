@@ -186,7 +186,7 @@ def _train(parts: TrainingContext, resume: bool) -> RunReport:
             update={"network": network, **_effective(parts, progress.elapsed_seconds, before)}
         )
         ranks.on_first(lambda: report.write(parts.folder.report))
-    events.send(RunFinished(status=status, step=progress.step, message=closing))
+    events.send(RunFinished(status, progress.step, "\n".join(filter(None, (closing, report.chance)))))
     return report
 
 
@@ -223,7 +223,7 @@ def _refuse_lost(folder: RunFolder) -> None:
 
 
 def _reported(folder: RunFolder, status: Status, progress: Progress) -> RunReport | None:
-    """Returns the report of a finished run, or None: a start that trains nothing measures nothing."""
+    """Returns the report of a finished run, or None."""
     try:
         found = RunReport.read(folder.report)
     except (OSError, ValueError):

@@ -10,6 +10,8 @@ from drivetrain.data.streams.endless import known_length
 from drivetrain.errors import Problem, UserError
 from drivetrain.workloads.base import BestMetric, Workload
 from drivetrain.workloads.generating import MakesSamples
+from drivetrain.workloads.user_file import UserFile
+from drivetrain.workloads.user_metrics import metrics_of
 
 
 def check_workload(run: RunConfig, workload: Workload) -> None:
@@ -17,6 +19,27 @@ def check_workload(run: RunConfig, workload: Workload) -> None:
     problems = [*_batch(run, workload), *_loss(run, workload), *_evaluation(run, workload)]
     if problems:
         raise UserError(problems)
+
+
+def metric_direction_of_file(run: RunConfig) -> list[Problem]:
+    """Returns a problem if the metric that decides, a function of the user's file, has no stated direction.
+
+    For a file whose workload cannot be built, so that what is wrong beside its loss is reported with it.
+    """
+    name, file = run.evaluation.metric, run.workload.code_file
+    if name is None or file is None:
+        return []
+    try:
+        given = UserFile(file.path, file.options).get("metrics")
+        metric = metrics_of(given)[name]
+    except (UserError, KeyError, TypeError):  # which the building of the workload reports
+        return []
+    return [_no_direction(name)] if metric.higher_is_better is None else []
+
+
+def _no_direction(name: str) -> Problem:
+    why = f"{name} does not state which direction is better"
+    return Problem("evaluation.metric", why, f"set it: {name}.higher_is_better = True, or False")
 
 
 def best_metric(run: RunConfig, workload: Workload) -> BestMetric:
@@ -82,8 +105,6 @@ def _evaluation(run: RunConfig, workload: Workload) -> Iterator[Problem]:
         fix = f"did you mean {near[0]}?" if near else f"this workload has: {', '.join(known)}"
         yield Problem("evaluation.metric", f"there is no metric {evaluation.metric}", fix)
     elif evaluation.metric not in (None, "loss") and metrics[evaluation.metric].higher_is_better is None:
-        why = f"{evaluation.metric} does not state which direction is better"
-        fix = f"set it: {evaluation.metric}.higher_is_better = True, or False"
-        yield Problem("evaluation.metric", why, fix)
+        yield _no_direction(evaluation.metric)
     if workload.evaluation is None and evaluation.early_stopping is not None:
         yield Problem("evaluation.early_stopping", "there are no evaluation data to watch", "give evaluation data")

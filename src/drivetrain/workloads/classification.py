@@ -15,6 +15,7 @@ from drivetrain.workloads.class_loss import ClassificationLoss
 from drivetrain.workloads.metrics import Accuracy, MacroF1, Metric
 
 CLASS_COUNTS = "class counts"
+LARGEST_CLASS = "largest_class"  # of the evaluation data: its name and share, which always answering it gets right
 MOST_NAMED = 100  # classes up to which a prediction has the probability of each
 
 
@@ -67,6 +68,12 @@ class Classifier(Workload):
         pairs = zip(self._classes, training, held_out, strict=True)
         counts = [{"class": name, "training": ours, "evaluation": theirs} for name, ours, theirs in pairs]
         return {**self.facts, CLASS_COUNTS: counts}
+
+    def _largest_class(self) -> dict[str, Any]:
+        """Returns the fact by which the report tells an accuracy that any constant answer has."""
+        counts = self._counts(self.evaluation)
+        most = int(np.argmax(counts))
+        return {LARGEST_CLASS: {"class": self._classes[most], "share": counts[most] / max(1, sum(counts))}}
 
     def _counts(self, samples: Any) -> list[int]:
         counts: list[int] = np.bincount(samples.labels, minlength=len(self._classes)).tolist()

@@ -280,6 +280,7 @@ class ImageClassificationWorkload(Classifier):
             "decoded_images_bytes": self.train.kept_bytes + self.evaluation.kept_bytes,
             **({"unreadable": len(self.train.bad) + len(self.evaluation.bad)} if self._most_bad else {}),
             "model_config_from_data": self._derived,
+            **self._largest_class(),
             **self._weighted(),
         }
 

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from drivetrain.config.workload import TextClassification, TextData
+from drivetrain.data.bad_rows import by_reason
 from drivetrain.data.lazy_texts import RowNames
 from drivetrain.data.split import limit_note, limited, stratified_split
 from drivetrain.data.streams.endless import known_length
@@ -18,7 +19,7 @@ from drivetrain.data.streams.mixture import StreamedMixture
 from drivetrain.data.texts import Texts, class_names, encode, num_shared, read_texts, subset_problems
 from drivetrain.data.token_blocks import stored_tokens
 from drivetrain.data.tokenised import Tokens, load_tokenizer, tokenise
-from drivetrain.errors import Problem, UserError, problem, together
+from drivetrain.errors import Problem, UserError, counted, problem, together
 from drivetrain.models.model_folders import save_description
 from drivetrain.models.transformers_classifiers import build_classifier, config_accepts
 from drivetrain.models.unpadded import Places, position_table, row_inputs, use_unpadded
@@ -100,7 +101,7 @@ class TextClassificationWorkload(Classifier):
                 self._warn(texts.warning)
         self._dropped = len(dropped)
         if dropped:
-            self._warn(f"{self._dropped} row{'s' * (self._dropped > 1)} without text dropped, {dropped[0].where} first")
+            self._warn(f"{counted(self._dropped, 'row')} left out: {'; '.join(by_reason(dropped))}")
         present = [train.label_names[number] for number in np.unique(train.numbers)]
         self._classes = class_names(present, "workload.data.label_column", len(train.numbers), str(data.label_column))
         return self._limited(train, "limit_train"), self._limited(evaluation, "limit_evaluation")
@@ -255,10 +256,11 @@ class TextClassificationWorkload(Classifier):
             "train_samples": known_length(self.train),
             "evaluation_samples": len(self.evaluation),
             "classes": len(self._classes),
-            "rows_without_text": self._dropped,
+            "unusable_rows": self._dropped,
             "vocabulary": len(self._tokenizer),
             **self._lengths_known(),
             "unpadded": self.packs,
+            **self._largest_class(),
             **self._weighted(),
         }
 
@@ -272,7 +274,11 @@ class TextClassificationWorkload(Classifier):
 
     @property
     def data_report(self) -> Mapping[str, Any]:
-        return super().data_report if isinstance(self.train, TextSamples) else self.facts
+        report = super().data_report if isinstance(self.train, TextSamples) else self.facts
+        wish = self._config.data.unpadded
+        if self._places is None and wish is not False and self._config.data.padding != "fixed":
+            return {**report, "unpadded": "where the model allows it, which train tries out"}
+        return report
 
     @property
     def warnings(self) -> Sequence[str]:
@@ -283,8 +289,9 @@ class TextClassificationWorkload(Classifier):
             return self.evaluation
         texts = read_texts(self._config.data, path, "--data", labelled=False)
         if texts.bad:
-            count = f"{len(texts.bad)} {texts.kind}s of {path}"
-            self._warn(f"{count} have no text and no prediction, {texts.bad[0].where} first")
+            have = "has" if len(texts.bad) == 1 else "have"
+            lost = f"{counted(len(texts.bad), texts.kind)} of {path} {have} no prediction"
+            self._warn(f"{lost}: {'; '.join(by_reason(texts.bad))}")
         if texts.warning:
             self._warn(texts.warning)
         return TextSamples(*self._tokens(texts), None, RowNames(texts.rows, texts.kind), texts)

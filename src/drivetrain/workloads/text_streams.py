@@ -91,11 +91,13 @@ class TextStream:
         return tokens.ids, tokens.segments, self._label(row, where)
 
     def _label(self, row: Mapping[str, Any], where: str) -> int:
-        """Returns a row's class. Raises UserError for an unknown class, and RowError for a row without a text, whose
-        label is not needed."""
+        """Returns a row's class. Raises UserError for an unknown class; RowError for a row without a text, whose label
+        is not needed, or without a label."""
         if not _text(row.get(str(self.data.text_column))).strip():
             raise RowError("it has no text")
         label = _text(row.get(str(self.data.label_column)))
+        if not label.strip():
+            raise RowError("it has no label")
         if label not in self.classes:
             known = ", ".join(self.classes[:20])
             why = f"{where} has the label {label!r}, which is none of {known}"

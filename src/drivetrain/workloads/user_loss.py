@@ -46,7 +46,8 @@ class SummedLoss:
                 FIELD,
                 "class weights make the loss a weighted mean, which depends on how a batch is cut",
                 "define loss_sum(model, batch) with reduction='sum' and count(batch) in place of loss "
-                "(docs/how-to/own-code.md shows it)",
+                "(docs/how-to/own-code.md shows it); divide the weights by their mean over the training targets to "
+                "keep the loss's scale",
             )
         self._loss = loss
         self._over_samples = reduction == "batchmean" or not isinstance(loss, BUILT_IN)

@@ -75,7 +75,7 @@ def test_the_file_may_be_given_itself(tmp_path: Path, monkeypatch: pytest.Monkey
 
 REFUSED = {
     "no object": ([1], ["it is a list"]),
-    "no place": ({"formatting": "alpaca"}, ["nowhere", "file_name or hf_hub_url"]),
+    "no place": ({"formatting": "alpaca"}, ["names no place", "file_name or hf_hub_url"]),
     "a place that is no text": ({"file_name": ["a.json"]}, ["its file_name is a list"]),
     "ModelScope": ({"ms_hub_url": "x"}, ["ModelScope only"]),
     "OpenMind": ({"om_hub_url": "x"}, ["OpenMind only"]),
@@ -108,7 +108,7 @@ REFUSED = {
         {"file_name": "a", "ranking": "yes", "num_samples": 0, "split": 3},
         ["ranking is 'yes'", "num_samples is 0", "split is 3"],
     ),
-    "several at once": ({"formating": "x", "columns": {"images": "i"}}, ["formating", "it has images", "nowhere"]),
+    "several at once": ({"formating": "x", "columns": {"images": "i"}}, ["formating", "it has images", "names no place"]),
 }
 
 
