@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from drivetrain.api.errors import as_a_caller_reads_them
 from drivetrain.api.settings import read_run
-from drivetrain.checkpoint.directory import load as load_checkpoint
 from drivetrain.checkpoint.directory import newest_good, read_manifest, steps
 from drivetrain.checkpoint.run_state import verify
 from drivetrain.config.run import RunConfig
-from drivetrain.engines.auxiliary import without_attached
-from drivetrain.engines.state import kept
 from drivetrain.errors import UserError, problem
-from drivetrain.models.adapters import AdapterSet
-from drivetrain.models.fake_quantised import FakeQuantiser
-from drivetrain.models.finished import finished_model, tokenizer_beside
-from drivetrain.models.merged_adapters import merged
-from drivetrain.objects.held import missing
+from drivetrain.inference.whole_model import loaded_model
 from drivetrain.runtime.run_folder import RunFolder
 from drivetrain.training.report import RunReport
-from drivetrain.trust.named_code import refuse_named_code
-from drivetrain.trust.remote_code import PERMISSIONS
-from drivetrain.workloads.user_file import UserFile
 
 LOG = logging.getLogger(__name__)
 Folder = str | os.PathLike[str] | RunReport
@@ -62,12 +51,7 @@ def load(
             raise problem("adapter", f"{adapter!r} was given", 'give "merge" or "keep"')
         run = run_of(folder)
         path = checkpoint_of(run, checkpoint)
-        if model is None:
-            refuse_named_code(_without_training(run), run.folder, trust)
-            if not trust:
-                _refuse_code_beside(run, path)
-        weights = without_attached(load_checkpoint(path, verify)["model"])
-        return _filled(run, path, model, weights, adapter).eval()
+        return loaded_model(run, path, model, adapter, trust)
 
 
 def run_of(folder: Folder) -> RunConfig:
@@ -100,57 +84,3 @@ def checkpoint_of(run: RunConfig, given: str) -> Path:
     if found is None:
         LOG.warning("the best evaluation (step %s) has no good checkpoint: taking %s", wanted, newest)
     return found or newest
-
-
-def _refuse_code_beside(run: RunConfig, path: Path) -> None:
-    """Raises UserError for Python beside a checkpoint's weights that a permission of the run would let run. The
-    permission covers the files at workload.model.path, and this copy may differ from them."""
-    own = [key for key in PERMISSIONS.values() if _permits(run, key)]
-    code = sorted(path.glob("**/*.py"))
-    if own and code:
-        why = f"{path} came with Python code ({code[0].name}), which {' and '.join(own)} would let run"
-        raise problem(f"workload.model.{own[0]}", why, "read that code, and where you trust it give --trust")
-
-
-def _permits(run: RunConfig, key: str) -> bool:
-    return bool(getattr(run.workload.described_model, key, False))
-
-
-def _without_training(run: RunConfig) -> RunConfig:
-    """Returns the run without what loading its model does not need: no optimizer, schedule or tracker is made."""
-    plain = RunConfig.model_fields
-    names = ("optimizer", "schedule", "tracking")
-    return run.model_copy(update={name: plain[name].default for name in names})
-
-
-def _filled(run: RunConfig, path: Path, model: nn.Module | None, weights: dict[str, Tensor], adapter: str) -> nn.Module:
-    made = model if model is not None else _made(run, path)
-    if run.quantisation_aware is not None:
-        FakeQuantiser(run.quantisation_aware).prepare(made)
-    if run.adapter is not None:
-        made = AdapterSet(run.adapter, run.workload.base).fit(made)
-    own = kept(made, made.state_dict())
-    other = sorted(own.keys() ^ weights.keys()) or [n for n in own if own[n].shape != weights[n].shape]
-    if other:
-        why = f"the weights in {path} are of another model: {', '.join(other[:3])} differ"
-        raise problem("model", why, "give the model that was trained" if model is not None else "load with model=...")
-    made.load_state_dict(weights, strict=False)
-    if run.adapter is not None and adapter == "merge":
-        made = merged(made)
-    if run.workload.has_tokenizer:
-        made.tokenizer = tokenizer_beside(path, run.workload)
-    return made
-
-
-def _made(run: RunConfig, path: Path) -> nn.Module:
-    workload = run.workload
-    code = workload.code_file
-    if code is not None:
-        file = UserFile(code.path, code.options)
-        name = "build_model" if file.has("build_model") else "model"
-        found: Any = file.made(name)
-        made: nn.Module = copy.deepcopy(found) if found is file.get(name) else found
-        return made.float().cpu()
-    if workload.needs_objects:
-        raise missing()
-    return finished_model(workload, path, of_a_base=run.adapter is not None)

@@ -214,7 +214,8 @@ def data(
     verify: Annotated[bool, typer.Option("--verify", help="Compare all bytes with what runs read before.")] = False,
     trust: TrustOption = False,
 ) -> None:
-    """Show what is in the data: rows and what becomes of them, lengths, padding, a sample with trained tokens marked."""
+    """Show what is in the data: rows, what becomes of them, lengths, padding, a sample with its trained tokens
+    marked."""
     from drivetrain.cli.data import examine, show, show_verified
     from drivetrain.launch.prepare import checked
 
@@ -223,8 +224,8 @@ def data(
         return
     if verify:
         raise typer.Exit(show_verified(ready.run, output, as_json))
-    report, notes = examine(ready.run)
-    _say(notes)
+    report, warnings = examine(ready.run)
+    _say(warnings)
     show(report, _wide(output), as_json)
 
 
@@ -265,11 +266,9 @@ def launch(
 
     if not slurm:
         raise typer.BadParameter("choose a cluster: --slurm")
-    ready = checked_for_cluster(run_file, overrides or [], nodes)
-    _say(ready.notices)
-    typer.echo(
-        sbatch_script(run_file, ready.overrides, ready.run, Allocation(time, partition, account, cpus)), nl=False
-    )
+    job = checked_for_cluster(run_file, overrides or [], nodes)
+    _say(job.notices)
+    typer.echo(sbatch_script(run_file, job.overrides, job.run, Allocation(time, partition, account, cpus)), nl=False)
 
 
 @app.command(epilog=example("drivetrain version"))
@@ -342,7 +341,6 @@ def _start(checked: Checked, node: Node | None = None, **job: Any) -> Result:
 
 
 def _wide(console: Console) -> Console:
-    """Widens the console for files and pipes, which have no width to keep to."""
     return console if console.is_terminal else Console(highlight=False, width=200)
 
 

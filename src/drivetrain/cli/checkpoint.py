@@ -116,7 +116,7 @@ def _converted(
         return convert_to(path, to, output, dtype)
     if to != "transformers":
         raise typer.BadParameter("--merge goes with --to transformers")
-    from drivetrain.api.merging import merge_to
+    from drivetrain.checkpoint.convert.merging import merge_to
 
     return merge_to(path, output, dtype, trust)
 

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.errors import Problem
+
+
+@dataclass(frozen=True)
+class MissingPath(Problem):
+    """A file or folder of the run file that this machine does not have; another one may."""
+
+    path: Path
 
 
 def looks_like_hub_id(path: str) -> bool:
@@ -19,9 +27,11 @@ def missing(field: str, path: Path) -> Iterator[Problem]:
     """Yields a problem where nothing is at `path`; a path with wildcards stands for the files that it matches."""
     if glob.has_magic(str(path)) and not path.exists():
         if not glob.glob(str(path), recursive=True):
-            yield Problem(field, f"{path} matches no file", f"patterns are taken from the current folder, {Path.cwd()}")
+            fix = f"patterns are taken from the current folder, {Path.cwd()}"
+            yield MissingPath(field, f"{path} matches no file", fix, path)
     elif not path.exists():
-        yield Problem(field, f"{path} does not exist", f"paths are taken from the current folder, {Path.cwd()}")
+        fix = f"paths are taken from the current folder, {Path.cwd()}"
+        yield MissingPath(field, f"{path} does not exist", fix, path)
 
 
 def missing_data(train: str | None, evaluation: str | None, marks: str = "") -> Iterator[Problem]:

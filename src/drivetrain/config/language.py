@@ -172,6 +172,11 @@ class LanguageModel(WorkloadBlock):
     generate: Generation | None = doc("Let the model answer prompts at each evaluation; {} asks four", None)
 
     @property
+    def template_owner(self) -> str | None:
+        needs = self.has_conversations and self.data.template is None
+        return self.model.tokenizer or self.model.path if needs else None
+
+    @property
     def implementation(self) -> str:
         return STAGES[self.stage].implementation
 

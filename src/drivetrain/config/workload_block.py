@@ -111,6 +111,12 @@ class WorkloadBlock(Frozen):
         return False
 
     @property
+    def template_owner(self) -> str | None:
+        """The folder or hub id of the tokenizer whose chat template is taken; None where no template is needed, or the
+        run file names one."""
+        return None
+
+    @property
     def code_file(self) -> CodeFile | None:
         """The user's own Python file that makes the model; None where there is no such file."""
         return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from drivetrain.config.files import MOST_JSON_BYTES, BrokenText, parsed_json, read_text
-from drivetrain.config.language import LanguageModel
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import UserError
 
@@ -16,11 +15,9 @@ TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templ
 def missing_template(run: RunConfig) -> str | None:
     """Returns what the run file lacks if its conversations have no template: neither it names one, nor does the folder
     of its tokenizer have one. None where there is one, or the folder is not here."""
-    workload = run.workload
-    if not isinstance(workload, LanguageModel) or not workload.has_conversations or workload.data.template is not None:
-        return None
-    folder = Path(workload.model.tokenizer or workload.model.path or "").expanduser()
-    if not any((folder / name).is_file() for name in TOKENIZER) or _has_template(folder):
+    owner = run.workload.template_owner
+    folder = Path(owner or "").expanduser()
+    if owner is None or not any((folder / name).is_file() for name in TOKENIZER) or _has_template(folder):
         return None
     return (
         f"workload.data.template (the tokenizer in {folder} has no chat template, as those of base models have none: "

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from drivetrain.config import rules
+from drivetrain.config.data_paths import MissingPath
 from drivetrain.config.load import load
 from drivetrain.config.machine import Machine
 from drivetrain.config.packages import installed
@@ -40,7 +41,7 @@ def checked_for_cluster(run_file: Path, overrides: Sequence[str], nodes: int | N
         raise UserError(problems)
     there = _machine(run)
     full, problems = rules.judged(run, problems, there)
-    elsewhere = [each for each in problems if isinstance(each, rules.MissingPath) and each.path.is_absolute()]
+    elsewhere = [each for each in problems if isinstance(each, MissingPath) and each.path.is_absolute()]
     refused = [each for each in problems if each not in elsewhere]
     if refused:
         raise UserError([*refused, *elsewhere])

@@ -31,10 +31,9 @@ def count_parameters(workload: WorkloadBlock) -> ParameterCount | None:
     user code, hub ids, models whose class lies beside them, and configs that no model can be made from, which the real
     build reports.
     """
-    described = workload.described_model
-    if described is None:
+    if workload.described_model is None:
         return None
-    path, config = described.path, described.config
+    path, config = workload.described_model.path, workload.described_model.config
     if path is not None and not Path(path).expanduser().joinpath("config.json").is_file():
         return None
     try:

@@ -8,11 +8,15 @@ from pathlib import Path
 
 import torch
 
-from drivetrain.api.loading import load, run_of
 from drivetrain.checkpoint.convert.foreign import Note
 from drivetrain.checkpoint.convert.own_format import find
 from drivetrain.checkpoint.convert.to_others import DTYPES, written_aside
-from drivetrain.errors import problem
+from drivetrain.config.load import load
+from drivetrain.config.run import RunConfig
+from drivetrain.errors import UserError, problem
+from drivetrain.inference.whole_model import loaded_model
+from drivetrain.launch.prepare import run_file_of
+from drivetrain.models.merged_adapters import is_whole, save_whole
 
 PICTURES = "preprocessor_config.json"
 
@@ -29,24 +33,22 @@ def merge_to(path: Path, output: Path, dtype: str | None, trust: bool = False) -
         raise problem("--dtype", f"{dtype} was given", f"give {', '.join(DTYPES)}")
     source, skipped = find(path)
     folder = path if (path / "run.yaml").is_file() else source.parent.parent
-    if run_of(folder).adapter is None:
+    run, problems = load(*run_file_of(folder, []))
+    if run is None or problems:
+        raise UserError(problems)
+    if run.adapter is None:
         raise problem("--merge", f"{folder} was trained without adapters", "leave --merge out")
-    write: Callable[[Path], list[Note]] = partial(_write, folder, source, DTYPES[dtype or "fp32"], trust)
+    write: Callable[[Path], list[Note]] = partial(_write, run, source, DTYPES[dtype or "fp32"], trust)
     notes = written_aside(output, write)
     return source, [*notes, *(Note("newer checkpoint", carried=False, what=why) for why in skipped)]
 
 
-def _write(folder: Path, source: Path, dtype: torch.dtype, trust: bool, into: Path) -> list[Note]:
-    from transformers import PreTrainedModel
-
-    model = load(folder, str(source), trust=trust)
-    if not isinstance(model, PreTrainedModel):
-        why = f"what {folder} trained is no part of the base's weights: {type(model).__name__}"
+def _write(run: RunConfig, source: Path, dtype: torch.dtype, trust: bool, into: Path) -> list[Note]:
+    model = loaded_model(run, source, trust=trust)
+    if not is_whole(model):
+        why = f"what {run.folder} trained is no part of the base's weights: {type(model).__name__}"
         raise problem("--merge", why, "leave --merge out: PEFT's files are written, for PeftModel.from_pretrained")
-    tokenizer = vars(model).pop("tokenizer", None)
-    model.to(dtype).save_pretrained(into)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(into)
+    save_whole(model.to(dtype), into)
     if (source / PICTURES).is_file():
         (into / PICTURES).write_bytes((source / PICTURES).read_bytes())
     weights = f"base and adapters in one, {str(dtype).removeprefix('torch.')}"
