@@ -108,7 +108,10 @@ REFUSED = {
         {"file_name": "a", "ranking": "yes", "num_samples": 0, "split": 3},
         ["ranking is 'yes'", "num_samples is 0", "split is 3"],
     ),
-    "several at once": ({"formating": "x", "columns": {"images": "i"}}, ["formating", "it has images", "names no place"]),
+    "several at once": (
+        {"formating": "x", "columns": {"images": "i"}},
+        ["formating", "it has images", "names no place"],
+    ),
 }
 
 
