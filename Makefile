@@ -41,9 +41,11 @@ demo: $(VENV)/.installed
 	$(BIN)/drivetrain compare recipes/digits.yaml engine=single,dp,ddp,fsdp,zero1,zero2,zero3,accelerate-ddp processes=2 --output runs/demo-engines --fresh
 	$(BIN)/drivetrain compare recipes/digits.yaml engine=fsdp,zero3 precision=bf16-mixed processes=2 --output runs/demo-mixed --fresh
 
-# a file's tests stay together, as they share what they set up; threads of one process would only disturb the other
+# a file's tests stay together, as they share what they set up, and files come as tests/conftest.py orders them: xdist
+# would begin with those of most tests; threads of one process would only disturb the other
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 DRIVETRAIN_TEST_FEW_EXAMPLES=1 $(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile
+	OMP_NUM_THREADS=1 DRIVETRAIN_TEST_FEW_EXAMPLES=1 $(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile \
+		--no-loadscope-reorder
 
 test-all: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest

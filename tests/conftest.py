@@ -40,7 +40,18 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(why)
 
 
+# where tests start processes or take long; of what no prefix matches, a file takes seconds
+LONG = (
+    "tests/parity/", "tests/launch/", "tests/engines/", "tests/compare/", "tests/test_", "tests/optim/",
+    "tests/inference/", "tests/prove/", "tests/api/", "tests/fuzz/", "tests/bench/", "tests/importing/test_running.py",
+    "tests/importing/test_junk.py", "tests/data/language/test_long_tokens.py", "tests/models/test_fp8.py",
+    "tests/data/language/test_stored_conversations.py", "tests/data/test_token_blocks.py",
+)  # fmt: skip
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # of several processes: none ends with a long file while the others idle
+        items.sort(key=lambda item: not item.nodeid.startswith(LONG))
     if config.getoption("--only-device"):
         left = [item for item in items if "device" not in getattr(item, "fixturenames", ())]
         config.hook.pytest_deselected(items=left)

@@ -94,3 +94,6 @@ def _rank(rank: int, world: int, folder: str, end: Connection) -> None:
             end.send((work(*args), None))
         except BaseException:
             end.send((None, traceback.format_exc()))
+        # Accelerate sets them for the life of the process: the next test's run would be taken for one of its launcher
+        for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
+            del os.environ[name]

@@ -11,8 +11,9 @@ import pytest
 import torch.distributed as dist
 
 from drivetrain.errors import OutOfMemory, RankError, RunError, problem
-from drivetrain.launch.elastic import Died, _result
+from drivetrain.launch.elastic import Died, Killed, _result
 from drivetrain.launch.outcome import cause_of, failed, outcomes, raised
+from drivetrain.runtime.heartbeat import Pulse
 
 REFUSED, FULL = problem("data.train", "no such folder", "give one"), OutOfMemory("no room", samples=8)
 
@@ -76,3 +77,16 @@ def test_what_ended_first_is_reported(tmp_path: Path, seconds_after: int, is_dea
         _result(tmp_path, failure)
     assert isinstance(raised.value, Died) is is_death
     assert ("rank 1 was ended by SIGKILL" if is_death else "ValueError: broken") in str(raised.value)
+
+
+def test_a_kill_that_the_kernel_may_have_sent_is_reported_with_the_ranks_last_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = {rank: Pulse(1000 + rank, rank, 9, 0.0, 7, 12, "backward", (), 0, (rank + 1) * 2**29) for rank in (0, 1)}
+    monkeypatch.setattr("drivetrain.launch.elastic.pulses", lambda _: last)
+    failure: Any = SimpleNamespace(failures={1: SimpleNamespace(exitcode=-9, timestamp=int(time.time()))})
+    with pytest.raises(Killed) as raised:
+        _result(tmp_path, failure)
+    assert str(raised.value).startswith("rank 1 was ended by SIGKILL in step 12 (backward)")
+    likely = "(most likely by the kernel, because the machine's memory ran out; last resident size: 1.0 GiB)"
+    assert likely in str(raised.value)

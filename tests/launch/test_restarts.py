@@ -15,7 +15,7 @@ import pytest
 from drivetrain.config.load import load as load_run
 from drivetrain.errors import RankError, RunError, UserError
 from drivetrain.launch import restarts
-from drivetrain.launch.elastic import Died
+from drivetrain.launch.elastic import Died, Killed
 from drivetrain.launch.job import Job, Node, Result
 from drivetrain.launch.rendezvous import Meeting
 from drivetrain.launch.start import start
@@ -106,6 +106,19 @@ def test_what_would_only_come_again_is_not_tried_again(task: Job, monkeypatch: p
         start(task)
     assert raised.value is mistake
     assert len(attempts.processes) == 1
+
+
+def test_a_rank_that_the_kernel_ended_for_want_of_memory_is_reported_with_what_to_try(
+    task: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = [Killed(f"rank {rank} was ended by SIGKILL") for rank in range(3)]
+    monkeypatch.setattr(restarts, "one_attempt", Attempts(*ends))
+    never, once = (task.model_copy(update={"run": task.run.model_copy(update={"max_restarts": n})}) for n in (0, 1))
+    advice = r"was ended by SIGKILL\. Try fewer processes, engine\.meta=true with engine=fsdp, "
+    with pytest.raises(Killed, match=f"^rank 0 {advice}"):
+        start(never)
+    with pytest.raises(RankError, match=f"^rank 2 {advice}.*started 2 times.*before: 1. rank 1 was ended by SIGKILL$"):
+        start(once)
 
 
 def test_only_trainings_are_restarted(task: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,7 @@ def test_a_users_mistake_is_reported_once_without_a_traceback(place: Path) -> No
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow  # test_restarts.py sees the cause of each death
+@pytest.mark.slow  # test_restarts.py sees the cause of each death; its words are tested there and in test_outcome.py
 def test_a_rank_that_is_killed_ends_the_run_with_its_number(tmp_path: Path) -> None:
     killing = 'if Model.steps == 3 and os.environ.get("RANK") == "1": time.sleep(1.5); os.kill(os.getpid(), 9)'
     done = finished(prepared(tmp_path, killing), "train", "run.yaml", "engine=ddp", "processes=2", code=1)

@@ -80,7 +80,7 @@ def in_the_subset(case: MeshCase) -> bool:
         plain = not case.recompute and case.optimizer == "sgd" and case.model in ("llama", "bert", "columns")
         return plain and (case.precision == "fp32" or not options) and len(options) != 1
     if case.recompute:
-        return case.recompute is True and case.degrees == {"pp": 2}
+        return case.degrees in ([{"pp": 2}, {"cp": 2}] if case.recompute is True else [{"dp": 2, "shard": True}])
     return case.optimizer == "sgd" and case.precision == "fp32"
 
 

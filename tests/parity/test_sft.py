@@ -34,7 +34,6 @@ CASES = [
     MeshCase({"tp": 2, "sequence_parallel": True, "loss_parallel": True}, model="sft-padded"),
 ]
 SLOW = [
-    MeshCase({"name": "ddp"}, "bf16-mixed", model="sft"),
     MeshCase({"name": "accelerate", "driver": "fsdp"}, model="sft"),
     MeshCase({"name": "deepspeed", "stage": 2}, model="sft"),
     MeshCase({"dp": 2}, model="sft"),

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch.distributed as dist
 
 from drivetrain.config.load import load as load_run
 from drivetrain.launch.diagnostics import stack_request
-from drivetrain.launch.diagnostics.hang_report import Row, State, blame, in_full, table
+from drivetrain.launch.diagnostics.hang_report import Row, State, blame, in_full, last_sizes, table
 from drivetrain.launch.diagnostics.process_state import PendingCollective, Standing, standing, waits_on_gpu
 from drivetrain.launch.diagnostics.stack_request import Alone, ask, pulse_file, pulses
 from drivetrain.launch.diagnostics.stillness import Stillness
@@ -192,6 +193,15 @@ def test_of_two_ranks_that_wait_for_one_another_both_are_reported() -> None:
     told = blame([reducing(0, 2, "5", **{"0": 6}), reducing(1, 7, "0", **{"5": 1})])
     assert told.startswith("the ranks are not in the same place: rank 0 (process 1000 on here), in step 12")
     assert "rank 1 (process 1001 on here)" in told
+
+
+def test_a_process_that_is_gone_is_named_with_its_last_resident_size_if_that_is_known() -> None:
+    pulse = replace(row(1).pulse, resident=3 * 2**29)
+    assert last_sizes([pulse, row(2).pulse, replace(pulse, resident=2**31)]) == "; last resident size: 1.5 GiB, 2.0 GiB"
+    assert last_sizes([row(2).pulse]) == ""
+    told = blame([row(0), replace(row(1, state="gone"), pulse=pulse)])
+    assert told.startswith("rank 1 ended without an error: process 1001 on here")
+    assert "because memory ran out; last resident size: 1.5 GiB)" in told
 
 
 def test_ranks_that_all_wait_in_the_same_collective_blame_no_rank() -> None:
