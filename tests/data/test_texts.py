@@ -15,7 +15,8 @@ from drivetrain.errors import UserError
 
 def read(path: Path, text: str, labelled: bool = True, **settings: Any):  # type: ignore[no-untyped-def]
     path.write_text(text, encoding="utf-8")
-    data = TextData(**({"train": str(path), "text_column": "text", "label_column": "label"} | settings))
+    given = {"train": str(path), "text_column": "text", "label_column": "label", "cache": path.parent / "cache"}
+    data = TextData(**(given | settings))
     return read_texts(data, str(path), "workload.data.train", labelled)
 
 
@@ -115,7 +116,7 @@ def test_a_stray_quote_that_swallows_lines_is_refused_and_is_not_one_short_row(t
 
 
 def test_a_short_row_does_not_give_the_quotes_of_a_tsv_a_meaning(tmp_path: Path) -> None:
-    rows = ['"good" they say\t1', "cut", *["fine\t1"] * 20, '"bad\t0', *["nice\t1"] * 20, 'worse"\t0']
+    rows = ["good they say\t1", "cut", *["fine\t1"] * 20, '"bad\t0', *["nice\t1"] * 20, 'worse"\t0']
     found = read(tmp_path / "a.tsv", "\n".join(["text\tlabel", *rows]))
     assert list(zip(found.first, found.labels.tolist(), strict=True)) == [
         tuple(row.split("\t")) for row in rows if row != "cut"
