@@ -94,3 +94,5 @@ def _rank(rank: int, world: int, folder: str, end: Connection) -> None:
             end.send((work(*args), None))
         except BaseException:
             end.send((None, traceback.format_exc()))
+        for name in [name for name in os.environ if name.startswith("ACCELERATE_USE_")]:
+            del os.environ[name]  # Accelerate sets it for the life of the process
