@@ -209,3 +209,12 @@ def test_advice_on_different_models_names_the_metric_first_and_says_that_they_di
     said = advice(found)
     assert said.startswith("Choose mine: accuracy 1.0000; 30.00 times the samples a second of run")
     assert "The rows have different models: their speeds compare those" in said
+
+
+def test_rows_of_one_model_with_another_kernel_are_settings(tmp_path: Path) -> None:
+    found = comparison(tmp_path, run=[report(100, accuracy=0.9)], mine=[report(3000, accuracy=0.9)])
+    for name, kernel in (("run", "sdpa"), ("mine", "eager")):
+        model = {"path": "bert", "attention": kernel}
+        config = {"workload": {"type": "text_classification", "model": model, "data": {"train": "a.csv"}}}
+        (tmp_path / f"{name}0" / "run.yaml").write_text(json.dumps(config))
+    assert "different models" not in advice(found)

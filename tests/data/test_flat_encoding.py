@@ -108,3 +108,18 @@ def test_special_tokens_that_are_to_be_split_are_split() -> None:
     encode(tokenizer, TEXTS)
     tokenizer.split_special_tokens = True
     agrees(tokenizer, TEXTS)
+
+
+class Backwards(PreTrainedTokenizerFast):
+    """A tokenizer with code of its own, as `trust_tokenizer_code` runs it."""
+
+    def _encode_plus(self, text: Any, *rest: Any, **options: Any) -> Any:
+        return super()._encode_plus([each[::-1] for each in text], *rest, **options)
+
+
+def test_a_tokenizer_with_code_of_its_own_is_asked() -> None:
+    plain = byte_level()
+    own = Backwards(tokenizer_object=plain.backend_tokenizer, pad_token="<|im_end|>")
+    assert table_of(own) is None
+    agrees(own, TEXTS)
+    assert encode(own, ["abc good"]).ids.tolist() == plain("doog cba", add_special_tokens=False)["input_ids"]

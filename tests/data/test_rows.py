@@ -101,7 +101,7 @@ GBK = "label,text\n1,房间很好，服务不错\n".encode("gbk")
         ("a.csv", "a,b\n", "a header but no rows"),
         ("a.csv", "a,a\n1,2\n", "two columns 'a'"),
         ("a.csv", "a,b\n1,2,3\n", "line 2 has 3 columns"),
-        ("a.csv", GBK, "line 2 cannot be read; it looks like GB18030"),
+        ("a.csv", GBK, "line 2 cannot be read; it looks like GBK (GB18030)"),
         ("a.txt", GBK, "a.txt is not UTF-8: line 2"),
         ("a.xlsx", "x", "ends in .xlsx\n    files may end in .json, .jsonl"),
         ("name", "x", "ends in nothing"),

@@ -15,7 +15,8 @@ from drivetrain.errors import UserError
 
 def read(path: Path, text: str, labelled: bool = True, **settings: Any):  # type: ignore[no-untyped-def]
     path.write_text(text, encoding="utf-8")
-    data = TextData(**({"train": str(path), "text_column": "text", "label_column": "label"} | settings))
+    given = {"train": str(path), "text_column": "text", "label_column": "label", "cache": path.parent / "cache"}
+    data = TextData(**(given | settings))
     return read_texts(data, str(path), "workload.data.train", labelled)
 
 
@@ -106,3 +107,30 @@ def test_labels_that_are_no_classes_are_refused(labels: list[str], said: str) ->
 def test_a_label_that_training_does_not_know_is_named() -> None:
     with pytest.raises(UserError, match="lack: 'c'"):
         encode(np.array(["a", "c"]), ["a", "b"], "test.csv", "workload.data.evaluation")
+
+
+def test_a_stray_quote_that_swallows_lines_is_refused_and_is_not_one_short_row(tmp_path: Path) -> None:
+    rows = "".join(f"{number},good,1\n" for number in range(600))
+    with pytest.raises(UserError, match=r"line 602 has 2 columns .*where the first has 3 \(a quote that is not"):
+        read(tmp_path / "a.csv", f'id,text,label\n{rows}"600,open,1\n{rows}1,the 5",0\n{rows}')
+
+
+def test_a_short_row_does_not_give_the_quotes_of_a_tsv_a_meaning(tmp_path: Path) -> None:
+    rows = ["good they say\t1", "cut", *["fine\t1"] * 20, '"bad\t0', *["nice\t1"] * 20, 'worse"\t0']
+    found = read(tmp_path / "a.tsv", "\n".join(["text\tlabel", *rows]))
+    assert list(zip(found.first, found.labels.tolist(), strict=True)) == [
+        tuple(row.split("\t")) for row in rows if row != "cut"
+    ]
+    assert [bad.why for bad in found.bad] == ["it has too few columns"]
+
+
+def test_quoted_texts_of_several_lines_in_a_tsv_are_one_row(tmp_path: Path) -> None:
+    found = read(tmp_path / "a.tsv", 'text\tlabel\n"one\ntwo\nthree"\t1\nfine\t0\n')
+    assert list(found.first) == ["one\ntwo\nthree", "fine"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"bad_rows": 1.0}])
+def test_a_first_line_with_a_column_too_many_is_named_as_the_cause(tmp_path: Path, settings: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"all 3 rows of .*a\.csv have fewer columns than its first line") as caught:
+        read(tmp_path / "a.csv", "text,label,\ngood,1\nbad,0\nfine,1\n", **settings)
+    assert caught.value.problems[0].fix == "correct the first line, or the rows"

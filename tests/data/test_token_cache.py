@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
 from drivetrain.data.language.vocabularies import bpe_tokenizer, byte_tokenizer, character_tokenizer
 from drivetrain.data.token_cache import Arrays, cached, content_key
@@ -173,6 +174,15 @@ def test_splitting_special_tokens_has_a_key_of_its_own() -> None:
     split.split_special_tokens = True
     assert whole("<|end|>")["input_ids"] != split("<|end|>")["input_ids"]
     assert content_key([], whole, ["a"]) != content_key([], split, ["a"])
+
+
+def test_code_of_its_own_has_a_key_of_its_own() -> None:
+    class Own(PreTrainedTokenizerFast):
+        pass
+
+    own = Own(tokenizer_object=BYTES.backend_tokenizer)
+    plain = PreTrainedTokenizerFast(tokenizer_object=BYTES.backend_tokenizer)
+    assert content_key([], own, ["a"]) != content_key([], plain, ["a"])
 
 
 def test_half_of_a_surrogate_pair_has_a_key() -> None:

@@ -123,7 +123,7 @@ def test_texts_are_windows_of_all_of_them_and_not_streamed(tmp_path: Path) -> No
     ("lines", "key", "fate", "reason"),
     [
         ("template: default\n", "template", "refused", "default: the tokenizer's own is taken"),
-        ("template: llama3\n", "template", "changed", "must be of a model that llama3 is for"),
+        ("template: llama3\n", "template", "changed", "give the tokenizer of a model that llama3 is made for"),
         ("template: alpaca\n", "template", "changed", "the end of a reply is not trained"),
         ("cutoff_len: 9\n", "cutoff_len", "changed", "share the cut"),
         ("packing: true\n", "packing", "changed", "counts packs of cutoff_len tokens"),

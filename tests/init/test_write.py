@@ -245,3 +245,28 @@ def test_small_data_have_epochs_for_200_steps_and_not_an_evaluation_each(here: P
     assert 200 <= steps <= 210
     assert run["evaluation"]["every_epochs"] > 1
     assert f"make {steps} steps" in " ".join(made.decisions)
+
+
+SHORT_ROWS = {
+    "conversations": ["question,answer,source"] + ["What?,That.,me"] * 9 + ["cut,short"],
+    "pictures": ["file,kind"] + [f"{number}.png,{'ab'[number % 2]}" for number in range(9)] + ["9.png"],
+    "documents": ["text,number"] + [f"A long text that goes on,{number}" for number in range(300)] + ["cut"],
+}
+
+
+@pytest.mark.parametrize("lines", SHORT_ROWS.values(), ids=SHORT_ROWS)
+def test_short_rows_are_refused_where_training_refuses_them(here: Path, lines: list[str]) -> None:
+    pictures(here / "png")
+    for file in (here / "png").iterdir():
+        file.rename(here / file.name)
+    (here / "a.csv").write_text("\n".join(lines[:-1]))
+    kind_of(here / "a.csv")
+    (here / "a.csv").write_text("\n".join(lines))
+    with pytest.raises(UserError, match=f"line {len(lines)} has"):
+        kind_of(here / "a.csv")
+
+
+def test_a_first_line_with_a_column_too_many_is_named_as_the_cause(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label,\n" + "good,1\nbad,0\n" * 9)
+    with pytest.raises(UserError, match=r"all 18 rows of .*a\.csv have fewer columns than its first line"):
+        kind_of(tmp_path / "a.csv")

@@ -166,3 +166,19 @@ def test_the_size_of_the_job_is_reported_beside_the_script(tmp_path: Path, drive
     assert "1 node x 4 processes = 4 GPUs; 2 to 3 samples for each of 2 data ranks of the global batch of 5" in said
     _, _, said = drivetrain(*given, "engine=ddp")
     assert "processes was left out" in said
+    code, script, said = drivetrain(*given, "engine=fsdp", "engine.hybrid=8", "--nodes", "2")
+    assert (code, "processes was left out" in said) == (0, True), said
+    _, script, said = drivetrain(*given, "engine=single")
+    assert "1 node x 1 process = 1 GPU" in said
+    assert "--gpus-per-node=1" in script
+
+
+def test_a_package_that_only_the_cluster_has_is_a_note(
+    tmp_path: Path, drivetrain: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared(tmp_path)
+    monkeypatch.setattr("drivetrain.launch.cluster.installed", frozenset)
+    given = ["launch", "--slurm", str(tmp_path / "run.yaml"), f"workload.path={tmp_path / 'workload.py'}"]
+    code, _, said = drivetrain(*given, "engine=zero2", "processes=2")
+    assert code == 0
+    assert "needs deepspeed, which is not installed here; the cluster has to have it" in said

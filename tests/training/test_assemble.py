@@ -67,3 +67,20 @@ def test_a_metric_without_direction_is_reported_with_the_loss_that_is_refused(tm
     assert len(whys) == 2
     assert "class weights" in whys[0]
     assert "recall does not state which direction is better" in whys[1]
+
+
+def test_a_file_that_fails_again_when_its_metrics_are_read_keeps_its_first_error(tmp_path: Path) -> None:
+    file = tmp_path / "task.py"
+    lines = [
+        "from torch import nn",
+        "model = nn.Linear(2, 3)",
+        "def train_data(): raise FileNotFoundError('rows.bin')",
+        "loss = nn.CrossEntropyLoss()",
+        "def metrics(): raise RuntimeError('metrics')",
+    ]
+    file.write_text("\n".join(lines))
+    raw = {**RAW, "workload": {"type": "module", "path": str(file)}, "evaluation": {"metric": "far"}}
+    run, _ = validate(raw, [])
+    assert run is not None
+    with pytest.raises(UserError, match=r"rows\.bin"):
+        assemble(run, detect("cpu"), Communicator(), training=True)

@@ -55,7 +55,7 @@ def test_ranks_whose_copies_do_not_fit_together_are_refused(monkeypatch: pytest.
 
     def refused(given: dict[str, Any], machine: Machine = CPU, **run: Any) -> str:
         try:
-            model_memory.refuse_too_large(run_of(given, **run), machine)
+            model_memory.refuse_too_large(run_of(given, **run), machine, training=True)
         except UserError as error:
             return str(error)
         return ""
@@ -74,14 +74,19 @@ def test_ranks_whose_copies_do_not_fit_together_are_refused(monkeypatch: pytest.
     assert "parameters take 1.0 GiB of CPU memory while they are built; this machine has 0.5 GiB free" in refused(model)
     transformers.LlamaConfig(**{k: v for k, v in big.items() if k != "model_type"}).save_pretrained(tmp_path)
     assert "an adapter with quantised_base=nf4" in refused({"path": str(tmp_path)}), "weights from a folder"
+    (tmp_path / "model.safetensors").touch()
+    assert not refused({"path": str(tmp_path)}, GPU, engine={"name": "fsdp"}), (
+        "weights in fp32 are mapped, and go to the GPU from there"
+    )
+    assert refused({"path": str(tmp_path)}), "updates write to them where they were mapped"
 
 
 def test_a_device_smaller_than_the_weights_is_refused_where_the_engine_puts_them_there_whole() -> None:
     large = {"config": {**LLAMA, "vocab_size": 2**20, "hidden_size": 2**9}}  # two GiB, one in 16 bits
     with pytest.raises(UserError, match=r"engine=ddp puts 2\.0 GiB of weights on each device; a GPU has 1\.0 GiB"):
-        model_memory.refuse_too_large(run_of(large, engine={"name": "ddp"}), GPU)
-    model_memory.refuse_too_large(run_of(large, engine={"name": "fsdp"}), GPU)
-    model_memory.refuse_too_large(run_of(large, engine={"name": "ddp"}), CPU)
+        model_memory.refuse_too_large(run_of(large, engine={"name": "ddp"}), GPU, training=True)
+    model_memory.refuse_too_large(run_of(large, engine={"name": "fsdp"}), GPU, training=True)
+    model_memory.refuse_too_large(run_of(large, engine={"name": "ddp"}), CPU, training=True)
 
 
 def test_a_training_of_a_model_larger_than_the_machine_is_refused_before_it_is_built(

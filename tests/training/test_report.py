@@ -57,6 +57,13 @@ def test_an_accuracy_that_a_constant_answer_has_is_called_that(accuracy: float, 
     assert found.summary().get("chance", "") == found.chance
 
 
+def test_an_accuracy_below_the_largest_class_is_no_chance_where_the_other_classes_are_recognised() -> None:
+    found = report(accuracy=0.93, data={"largest_class": {"class": "no", "share": 0.95}, "classes": 2})
+    rare = found.model_copy(update={"metrics": {**found.metrics, "macro_f1": 0.82}})
+    constant = found.model_copy(update={"metrics": {**found.metrics, "macro_f1": 0.48}})
+    assert (rare.is_chance, constant.is_chance) == (False, True)
+
+
 def test_a_report_without_the_largest_class_says_nothing_of_chance() -> None:
     assert not report(accuracy=0.0).is_chance
     assert not report(accuracy=1.0, data={"largest_class": {"class": "a", "share": 1.0}}).is_chance

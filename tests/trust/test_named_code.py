@@ -120,7 +120,8 @@ def test_all_that_a_run_names_is_reported_at_once(drivetrain: Command, folder: P
     code, _, err = drivetrain("train", str(folder / "run.yaml"))
     assert code == 2
     assert "4 problems" in err
-    assert all(each in err for each in ("antigravity:Optimizer", "this:shape", "this:Tracker", "elsewhere/net.py"))
+    names = ("antigravity:Optimizer", "this:shape", "this:Tracker", "elsewhere/net.py")
+    assert all(each in err.replace(" ", "") for each in names), "a long path is cut at the width of the terminal"
     code, _, err = drivetrain("replay", str(folder), "--step", "1")
     assert "3 problems" in err, "a replay tells no tracker"
 

@@ -14,6 +14,7 @@ from torch import nn
 from drivetrain.config.training import Loader
 from drivetrain.config.workload import ClassLoss, ImageClassification, ImageData, ImageModel
 from drivetrain.data.loader import evaluation_batches
+from drivetrain.data.picture_samples import GatheredPictures
 from drivetrain.errors import UserError
 from drivetrain.workloads.class_loss import ClassificationLoss
 from drivetrain.workloads.image_classification import ImageClassificationWorkload
@@ -173,6 +174,16 @@ def test_pixels_are_normalised_and_laid_out_as_asked(tmp_path: Path, channels_la
         image = np.asarray(Image.open(tmp_path / work.train.names[row]), dtype=np.float64)
         expected = (image / 255 - mean) / std
         np.testing.assert_allclose(pixels[row].permute(1, 2, 0).numpy(), expected, atol=1e-6)
+
+
+def test_a_view_of_pixels_is_a_batch_like_its_copy() -> None:
+    work = workload()
+    samples = [work.train.load(index, 0) for index in range(3)]
+    mirrored = np.stack([image for image, _ in samples])[:, :, ::-1]
+    labels = np.array([label for _, label in samples])
+    expected = work.collate([(image.copy(), label) for image, label in zip(mirrored, labels, strict=True)])
+    found = work.collate(GatheredPictures(mirrored, labels))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_training_images_are_augmented_and_evaluation_images_are_not() -> None:

@@ -433,14 +433,27 @@ def test_a_stream_has_the_samples_that_it_has_read_whole(build: Build, tmp_path:
 def test_rows_of_a_stream_without_text_or_label_count_for_nothing_or_are_refused(build: Build, tmp_path: Path) -> None:
     rows = [*ROWS[:5], {"text": " ", "label": 1}, *ROWS[5:9], {"text": "good", "label": None}]
     given: dict[str, Any] = {"train": _shards(tmp_path / "shards", rows), "evaluation": ["1,good", "0,bad"]}
-    workload = build(**given, stream=True)
+    workload = build(**given, stream=True, bad_rows=0.2)
     batch = everything(workload)
     assert workload.count(batch) == 9
     model = workload.build_model().eval()
     kept = {name: tensor[batch["labels"] >= 0] for name, tensor in batch.items()}
     torch.testing.assert_close(workload.loss_sum(model, batch), workload.loss_sum(model, kept))
-    with pytest.raises(UserError, match=r"000\.jsonl\.gz line 6: it has no text"):
+    with pytest.raises(UserError) as caught:
         build(**{**given, "evaluation": "evaluation.csv"}, stream=True, bad_rows="error")
+    for named in ("it has no text (first 000.jsonl.gz line 6)", "it has no label (first 001.jsonl.gz line 4)"):
+        assert named in str(caught.value)
+
+
+def test_a_stream_whose_first_rows_lack_labels_is_refused_as_the_whole_reading_is(build: Build, tmp_path: Path) -> None:
+    rows = [{**row, "label": None} for row in ROWS]
+    given: dict[str, Any] = {"train": _shards(tmp_path / "shards", rows), "evaluation": ["1,good", "0,bad"]}
+    with pytest.raises(UserError, match=r"40 of the 40 rows of the beginning of .* cannot be used, more than 5 %"):
+        build(**given, stream=True)
+    with pytest.raises(UserError, match="cannot be used, more than 5 %"):
+        build(**{**given, "train": _shards(tmp_path / "few", [*rows[:3], *ROWS]), "evaluation": "evaluation.csv"})
+    with pytest.raises(UserError, match=r"3 of the 43 rows of the beginning of .* cannot be used, more than 5 %"):
+        build(**{**given, "train": f"{tmp_path}/few/*.gz", "evaluation": "evaluation.csv"}, stream=True)
 
 
 def test_what_a_stream_of_texts_cannot_do_is_refused_all_at_once(build: Build, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from drivetrain.compare.result_rows import Comparison, Row
 
 AS_GOOD = 0.01  # within this share of the best metric, the seeds' spread or the standard error rows are equally good
 WORTH_NAMING = 0.05  # relative differences of memory above this are mentioned
+MODEL = ("path", "config", "tokenizer", "vocabulary_size", "norm")
 SAMPLES = (
     "source",
     "registry",
@@ -54,7 +55,12 @@ def advice(comparison: Comparison) -> str:
 def _differing(rows: list[Row]) -> list[str]:
     """Returns which of models and data are not the same in all rows, as far as their run files show."""
     workloads = [config.get("workload", {}) for row in rows if (config := row.results[0].config) is not None]
-    models = {json.dumps([each.get(key) for key in ("type", "path", "model")], sort_keys=True) for each in workloads}
+    models = {
+        json.dumps(
+            [each.get("type"), each.get("path"), *((each.get("model") or {}).get(key) for key in MODEL)], sort_keys=True
+        )
+        for each in workloads
+    }
     data = {json.dumps([(each.get("data") or {}).get(key) for key in SAMPLES], sort_keys=True) for each in workloads}
     return [name for name, found in (("models", models), ("data", data)) if len(found) > 1]
 

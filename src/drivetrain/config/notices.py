@@ -109,9 +109,10 @@ SMALLEST_FP16 = 2.0**-24  # the smallest positive fp16 number
 
 def _underflow(run: RunConfig) -> Iterator[str]:
     kind, in_fp16 = run.optimizer.kind, run.precision_spec.parameters == "float16"
-    if in_fp16 and kind.is_torchs and "eps" in kind.reads and run.optimizer.eps < SMALLEST_FP16:
+    eps = run.optimizer.options.get("eps", run.optimizer.eps)
+    if in_fp16 and kind.is_torchs and "eps" in kind.reads and eps < SMALLEST_FP16:
         yield (
-            f"optimizer.eps={run.optimizer.eps:g} is 0 in fp16: a parameter whose gradient is 0 becomes NaN. Give "
+            f"optimizer.eps={eps:g} is 0 in fp16: a parameter whose gradient is 0 becomes NaN. Give "
             "at least 1e-7, or take fp16-mixed"
         )
 

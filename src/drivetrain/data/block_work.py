@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from drivetrain.data.array_store import Store, Writer, check_room, replaced_when_whole, stored
+from drivetrain.data.byte_lengths import is_of_transformers
 from drivetrain.errors import RunError, UserError
 
 BLOCK_BYTES, BLOCK_TEXTS = 2 << 20, 4096  # of one call of a tokenizer, whose result is Python's objects
@@ -157,7 +158,7 @@ def make_block(work: Work, number: int) -> None:
 def _finished(work: Work, left: Sequence[int], size: int) -> Iterator[int]:
     """Yields the numbers of blocks as they are finished."""
     processes = min(len(os.sched_getaffinity(0)), size // PROCESS_BYTES, len(left))
-    if processes < 2 or not type(work.tokenizer).__module__.startswith("transformers."):  # else it may not travel
+    if processes < 2 or not is_of_transformers(work.tokenizer):  # else it may not travel
         for number in left:
             make_block(work, number)
             yield number

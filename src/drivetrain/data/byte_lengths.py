@@ -57,14 +57,22 @@ _known: weakref.WeakKeyDictionary[Any, tuple[int, ByteTable | None]] = weakref.W
 
 
 def table_of(tokenizer: Any) -> ByteTable | None:
-    """Returns the table of a fast tokenizer, None for one whose tokens' places cannot be summed up."""
-    if tokenizer.split_special_tokens:
+    """Returns the table of a fast tokenizer, None for one whose tokens' places cannot be summed up.
+
+    A tokenizer whose class is not Transformers' own may change texts or ids in its own code, and is always asked.
+    """
+    if tokenizer.split_special_tokens or not is_of_transformers(tokenizer):
         return None
     count = len(tokenizer)
     found = _known.get(tokenizer)
     if found is None or found[0] != count:
         found = _known[tokenizer] = count, _table(tokenizer.backend_tokenizer)
     return found[1]
+
+
+def is_of_transformers(tokenizer: Any) -> bool:
+    """Returns whether the tokenizer's class comes with Transformers: no code of the user's or of a model's folder."""
+    return type(tokenizer).__module__.startswith("transformers.")
 
 
 def flat_ids(tokenizer: Any, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -17,15 +17,18 @@ Record = tuple[int, list[str]]  # number of its first line in the file, and its 
 def checked_records(found: Iterator[Record], width: int, separator: str, shorter: bool = False) -> Iterator[Record]:
     """Yields records of the width. At the end, raises ValueError with the lines of those of another width.
 
-    separator: for the message, which shows the lines. shorter: yield records of fewer fields too, as bad rows.
+    separator: for the message, which shows the lines. shorter: yield records of fewer fields too, as bad rows; one that
+    goes over several lines stays an error, since a stray quote may have joined them.
     """
     wrong: list[str] = []
-    count, widest = 0, 0
+    count, widest, joined = 0, 0, False
     for line, fields in found:
         if len(fields) > width and not any(fields[width:]):  # separators at the end of the line
             del fields[width:]
-        if len(fields) != width and not (shorter and len(fields) < width):
+        cut = shorter and len(fields) < width and not _goes_over_lines(fields)
+        if len(fields) != width and not cut:
             count, widest = count + 1, max(widest, len(fields))
+            joined |= len(fields) < width and _goes_over_lines(fields)
             if len(wrong) < SHOWN:
                 shown = clipped(separator.join(fields), MOST_OF_A_LINE)
                 wrong.append(f"line {line} has {counted(len(fields), 'column')} ({shown!r})")
@@ -35,7 +38,12 @@ def checked_records(found: Iterator[Record], width: int, separator: str, shorter
         left = count - SHOWN
         more = f", and {counted(left, 'more line')} {'is' if left == 1 else 'are'} wrong" if left > 0 else ""
         hint = ": quote a text that holds the separator" if widest > width else ""
-        raise ValueError(f"{', '.join(wrong)} where the first has {width}{more}{hint}")
+        stray = " (a quote that is not doubled or not closed?)" if joined else ""
+        raise ValueError(f"{', '.join(wrong)} where the first has {width}{more}{hint}{stray}")
+
+
+def _goes_over_lines(fields: list[str]) -> bool:
+    return any("\n" in field or "\r" in field for field in fields)
 
 
 def records(text: TextIO, separator: str, longest_field: int) -> Iterator[Record]:
@@ -57,16 +65,17 @@ def records(text: TextIO, separator: str, longest_field: int) -> Iterator[Record
 
 
 def lines_are_records(text: TextIO) -> bool:
-    """Returns whether each line of a TSV is one record, as in files whose quotes have no meaning: then all are equally
-    wide. text: opened with newline=None."""
+    """Returns whether each line of a TSV is one record, as in files whose quotes have no meaning: then none is wider
+    than the first, and a narrower one is a row with too few columns. A narrower line with an odd number of quotes may
+    be a part of a quoted record instead. text: opened with newline=None."""
     width = None
     with text:
         for line in text:
             if line.strip("\r\n"):
                 count = line.rstrip("\r\n").count("\t")
-                if width is not None and count != width:
+                width = count if width is None else width
+                if count > width or (count < width and line.count('"') % 2):
                     return False
-                width = count
     return width is not None
 
 

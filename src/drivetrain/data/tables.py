@@ -59,9 +59,17 @@ def read_table(
     except Exception as error:  # pandas and pyarrow raise many kinds
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise problem(field, f"{path} cannot be read: {reason}", "correct the file") from None
+    if shorter and not len(table):
+        raise all_cut_short(path, len(shorter), field)
     if not len(table):
         raise problem(field, f"{path} has a header but no rows", "give a file with rows")
     return table
+
+
+def all_cut_short(path: str, rows: int, field: str) -> UserError:
+    """Returns the error for a table of which each row has too few columns: its first line is the likelier fault."""
+    which = f"all {rows:,} rows of {path} have" if rows > 1 else f"the only row of {path} has"
+    return problem(field, f"{which} fewer columns than its first line", "correct the first line, or the rows")
 
 
 def check_file(file: Path, path: str, field: str) -> None:

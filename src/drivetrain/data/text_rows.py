@@ -18,10 +18,10 @@ from drivetrain.data.lazy_texts import LazyTexts, row_name
 from drivetrain.data.packed_files import ending, text_bytes
 from drivetrain.data.source_files import SourceFile
 from drivetrain.data.table_blocks import Block, Table, open_table, refusal_of
-from drivetrain.data.tables import place_of, refuse_nested, with_header_hint
+from drivetrain.data.tables import all_cut_short, place_of, refuse_nested, with_header_hint
 from drivetrain.errors import Problem, UserError, problem
 
-FORMAT = 3
+FORMAT = 4
 WHYS = ("it has no text", "it has no label", "it has too few columns")  # by the numbers that a store keeps
 SAID_FROM = 50_000_000  # bytes that take a second or more
 
@@ -167,6 +167,7 @@ class _Pass:
         self._header, self._columns, self._styles = header, columns, styles
         self._kinds: dict[str, set[str]] = {role: set() for role in columns}
         self._labels: dict[tuple[type, Any], int] = {}
+        self._short = 0  # rows with too few columns
 
     @property
     def wanted_styles(self) -> dict[str, str]:
@@ -205,6 +206,7 @@ class _Pass:
 
     def _add(self, writer: Writer, block: Block, before: int) -> int:
         """Writes a block's rows, and returns how many of them can be used. before: rows of earlier blocks."""
+        self._short += len(block.short)
         columns = dict(zip(self._columns, block.columns, strict=True))
         for role, values in columns.items():
             self._kinds[role] |= _kinds(values)
@@ -241,6 +243,8 @@ class _Pass:
         field, path = self._field, self._path
         if not rows:
             raise problem(field, f"{path} has a header but no rows", "give a file with rows")
+        if self._short == rows:
+            raise all_cut_short(path, rows, field)
         if not kept:
             raise nothing_usable(path, field, "label_column" in self._columns)
 

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
+from drivetrain.data.byte_lengths import is_of_transformers
+
 FORMAT = 4
 
 Arrays = Mapping[str, np.ndarray]
@@ -81,7 +83,9 @@ def _identity(tokenizer: Any) -> str:
     # every call leaves its own here: with them the same texts would have another key the second time
     content.pop("truncation", None)
     content.pop("padding", None)
-    return json.dumps([content, bool(getattr(tokenizer, "split_special_tokens", False))])
+    kind = type(tokenizer)  # a class of the user's may make other ids with the same vocabulary
+    own_code = [] if is_of_transformers(tokenizer) else [f"{kind.__module__}.{kind.__qualname__}"]
+    return json.dumps([content, bool(getattr(tokenizer, "split_special_tokens", False)), *own_code])
 
 
 def _default_folder() -> Path:

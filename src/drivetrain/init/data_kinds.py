@@ -117,6 +117,13 @@ def _of_table(path: Path, text: str | None, label: str | None) -> Kind:
 
     short: list[int] = []
     table = read_table(str(path), "--data", shorter=short)
+    kind = _kind_of_table(path, table, text, label, len(short))
+    if short and not isinstance(kind, LabelledTexts):
+        read_table(str(path), "--data")  # refuses the short rows, as training on data of this kind does
+    return kind
+
+
+def _kind_of_table(path: Path, table: Any, text: str | None, label: str | None, short: int) -> Kind:
     columns = [str(name) for name in table.columns]
     rows = table.head(ROWS).to_dict("records")
     for name, formatting in (("messages", "openai"), ("conversations", "sharegpt")):
@@ -131,7 +138,7 @@ def _of_table(path: Path, text: str | None, label: str | None) -> Kind:
         own = {"prompt": "instruction", "response": "output"}
         differing = {name: found for name, found in given.items() if found != own[name]}
         return Conversations(str(path), "alpaca", len(table), _texts_within(rows), differing)
-    return _labelled(path, table, columns, text, label, len(short))
+    return _labelled(path, table, columns, text, label, short)
 
 
 def _labelled(path: Path, table: Any, columns: list[str], text: str | None, label: str | None, short: int = 0) -> Kind:

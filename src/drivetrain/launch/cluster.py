@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from drivetrain.config import rules
 from drivetrain.config.data_paths import MissingPath
 from drivetrain.config.load import load
 from drivetrain.config.machine import Machine
-from drivetrain.config.packages import installed
+from drivetrain.config.packages import installed, needed
 from drivetrain.config.resolve import resolved
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import UserError
@@ -21,8 +22,8 @@ CAPABLE = (99, 0)
 
 @dataclass(frozen=True)
 class ClusterRun:
-    """A run that no rule refuses, as its run file states it. overrides: the caller's and the number of nodes. notices:
-    remarks, the number of GPUs first."""
+    """A run that no rule refuses, with its number of processes where no GPU has to be counted for it. overrides: the
+    caller's and the number of nodes. notices: remarks, the number of GPUs first."""
 
     run: RunConfig
     overrides: list[str]
@@ -33,7 +34,8 @@ def checked_for_cluster(run_file: Path, overrides: Sequence[str], nodes: int | N
     """Reads a run file and applies all rules that need no GPU. Raises UserError with all problems.
 
     A missing file at an absolute path is a notice, since only the cluster may have it. A relative path has to exist:
-    the job starts in the folder that it is submitted from, as this command does. Packages are those installed here.
+    the job starts in the folder that it is submitted from, as this command does. A package that is missing here is a
+    notice, too.
     """
     given = [*overrides, *([] if nodes is None else [f"nodes={nodes}"])]
     run, problems = load(run_file, given)
@@ -46,7 +48,16 @@ def checked_for_cluster(run_file: Path, overrides: Sequence[str], nodes: int | N
     if refused:
         raise UserError([*refused, *elsewhere])
     missing = [f"{each.field}: {each.path} does not exist here; the cluster has to have it" for each in elsewhere]
-    return ClusterRun(run, given, [*_size(run, full), *missing])
+    here = installed()
+    missing += [
+        f"{field}: {what} needs {package}, which is not installed here; the cluster has to have it"
+        for field, what, package in needed(full)
+        if package not in here
+    ]
+    twice = replace(there, device_count=2 * there.device_count)
+    is_open = run.processes is None and resolved(run, twice).devices != full.devices
+    known = run if is_open else run.model_copy(update={"processes": full.devices // full.nodes})
+    return ClusterRun(known, given, [*_size(run, full, is_open), *missing])
 
 
 def _machine(run: RunConfig) -> Machine:
@@ -60,17 +71,19 @@ def _machine(run: RunConfig) -> Machine:
         cpu_cores=1,
         compute_capability=CAPABLE if device == "cuda" else None,
         native_dtypes=frozenset({"float32", "bfloat16", "float16"}),
-        packages=installed(),
     )
     full = resolved(run, one)
-    return replace(one, device_count=max(1, full.devices // full.nodes))
+    # an engine may need more than one device a node for its smallest world, such as the shards of HSDP
+    least = math.lcm(full.engine.smallest_world, full.nodes) // full.nodes if run.processes is None else 1
+    return replace(one, device_count=max(least, full.devices // full.nodes))
 
 
-def _size(run: RunConfig, full: RunConfig) -> list[str]:
-    """Returns the product of nodes and processes, and the share of the global batch that each device gets."""
+def _size(run: RunConfig, full: RunConfig, is_open: bool) -> list[str]:
+    """Returns the product of nodes and processes, and the share of the global batch that each device gets. is_open: the
+    number of processes depends on the devices of the cluster's nodes."""
     kind = "CPU ranks" if run.device == "cpu" else "GPUs"
     nodes = f"{run.nodes} node{'s' * (run.nodes > 1)}"
-    if run.processes is None and full.engine.takes_processes and full.processes == 1:
+    if is_open:
         unknown = f"{nodes}, and processes was left out: a rank for each GPU that a node has"
         asks = "" if run.device == "cpu" else "; the script asks Slurm for none: give processes, the GPUs of one node"
         return [unknown + asks]

@@ -64,7 +64,7 @@ def run_file_of(place: Path, overrides: Sequence[str]) -> tuple[Path, list[str]]
     if not folder.run_file.is_file():
         fix = "give a run file, or the folder of a run (runs/NAME)"
         raise problem(str(place), f"holds no run: it has no {folder.run_file.name}", fix)
-    return folder.run_file, [f"output={json.dumps(str(place))}", *overrides]
+    return folder.run_file, [f"output={json.dumps(str(place), ensure_ascii=False)}", *overrides]
 
 
 def judged_here(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,6 +82,8 @@ def safe_limit(processes: int) -> int:
 def attainable_memory() -> int:
     """Returns the bytes that processes of this machine could still get at the most: what is free, what the kernel would
     give back of its cache of files, and swap."""
+    if sys.platform == "darwin":  # memory is compressed there, and swap grows on demand
+        return psutil.virtual_memory().total
     free = min(psutil.virtual_memory().available, *_cgroup_left(with_cache=True))
     return free + psutil.swap_memory().free
 
@@ -108,4 +111,6 @@ def _cached_files(statistics: Path) -> int:
     except OSError:
         return 0
     found = dict(zip(words[::2], words[1::2], strict=False))
-    return sum(int(found.get(name, 0)) for name in ("active_file", "inactive_file"))
+    names = ("active_file", "inactive_file")
+    total = sum(int(found.get(f"total_{name}", 0)) for name in names)  # cgroup v1, groups within counted
+    return total or sum(int(found.get(name, 0)) for name in (*names, "slab_reclaimable"))

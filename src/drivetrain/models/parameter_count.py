@@ -38,7 +38,11 @@ def count_parameters(workload: WorkloadBlock) -> ParameterCount | None:
         return None
     try:
         model = _without_numbers(workload.AUTO_CLASS, path, config)
-        unsure = _decided_by_data(model) if config is not None and DECIDED_BY_DATA not in config else set()
+        unsure = (
+            _decided_by_data(model)
+            if config is not None and hasattr(model.config, DECIDED_BY_DATA) and DECIDED_BY_DATA not in config
+            else set()
+        )
     except Exception:  # each architecture fails in its own way; the build that follows says how
         return None
     sizes = {id(p): p.numel() for p in model.parameters() if id(p) not in unsure}

@@ -53,6 +53,10 @@ class Stilled(Workload):
                 keep_statistics(module)
         return model
 
+    @property
+    def has_batch_norm(self) -> bool:  # type: ignore[override]
+        return self._inner.has_batch_norm
+
     def collate(self, samples: Sequence[Any]) -> Batch:
         return self._inner.collate(samples)
 

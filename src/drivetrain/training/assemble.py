@@ -34,7 +34,7 @@ def assemble(
     # its problems come before reading data
     build_optimizer = _optimizer(run) if training else None
     check_installed(run.precision_spec)
-    ranks.on_first(lambda: refuse_too_large(run, machine))  # the other ranks wait, and have built nothing yet
+    ranks.on_first(lambda: refuse_too_large(run, machine, training))  # the other ranks wait, and have built nothing yet
     seed_everything(run.seed)
     try:
         workload = build_workload(run.workload, run.seed, run.adapter, run.quantised_base, run.quantisation_aware)

@@ -8,6 +8,7 @@ whole model; a process that was ended for memory says nothing, and takes other p
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from drivetrain.config.machine import Machine
 from drivetrain.config.quantised import QuantisedBase
@@ -22,16 +23,26 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 CODES = {"nf4": 0.5, "int4": 0.5, "int8": 1.0, "int8-torchao": 1.0}  # bytes of a weight, without scales
 
 
-def refuse_too_large(run: RunConfig, machine: Machine) -> None:
+def refuse_too_large(run: RunConfig, machine: Machine, training: bool) -> None:
     """Raises UserError if the weights cannot fit into this machine's memory, or into that of a device."""
     before = rng_state()
     count = count_parameters(run.workload)
     restore_rng_state(before)
     if count is None:
         return
-    problems = [*_of_the_host(run, count), *_of_the_device(run, machine, count)]
+    written = training and machine.device == "cpu"  # updates write to the weights where they were loaded
+    host = () if _is_mapped(run) and not written else _of_the_host(run, count)
+    problems = [*host, *_of_the_device(run, machine, count)]
     if problems:
         raise UserError(problems)
+
+
+def _is_mapped(run: RunConfig) -> bool:
+    """Returns whether the weights are a folder's in fp32: they are mapped, shared by all ranks, and take no memory that
+    the kernel could not give back until they are written to."""
+    known, base = run.workload.known_config, run.workload.base
+    dtype = str(known.get("dtype") or known.get("torch_dtype") or "float32")
+    return base is not None and dtype == "float32" and any(Path(base).expanduser().glob("*.safetensors"))
 
 
 def _of_the_host(run: RunConfig, count: ParameterCount) -> Iterator[Problem]:
@@ -46,7 +57,7 @@ def _of_the_host(run: RunConfig, count: ParameterCount) -> Iterator[Problem]:
     else:
         why = f"the model's {count.all:,} parameters take {_gib(one)} of CPU memory while they are built"
     field = "engine" if copies > 1 else "workload.model"
-    yield Problem(field, f"{why}; this machine has {_gib(free)} free", _remedy(run, one, copies, free))
+    yield Problem(field, f"{why}; this machine has {_gib(free)} free, with swap", _remedy(run, one, copies, free))
 
 
 def _remedy(run: RunConfig, one: int, copies: int, free: int) -> str:

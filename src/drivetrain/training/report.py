@@ -144,8 +144,12 @@ class RunReport(BaseModel):
 
     @property
     def is_chance(self) -> bool:
-        """Whether the accuracy is no better than that of always answering the evaluation data's largest class."""
+        """Whether the accuracy is no better than that of always answering the evaluation data's largest class, and the
+        other classes are not recognised either."""
         share, accuracy = self.data.get("largest_class", {}).get("share"), self.metrics.get("accuracy")
+        classes, f1 = self.data.get("classes", 2), self.metrics.get("macro_f1")
+        if f1 is not None and f1 > 1 / classes + 0.05:  # neither one answer for all nor a random one has that
+            return False
         return share is not None and share < 1 and accuracy is not None and accuracy <= share + 1e-6
 
     @property

@@ -30,11 +30,11 @@ def metric_direction_of_file(run: RunConfig) -> list[Problem]:
     if name is None or file is None:
         return []
     try:
-        given = UserFile(file.path, file.options).get("metrics")
-        metric = metrics_of(given)[name]
-    except (UserError, KeyError, TypeError):  # which the building of the workload reports
+        metric = metrics_of(UserFile(file.path, file.options).get("metrics"))[name]
+        undirected = getattr(metric, "higher_is_better", None) is None
+    except Exception:  # the failure that is being reported comes first
         return []
-    return [_no_direction(name)] if metric.higher_is_better is None else []
+    return [_no_direction(name)] if undirected else []
 
 
 def _no_direction(name: str) -> Problem:

@@ -227,7 +227,8 @@ class ImageClassificationWorkload(Classifier):
         """Returns pixel_values: (B, C, H, W) fp32, normalised; labels: (B,) int64."""
         height, width, channels = self._shape
         if isinstance(samples, GatheredPictures):
-            images, numbers = samples.pixels, samples.labels
+            # a view, such as one with mirrored columns, has no rows of pixels to take at once
+            images, numbers = np.ascontiguousarray(samples.pixels), samples.labels
         else:
             images, numbers = np.stack([image for image, _ in samples]), np.array([label for _, label in samples])
         pixels, labels = torch.from_numpy(images), torch.from_numpy(numbers.astype(np.int64))

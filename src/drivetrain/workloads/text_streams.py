@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from drivetrain.config.language import most_dropped
 from drivetrain.config.workload import TextClassification, TextData
 from drivetrain.data.array_store import default_root
+from drivetrain.data.bad_rows import BadRow, too_many
 from drivetrain.data.language.row_schema import RowError
 from drivetrain.data.streams.mixture import Mix, StreamedMixture
 from drivetrain.data.streams.rows_set import StreamedRows
 from drivetrain.data.streams.shard_rows import open_shards
+from drivetrain.data.streams.shards import Piece
 from drivetrain.data.texts import is_on_hub
 from drivetrain.data.tokenised import tokenise_block
 from drivetrain.errors import Problem, UserError, problem
@@ -54,32 +57,37 @@ class TextStream:
     tokenizer: Any
 
     def samples(self, seed: int) -> StreamedMixture:
-        """Returns samples. Raises UserError for shards that cannot be read, and for unusable first rows that must not
-        be left out."""
+        """Returns samples. Raises UserError for shards that cannot be read, and for more unusable rows among the first
+        ones than `bad_rows` allows."""
         rows = open_shards(self.data.train, TRAIN, self.data.cache or default_root())
-        beginning = []
-        for piece, index in rows.found(0, LOOKED_AT):
-            try:
-                beginning.append((piece.row(index), piece.where(index)))
-            except RowError as error:
-                self._unusable(piece.where(index), str(error))
-        self._check_beginning(beginning)
+        self._check_beginning(rows.found(0, LOOKED_AT))
         identity = repr((rows.identity, self.data.stream_buffer))
         shuffled = rows.shuffled(0, None, self.data.stream_buffer, [seed, 0])
         stream = StreamedRows(self.data.train, shuffled, self._made, self._unusable, identity)
         return StreamedMixture([stream], Mix())
 
-    def _check_beginning(self, rows: Sequence[tuple[Mapping[str, Any], str]]) -> None:
+    def _check_beginning(self, found: Sequence[tuple[Piece, int]]) -> None:
+        rows: list[tuple[Mapping[str, Any], str]] = []
+        bad: list[BadRow] = []
+        for piece, index in found:
+            where = piece.where(index)
+            try:
+                rows.append((piece.row(index), where))
+            except RowError as error:
+                bad.append(BadRow(where, str(error)))
         for name in ("text_column", "text_pair_column", "label_column"):
             column = getattr(self.data, name)
-            if column is not None and not any(column in row for row, _ in rows):
+            if column is not None and rows and not any(column in row for row, _ in rows):
                 known = ", ".join(dict.fromkeys(key for row, _ in rows for key in row))
                 raise problem(f"workload.data.{name}", f"no row has a column {column!r}", f"they have: {known}")
         for row, where in rows:
             try:
                 self._label(row, where)
             except RowError as error:
-                self._unusable(where, str(error))
+                bad.append(BadRow(where, str(error)))
+        name, most = f"the beginning of {self.data.train}", most_dropped(self.data.bad_rows)
+        if problems := too_many(name, bad, len(found), most, TRAIN):
+            raise UserError(problems)
 
     def _made(self, row: Mapping[str, Any], where: str) -> TextSample:
         data = self.data

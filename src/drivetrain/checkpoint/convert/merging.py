@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from drivetrain.checkpoint.convert.foreign import Note
 from drivetrain.checkpoint.convert.own_format import find
-from drivetrain.checkpoint.convert.to_others import DTYPES, written_aside
+from drivetrain.checkpoint.convert.to_others import DTYPES, refuse_taken, written_aside
 from drivetrain.config.load import load
-from drivetrain.config.run import RunConfig
 from drivetrain.errors import UserError, problem
 from drivetrain.inference.whole_model import loaded_model
 from drivetrain.launch.prepare import run_file_of
@@ -38,16 +37,16 @@ def merge_to(path: Path, output: Path, dtype: str | None, trust: bool = False) -
         raise UserError(problems)
     if run.adapter is None:
         raise problem("--merge", f"{folder} was trained without adapters", "leave --merge out")
-    write: Callable[[Path], list[Note]] = partial(_write, run, source, DTYPES[dtype or "fp32"], trust)
-    notes = written_aside(output, write)
-    return source, [*notes, *(Note("newer checkpoint", carried=False, what=why) for why in skipped)]
-
-
-def _write(run: RunConfig, source: Path, dtype: torch.dtype, trust: bool, into: Path) -> list[Note]:
+    refuse_taken(output)  # before the model is loaded
     model = loaded_model(run, source, trust=trust)
     if not is_whole(model):
         why = f"what {run.folder} trained is no part of the base's weights: {type(model).__name__}"
         raise problem("--merge", why, "leave --merge out: PEFT's files are written, for PeftModel.from_pretrained")
+    notes = written_aside(output, partial(_write, model, source, DTYPES[dtype or "fp32"]))
+    return source, [*notes, *(Note("newer checkpoint", carried=False, what=why) for why in skipped)]
+
+
+def _write(model: nn.Module, source: Path, dtype: torch.dtype, into: Path) -> list[Note]:
     save_whole(model.to(dtype), into)
     if (source / PICTURES).is_file():
         (into / PICTURES).write_bytes((source / PICTURES).read_bytes())

@@ -31,7 +31,7 @@ def convert_to(path: Path, format_: str, output: Path, dtype: str | None) -> tup
     if dtype is not None and (format_ != "transformers" or dtype not in DTYPES):
         why = f"{dtype} was given with --to {format_}"
         raise problem("--dtype", why, f"give {', '.join(DTYPES)} with --to transformers; others keep every bit")
-    _refuse_taken(output)
+    refuse_taken(output)
     source, skipped, saved = _newest(path)
     notes = written_aside(output, lambda aside: WRITERS[format_](saved, aside, DTYPES.get(dtype or "")))
     newer = [Note("newer checkpoint", carried=False, what=why) for why in skipped]
@@ -40,7 +40,7 @@ def convert_to(path: Path, format_: str, output: Path, dtype: str | None) -> tup
 
 def written_aside(output: Path, write: Callable[[Path], list[Note]]) -> list[Note]:
     """Has a folder written beside `output`, a new or empty folder, and renames it. Returns the notes of `write`."""
-    _refuse_taken(output)
+    refuse_taken(output)
     output = followed(output)  # an empty folder behind a link is replaced itself
     aside = output.with_name(f".{output.name}.partial-{os.getpid()}")
     try:
@@ -57,7 +57,7 @@ def written_aside(output: Path, write: Callable[[Path], list[Note]]) -> list[Not
     return notes
 
 
-def _refuse_taken(output: Path) -> None:
+def refuse_taken(output: Path) -> None:
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise problem("--output", f"{output} is there already", "give a folder that is new or empty")
 
