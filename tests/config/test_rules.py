@@ -100,9 +100,9 @@ def test_what_cannot_work_is_refused_with_field_reason_and_cure(case: str) -> No
 
 def test_the_cure_for_what_an_engine_cannot_have_names_the_engines_that_can() -> None:
     (found,) = rules.check(config(engine="dp", recompute=True), CPU)
-    assert found.fix == "leave it out, or take engine=single or ddp or fsdp or deepspeed or accelerate or mesh"
+    assert found.fix.startswith("leave it out, or take engine=single or ddp or fsdp or deepspeed or accelerate or mesh")
     (found,) = rules.check(config(engine="dp", precision="bf16-master"), H100)
-    assert found.fix == "take another precision, or engine=single or ddp or fsdp or deepspeed or accelerate"
+    assert found.fix.startswith("take another precision, or engine=single or ddp or fsdp or deepspeed or accelerate")
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "bf16-mixed"])

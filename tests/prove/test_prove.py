@@ -97,6 +97,16 @@ def test_dropout_and_batch_norm_are_recognised_stilled_and_explained(
     assert "BatchNorm (1 modules)" in batch_norm
 
 
+def test_a_loss_that_depends_on_how_the_batch_is_cut_fails_on_every_engine(tmp_path: Path) -> None:
+    run = config(tmp_path, "nn.LayerNorm(16)")
+    reference, rounding = sides(run)
+    mean_for_sum = rounding.model_copy(update={"losses": [loss / 2 for loss in rounding.losses]})
+    (found, *_) = verdicts(run, mean_for_sum, reference, mean_for_sum)
+    assert found.promise == "same curve"
+    assert found.holds is False
+    assert "it is no sum over samples" in found.why
+
+
 @pytest.mark.parametrize("engine", ["ddp", "fsdp"])
 def test_what_is_broken_fails_and_is_named(engine: str, ranks: Callable[[int], RankPool], tmp_path: Path) -> None:
     settings = ("precision=fp16-mixed", "scaler.init_scale=128")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import sys
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +19,6 @@ from drivetrain.cli.fields import fields, schema
 from drivetrain.cli.import_verb import import_
 from drivetrain.cli.init_verb import init, recipes
 from drivetrain.cli.replay import replay
-from drivetrain.errors import Interrupted, RankError, RunError, UserError
 from drivetrain.runtime.strict_json import dumps
 
 if TYPE_CHECKING:
@@ -286,49 +282,6 @@ app.command(epilog=example("drivetrain recipes"))(recipes)
 app.command(epilog=example("drivetrain doctor", "drivetrain doctor runs/digits --bundle"))(doctor)
 app.command(epilog=example("drivetrain cache", "drivetrain cache --unused-days 30 --most-gb 50"))(cache)
 app.add_typer(checkpoint, name="checkpoint")
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line. A user's error or a failed run prints its message; a traceback means a bug of ours."""
-    given = sys.argv[1:] if arguments is None else arguments
-    # the deepspeed launcher adds --local_rank=N, which LOCAL_RANK says as well
-    own = [word for word in given if not word.startswith(("--local_rank=", "--local-rank="))]
-    try:
-        code: Any = _told(functools.partial(app, args=own))
-    except SystemExit as end:  # typer ends every command with one
-        code = end.code
-    if "torch.distributed" in sys.modules:
-        from drivetrain.launch.external_launcher import end_if_rank
-
-        end_if_rank(int(code or 0))
-    sys.exit(code)
-
-
-def _told(command: Callable[[], Any]) -> int:
-    try:
-        command()
-    except UserError as error:
-        _print_problems(error)
-        return 2
-    except RunError as error:
-        errors.print(f"[bold red]The run failed.[/] {escape(str(error))}")
-        return 1
-    except RankError as error:
-        errors.print(f"{escape(error.traceback)}[bold red]The run failed.[/] {escape(str(error))}", soft_wrap=True)
-        return 1
-    except Interrupted as error:
-        errors.print(f"[bold red]{escape(str(error))}.[/]", soft_wrap=True)
-        return 130
-    return 0
-
-
-def _print_problems(error: UserError) -> None:
-    count = len(error.problems)
-    errors.print(f"[bold red]{count} problem{'s' if count > 1 else ''}:[/] refused before any work.")
-    for number, found in enumerate(error.problems, start=1):
-        errors.print(f"  [bold]{escape(found.field)}[/]: {escape(found.why)}")
-        if number == count or error.problems[number].fix != found.fix:
-            errors.print(f"      [green]{escape(found.fix)}[/]", soft_wrap=True)  # it may be a command to copy
 
 
 def _start(checked: Checked, node: Node | None = None, **job: Any) -> Result:
