@@ -55,7 +55,8 @@ def test_ranks_whose_copies_do_not_fit_together_are_refused(monkeypatch: pytest.
 
     def refused(given: dict[str, Any], machine: Machine = CPU, **run: Any) -> str:
         try:
-            model_memory.refuse_too_large(run_of(given, **run), machine, training=True)
+            found = run_of(given, **run)
+            model_memory.refuse_too_large(found, machine, True, model_memory.counted(found))
         except UserError as error:
             return str(error)
         return ""
@@ -83,10 +84,15 @@ def test_ranks_whose_copies_do_not_fit_together_are_refused(monkeypatch: pytest.
 
 def test_a_device_smaller_than_the_weights_is_refused_where_the_engine_puts_them_there_whole() -> None:
     large = {"config": {**LLAMA, "vocab_size": 2**20, "hidden_size": 2**9}}  # two GiB, one in 16 bits
+
+    def check(engine: str, machine: Machine) -> None:
+        run = run_of(large, engine={"name": engine})
+        model_memory.refuse_too_large(run, machine, True, model_memory.counted(run))
+
     with pytest.raises(UserError, match=r"engine=ddp puts 2\.0 GiB of weights on each device; a GPU has 1\.0 GiB"):
-        model_memory.refuse_too_large(run_of(large, engine={"name": "ddp"}), GPU, training=True)
-    model_memory.refuse_too_large(run_of(large, engine={"name": "fsdp"}), GPU, training=True)
-    model_memory.refuse_too_large(run_of(large, engine={"name": "ddp"}), CPU, training=True)
+        check("ddp", GPU)
+    check("fsdp", GPU)
+    check("ddp", CPU)
 
 
 def test_a_training_of_a_model_larger_than_the_machine_is_refused_before_it_is_built(

@@ -17,7 +17,7 @@ from drivetrain.memory.allocator import keep_freed_blocks
 from drivetrain.optim.optimizers import OptimizerFactory, optimizer_factory
 from drivetrain.runtime.hardware import torch_device
 from drivetrain.training.auto_settings import Compiling, compiling, keeps_freed_memory, rows_of
-from drivetrain.training.model_memory import refuse_too_large
+from drivetrain.training.model_memory import counted, refuse_too_large
 from drivetrain.training.workload_rules import check_workload, metric_direction_of_file
 from drivetrain.workloads.base import Workload
 from drivetrain.workloads.build import build_workload
@@ -34,7 +34,10 @@ def assemble(
     # its problems come before reading data
     build_optimizer = _optimizer(run) if training else None
     check_installed(run.precision_spec)
-    ranks.on_first(lambda: refuse_too_large(run, machine, training))  # the other ranks wait, and have built nothing yet
+    count = counted(run)  # on every rank: what it imports is imported side by side
+    ranks.on_first(
+        lambda: refuse_too_large(run, machine, training, count)
+    )  # the others wait, and have built nothing yet
     seed_everything(run.seed)
     try:
         workload = build_workload(run.workload, run.seed, run.adapter, run.quantised_base, run.quantisation_aware)

@@ -23,11 +23,16 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 CODES = {"nf4": 0.5, "int4": 0.5, "int8": 1.0, "int8-torchao": 1.0}  # bytes of a weight, without scales
 
 
-def refuse_too_large(run: RunConfig, machine: Machine, training: bool) -> None:
-    """Raises UserError if the weights cannot fit into this machine's memory, or into that of a device."""
+def counted(run: RunConfig) -> ParameterCount | None:
+    """Returns how many parameters the run's model has, if that is known before it is built."""
     before = rng_state()
     count = count_parameters(run.workload)
     restore_rng_state(before)
+    return count
+
+
+def refuse_too_large(run: RunConfig, machine: Machine, training: bool, count: ParameterCount | None) -> None:
+    """Raises UserError if the weights cannot fit into this machine's memory, or into that of a device."""
     if count is None:
         return
     written = training and machine.device == "cpu"  # updates write to the weights where they were loaded
