@@ -46,7 +46,7 @@ LAYERS: list[tuple[str, list[tuple[str, str, bool]]]] = [
         [
             ("engines", "spread it over devices", True),
             ("checkpoint", "save, resume, convert", True),
-            ("tracking", "events and who listens", True),
+            ("tracking", "events, files, trackers", True),
             ("workloads", "model, data and loss", True),
         ],
     ),

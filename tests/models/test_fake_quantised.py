@@ -152,7 +152,7 @@ def test_the_head_of_a_language_model_stays_and_a_checkpoint_names_the_layers(tm
     quantiser = FakeQuantiser(QuantisationAware(format="int4-weight"))
     quantiser.prepare(model)
     assert type(model.lm_head) is nn.Linear
-    assert quantiser.told(model) == "7 of 8 fake-quantised (int4-weight)"
+    assert quantiser.description(model) == "7 of 8 fake-quantised (int4-weight)"
     quantiser.write(model, tmp_path)
     told = json.loads((tmp_path / "quantisation_aware.json").read_text())
     assert (told["format"], told["group_size"]) == ("int4-weight", 32)

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from drivetrain.config.engines import DRIVER, SingleEngine
 from drivetrain.errors import UserError
 from drivetrain.models import fp8
-from drivetrain.models.fp8 import compute_in_fp8, told
+from drivetrain.models.fp8 import compute_in_fp8, description
 from drivetrain.numerics.emulation import fp32_products
 from drivetrain.optim.low_bit import hush
 from tests.ranks import RankPool
@@ -59,12 +59,12 @@ def test_outputs_and_gradients_are_torchaos() -> None:
 
 def test_layers_whose_sides_do_not_fit_and_the_head_stay_and_the_run_says_how_many() -> None:
     model = compute_in_fp8(network(), emulate=True)
-    assert told(model) == "4 of 6 in fp8; 2 have sides that are no multiples of 16"
+    assert description(model) == "4 of 6 in fp8; 2 have sides that are no multiples of 16"
     assert type(model[0]) is nn.Linear
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     llama = compute_in_fp8(AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=48, **sizes)), emulate=True)
     assert type(llama.lm_head) is nn.Linear
-    assert told(llama) == "7 of 8 in fp8"
+    assert description(llama) == "7 of 8 in fp8"
 
 
 def test_parameters_stay_the_same_ones() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from drivetrain.config.load import validate
+from drivetrain.config.run import RunConfig
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.single import SingleEngine
 from drivetrain.errors import UserError
@@ -45,24 +46,26 @@ def test_an_evaluation_makes_no_optimizer() -> None:
     assert evaluates.measured() == {}
 
 
+def run_of(folder: Path, metric: str, *lines: str) -> RunConfig:
+    """Returns a run of a file with these lines, whose metric decides."""
+    file = folder / "task.py"
+    file.write_text("\n".join(("import torch", "from torch import nn", "model = nn.Linear(2, 3)", *lines)))
+    raw = {**RAW, "workload": {"type": "module", "path": str(file)}, "evaluation": {"metric": metric}}
+    run, _ = validate(raw, [])
+    assert run is not None
+    return run
+
+
 def test_a_metric_without_direction_is_reported_with_the_loss_that_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "task.py"
-    lines = [
-        "import torch",
-        "from torch import nn",
-        "model = nn.Linear(2, 3)",
+    lines = (
         "train_data = [(torch.zeros(2), torch.tensor(1))] * 9",
         "evaluation_data = train_data",
         "loss = nn.CrossEntropyLoss(weight=torch.ones(3))",
         "def recall(output, target): return 0.5",
         'metrics = {"recall": recall}',
-    ]
-    file.write_text("\n".join(lines))
-    raw = {**RAW, "workload": {"type": "module", "path": str(file)}, "evaluation": {"metric": "recall"}}
-    run, _ = validate(raw, [])
-    assert run is not None
+    )
     with pytest.raises(UserError) as caught:
-        assemble(run, detect("cpu"), Communicator(), training=True)
+        assemble(run_of(tmp_path, "recall", *lines), detect("cpu"), Communicator(), training=True)
     whys = [found.why for found in caught.value.problems]
     assert len(whys) == 2
     assert "class weights" in whys[0]
@@ -70,17 +73,10 @@ def test_a_metric_without_direction_is_reported_with_the_loss_that_is_refused(tm
 
 
 def test_a_file_that_fails_again_when_its_metrics_are_read_keeps_its_first_error(tmp_path: Path) -> None:
-    file = tmp_path / "task.py"
-    lines = [
-        "from torch import nn",
-        "model = nn.Linear(2, 3)",
+    lines = (
         "def train_data(): raise FileNotFoundError('rows.bin')",
         "loss = nn.CrossEntropyLoss()",
         "def metrics(): raise RuntimeError('metrics')",
-    ]
-    file.write_text("\n".join(lines))
-    raw = {**RAW, "workload": {"type": "module", "path": str(file)}, "evaluation": {"metric": "far"}}
-    run, _ = validate(raw, [])
-    assert run is not None
+    )
     with pytest.raises(UserError, match=r"rows\.bin"):
-        assemble(run, detect("cpu"), Communicator(), training=True)
+        assemble(run_of(tmp_path, "far", *lines), detect("cpu"), Communicator(), training=True)

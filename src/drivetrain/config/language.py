@@ -265,9 +265,9 @@ class LanguageModel(WorkloadBlock):
         if places is not None and places < length and self.model.rope_scaling is None:
             why = f"length ({length}) > the model's context ({places}; max_position_embeddings)"
             yield Problem("workload.data.length", why, "shorten it, or give workload.model.rope_scaling")
-        folder = Path(self.model.tokenizer or self.model.path or "nothing").expanduser()
+        owner = self.template_owner
         own_code = self.model.trust_tokenizer_code or self.model.trust_remote_code  # which may hold the template
-        if self.has_conversations and self.data.template is None and not own_code and lacks_template(folder):
+        if owner is not None and not own_code and lacks_template(Path(owner).expanduser()):
             fix = "give one of alpaca, vicuna, chatml, plain, or the path of a .jinja file"
             yield Problem("workload.data.template", "the tokenizer has no chat template", fix)
 

@@ -9,6 +9,7 @@ from typing import Any
 from drivetrain.config.files import read_json
 from drivetrain.errors import UserError
 
+TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json")
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 
 
@@ -25,9 +26,13 @@ def context_of(config: Mapping[str, Any]) -> int | None:
 def lacks_template(folder: Path) -> bool:
     """Returns whether a tokenizer's folder has no chat template. False for a folder that is not there or cannot be
     read, which the loading of the tokenizer reports."""
-    file = folder / "tokenizer_config.json"
-    if not file.is_file() or any((folder / name).exists() for name in TEMPLATE_FILES):
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         return False
+    if any((folder / name).exists() for name in TEMPLATE_FILES):
+        return False
+    file = folder / TOKENIZER_FILES[0]
+    if not file.is_file():
+        return True
     try:
         return not read_json(file).get("chat_template")
     except UserError:

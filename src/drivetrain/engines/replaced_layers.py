@@ -28,5 +28,5 @@ def computing_in(model: nn.Module, precision: Precision) -> nn.Module:
 def replaced(model: nn.Module, precision: Precision, workload: Workload) -> str | Literal[False]:
     """Returns a run's remarks about them."""
     if precision.layers is not None:
-        return str(import_module(precision.layers).told(model))
-    return False if workload.fake_quantiser is None else workload.fake_quantiser.told(model)
+        return str(import_module(precision.layers).description(model))
+    return False if workload.fake_quantiser is None else workload.fake_quantiser.description(model)

@@ -58,7 +58,7 @@ class FakeQuantiser:
         made.weight, made.bias = linear.weight, linear.bias
         return made
 
-    def told(self, model: nn.Module) -> str:
+    def description(self, model: nn.Module) -> str:
         """Returns the run's remark about it."""
         layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
         return f"{len(_prepared(model))} of {len(layers)} fake-quantised ({self._config.format})"

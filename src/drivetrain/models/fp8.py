@@ -53,7 +53,7 @@ def compute_in_fp8(model: nn.Module, emulate: bool = False) -> nn.Module:
     return made
 
 
-def told(model: nn.Module) -> str:
+def description(model: nn.Module) -> str:
     """Returns how many layers compute in 8 bits, and how many do not."""
     from torchao.float8.float8_linear import Float8Linear
 
