@@ -42,6 +42,7 @@ LAYERS = [
     ["launch"],
     ["compare", "importing", "replay"],
     ["checkpoint/convert"],
+    ["export"],
     ["cli"],
     ["__main__"],
     ["recipes"],  # a script, which imports nothing of drivetrain's
@@ -52,10 +53,11 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # heavy or optional packages, and who alone may import them
 OWNERS = {
     "transformers": {
+        *("export/runtimes/plain_transformers.py", "export/runtimes/plain_peft.py", "export/runtimes/with_torch.py"),
         *("models", "data/tokenised.py", "data/token_cache.py", "engines/mesh/context_parallel.py"),
         *("data/language/chat.py", "data/language/vocabularies.py"),
     },
-    "peft": {"models"},
+    "peft": {"models", "export/runtimes/plain_peft.py"},
     "tokenizers": {
         *("data/tokenised.py", "data/token_cache.py", "data/language/vocabularies.py", "data/word_pieces.py"),
     },
@@ -82,9 +84,9 @@ OWNERS = {
         "engines/deepspeed/native_build.py",
     },
     "typer": {"cli"},
-    "safetensors": {"checkpoint", "models"},
+    "safetensors": {"checkpoint", "models", "export/runtimes/exchange.py"},
     "bitsandbytes": {"models/quantised_base.py"},
-    "torchao": {"models/torchao_base.py", "models/fake_quantised.py", "models/fp8.py"},
+    "torchao": {"models/torchao_export.py", "models/torchao_base.py", "models/fake_quantised.py", "models/fp8.py"},
 }
 
 

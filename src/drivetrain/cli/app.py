@@ -15,6 +15,7 @@ from drivetrain.cli.arguments import example, path_argument, path_option
 from drivetrain.cli.cache import cache
 from drivetrain.cli.checkpoint import checkpoint
 from drivetrain.cli.doctor import doctor
+from drivetrain.cli.export import export
 from drivetrain.cli.fields import fields, schema
 from drivetrain.cli.import_verb import import_
 from drivetrain.cli.init_verb import init, recipes
@@ -273,6 +274,7 @@ def version() -> None:
     typer.echo(__version__)
 
 
+app.command(epilog=example("drivetrain export runs/mine --to transformers --dtype bf16 --output mine"))(export)
 app.command(epilog=example("drivetrain schema > run.schema.json"))(schema)
 app.command("import", epilog=example("drivetrain import qwen_lora_sft.yaml --output run.yaml"))(import_)
 app.command(epilog=example("drivetrain replay runs/digits --step 40"))(replay)

@@ -25,19 +25,26 @@ from drivetrain.workloads.user_file import UserFile
 
 
 def loaded_model(
-    run: RunConfig, path: Path, model: nn.Module | None = None, adapter: str = "merge", trust: bool = False
+    run: RunConfig,
+    path: Path,
+    model: nn.Module | None = None,
+    adapter: str = "merge",
+    trust: bool = False,
+    quantised: bool = False,
 ) -> nn.Module:
     """Returns the run's model with the weights of the checkpoint at `path`, in fp32 on the CPU, evaluating.
 
-    model: filled in place of one that is built. adapter: merge or keep. Raises UserError for weights of another model,
-    and for Python that the run's folder names from outside the current one, unless trust is set.
+    model: filled in place of one that is built. adapter: merge or keep. quantised: whether a base that the run keeps in
+    4 or 8 bits is rounded to them here too, as the adapters were trained over it (merged, it is unpacked again); else
+    it is taken as its folder has it. Raises UserError for weights of another model, and for Python that the run's
+    folder names from outside the current one, unless trust is set.
     """
     if model is None:
         refuse_named_code(_without_training(run), run.folder, trust)
         if not trust:
             _refuse_code_beside(run, path)
     weights = without_attached(load_checkpoint(path, verify)["model"])
-    return _filled(run, path, model, weights, adapter).eval()
+    return _filled(run, path, model, weights, adapter, quantised).eval()
 
 
 def _refuse_code_beside(run: RunConfig, path: Path) -> None:
@@ -61,12 +68,14 @@ def _without_training(run: RunConfig) -> RunConfig:
     return run.model_copy(update={name: plain[name].default for name in names})
 
 
-def _filled(run: RunConfig, path: Path, model: nn.Module | None, weights: dict[str, Tensor], adapter: str) -> nn.Module:
+def _filled(
+    run: RunConfig, path: Path, model: nn.Module | None, weights: dict[str, Tensor], adapter: str, quantised: bool
+) -> nn.Module:
     made = model if model is not None else _made(run, path)
     if run.quantisation_aware is not None:
         FakeQuantiser(run.quantisation_aware).prepare(made)
     if run.adapter is not None:
-        made = AdapterSet(run.adapter, run.workload.base).fit(made)
+        made = AdapterSet(run.adapter, run.workload.base, run.quantised_base if quantised else None).fit(made)
     own = kept(made, made.state_dict())
     other = sorted(own.keys() ^ weights.keys()) or [n for n in own if own[n].shape != weights[n].shape]
     if other:

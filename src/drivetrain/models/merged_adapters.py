@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 from torch import nn
+
+from drivetrain.models.quantised_linear import QuantisedLinear
 
 
 def merged(model: nn.Module) -> nn.Module:
     """Returns the model with the products of LoRA's and IA3's layers in its weights, in place: its class and names are
-    those of its base. Prompts and prefixes, which are no part of any weight, stay."""
+    those of its base. Layers whose weights are codes become plain ones, with the numbers that the codes stand for.
+    Prompts and prefixes, which are no part of any weight, stay."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for name, module in list(model.named_modules()):
+        if isinstance(module, QuantisedLinear):
+            _put(model, name, module.plain())
+    for name, module in list(model.named_modules()):
         if isinstance(module, BaseTunerLayer):
             module.merge()
-            parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, module.get_base_layer())
+            _put(model, name, module.get_base_layer())
     return model
+
+
+def _put(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, own = name.rpartition(".")
+    setattr(model.get_submodule(parent), own, module)
 
 
 def is_whole(model: nn.Module) -> bool:
@@ -26,11 +33,3 @@ def is_whole(model: nn.Module) -> bool:
     from transformers import PreTrainedModel
 
     return isinstance(model, PreTrainedModel)
-
-
-def save_whole(model: Any, folder: Path) -> None:
-    """Writes a merged model as Transformers does, with the tokenizer and its chat template where it has one."""
-    tokenizer = vars(model).get("tokenizer")
-    model.save_pretrained(folder)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)

@@ -68,6 +68,13 @@ class QuantisedLinear(nn.Linear, ABC):
         """Returns the weights, (out, in) fp32. PEFT's DoRA finds them by this name, where there is a W_q."""
         return self.unpacked(self.weight, self.scales, torch.float32)
 
+    def plain(self) -> nn.Linear:
+        """Returns a layer with the same numbers as whole weights, in fp32."""
+        linear = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        linear.weight = nn.Parameter(self.dequantize(), requires_grad=False)
+        linear.bias = self.bias
+        return linear.train(self.training)
+
     @property
     def W_q(self) -> Tensor:
         return self.weight

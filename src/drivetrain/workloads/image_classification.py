@@ -29,6 +29,7 @@ from drivetrain.models.transformers_classifiers import build_classifier, config_
 from drivetrain.workloads.base import Batch, NamedSamples
 from drivetrain.workloads.class_loss import ClassificationLoss
 from drivetrain.workloads.classification import Classifier
+from drivetrain.workloads.exporting import Exportable
 from drivetrain.workloads.metrics import Accuracy, MacroF1, Metric
 
 HEAD = "AutoModelForImageClassification"
@@ -39,7 +40,7 @@ BATCH_NORM = (
 )
 
 
-class ImageClassificationWorkload(Classifier):
+class ImageClassificationWorkload(Classifier, Exportable):
     train: PictureSamples
     evaluation: PictureSamples
 

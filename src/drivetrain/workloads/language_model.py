@@ -23,19 +23,20 @@ from drivetrain.errors import problem
 from drivetrain.memory.transfers import on_host
 from drivetrain.models.language_options import context_length, generation_config
 from drivetrain.models.model_folders import save_description
-from drivetrain.workloads.base import Batch, BestMetric, NamedSamples, Outputs, Samples, Workload
+from drivetrain.workloads.base import Batch, BestMetric, NamedSamples, Outputs, Samples
+from drivetrain.workloads.exporting import Dialogue, PlainBatch, Speaks
 from drivetrain.workloads.generating import Generates, Prompt
 from drivetrain.workloads.language_build import build_language_model
 from drivetrain.workloads.language_data import LanguageReader
 from drivetrain.workloads.language_mix import distinct
-from drivetrain.workloads.language_prompts import Continuation, prompts_of, prompts_of_samples
+from drivetrain.workloads.language_prompts import Continuation, dialogues_of, prompts_of, prompts_of_samples
 from drivetrain.workloads.language_report import data_report
 from drivetrain.workloads.metrics import Accuracy, Metric
 
 IGNORED = -100
 
 
-class LanguageModelWorkload(Workload, Generates):
+class LanguageModelWorkload(Speaks, Generates):
     train: JoinedSamples | StreamedMixture
     evaluation: JoinedSamples | None
 
@@ -173,6 +174,26 @@ class LanguageModelWorkload(Workload, Generates):
 
     def answer(self, new: Sequence[int]) -> str:
         return self._continuation.answer(new)
+
+    # --- its plain form, for other software ------------------------------------------------------------------------
+
+    def plain_batch(self, model: nn.Module, samples: Sequence[Sample]) -> PlainBatch:
+        del model
+        [(ids, trained)] = samples  # each by itself: generating software pads in its own way
+        targets = np.where(trained[1:], ids[1:], IGNORED)
+        tokens, labels = (torch.from_numpy(each.astype(np.int64))[None] for each in (ids[:-1], targets))
+        return PlainBatch({"input_ids": tokens}, labels)
+
+    def dialogues(self, count: int) -> list[Dialogue]:
+        return dialogues_of(self._reader, count)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._reader.tokenizer
+
+    @property
+    def ends(self) -> frozenset[int]:
+        return frozenset(self._continuation.ends)
 
     # --- how batches may be cut --------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,16 @@ from drivetrain.data.language.conversations import Conversation, Message
 from drivetrain.data.language.samples import JoinedSamples, Sample
 from drivetrain.errors import UserError, problem
 from drivetrain.workloads.base import Samples
+from drivetrain.workloads.exporting import Dialogue
 from drivetrain.workloads.generating import Prompt
 from drivetrain.workloads.language_data import LanguageReader
 
 FIELD = "workload.generate"
+_EACH_ROLE = (
+    (Message("user", "What is 2 + 3?"),),
+    (Message("user", "你好, wie geht's?\n"), Message("assistant", " Well, thanks. "), Message("user", "Good")),
+    (Message("system", "Answer in a word."), Message("user", "Which day follows Monday?")),
+)
 
 
 def prompts_of(config: LanguageModel, reader: LanguageReader, evaluation: JoinedSamples | None) -> list[Prompt]:
@@ -57,6 +64,27 @@ def prompts_of_samples(samples: Samples, numbers: Iterable[int], tokenizer: Any)
             given = ids[:start].tolist()
             found[number] = Prompt(_text(tokenizer, given), tuple(given), reply)
     return found
+
+
+def dialogues_of(reader: LanguageReader, count: int) -> list[Dialogue]:
+    """Returns conversations that wait for a reply, with the ids that the run's chat template makes of them: the first
+    evaluation data, where these were kept, and some that ask for each role. Those that the template refuses are left
+    out."""
+    found: list[Dialogue] = []
+    held = ((talk.messages[: _last_reply(talk)], talk.tools) for talk in reader.held)
+    for messages, tools in chain(((each, ()) for each in _EACH_ROLE), held):
+        if reader.template is None or len(found) == count:
+            break
+        with suppress(Exception):  # templates raise what they like
+            ids = reader.template.prompt_ids(messages, tools)
+            found.append(
+                Dialogue([each.as_template() for each in messages], [dict(tool) for tool in tools], tuple(ids))
+            )
+    return found
+
+
+def _last_reply(talk: Conversation) -> int:
+    return max((place for place, message in enumerate(talk.messages) if message.role == "assistant"), default=0)
 
 
 def _of_data(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from drivetrain.data.texts import Texts
 from drivetrain.data.tokenised import Tokens
 from drivetrain.models.unpadded import Places
 from drivetrain.workloads.base import Batch
+from drivetrain.workloads.exporting import PlainBatch
 
 
 class TextSamples:
@@ -87,3 +90,15 @@ def end_to_end(samples: Sequence[Any], pad: int, places: Places) -> Batch:
         "labels": np.array([label for *_, label in samples]),
     }
     return {name: torch.from_numpy(array) for name, array in batch.items()}
+
+
+def plain(model: nn.Module, samples: Sequence[Any], pad: int, segments: bool) -> PlainBatch:
+    """Returns a padded batch as tokenizers write it. segments: whether the tokenizer numbers the texts of a pair, and
+    gives zeros for single texts."""
+    batch = padded(samples, pad, None)
+    labels = batch.pop("labels")
+    if not segments or "token_type_ids" not in inspect.signature(model.forward).parameters:
+        batch.pop("token_type_ids", None)
+    else:
+        batch.setdefault("token_type_ids", torch.zeros_like(batch["input_ids"]))
+    return PlainBatch(batch, labels)

@@ -26,12 +26,13 @@ from drivetrain.models.unpadded import Places, position_table, row_inputs, use_u
 from drivetrain.workloads.base import Batch, NamedSamples
 from drivetrain.workloads.class_loss import ClassificationLoss
 from drivetrain.workloads.classification import Classifier
+from drivetrain.workloads.exporting import PlainBatch, Speaks
 from drivetrain.workloads.stream_notes import travel_note
-from drivetrain.workloads.text_batches import TextSamples, end_to_end, padded
+from drivetrain.workloads.text_batches import TextSamples, end_to_end, padded, plain
 from drivetrain.workloads.text_streams import TextStream, stream_problems
 
 
-class TextClassificationWorkload(Classifier):
+class TextClassificationWorkload(Classifier, Speaks):
     train: TextSamples | StreamedMixture
     evaluation: TextSamples
 
@@ -226,6 +227,13 @@ class TextClassificationWorkload(Classifier):
             return end_to_end(samples, self._pad, self._places)
         data = self._config.data
         return padded(samples, self._pad, data.max_length if data.padding == "fixed" else None)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._tokenizer
+
+    def plain_batch(self, model: nn.Module, samples: Sequence[Any]) -> PlainBatch:
+        return plain(model, samples, self._pad, "token_type_ids" in self._tokenizer.model_input_names)
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
         """Returns (B, classes)."""

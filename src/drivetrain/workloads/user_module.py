@@ -44,7 +44,8 @@ from drivetrain.data.streams.endless import draws, known_length
 from drivetrain.distributed.rng import restore_rng_state, rng_state, seed_everything
 from drivetrain.errors import problem
 from drivetrain.memory.shortage import give_back, is_shortage
-from drivetrain.workloads.base import Batch, BestMetric, Layout, NamedSamples, Outputs, Workload
+from drivetrain.workloads.base import Batch, BestMetric, Layout, NamedSamples, Outputs
+from drivetrain.workloads.exporting import Exportable
 from drivetrain.workloads.loss_contract import LOSS, NO_CONTEXT, Auxiliary, LossContext, Partial
 from drivetrain.workloads.loss_cuts import FEWEST, MOST, OF_A_LOSS, OF_A_MODEL, check_adds_up, off_zero, varied_samples
 from drivetrain.workloads.metrics import Metric
@@ -66,7 +67,7 @@ FIX_SUM = f"give a sum over the batch's targets (reduction='sum'), no mean, and 
 FIX_COUNT = f"count each sample's targets, whatever other samples are beside it; {NEEDS_ALL}"
 
 
-class UserModuleWorkload(Workload):
+class UserModuleWorkload(Exportable):
     train: UserSamples | UserStream
     evaluation: UserSamples | None
 

@@ -1,23 +1,28 @@
-"""Writes a run's model with its adapters merged into the base: a folder that plain Transformers loads."""
+"""Writes a run's model as a folder that plain Transformers loads, its adapters merged into the base."""
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
 
 from drivetrain.checkpoint.convert.foreign import Note
 from drivetrain.checkpoint.convert.own_format import find
-from drivetrain.checkpoint.convert.to_others import DTYPES, refuse_taken, written_aside
+from drivetrain.checkpoint.convert.to_others import DTYPES, written_aside
+from drivetrain.checkpoint.convert.transformers_folder import assets_of
 from drivetrain.config.load import load
 from drivetrain.errors import UserError, problem
 from drivetrain.inference.whole_model import loaded_model
 from drivetrain.launch.prepare import run_file_of
-from drivetrain.models.merged_adapters import is_whole, save_whole
+from drivetrain.models.merged_adapters import is_whole
+from drivetrain.runtime.new_folder import refuse_taken
 
-PICTURES = "preprocessor_config.json"
+GENERATION = "generation_config.json"
+OF_ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_base.json", "base_config.json")
+LARGEST_SHARD = 5 * 2**30
 
 
 def merge_to(path: Path, output: Path, dtype: str | None, trust: bool = False) -> tuple[Path, list[Note]]:
@@ -46,10 +51,25 @@ def merge_to(path: Path, output: Path, dtype: str | None, trust: bool = False) -
     return source, [*notes, *(Note("newer checkpoint", carried=False, what=why) for why in skipped)]
 
 
-def _write(model: nn.Module, source: Path, dtype: torch.dtype, into: Path) -> list[Note]:
-    save_whole(model.to(dtype), into)
-    if (source / PICTURES).is_file():
-        (into / PICTURES).write_bytes((source / PICTURES).read_bytes())
+def write_model(model: Any, source: Path, dtype: torch.dtype, into: Path, largest_shard: int = LARGEST_SHARD) -> None:
+    """Writes a whole Transformers model into a folder, with what lies beside the weights of the checkpoint `source`:
+    tokenizer, chat template, generation settings, preparation of pictures, Python files of its class.
+
+    largest_shard: bytes above which weights are split over files; a single tensor is never split. The model is changed
+    to the dtype in place.
+    """
+    for name, file in assets_of(source).items():
+        if name not in OF_ADAPTERS and name != "config.json":
+            (into / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, into / name)
+    settings = (into / GENERATION).read_bytes() if (into / GENERATION).is_file() else None
+    model.to(dtype).save_pretrained(into, max_shard_size=largest_shard)
+    if settings is not None:  # Transformers wrote the base's over them
+        (into / GENERATION).write_bytes(settings)
+
+
+def _write(model: Any, source: Path, dtype: torch.dtype, into: Path) -> list[Note]:
+    write_model(model, source, dtype, into)
     weights = f"base and adapters in one, {str(dtype).removeprefix('torch.')}"
     assets = ", ".join(sorted(each.name for each in into.iterdir() if not each.name.startswith("model")))
     return [

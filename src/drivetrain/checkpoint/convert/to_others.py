@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from drivetrain.checkpoint.convert.foreign import Note
 from drivetrain.checkpoint.convert.formats import WRITERS
 from drivetrain.checkpoint.convert.own_format import Ours, find, is_adapter, ours
 from drivetrain.errors import UserError, last_line, problem
-from drivetrain.runtime.atomic_file import followed
+from drivetrain.runtime.new_folder import new_folder, refuse_taken
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -40,26 +38,12 @@ def convert_to(path: Path, format_: str, output: Path, dtype: str | None) -> tup
 
 def written_aside(output: Path, write: Callable[[Path], list[Note]]) -> list[Note]:
     """Has a folder written beside `output`, a new or empty folder, and renames it. Returns the notes of `write`."""
-    refuse_taken(output)
-    output = followed(output)  # an empty folder behind a link is replaced itself
-    aside = output.with_name(f".{output.name}.partial-{os.getpid()}")
     try:
-        aside.mkdir(parents=True)
-        notes = write(aside)
-        if output.exists():
-            output.rmdir()
-        aside.rename(output)
+        with new_folder(output) as aside:
+            return write(aside)
     except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:  # as each of the writers puts it
         fix = "make room, or give another folder"
         raise problem("--output", f"{output} cannot be written: {last_line(error)}", fix) from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)  # there only if something failed
-    return notes
-
-
-def refuse_taken(output: Path) -> None:
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise problem("--output", f"{output} is there already", "give a folder that is new or empty")
 
 
 def _newest(path: Path) -> tuple[Path, list[str], Ours]:

@@ -56,12 +56,16 @@ def _write_adapter(saved: Ours, folder: Path, dtype: torch.dtype | None) -> list
     ]
 
 
+def assets_of(source: Path) -> dict[str, Path]:
+    """Returns name → file of what the manifest names beside the weights; other files there may be anything."""
+    names = sorted(read_manifest(source).files)
+    return {name: plain_file(source, name) for name in names if not name.startswith(OWN)}
+
+
 def _copy_assets(source: Path, folder: Path) -> None:
-    """Copies the assets that the manifest names; other files there may be anything."""
-    for name in sorted(read_manifest(source).files):
-        if not name.startswith(OWN):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(plain_file(source, name), folder / name)
+    for name, file in assets_of(source).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, folder / name)
 
 
 def _as(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -1,0 +1,97 @@
+"""The verb export: a run's model in the formats of other software, verified."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from drivetrain.cli.arguments import path_argument, path_option
+from drivetrain.runtime.strict_json import dumps
+
+if TYPE_CHECKING:
+    from drivetrain.export.verification import Verdict
+
+errors = Console(stderr=True, highlight=False)
+
+
+def export(
+    place: Annotated[Path, path_argument(metavar="RUN", help="Folder of a run, or its run file.", show_default=False)],
+    to: Annotated[str, typer.Option("--to", help="transformers or peft.")],
+    output: Annotated[Path, path_option("--output", "-o", help="A new folder.")],
+    checkpoint: Annotated[str, typer.Option(help="best, last, or a checkpoint folder.")] = "best",
+    dtype: Annotated[str | None, typer.Option(help="Of the weights: fp32, bf16 or fp16.")] = None,
+    quantise: Annotated[str | None, typer.Option(help="Weights of linear layers in 8 bits: int8 or fp8.")] = None,
+    shard_size: Annotated[str | None, typer.Option(help="Largest file of weights (transformers), e.g. 2GB.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Evaluation samples to compare.")] = 16,
+    accept: Annotated[
+        bool, typer.Option("--accept", help="Keep an export over its bound; the card says so, with the numbers.")
+    ] = False,
+    license_: Annotated[
+        str | None, typer.Option("--license", help="The licence for the card, e.g. apache-2.0.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print export.json.")] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Run Python that the run.yaml of a run's folder names.")
+    ] = False,
+) -> None:
+    """Write a run's model for other software. It counts once that software has loaded it and answers as the run
+    does."""
+    from drivetrain.config.load import load
+    from drivetrain.errors import UserError
+    from drivetrain.export.exporting import RefusedExport
+    from drivetrain.export.exporting import export as exported
+    from drivetrain.export.request import Request
+    from drivetrain.launch.prepare import run_file_of
+    from drivetrain.runtime.run_folder import refuse_code_of_folders
+
+    run_file, overrides = run_file_of(place, [])
+    run, problems = load(run_file, overrides)
+    if run is None or problems:
+        raise UserError(problems)
+    refuse_code_of_folders(run, run_file, trust)
+    request = Request(
+        format=to,
+        output=output,
+        checkpoint=checkpoint,
+        dtype=dtype,
+        quantise=quantise,
+        shard_size=shard_size,
+        samples=samples,
+        accept=accept,
+        license=license_,
+        trust=trust,
+    )
+    try:
+        done = exported(run, request, lambda line: errors.print(f"[dim]{escape(line)}[/]", soft_wrap=True))
+    except RefusedExport as refusal:
+        _show(refusal.verdict, errors)
+        raise
+    if as_json:
+        typer.echo(dumps(done.report, indent=2))
+    else:
+        _show(done.verdict, Console(highlight=False))
+    _say_end(done.report, done.folder)
+
+
+def _show(verdict: Verdict, console: Console) -> None:
+    from drivetrain.export.verification_rows import rows
+
+    table = Table("", Column("run", justify="right"), Column("export", justify="right"), box=None, pad_edge=False)
+    for row in rows(verdict):
+        table.add_row(*map(escape, row))
+    console.print(table)
+
+
+def _say_end(report: dict[str, Any], folder: Path) -> None:
+    for note in report["notes"]:
+        errors.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
+    if report["failures"]:
+        errors.print(f"[yellow]accepted over its bound:[/] {escape('; '.join(report['failures']))}", soft_wrap=True)
+    size = report["bytes"]
+    told = f"{report['format']}, {report['numbers']}, {size['after']:,} bytes (the run's model {size['before']:,})"
+    errors.print(f"verified: {escape(told)} in {escape(str(folder))}", soft_wrap=True)

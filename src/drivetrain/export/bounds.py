@@ -1,0 +1,28 @@
+"""How far an export may be from the run's model, by the numbers that its weights are kept in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Bound:
+    """relative: of comparison.Difference. kl: its mean. answers: whether an answer may differ only where two tokens
+    were as likely."""
+
+    relative: float
+    kl: float
+    answers: bool = True
+
+
+# fp32: other kernels add in another order. 16 bits: bf16 keeps 8 bits of a number, fp16 11, and each layer rounds its
+# results again. 8 bits: the weights themselves are other ones, so answers are reported and not judged.
+BOUNDS = {
+    "fp32": Bound(1e-3, 1e-5),
+    "bf16": Bound(0.06, 0.01),
+    "fp16": Bound(0.01, 1e-3),
+    "int8": Bound(0.1, 0.02, answers=False),
+    "fp8": Bound(0.15, 0.05, answers=False),
+}
+MERGE = Bound(1e-4, 1e-6)  # a merged model beside the same with its adapters apart, both in fp32
+TIES = 8  # times the largest difference of scores: a margin below it is rounding's to decide

@@ -1,0 +1,83 @@
+"""The formats of an export as data: who loads them, which models and numbers they take, and why not the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from drivetrain.config.workload_block import WorkloadBlock
+
+# the Transformers class that builds a workload's model ("" for a class of the user's own) → the kind of model
+KINDS = {
+    "AutoModelForCausalLM": "language model",
+    "AutoModelForSequenceClassification": "text classifier",
+    "AutoModelForImageClassification": "image classifier",
+    "": "own model",
+}
+LANGUAGE, TEXTS, IMAGES, OWN = KINDS.values()
+DTYPES = ("fp32", "bf16", "fp16")
+TORCHAO = ("int8", "fp8")  # weights of linear layers, rounded by torchao
+PACKAGES = {"peft": "adapters", "torchao": "lowbit"}
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format. runtime: the program of drivetrain.export.runtimes that loads it. writer: module:function. packages:
+    what writing and loading need beside drivetrain's own. refuses: kind of model → why it has no place there. dtypes,
+    quantised: the numbers it can hold, the default first. model_types: Transformers' types; None for any. only_with,
+    never_with: what a run must have had or must not: an adapter."""
+
+    name: str
+    loaded_by: str
+    runtime: str
+    writer: str
+    packages: tuple[str, ...] = ()
+    refuses: Mapping[str, str] = field(default_factory=dict)
+    dtypes: tuple[str, ...] = ("fp32",)
+    quantised: tuple[str, ...] = ()
+    model_types: tuple[str, ...] | None = None
+    needs_adapter: bool = False
+    takes_shards: bool = False
+
+
+_NO_CLASS = "its class is in the user's own file, which plain {} does not read"
+FORMATS = {
+    each.name: each
+    for each in (
+        Format(
+            "transformers",
+            "Transformers",
+            "plain_transformers",
+            "drivetrain.export.transformers_format:write",
+            refuses={OWN: _NO_CLASS.format("Transformers")},
+            dtypes=DTYPES,
+            quantised=TORCHAO,
+            takes_shards=True,
+        ),
+        Format(
+            "peft",
+            "PEFT",
+            "plain_peft",
+            "drivetrain.export.peft_format:write",
+            packages=("peft",),
+            refuses={OWN: _NO_CLASS.format("PEFT")},
+            needs_adapter=True,
+        ),
+    )
+}
+# named by users, and written by none of ours → what to do
+ELSEWHERE = {
+    "gptq": "its library, gptqmodel, comes as source for GPUs: export --to transformers, and run gptqmodel on that "
+    "folder in an environment of its own",
+    "awq": "autoawq is no longer maintained, and llm-compressor pins an older Transformers: export --to transformers, "
+    "and run llm-compressor on that folder in an environment of its own",
+}
+
+
+def kind_of(workload: WorkloadBlock) -> str:
+    return KINDS[workload.AUTO_CLASS]
+
+
+def matrix() -> dict[str, dict[str, str]]:
+    """Returns kind of model → format → "" where it can be exported, or why not."""
+    return {kind: {name: each.refuses.get(kind, "") for name, each in FORMATS.items()} for kind in KINDS.values()}

@@ -1,0 +1,156 @@
+"""Judges an export: what its own runtime answered against the run's model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from drivetrain.export.bounds import BOUNDS, MERGE, TIES, Bound
+from drivetrain.export.comparison import Answers, Difference, answers, difference, metrics
+from drivetrain.export.questions import Questions, Reference
+from drivetrain.export.runtimes.exchange import Answered
+
+SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """failures: why the export does not count; empty where it does. before, after: metrics and seconds of the run's
+    model and of the export, on the same samples."""
+
+    numbers: str
+    difference: Difference
+    bound: Bound
+    answers: Answers
+    before: dict[str, float]
+    after: dict[str, float]
+    seconds: tuple[float, float]
+    samples: int
+    software: dict[str, str]
+    merge: Difference | None = None
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def holds(self) -> bool:
+        return not self.failures
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns what export.json keeps."""
+        return {
+            "passed": self.holds,
+            "failures": self.failures,
+            "numbers": self.numbers,
+            "samples": self.samples,
+            "difference": self.difference.as_json(),
+            "bound": asdict(self.bound),
+            "merge": None if self.merge is None else self.merge.as_json(),
+            "answers": asdict(self.answers),
+            "metrics": {"before": self.before, "after": self.after},
+            "seconds": {"before": self.seconds[0], "after": self.seconds[1]},
+            "runtime": self.software,
+        }
+
+
+def judged(
+    numbers: str,
+    questions: Questions,
+    reference: Reference,
+    answered: Answered,
+    weights: Mapping[str, list[str]] | None,
+    merge: Difference | None,
+    classes: bool,
+) -> Verdict:
+    """Returns the verdict. weights: name → [dtype, digest] that the runtime must hold, where it shows them. merge: the
+    merged model beside the same with its adapters apart. classes: whether scores are logits of alternatives."""
+    bound = BOUNDS[numbers]
+    found = difference(reference.scores, answered.scores, answered.normalised, classes)
+    tie = TIES * found.maximum
+    compared = answers(reference.answers, reference.margins, answered.answers, tie) if answered.answers else Answers()
+    failures = [
+        *_merge_failures(merge),
+        *_weight_failures(weights, answered.tensors),
+        *_tokenizer_failures(questions, answered),
+        *_score_failures(found, bound, compared, numbers),
+    ]
+    sequences = questions.keep is not None
+    return Verdict(
+        numbers=numbers,
+        difference=found,
+        bound=bound,
+        answers=compared,
+        before=metrics(reference.scores, questions.labels, sequences) if classes else {},
+        after=metrics(answered.scores, questions.labels, sequences) if classes and found.rows else {},
+        seconds=(reference.seconds, answered.seconds),
+        samples=questions.samples,
+        software=answered.software,
+        merge=merge,
+        failures=failures,
+    )
+
+
+def merge_difference(apart: list[Tensor], merged: list[Tensor]) -> Difference:
+    """Returns how far the merged model's scores are from those with adapters apart."""
+    return difference(apart, merged, normalised=False, classes=True)
+
+
+def _merge_failures(merge: Difference | None) -> list[str]:
+    if merge is None or merge.relative <= MERGE.relative:
+        return []
+    return [
+        f"the merge changed the model: its logits differ by {merge.relative:.3g} of their spread ({MERGE.relative:g})"
+    ]
+
+
+def _weight_failures(expected: Mapping[str, list[str]] | None, found: Mapping[str, list[str]]) -> list[str]:
+    if expected is None or not found:
+        return []
+    names = sorted(expected.keys() ^ found.keys())
+    dtypes = sorted(n for n in expected.keys() & found.keys() if expected[n][0] != found[n][0])
+    others = sorted(
+        n for n in expected.keys() & found.keys() if expected[n][0] == found[n][0] and expected[n] != found[n]
+    )
+    told = []
+    if names:
+        told.append(f"{len(names)} weights are on one side only: {_some(names)}")
+    if dtypes:
+        first = dtypes[0]
+        told.append(
+            f"{len(dtypes)} weights have another dtype, {first}: {found[first][0]} instead of {expected[first][0]}"
+        )
+    if others:
+        told.append(f"{len(others)} weights have other numbers than the run's: {_some(others)}")
+    return told
+
+
+def _tokenizer_failures(questions: Questions, answered: Answered) -> list[str]:
+    told = []
+    pairs = list(zip(questions.dialogues, answered.dialogues, strict=False)) if answered.dialogues else []
+    wrong = [ours for ours, theirs in pairs if list(ours.ids) != theirs]
+    if wrong:
+        question = wrong[0].messages[-1]["content"]
+        told.append(
+            f"its chat template renders {len(wrong)} of {len(pairs)} conversations otherwise: {question[:60]!r}"
+        )
+    texts = list(zip(questions.texts, questions.text_ids, answered.texts, strict=False)) if answered.texts else []
+    other = [text for text, ours, theirs in texts if ours != theirs]
+    if other:
+        told.append(f"its tokenizer gives other ids for {len(other)} of {len(texts)} texts: {other[0][:60]!r}")
+    return told
+
+
+def _score_failures(found: Difference, bound: Bound, compared: Answers, numbers: str) -> list[str]:
+    told = []
+    if not found.relative <= bound.relative:
+        told.append(f"its scores differ by {found.relative:.3g} of their spread, {numbers} allows {bound.relative:g}")
+    if found.kl_mean is not None and not found.kl_mean <= bound.kl:
+        told.append(f"its distribution differs by {found.kl_mean:.3g} nats (mean KL), {numbers} allows {bound.kl:g}")
+    if bound.answers and compared.other:
+        told.append(f"{compared.other} greedy answers are other ones, where no two tokens were as likely")
+    return told
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

@@ -1,0 +1,17 @@
+"""What a format's writer returns of what it wrote."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Written:
+    """weights: name → [dtype, SHA-256] that a runtime must load, where it shows its weights. asked: further fields of
+    the question to the runtime. script: lines of Python that use the export, for the card; empty where the format's
+    own call is the usual one."""
+
+    weights: dict[str, list[str]] | None = None
+    asked: dict[str, Any] = field(default_factory=dict)
+    script: str = ""
