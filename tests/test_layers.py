@@ -83,6 +83,7 @@ OWNERS = {
         "data/token_cache.py",
         "engines/deepspeed/native_build.py",
     },
+    "onnxruntime": {"export/runtimes/onnx_runtime.py"},
     "typer": {"cli"},
     "safetensors": {"checkpoint", "models", "export/runtimes/exchange.py"},
     "bitsandbytes": {"models/quantised_base.py"},

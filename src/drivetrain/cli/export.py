@@ -21,7 +21,7 @@ errors = Console(stderr=True, highlight=False)
 
 def export(
     place: Annotated[Path, path_argument(metavar="RUN", help="Folder of a run, or its run file.", show_default=False)],
-    to: Annotated[str, typer.Option("--to", help="transformers or peft.")],
+    to: Annotated[str, typer.Option("--to", help="transformers, peft, onnx or torch-export.")],
     output: Annotated[Path, path_option("--output", "-o", help="A new folder.")],
     checkpoint: Annotated[str, typer.Option(help="best, last, or a checkpoint folder.")] = "best",
     dtype: Annotated[str | None, typer.Option(help="Of the weights: fp32, bf16 or fp16.")] = None,

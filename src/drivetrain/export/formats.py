@@ -17,7 +17,7 @@ KINDS = {
 LANGUAGE, TEXTS, IMAGES, OWN = KINDS.values()
 DTYPES = ("fp32", "bf16", "fp16")
 TORCHAO = ("int8", "fp8")  # weights of linear layers, rounded by torchao
-PACKAGES = {"peft": "adapters", "torchao": "lowbit"}
+PACKAGES = {"peft": "adapters", "torchao": "lowbit", "onnx": "onnx", "onnxscript": "onnx", "onnxruntime": "onnx"}
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,14 @@ FORMATS = {
             refuses={OWN: _NO_CLASS.format("PEFT")},
             needs_adapter=True,
         ),
+        Format(
+            "onnx",
+            "ONNX Runtime",
+            "onnx_runtime",
+            "drivetrain.export.graph_format:write_onnx",
+            packages=("onnx", "onnxscript", "onnxruntime"),
+        ),
+        Format("torch-export", "torch.export.load", "exported_program", "drivetrain.export.graph_format:write_program"),
     )
 }
 # named by users, and written by none of ours → what to do

@@ -11,7 +11,7 @@ from pathlib import Path
 from drivetrain.config.adapter import PROMPTS
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError
-from drivetrain.export.formats import ELSEWHERE, FORMATS, OWN, PACKAGES, TORCHAO, kind_of
+from drivetrain.export.formats import ELSEWHERE, FORMATS, OWN, PACKAGES, TORCHAO, Format, kind_of
 from drivetrain.models.preprocessing import NORM_KEY
 from drivetrain.runtime.new_folder import refuse_taken
 

@@ -1,0 +1,40 @@
+"""Scores and greedy answers by a graph: a function of named inputs to scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+
+import torch
+from torch import Tensor
+
+from drivetrain.export.runtimes.exchange import Answered, Asked, stopwatch
+
+Graph = Callable[[dict[str, Tensor]], Tensor]
+
+
+def answered(graph: Graph, asked: Asked, software: Sequence[str]) -> Answered:
+    def scores_of(inputs: dict[str, Tensor]) -> Tensor:
+        found = graph(inputs).float()
+        return found if asked.keep is None else found[0, -asked.keep :]
+
+    scores = [scores_of(inputs) for inputs in asked.inputs]
+    with stopwatch() as seconds:
+        for inputs in asked.inputs:
+            scores_of(inputs)
+        taken = seconds()
+    return Answered(
+        scores=scores,
+        answers=[_continued(graph, prompt, asked) for prompt in asked.prompts],
+        seconds=taken,
+        software={name: version(name) for name in software},
+    )
+
+
+def _continued(graph: Graph, prompt: Sequence[int], asked: Asked) -> list[int]:
+    """Returns new ids, by a pass over all ids for each."""
+    new: list[int] = []
+    while len(new) < asked.new_tokens and not (new and new[-1] in asked.ends):
+        logits = graph({"input_ids": torch.tensor([[*prompt, *new]])})
+        new.append(int(logits[0, -1].argmax()))
+    return new
