@@ -1,4 +1,4 @@
-"""What is asked of an export, and everything that is wrong with it, before any work."""
+"""The request for an export, and everything that is wrong with it, before any work."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _of_format(request: Request, run: RunConfig) -> Iterator[Problem]:
         others = ", ".join(
             name for name, each in FORMATS.items() if kind not in each.refuses and not each.needs_adapter
         )
-        yield Problem("--to", f"an {kind} has no place there: {chosen.refuses[kind]}"[:400], f"give {others}")
+        yield Problem("--to", f"{request.format} takes no {kind}: {chosen.refuses[kind]}", f"give {others}")
     model_type = run.workload.known_config.get("model_type")
     if chosen.model_types is not None and model_type is not None and model_type not in chosen.model_types:
         why = f"{request.format} is written for {', '.join(chosen.model_types)}, and this is a {model_type}"

@@ -1,4 +1,4 @@
-"""What a format's writer returns of what it wrote."""
+"""The facts that a format's writer returns about its files."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from drivetrain.importing.training_keys import KEYS as TRAINING_KEYS
 from drivetrain.importing.translated_file import Default, Source, TranslatedFile
 
 GENERATING = "generating text after training"
-EXPORT = "exporting a model"
+EXPORT = "drivetrain export RUN --to transformers"
+GPTQ = f"it is GPTQ; {EXPORT} --quantise int8 rounds to 8 bits without data"
 FP8 = ("fp8_backend", "fp8_enable_fsdp_float8_all_gather")
 UNREADABLE = llama_language.Unwritten("stage", "refused", "a value that decides it cannot be read")
 
@@ -181,9 +182,12 @@ KEYS: dict[str, Handler] = {
     **_all("infer_backend infer_dtype offload_folder vllm_maxlen vllm_gpu_util vllm_enforce_eager", _ELSEWHERE),
     **_all("vllm_max_lora_rank vllm_config sglang_maxlen sglang_mem_fraction sglang_tp_size", _ELSEWHERE),
     **_all("sglang_config sglang_lora_backend", _ELSEWHERE),
-    **_all("export_dir export_size export_device export_quantization_bit export_quantization_dataset", _later(EXPORT)),
-    **_all("export_quantization_nsamples export_quantization_maxlen export_legacy_format", _later(EXPORT)),
-    **_all("export_hub_model_id", _later(EXPORT)),
+    "export_dir": fated("unneeded", f"after training: {EXPORT} --output FOLDER"),
+    "export_size": fated("unneeded", f"after training: {EXPORT} --shard-size 5GB, or its number"),
+    **_all("export_device export_legacy_format", fated("unneeded", "exports are safetensors, written from the CPU")),
+    **_all("export_quantization_bit export_quantization_dataset", fated("refused", GPTQ)),
+    **_all("export_quantization_nsamples export_quantization_maxlen", fated("refused", GPTQ)),
+    "export_hub_model_id": fated("later", "pushing to a hub; hf upload takes the exported folder"),
     **_all(
         "do_sample temperature top_p top_k num_beams max_length max_new_tokens repetition_penalty", _later(GENERATING)
     ),
