@@ -19,7 +19,7 @@ ASKED, INPUTS, ANSWERED, SCORES = "asked.json", "inputs.safetensors", "answered.
 
 @dataclass(frozen=True)
 class Asked:
-    """What a runtime is to compute with an export.
+    """The question: the passes to run and the texts to read with an export.
 
     inputs: keyword arguments of a forward pass, one mapping a batch. keep: how many of a sequence's last positions have
     their scores returned; None: the scores are of no sequence. prompts: ids to continue greedily by `new_tokens`
@@ -66,7 +66,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answered:
-    """What a runtime computed.
+    """The answer of a runtime.
 
     scores: of each batch (B, classes), or (kept positions, vocabulary) of a sequence. normalised: whether they are
     log-probabilities, as of runtimes that do not show logits. answers: new ids of each prompt. dialogues, texts: ids.
