@@ -1,6 +1,6 @@
 """Kills a first start again and again while it reads and tokenises, and compares what it comes to in the end.
 
-    python bench/data_made.py conversations made.jsonl --rows 5000
+    python bench/data_made.py conversations made.jsonl --rows 40000
     PYTHONPATH=src:. python bench/killed_tokenising.py made.jsonl --kills 20
 
 All processes of a start are killed (SIGKILL) at a random moment: after its first trace on the disk and a random number
@@ -29,7 +29,7 @@ PREPARED = """
 from drivetrain.data import block_work
 block_work.PROCESS_BYTES, block_work.BLOCK_BYTES = 1 << 20, 1 << 17
 """
-MOST_BLOCKS = 8  # that a start finishes before it is killed, less one; 5,000 conversations are 34
+MOST_BLOCKS = 60  # that a start finishes before it is killed, less one; 40,000 conversations are 270
 
 
 def started(path: Path, cache: Path, tokenizer: Path) -> subprocess.Popen[bytes]:

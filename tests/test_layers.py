@@ -38,7 +38,7 @@ LAYERS = [
     ["training"],
     ["init"],
     ["inference", "doctor"],
-    ["prove", "plan"],
+    ["prove"],
     ["launch"],
     ["compare", "importing", "replay"],
     ["checkpoint/convert"],
