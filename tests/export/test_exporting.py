@@ -34,7 +34,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWa
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     """A Llama of two layers with a LoRA, trained for a few steps on conversations."""
-    folder = tmp_path_factory.mktemp("lora")
+    return trained(tmp_path_factory.mktemp("lora"), adapter="lora")
+
+
+def trained(folder: Path, **settings: Any) -> RunConfig:
     tokenizer = byte_tokenizer(("<|end|>", "<|im_start|>", "<|im_end|>"))
     torch.manual_seed(0)
     config = transformers.CONFIG_MAPPING["llama"](**{**LLAMA, "vocab_size": len(tokenizer)})
@@ -43,7 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     data = {"train": write_lines(folder / "rows.jsonl", ROWS), "template": "chatml", "length": 64}
     model = {"path": str(folder / "base")}
     workload = {"type": "language_model", "stage": "sft", "model": model, "data": data}
-    api.train({"workload": workload}, adapter="lora", batch_size=8, steps=4, lr=1e-2, quiet=True, output=folder / "run")
+    api.train({"workload": workload}, batch_size=8, steps=4, lr=1e-2, quiet=True, output=folder / "run", **settings)
     found, problems = load(*run_file_of(folder / "run", []))
     assert found is not None
     assert not problems
@@ -64,6 +67,31 @@ def test_a_merged_model_answers_in_plain_transformers_as_the_run_does(run: RunCo
     assert "merged into the weights" in card
     assert str(tmp_path) not in card, "a path of this machine means nothing elsewhere"
     assert json.loads((tmp_path / "out" / "export.json").read_text())["answers"]["other"] == 0
+
+
+KINDS = {
+    "dora": {"adapter": {"method": "lora", "dora": True}},
+    "rslora": {"adapter": {"method": "lora", "rslora": True}},
+    "pissa": {"adapter": {"method": "lora", "pissa": True}},
+    "ia3": {"adapter": "ia3"},
+    "nf4": {"adapter": "lora", "quantised_base": {"format": "nf4"}},
+    "int8": {"adapter": "lora", "quantised_base": {"format": "int8"}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_adapter_is_merged_into_the_weights(kind: str, tmp_path: Path) -> None:
+    run = trained(tmp_path, **KINDS[kind])
+    done = export(run, Request("transformers", tmp_path / "out", samples=2))
+    assert done.report["passed"]
+    assert done.verdict.difference.relative < 1e-5
+    if "quantised_base" in KINDS[kind]:
+        return  # drivetrain.load merges onto the base as it was before it was rounded
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, api.load(run.folder)(ids).logits, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("format_", ["peft", "onnx", "torch-export"])
