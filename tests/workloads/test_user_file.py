@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -102,3 +103,11 @@ def test_a_module_beside_the_file_can_be_imported(tmp_path: Path, monkeypatch: p
     (tmp_path / "beside_mine.py").write_text("size = 7\n")
     text = "model = 1\nloss = 1\ndef train_data():\n    import beside_mine\n    return [0] * beside_mine.size\n"
     assert len(user_file(tmp_path, text).made("train_data")) == 7
+
+
+def test_an_edit_within_a_second_that_keeps_the_size_is_read(tmp_path: Path) -> None:
+    """Python's kept bytecode would be taken for current: it knows the file's size and the second of its change."""
+    for digit in "1", "2":
+        (tmp_path / "mine.py").write_text(WHOLE.replace("= 1", f"= {digit}"))
+        os.utime(tmp_path / "mine.py", (1_000_000_000, 1_000_000_000))
+        assert UserFile(tmp_path / "mine.py", {}).get("model") == int(digit)

@@ -45,7 +45,7 @@ import torch
 model = torch.export.load("model.pt2").module()
 given = json.load(open("example.json")).items()
 inputs = {name: torch.tensor(value, dtype=getattr(torch, dtype)) for name, (value, dtype) in given}
-scores = model(**inputs)
+scores = model(inputs)
 print(scores[0].tolist() if scores.ndim == 2 else scores[0, -1].tolist())
 """
 
@@ -54,7 +54,7 @@ def write_onnx(model: nn.Module, source: Source, into: Path) -> Written:
     """Writes model.onnx, by torch.onnx.export over PyTorch's exported program."""
     inputs, program = _traced(model, source)
     with _quiet(), _explained("onnx"):
-        made = torch.onnx.export(program, dynamo=True, output_names=["scores"], verbose=False)
+        made = torch.onnx.export(program, dynamo=True, input_names=list(inputs), output_names=["scores"], verbose=False)
         assert made is not None
         made.save(str(into / ONNX))
     _write_beside(source, inputs, into)
@@ -76,8 +76,8 @@ def _traced(model: nn.Module, source: Source) -> tuple[dict[str, Tensor], Any]:
     dynamic = torch.export.Dim.DYNAMIC
     shapes = {name: {0: dynamic, 1: dynamic} if name in SEQUENCES else {0: dynamic} for name in inputs}
     with _quiet(), _explained(source.request.format):
-        wrapped = _with_names(_Scores(model, source.kind == LANGUAGE).eval(), list(inputs))
-        return inputs, torch.export.export(wrapped, (), kwargs=inputs, dynamic_shapes=shapes)
+        wrapped = _Scores(model, source.kind == LANGUAGE).eval()
+        return inputs, torch.export.export(wrapped, (inputs,), dynamic_shapes=(shapes,))
 
 
 class _Scores(nn.Module):
@@ -88,22 +88,10 @@ class _Scores(nn.Module):
         self.model = model
         self._extra = {"use_cache": False} if is_language else {}
 
-    def scores(self, inputs: dict[str, Tensor]) -> Tensor:
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
         output = self.model(inputs["input"]) if set(inputs) == {"input"} else self.model(**inputs, **self._extra)
         found: Tensor = getattr(output, "logits", output)
         return found
-
-
-def _with_names(module: _Scores, names: list[str]) -> nn.Module:
-    """Gives the module a forward with these parameters: torch.export reads the inputs' names off its signature, and
-    takes neither **inputs (torch 2.13) nor a __signature__."""
-    assert all(name.isidentifier() for name in names)
-    given = ", ".join(names)
-    space: dict[str, Any] = {}
-    exec(f"def forward(self, {given}):\n    return self.scores(dict({', '.join(f'{n}={n}' for n in names)}))", space)
-    kind = type("Scores", (_Scores,), {"forward": space["forward"]})
-    module.__class__ = kind
-    return module
 
 
 def _example(source: Source, model: nn.Module) -> dict[str, Tensor]:

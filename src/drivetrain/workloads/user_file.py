@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -189,10 +190,20 @@ def _accepts(parameters: Mapping[str, inspect.Parameter], key: str) -> bool:
     return key in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
+class _AlwaysCompiled(SourceFileLoader):
+    """Compiles a file at each import. Python takes kept bytecode for current if the file's size and the second of its
+    last change are as before, so that a digit edited within that second would train the earlier version."""
+
+    def path_stats(self, path: Any) -> Any:
+        raise OSError(f"no bytecode of {path} is kept")  # Python then compiles, and writes none
+
+
 def _imported(path: Path) -> ModuleType:
     specification = importlib.util.spec_from_file_location(f"drivetrain_user_{path.stem}", path)
     if specification is None or specification.loader is None:
         raise problem(FIELD, f"{path} is no Python file", "give a file that ends in .py")
+    if isinstance(specification.loader, SourceFileLoader):
+        specification.loader = _AlwaysCompiled(specification.name, str(path))
     module = importlib.util.module_from_spec(specification)
     sys.modules[specification.name] = module  # loader workers find its classes by name
     folder = str(path.parent.resolve())

@@ -16,7 +16,7 @@ def answer(asked: Asked) -> Answered:
 
     def graph(inputs: dict[str, Tensor]) -> Tensor:
         with torch.no_grad():
-            scores: Tensor = program(**inputs)
+            scores: Tensor = program(inputs)
         return scores
 
     return answered(graph, asked, ("torch",))

@@ -24,7 +24,7 @@ def answer(asked: Asked) -> Answered:
     )
     first, *others = (Path(asked.folder) / name for name in asked.adapters)
     names = ["default", *(path.name for path in others)]
-    model = peft.PeftModel.from_pretrained(base, first, adapter_name=names[0])
+    model = peft.PeftModel.from_pretrained(base, first, adapter_name=names[0], trust_remote_code=asked.trusts)
     for name, path in zip(names[1:], others, strict=True):
         model.load_adapter(path, adapter_name=name)
     if others:
