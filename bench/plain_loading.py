@@ -1,4 +1,4 @@
-"""What one writes by hand with Transformers to save, go on with and evaluate a language model of real size.
+"""Saves, resumes and evaluates a language model of real size as a script with Transformers does.
 
     python bench/plain_loading.py save|resume|evaluate MODEL TEXT FOLDER
 

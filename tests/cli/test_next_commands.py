@@ -41,10 +41,10 @@ def test_after_adapters_the_merge_is_named() -> None:
     given = {"name": "mine", "workload": model, "batch_size": 4, "loop": {"steps": 5}}
     lora, prompt = (RunConfig.model_validate({**given, "adapter": method}) for method in ("lora", "prompt"))
     found = dict(next_commands(Path("run.yaml"), [], lora, "completed"))
-    assert found["merge into the base"] == (
-        "drivetrain checkpoint convert runs/mine --to transformers --merge --output runs/mine-merged"
+    assert found["merge into the base, verified"] == (
+        "drivetrain export runs/mine --to transformers --output runs/mine-exported"
     )
-    assert "merge into the base" not in dict(next_commands(Path("run.yaml"), [], prompt, "completed"))
+    assert "merge into the base, verified" not in dict(next_commands(Path("run.yaml"), [], prompt, "completed"))
 
 
 def test_an_interrupted_run_goes_on() -> None:

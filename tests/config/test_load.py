@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -341,3 +342,11 @@ def test_any_override_is_accepted_or_answered(overrides: list[str]) -> None:
         path.write_text(json.dumps(IMAGES))
         config, problems = load(path, overrides)
     assert config is not None or problems
+
+
+def test_an_infinity_in_a_free_form_block_is_kept() -> None:
+    """Some configurations of Transformers have one (the time step's limits of Mamba); pydantic would write null."""
+    model = {"config": {"model_type": "mamba2", "time_step_limit": [0.0, math.inf]}}
+    workload = {"type": "language_model", "stage": "pretrain", "model": model, "data": {"train": "a.txt"}}
+    config = RunConfig.model_validate({"workload": workload, "batch_size": 2, "loop": {"steps": 1}})
+    assert RunConfig.model_validate(config.model_dump(mode="json")) == config

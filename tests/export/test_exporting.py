@@ -24,6 +24,7 @@ from drivetrain.data.language.vocabularies import byte_tokenizer
 from drivetrain.errors import RunError, UserError
 from drivetrain.export import exporting, transformers_format
 from drivetrain.export.exporting import RefusedExport, export
+from drivetrain.export.formats import FORMATS, matrix
 from drivetrain.export.request import Request
 from drivetrain.launch.prepare import run_file_of
 from tests.tiny_language import LLAMA, ROWS, write_lines
@@ -204,3 +205,18 @@ def test_a_killed_export_leaves_no_output_and_the_next_one_clears_its_rest(run: 
     assert list(tmp_path.glob(".out.partial-*"))
     export(run, Request("transformers", tmp_path / "out", samples=2))
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_the_table_in_the_docs_is_the_table_in_the_code() -> None:
+    lines = Path("docs/how-to/export.md").read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    formats = rows[0][1:]
+    table = {row[0]: dict(zip(formats, row[1:], strict=True)) for row in rows[1:]}
+    assert formats == list(FORMATS)
+    for kind, refusals in matrix().items():
+        for name, why in refusals.items():
+            first = "no" if why else "with adapters" if FORMATS[name].needs_adapter else "yes"
+            assert table[kind][name].startswith(first), (kind, name)
+    for name, each in FORMATS.items():
+        numbers = "as trained" if each.needs_adapter else ", ".join([*each.dtypes, *each.quantised])
+        assert table["numbers"][name].replace(";", ",") == numbers

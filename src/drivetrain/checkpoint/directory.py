@@ -246,12 +246,3 @@ def block_sum(file: Path, start: int) -> str:
 
 def _some(found: list[str]) -> str:
     return "; ".join(found[:3]) + (f"; and {len(found) - 3} more of this kind" if len(found) > 3 else "")
-
-
-def sync(path: Path) -> None:
-    """Flushes a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

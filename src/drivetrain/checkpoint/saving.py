@@ -22,13 +22,13 @@ from drivetrain.checkpoint.directory import (
     hidden,
     newest_good,
     read_part,
-    sync,
 )
 from drivetrain.checkpoint.manifest import ManifestPart, Outline, Plan, plan_of
 from drivetrain.checkpoint.state import Formless, State
 from drivetrain.checkpoint.tensor_file import create, differing, fill
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.errors import RunError
+from drivetrain.runtime.atomic_file import sync
 from drivetrain.runtime.heartbeat import WORKING
 
 T = TypeVar("T")

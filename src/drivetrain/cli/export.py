@@ -75,7 +75,7 @@ def export(
         typer.echo(dumps(done.report, indent=2))
     else:
         _show(done.verdict, Console(highlight=False))
-    _say_end(done.report, done.folder)
+    _print_end(done.report, done.folder)
 
 
 def _show(verdict: Verdict, console: Console) -> None:
@@ -87,11 +87,13 @@ def _show(verdict: Verdict, console: Console) -> None:
     console.print(table)
 
 
-def _say_end(report: dict[str, Any], folder: Path) -> None:
+def _print_end(report: dict[str, Any], folder: Path) -> None:
     for note in report["notes"]:
         errors.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
     if report["failures"]:
         errors.print(f"[yellow]accepted over its bound:[/] {escape('; '.join(report['failures']))}", soft_wrap=True)
     size = report["bytes"]
-    told = f"{report['format']}, {report['numbers']}, {size['after']:,} bytes (the run's model {size['before']:,})"
-    errors.print(f"verified: {escape(told)} in {escape(str(folder))}", soft_wrap=True)
+    sizes = f"{size['after']:,} bytes (the run's model {size['before']:,})"
+    verdict = "kept without passing" if report["failures"] else "verified"
+    line = f"{verdict}: {report['format']}, {report['numbers']}, {sizes} in {folder}"
+    errors.print(escape(line), soft_wrap=True)

@@ -27,10 +27,10 @@ def next_commands(
     longer = f"{length}={2 * (run.loop.steps or run.loop.epochs or 1)}"
     output = shlex.quote(f"{run.name}-predictions.csv")
     predict = [("predict", f"drivetrain predict {typed} --output {output}")]
-    merged = shlex.quote(f"{run.folder}-merged")
-    merge = f"drivetrain checkpoint convert {folder} --to transformers --merge --output {merged}"
+    exported = shlex.quote(f"{run.folder}-exported")
+    export = f"drivetrain export {folder} --to transformers --output {exported}"
     return [
-        *([("merge into the base", merge)] if _merges(run) else []),
+        *([("merge into the base, verified", export)] if _merges(run) else []),
         *(predict if evaluated else []),  # else there are no evaluation data to predict for
         ("plots", f"drivetrain report {folder} --output {shlex.quote(f'{run.folder}/page')}"),
         ("train longer", f"drivetrain train {resumed} {longer} --resume"),

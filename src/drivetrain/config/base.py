@@ -45,6 +45,7 @@ class Frozen(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
+        ser_json_inf_nan="constants",  # infinities in free-form blocks, which pydantic writes as null by default
         strict=True,
         str_min_length=1,
         protected_namespaces=(),

@@ -24,5 +24,5 @@ BOUNDS = {
     "int8": Bound(0.1, 0.02, answers=False),
     "fp8": Bound(0.15, 0.05, answers=False),
 }
-MERGE = Bound(1e-4, 1e-6)  # a merged model beside the same with its adapters apart, both in fp32
+MERGE = 1e-4  # of the scores' spread: a merged model beside the same with its adapters apart, both in fp32
 TIES = 8  # times the largest difference of scores: a margin below it is rounding's to decide

@@ -16,7 +16,7 @@ from drivetrain.models.preprocessing import FILE as PREPROCESSING
 
 CARD, SCRIPT = "README.md", "use.py"
 TASKS = {LANGUAGE: "text-generation", TEXTS: "text-classification", IMAGES: "image-classification"}
-UNKNOWN = "unknown"  # the hub's word for a licence that nobody has stated
+UNKNOWN = "unknown"  # the hub's value where no licence is stated
 
 
 def write_card(source: Source, verdict: Verdict, report: dict[str, Any], written: Written, folder: Path) -> None:
@@ -35,7 +35,8 @@ def _metadata(source: Source) -> Iterator[str]:
     yield f"license: {source.request.license or _license_of(base)}"
     if source.kind in TASKS:
         yield f"pipeline_tag: {TASKS[source.kind]}"
-    yield f"library_name: {source.request.of.name if source.request.of.needs_adapter else 'transformers'}"
+    if source.request.of.library is not None:
+        yield f"library_name: {source.request.of.library}"
     if base is not None:
         yield f"base_model: {json.dumps(Path(base).name if is_local else base, ensure_ascii=False)}"
     yield "tags: [drivetrain]"

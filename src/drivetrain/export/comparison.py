@@ -42,10 +42,9 @@ class Answers:
     other: int = 0
 
 
-def difference(reference: Sequence[Tensor], found: Sequence[Tensor], normalised: bool, classes: bool) -> Difference:
-    """Compares scores batch by batch, rows on the first dimension. normalised: whether `found` are log-probabilities;
-    the run's are then made such too. classes: whether rows are logits of alternatives. Scores that are not finite, or
-    of another shape, are infinitely far apart."""
+def difference(reference: Sequence[Tensor], found: Sequence[Tensor], classes: bool) -> Difference:
+    """Compares scores batch by batch, rows on the first dimension. classes: whether rows are logits of alternatives.
+    Scores that are not finite, or of another shape, are infinitely far apart."""
     shapes = [tuple(each.shape) for each in reference], [tuple(each.shape) for each in found]
     if shapes[0] != shapes[1] or not all(bool(each.isfinite().all()) for each in found):
         far = float("inf")
@@ -53,8 +52,6 @@ def difference(reference: Sequence[Tensor], found: Sequence[Tensor], normalised:
             far, far, far, far if classes else None, far if classes else None, 0.0 if classes else None, 0
         )
     ours, theirs = (_rows(each) for each in (reference, found))
-    if normalised:
-        ours = ours.log_softmax(-1)
     gap = ours - theirs
     spread = (ours - ours.mean(-1, keepdim=True)) if ours.shape[-1] > 1 else ours
     relative = gap.square().mean().sqrt() / spread.square().mean().sqrt().clamp(min=1e-12)

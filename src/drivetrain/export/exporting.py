@@ -28,7 +28,7 @@ from drivetrain.runtime.new_folder import new_folder
 from drivetrain.runtime.strict_json import dumps
 
 REPORT = "export.json"
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -48,27 +48,27 @@ class RefusedExport(RunError):
         self.verdict = verdict
 
 
-def export(run: RunConfig, request: Request, tell: Tell = lambda _: None) -> Exported:
-    """Writes the run's model in the request's format, verified. tell: receives a line at each stage.
+def export(run: RunConfig, request: Request, progress: Progress = lambda _: None) -> Exported:
+    """Writes the run's model in the request's format, verified. progress: receives a line at each stage.
 
     Raises UserError for what cannot work, before any work; RefusedExport for an export over its bound, unless the
     request accepts it; RunError for one that cannot be written or loaded. Then nothing is left at the output.
     """
     check(request, run)
-    tell("reading the run's data and its model")
+    progress("reading the run's data and its model")
     source = opened(run, request)
     model = source.model()
     questions = questions_of(source.workload, model, request.samples)
-    tell(f"asking the run's model: {questions.samples} samples, {len(questions.prompts)} prompts")
+    progress(f"asking the run's model: {questions.samples} samples, {len(questions.prompts)} prompts")
     reference = reference_of(model, questions)
     bytes_before = _bytes_of(model)
     model, merge = _merged(model, source, questions, reference)
     with writing(request.output, then="export again"), new_folder(request.output) as folder:
-        tell(f"writing {request.format}")
+        progress(f"writing {request.format}")
         written: Written = _function(request.of.writer)(model, source, folder)
         del model
         size = _bytes_in(folder)
-        tell(f"asking {request.of.loaded_by} in a process of its own")
+        progress(f"asking {request.of.loaded_by} in a process of its own")
         answered = ask(request.of.runtime, _asked(source, questions, written, folder))
         classes = source.kind != OWN
         verdict = judged(request.numbers, questions, reference, answered, written.weights, merge, classes)

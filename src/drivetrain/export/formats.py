@@ -24,8 +24,8 @@ PACKAGES = {"peft": "adapters", "torchao": "lowbit", "onnx": "onnx", "onnxscript
 class Format:
     """A format. runtime: the program of drivetrain.export.runtimes that loads it. writer: module:function. packages:
     what writing and loading need beside drivetrain's own. refuses: kind of model → why it has no place there. dtypes,
-    quantised: the numbers it can hold, the default first. model_types: Transformers' types; None for any. only_with,
-    never_with: what a run must have had or must not: an adapter."""
+    quantised: the numbers it can hold, the default first. needs_adapter: whether it holds adapters alone. library: the
+    hub's name of the software that loads it, for the card."""
 
     name: str
     loaded_by: str
@@ -35,9 +35,9 @@ class Format:
     refuses: Mapping[str, str] = field(default_factory=dict)
     dtypes: tuple[str, ...] = ("fp32",)
     quantised: tuple[str, ...] = ()
-    model_types: tuple[str, ...] | None = None
     needs_adapter: bool = False
     takes_shards: bool = False
+    library: str | None = None
 
 
 _NO_CLASS = "its class is in the user's own file, which plain {} does not read"
@@ -53,6 +53,7 @@ FORMATS = {
             dtypes=DTYPES,
             quantised=TORCHAO,
             takes_shards=True,
+            library="transformers",
         ),
         Format(
             "peft",
@@ -62,6 +63,7 @@ FORMATS = {
             packages=("peft",),
             refuses={OWN: _NO_CLASS.format("PEFT")},
             needs_adapter=True,
+            library="peft",
         ),
         Format(
             "onnx",

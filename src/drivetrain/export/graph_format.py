@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.checkpoint.convert.merging import GENERATION, OF_ADAPTERS
-from drivetrain.checkpoint.convert.transformers_folder import assets_of
+from drivetrain.checkpoint.convert.transformers_folder import copy_assets
 from drivetrain.errors import RunError, last_line
 from drivetrain.export.formats import LANGUAGE
+from drivetrain.export.questions import output_of
 from drivetrain.export.source import Source
 from drivetrain.export.written import Written
 from drivetrain.workloads.exporting import Exportable
@@ -89,9 +89,7 @@ class _Scores(nn.Module):
         self._extra = {"use_cache": False} if is_language else {}
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        output = self.model(inputs["input"]) if set(inputs) == {"input"} else self.model(**inputs, **self._extra)
-        found: Tensor = getattr(output, "logits", output)
-        return found
+        return output_of(self.model, inputs, **self._extra)
 
 
 def _example(source: Source, model: nn.Module) -> dict[str, Tensor]:
@@ -108,10 +106,7 @@ def _example(source: Source, model: nn.Module) -> dict[str, Tensor]:
 
 def _write_beside(source: Source, inputs: dict[str, Tensor], into: Path) -> None:
     """Writes tokenizer or preparation of pictures, and the first sample of the example for use.py."""
-    for name, file in assets_of(source.checkpoint).items():
-        if name not in (*OF_ADAPTERS, GENERATION) and not name.endswith(".py"):
-            (into / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(file, into / name)
+    copy_assets(source.checkpoint, into, lambda name: name in (*OF_ADAPTERS, GENERATION) or name.endswith(".py"))
     first = {name: (each[:1].tolist(), str(each.dtype).removeprefix("torch.")) for name, each in inputs.items()}
     (into / EXAMPLE).write_text(json.dumps(first), encoding="utf-8")
 

@@ -127,10 +127,10 @@ def scores_of(model: nn.Module, questions: Questions) -> list[Tensor]:
     return found
 
 
-def output_of(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+def output_of(model: nn.Module, inputs: dict[str, Tensor], **settings: bool) -> Tensor:
     """Returns the logits, or the tensor that the user's own model returns. A single input of any name but Transformers'
     is passed by its place."""
-    output = model(inputs["input"]) if set(inputs) == {"input"} else model(**inputs)
+    output = model(inputs["input"]) if set(inputs) == {"input"} else model(**inputs, **settings)
     logits: Tensor = getattr(output, "logits", output)
     return logits
 

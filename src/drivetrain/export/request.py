@@ -71,10 +71,6 @@ def _of_format(request: Request, run: RunConfig) -> Iterator[Problem]:
             name for name, each in FORMATS.items() if kind not in each.refuses and not each.needs_adapter
         )
         yield Problem("--to", f"{request.format} takes no {kind}: {chosen.refuses[kind]}", f"give {others}")
-    model_type = run.workload.known_config.get("model_type")
-    if chosen.model_types is not None and model_type is not None and model_type not in chosen.model_types:
-        why = f"{request.format} is written for {', '.join(chosen.model_types)}, and this is a {model_type}"
-        yield Problem("--to", why, "give transformers")
     yield from _of_numbers(request)
     yield from _of_adapters(request, run)
     if request.shard_size is not None and not chosen.takes_shards:

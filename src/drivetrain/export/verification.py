@@ -63,12 +63,13 @@ def judged(
     merge: Difference | None,
     classes: bool,
 ) -> Verdict:
-    """Returns the verdict. weights: name → [dtype, digest] that the runtime must hold, where it shows them. merge: the
+    """Returns the verdict. weights: name → [dtype, digest] that the runtime must hold, None where they are no plain
+    tensors. merge: the
     merged model beside the same with its adapters apart. classes: whether scores are logits of alternatives."""
     bound = BOUNDS[numbers]
-    found = difference(reference.scores, answered.scores, answered.normalised, classes)
+    found = difference(reference.scores, answered.scores, classes)
     tie = TIES * found.maximum
-    compared = answers(reference.answers, reference.margins, answered.answers, tie) if answered.answers else Answers()
+    compared = answers(reference.answers, reference.margins, answered.answers, tie)
     failures = [
         *_merge_failures(merge),
         *_weight_failures(weights, answered.tensors),
@@ -93,63 +94,63 @@ def judged(
 
 def merge_difference(apart: list[Tensor], merged: list[Tensor]) -> Difference:
     """Returns how far the merged model's scores are from those with adapters apart."""
-    return difference(apart, merged, normalised=False, classes=True)
+    return difference(apart, merged, classes=True)
 
 
 def _merge_failures(merge: Difference | None) -> list[str]:
-    if merge is None or merge.relative <= MERGE.relative:
+    if merge is None or merge.relative <= MERGE:
         return []
-    return [
-        f"the merge changed the model: its logits differ by {merge.relative:.3g} of their spread ({MERGE.relative:g})"
-    ]
+    return [f"the merge changed the model: its logits differ by {merge.relative:.3g} of their spread ({MERGE:g})"]
 
 
 def _weight_failures(expected: Mapping[str, list[str]] | None, found: Mapping[str, list[str]]) -> list[str]:
-    if expected is None or not found:
+    if expected is None:
         return []
     names = sorted(expected.keys() ^ found.keys())
     dtypes = sorted(n for n in expected.keys() & found.keys() if expected[n][0] != found[n][0])
     others = sorted(
         n for n in expected.keys() & found.keys() if expected[n][0] == found[n][0] and expected[n] != found[n]
     )
-    told = []
+    failures = []
     if names:
-        told.append(f"{len(names)} weights are on one side only: {_some(names)}")
+        failures.append(f"{len(names)} weights are only in the run or only in the export: {_some(names)}")
     if dtypes:
         first = dtypes[0]
-        told.append(
+        failures.append(
             f"{len(dtypes)} weights have another dtype, {first}: {found[first][0]} instead of {expected[first][0]}"
         )
     if others:
-        told.append(f"{len(others)} weights have other numbers than the run's: {_some(others)}")
-    return told
+        failures.append(f"{len(others)} weights have other numbers than the run's: {_some(others)}")
+    return failures
 
 
 def _tokenizer_failures(questions: Questions, answered: Answered) -> list[str]:
-    told = []
+    failures = []
     pairs = list(zip(questions.dialogues, answered.dialogues, strict=False)) if answered.dialogues else []
     wrong = [ours for ours, theirs in pairs if list(ours.ids) != theirs]
     if wrong:
         question = wrong[0].messages[-1]["content"]
-        told.append(
+        failures.append(
             f"its chat template renders {len(wrong)} of {len(pairs)} conversations otherwise: {question[:60]!r}"
         )
     texts = list(zip(questions.texts, questions.text_ids, answered.texts, strict=False)) if answered.texts else []
     other = [text for text, ours, theirs in texts if ours != theirs]
     if other:
-        told.append(f"its tokenizer gives other ids for {len(other)} of {len(texts)} texts: {other[0][:60]!r}")
-    return told
+        failures.append(f"its tokenizer gives other ids for {len(other)} of {len(texts)} texts: {other[0][:60]!r}")
+    return failures
 
 
 def _score_failures(found: Difference, bound: Bound, compared: Answers, numbers: str) -> list[str]:
-    told = []
+    failures = []
     if not found.relative <= bound.relative:
-        told.append(f"its scores differ by {found.relative:.3g} of their spread, {numbers} allows {bound.relative:g}")
+        by = f"{found.relative:.3g} of their spread"
+        failures.append(f"its scores differ from the run's by {by}; the bound for {numbers} is {bound.relative:g}")
     if found.kl_mean is not None and not found.kl_mean <= bound.kl:
-        told.append(f"its distribution differs by {found.kl_mean:.3g} nats (mean KL), {numbers} allows {bound.kl:g}")
+        by = f"a mean KL divergence of {found.kl_mean:.3g} nats"
+        failures.append(f"its distributions differ from the run's by {by}; the bound for {numbers} is {bound.kl:g}")
     if bound.answers and compared.other:
-        told.append(f"{compared.other} greedy answers are other ones, where no two tokens were as likely")
-    return told
+        failures.append(f"{compared.other} greedy answers differ where no two tokens were as likely")
+    return failures
 
 
 def _some(names: list[str]) -> str:

@@ -48,6 +48,15 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
+def sync(path: Path) -> None:
+    """Flushes a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 @contextmanager
 def writing(what: Path | str, then: str = "go on with --resume") -> Iterator[None]:
     """Turns an OSError of the block into a RunError that names the file, the reason and the remedy."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from drivetrain.errors import problem
-from drivetrain.runtime.atomic_file import followed
+from drivetrain.runtime.atomic_file import followed, sync
 
 
 @contextmanager
@@ -28,11 +28,12 @@ def new_folder(output: Path) -> Iterator[Path]:
     try:
         aside.mkdir(parents=True)
         yield aside
-        _sync(aside)
+        for path in (*aside.rglob("*"), aside):
+            sync(path)
         if output.exists():
             output.rmdir()
         aside.rename(output)
-        _sync_one(output.parent)
+        sync(output.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)  # there only if something failed
 
@@ -65,16 +66,3 @@ def _lives(process: int) -> bool:
     except OSError:  # it is another user's
         return True
     return process != os.getpid()  # this one's number, of a process before it
-
-
-def _sync(folder: Path) -> None:
-    for path in (*folder.rglob("*"), folder):
-        _sync_one(path)
-
-
-def _sync_one(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from drivetrain.checkpoint.convert.foreign import Note
 from drivetrain.checkpoint.convert.own_format import find
 from drivetrain.checkpoint.convert.to_others import DTYPES, written_aside
-from drivetrain.checkpoint.convert.transformers_folder import assets_of
+from drivetrain.checkpoint.convert.transformers_folder import copy_assets
 from drivetrain.config.load import load
 from drivetrain.errors import UserError, problem
 from drivetrain.inference.whole_model import loaded_model
@@ -58,10 +57,7 @@ def write_model(model: Any, source: Path, dtype: torch.dtype, into: Path, larges
     largest_shard: bytes above which weights are split over files; a single tensor is never split. The model is changed
     to the dtype in place.
     """
-    for name, file in assets_of(source).items():
-        if name not in OF_ADAPTERS and name != "config.json":
-            (into / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(file, into / name)
+    copy_assets(source, into, leave_out={*OF_ADAPTERS, "config.json"}.__contains__)
     settings = (into / GENERATION).read_bytes() if (into / GENERATION).is_file() else None
     model.to(dtype).save_pretrained(into, max_shard_size=largest_shard)
     if settings is not None:  # Transformers wrote the base's over them

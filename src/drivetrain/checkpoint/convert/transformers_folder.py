@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def write(saved: Ours, folder: Path, dtype: torch.dtype | None) -> list[Note]:
     if not (saved.path / "config.json").is_file():
         why = f"{saved.path} holds no config.json: what was trained is no Transformers model"
         raise problem("--to", why, "give --to dcp or --to accelerate")
-    _copy_assets(saved.path, folder)
+    copy_assets(saved.path, folder)
     weights = {name: _as(tensor, dtype) for name, tensor in saved.untied.items()}  # Transformers ties them again
     _save(weights, folder)
     what = f"{len(weights)} tensors, {_dtypes(weights)}"
@@ -49,23 +50,20 @@ def write(saved: Ours, folder: Path, dtype: torch.dtype | None) -> list[Note]:
 def _write_adapter(saved: Ours, folder: Path, dtype: torch.dtype | None) -> list[Note]:
     if dtype is not None:
         raise problem("--dtype", "the checkpoint holds adapters, which keep their dtype", "leave it out")
-    _copy_assets(saved.path, folder)
+    copy_assets(saved.path, folder)
     return [
         Note("adapters", carried=True, what="PEFT's files as they are, for PeftModel.from_pretrained"),
         Note("optimizer's states", carried=False, what="the format has no place for them"),
     ]
 
 
-def assets_of(source: Path) -> dict[str, Path]:
-    """Returns name → file of what the manifest names beside the weights; other files there may be anything."""
-    names = sorted(read_manifest(source).files)
-    return {name: plain_file(source, name) for name in names if not name.startswith(OWN)}
-
-
-def _copy_assets(source: Path, folder: Path) -> None:
-    for name, file in assets_of(source).items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(file, folder / name)
+def copy_assets(source: Path, folder: Path, leave_out: Callable[[str], bool] = lambda _: False) -> None:
+    """Copies what the manifest names beside the weights, but for names that `leave_out` is true of; other files there
+    may be anything."""
+    for name in sorted(read_manifest(source).files):
+        if not name.startswith(OWN) and not leave_out(name):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(plain_file(source, name), folder / name)
 
 
 def _as(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +39,6 @@ class Asked:
     base_config: str | None = None
     adapters: list[str] = field(default_factory=list)  # folders of adapters within the export
     trusts: bool = False  # whether Python that lies beside the model may run
-    exact: bool = True  # whether caches and activations keep 32 bits where the runtime has a choice
 
     def write(self, folder: Path) -> None:
         from safetensors.torch import save_file
@@ -68,27 +65,23 @@ class Asked:
 class Answered:
     """The answer of a runtime.
 
-    scores: of each batch (B, classes), or (kept positions, vocabulary) of a sequence. normalised: whether they are
-    log-probabilities, as of runtimes that do not show logits. answers: new ids of each prompt. dialogues, texts: ids.
-    tensors: name → [dtype, SHA-256 of its bytes] of weights that are plain tensors. seconds: of one pass over all
-    inputs, after another one. software: name → version.
+    scores: of each batch (B, classes), or (kept positions, vocabulary) of a sequence. answers: new ids of each prompt.
+    dialogues, texts: ids. tensors: name → [dtype, SHA-256 of its bytes] of weights that are plain tensors. seconds: of
+    one pass over all inputs, after another one. software: name → version.
     """
 
     scores: list[Tensor]
-    normalised: bool = False
     answers: list[list[int]] = field(default_factory=list)
     dialogues: list[list[int]] = field(default_factory=list)
     texts: list[list[int]] = field(default_factory=list)
     tensors: dict[str, list[str]] = field(default_factory=dict)
     seconds: float = 0.0
     software: dict[str, str] = field(default_factory=dict)
-    modules: list[str] = field(default_factory=list)  # of drivetrain, that the process imported
 
     def write(self, folder: Path) -> None:
         from safetensors.torch import save_file
 
-        own = sorted(name for name in sys.modules if name.partition(".")[0] == "drivetrain")
-        text = json.dumps({**asdict_without(self, "scores"), "modules": own})
+        text = json.dumps(asdict_without(self, "scores"))
         save_file({str(number): each.contiguous() for number, each in enumerate(self.scores)}, folder / SCORES)
         (folder / ANSWERED).write_text(text, encoding="utf-8")
 
@@ -112,10 +105,3 @@ def run(answer: Callable[[Asked], Answered]) -> None:
     """Answers the question in the folder that the command line names."""
     folder = Path(sys.argv[1])
     answer(Asked.read(folder)).write(folder)
-
-
-@contextmanager
-def stopwatch() -> Iterator[Callable[[], float]]:
-    """Yields a function that returns the seconds since the block began."""
-    start = time.perf_counter()
-    yield lambda: time.perf_counter() - start

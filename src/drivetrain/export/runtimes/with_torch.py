@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drivetrain.export.runtimes.exchange import Answered, Asked, stopwatch
+from drivetrain.export.runtimes.exchange import Answered, Asked
 
 
 def answered(model: Any, asked: Asked, software: tuple[str, ...], digests: bool) -> Answered:
@@ -18,10 +19,10 @@ def answered(model: Any, asked: Asked, software: tuple[str, ...], digests: bool)
     tokenizer = _tokenizer(asked)
     with torch.no_grad():
         scores = [_scores(model, inputs, asked.keep) for inputs in asked.inputs]
-        with stopwatch() as seconds:
-            for inputs in asked.inputs:
-                _scores(model, inputs, asked.keep)
-            taken = seconds()
+        start = time.perf_counter()
+        for inputs in asked.inputs:
+            _scores(model, inputs, asked.keep)
+        taken = time.perf_counter() - start
         answers = [_continued(model, prompt, asked.new_tokens) for prompt in asked.prompts]
     return Answered(
         scores=scores,
