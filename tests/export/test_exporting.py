@@ -65,6 +65,9 @@ def test_a_merged_model_answers_in_plain_transformers_as_the_run_does(run: RunCo
         assert torch.allclose(model(ids).logits.float(), api.load(run.folder)(ids).logits, atol=0.05)
     card = (tmp_path / "out" / "README.md").read_text()
     assert "license: unknown" in card
+    loss = json.loads((run.folder / "report.json").read_text())["metrics"]["loss"]
+    assert f"| loss (last evaluation of the run) | {loss:.6g} |" in card
+    assert f'- {{type: "loss", value: {loss:.6g}}}' in card
     assert "merged into the weights" in card
     assert str(tmp_path) not in card, "a path of this machine means nothing elsewhere"
     assert json.loads((tmp_path / "out" / "export.json").read_text())["answers"]["other"] == 0

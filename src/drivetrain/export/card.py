@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def _metadata(source: Source) -> Iterator[str]:
     if base is not None:
         yield f"base_model: {json.dumps(Path(base).name if is_local else base, ensure_ascii=False)}"
     yield "tags: [drivetrain]"
-    metrics = {**source.report.get("metrics", {})}
+    metrics = {name: value for name, value in source.report.get("metrics", {}).items() if isfinite(value)}
     if metrics:
         yield "model-index:"
         yield f"- name: {json.dumps(source.run.name, ensure_ascii=False)}"
@@ -66,7 +67,8 @@ def _license_of(base: str | None) -> str:
 
 def _origin(source: Source, report: dict[str, Any]) -> Iterator[str]:
     run = source.run
-    yield f"A {source.kind}, trained with Drivetrain and exported to {source.request.of.name}."
+    article = "An" if source.kind[0] in "aeiou" else "A"
+    yield f"{article} {source.kind}, trained with Drivetrain and exported to {source.request.of.name}."
     yield ""
     yield "| | |"
     yield "|---|---|"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +48,11 @@ class Source:
         """Whether Python code that lies beside the model may run in the runtime, as it may in the run."""
         return bool(getattr(self.run.workload.described_model, "trust_remote_code", False))
 
-    @property
+    @cached_property
     def report(self) -> dict[str, Any]:
         """The report of the training; empty where the run has none yet."""
         file = RunFolder(self.run.folder).report
-        try:
-            return RunReport.read(file.parent).model_dump(mode="json")
-        except (OSError, RuntimeError, ValueError):
-            return {}
+        return RunReport.read(file).model_dump() if file.is_file() else {}
 
     def model(self) -> nn.Module:
         """Returns the run's model as it was trained: adapters apart, over a base in the bits that the run kept."""
