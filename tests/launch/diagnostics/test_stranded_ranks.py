@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain.checkpoint import directory
+from drivetrain.checkpoint import tensor_file
 from drivetrain.errors import RankError
 from drivetrain.launch.diagnostics import stranded_ranks
 from drivetrain.launch.diagnostics.process_state import Standing, standing
@@ -173,6 +173,13 @@ def test_ranks_that_wait_for_another_machines_rank_are_ended_as_those_that_lost_
         _result(tmp_path, None)
 
 
+def write_file(folder: Path) -> None:
+    """Writes a checkpoint's file of no tensors, and flushes it to the disk."""
+    layout, file = tensor_file.lay_out({}), folder / str(len(list(folder.iterdir())))
+    tensor_file.create(file, layout)
+    tensor_file.fill(file, layout, {})
+
+
 @pytest.mark.parametrize("thread", [f"{WORKING}_0", "another"])
 def test_a_rank_whose_thread_writes_a_checkpoint_says_so(
     tmp_path: Path, thread: str, monkeypatch: pytest.MonkeyPatch
@@ -180,7 +187,7 @@ def test_a_rank_whose_thread_writes_a_checkpoint_says_so(
     """On a disk that does not answer, though the main thread waits for other ranks."""
     begun, disk = threading.Event(), threading.Event()
     monkeypatch.setattr(os, "fsync", lambda _: (begun.set(), disk.wait(60)))
-    writer = threading.Thread(target=directory.sync, args=(tmp_path,), name=thread)
+    writer = threading.Thread(target=write_file, args=(tmp_path,), name=thread)
     writer.start()
     try:
         assert begun.wait(60)
@@ -196,7 +203,7 @@ def test_a_rank_that_waits_for_another_as_it_saves_does_not_write(
 ) -> None:
     found: list[bool] = []
     monkeypatch.setattr(os, "fsync", lambda _: found.append(standing(threading.get_ident()).writes))
-    directory.sync(tmp_path)
+    write_file(tmp_path)
     monkeypatch.setattr("drivetrain.launch.diagnostics.process_state._call", lambda _: "all_gather")
-    directory.sync(tmp_path)
+    write_file(tmp_path)
     assert found == [True, False]
