@@ -13,7 +13,8 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from drivetrain.cli.data import examine, show
+from drivetrain.cli.data_examination import examine
+from drivetrain.cli.data_report import show
 from drivetrain.config.load import load
 from tests.tiny_language import ROWS, talk, write_lines
 

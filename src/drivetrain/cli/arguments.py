@@ -1,8 +1,10 @@
-"""Parts that verbs of the command line share: arguments that are files or folders, and examples in their help."""
+"""Arguments and options that verbs of the command line share, and the examples in their help."""
 
 from __future__ import annotations
 
 import functools
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -11,6 +13,20 @@ from drivetrain.config.files import usable_path
 # of a file or folder, which it refuses to take from a text that is no path
 path_argument = functools.partial(typer.Argument, parser=usable_path)
 path_option = functools.partial(typer.Option, parser=usable_path)
+
+RunFile = Annotated[Path, path_argument(metavar="RUN.YAML", help="Run file.", show_default=False)]
+RunPlace = Annotated[Path, path_argument(metavar="RUN", help="Run file, or the folder of a run.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides, e.g. precision=bf16-mixed lr=3e-4.")
+]
+CheckpointOption = Annotated[str, typer.Option("--checkpoint", help="best, last, or a checkpoint folder.")]
+TrustOption = Annotated[bool, typer.Option("--trust", help="Run Python that the run.yaml of a run's folder names.")]
+NodesOption = Annotated[
+    int | None,
+    typer.Option("--nodes", min=1, help="Machines, each of which starts this command, and `processes` ranks."),
+]
+NodeRankOption = Annotated[int, typer.Option("--node-rank", min=0, help="Which of them this one is, from 0.")]
+RendezvousOption = Annotated[str | None, typer.Option("--rendezvous", help="HOST:PORT of the first of them.")]
 
 
 def example(*commands: str) -> str:

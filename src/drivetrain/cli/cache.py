@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
 from drivetrain.cli.arguments import path_option
+from drivetrain.cli.console import output
 from drivetrain.runtime.strict_json import dumps
 
 if TYPE_CHECKING:
     from drivetrain.data.cache_entries import Entry
-
-output = Console(highlight=False)
 
 
 def cache(

@@ -12,6 +12,8 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from drivetrain.cli.arguments import example, path_argument, path_option
+from drivetrain.cli.console import errors, wide
+from drivetrain.cli.console import output as screen
 from drivetrain.runtime.strict_json import dumps
 
 if TYPE_CHECKING:
@@ -22,7 +24,6 @@ checkpoint = typer.Typer(
     no_args_is_help=True,
     epilog=example("drivetrain checkpoint inspect runs/digits", "drivetrain checkpoint verify runs/digits"),
 )
-errors = Console(stderr=True, highlight=False)
 
 Folder = Annotated[Path, path_argument(metavar="PATH", help="A folder step-..., or a run's.", show_default=False)]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="With --run: overrides.")]
@@ -41,7 +42,7 @@ def inspect(path: Folder, as_json: Annotated[bool, typer.Option("--json", help="
     if as_json:
         typer.echo(dumps(found, indent=2))
     else:
-        show(found, _console())
+        show(found, wide(screen))
 
 
 @checkpoint.command(epilog=example("drivetrain checkpoint verify runs/digits"))
@@ -128,15 +129,14 @@ def show_notes(notes: Sequence[Note]) -> None:
     """Prints the parts that were carried over, then those that were not; as columns, or for files and pipes one line
     each with tabs."""
     ranked = sorted(notes, key=lambda note: not note.carried)
-    console = Console(highlight=False)
-    if not console.is_terminal:
+    if not screen.is_terminal:
         for note in ranked:
             typer.echo(f"{'carried' if note.carried else 'left'}\t{note.item}\t{note.what}")
         return
     table = Table("", "part", Column("what became of it", overflow="fold"), box=None, pad_edge=False)
     for note in ranked:
         table.add_row("carried" if note.carried else "[yellow]left[/]", escape(note.item), escape(note.what))
-    console.print(table)
+    screen.print(table)
 
 
 def show(found: dict[str, Any], console: Console) -> None:
@@ -193,9 +193,3 @@ def _step(step: int, progress: dict[str, Any]) -> str:
 
 def _size(size: int) -> str:
     return f"{size:,} B" if size < 2**10 else f"{size / 2**10:,.1f} KiB" if size < 2**20 else f"{size / 2**20:,.1f} MiB"
-
-
-def _console() -> Console:
-    """Returns a console; a file has no width to keep to."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=200)

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
 from drivetrain.cli.arguments import path_argument, path_option
+from drivetrain.cli.console import output
 from drivetrain.runtime.strict_json import dumps
-
-errors = Console(stderr=True, highlight=False)
-output = Console(highlight=False)
 
 
 def doctor(

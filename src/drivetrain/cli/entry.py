@@ -9,7 +9,8 @@ from typing import Any
 
 from rich.markup import escape
 
-from drivetrain.cli.app import app, errors
+from drivetrain.cli.app import app
+from drivetrain.cli.console import errors
 from drivetrain.errors import Interrupted, RankError, RunError, UserError
 
 

@@ -11,12 +11,12 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from drivetrain.cli.arguments import path_argument, path_option
+from drivetrain.cli.console import errors
+from drivetrain.cli.console import output as screen
 from drivetrain.runtime.strict_json import dumps
 
 if TYPE_CHECKING:
     from drivetrain.export.verification import Verdict
-
-errors = Console(stderr=True, highlight=False)
 
 
 def export(
@@ -74,7 +74,7 @@ def export(
     if as_json:
         typer.echo(dumps(done.report, indent=2))
     else:
-        _show(done.verdict, Console(highlight=False))
+        _show(done.verdict, screen)
     _print_end(done.report, done.folder)
 
 

@@ -17,7 +17,6 @@ from drivetrain.config.engines import ENGINES, SHORT
 from drivetrain.config.field_paths import owned_fields
 from drivetrain.config.unknown import elsewhere_told
 from drivetrain.errors import problem
-from drivetrain.runtime.strict_json import dumps
 
 Row = tuple[str, str, str]
 ONE_LINE = 1000  # characters: more than any row has
@@ -36,13 +35,6 @@ def fields(
     table = fields_table(wanted or [])
     with console.pager(styles=True) if console.is_terminal and not wanted else nullcontext():
         console.print(table)
-
-
-def schema() -> None:
-    """Print the JSON Schema of the run file, for editors."""
-    from drivetrain.config.run import RunConfig
-
-    typer.echo(dumps(RunConfig.model_json_schema(), indent=2))
 
 
 def fields_table(wanted: Sequence[str] = ()) -> Table:

@@ -1,4 +1,4 @@
-"""`drivetrain import`: makes a run file of another software's configuration, and lists what became of its keys."""
+"""The verb import: makes a run file of another software's configuration, and lists what became of its keys."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from drivetrain.cli.arguments import path_argument, path_option
-
-errors = Console(stderr=True, highlight=False)
+from drivetrain.cli.console import errors, output
 
 
 def import_(
@@ -35,7 +33,7 @@ def import_(
     from drivetrain.importing.verb import import_files
 
     imported = import_files(files, onto, to, overwrite, without or ())
-    show_notes(imported.notes, Console(highlight=False))
+    show_notes(imported.notes, output)
     if imported.missing:
         lacking = f"[bold yellow]missing[/] {', '.join(imported.missing)}"
         cure = "write it in, or import with --onto RUN.YAML"

@@ -1,4 +1,4 @@
-"""`drivetrain recipes` and `drivetrain init`: run files to begin with."""
+"""The verb init: a run file to begin with."""
 
 from __future__ import annotations
 
@@ -7,25 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
 
 from drivetrain.cli.arguments import path_option
+from drivetrain.cli.console import output
 from drivetrain.errors import problem
-
-output = Console(highlight=False)
-
-
-def recipes() -> None:
-    """List the recipes that come with drivetrain."""
-    from drivetrain.init.catalogue import recipes as listed
-
-    table = Table(Column("recipe", no_wrap=True), "what it trains", box=None, pad_edge=False)
-    for name, sentence in listed():
-        table.add_row(escape(name), escape(sentence))
-    output.print(table)
-    output.print("\n[dim]drivetrain init RECIPE writes one; with --data it is made to fit your data[/]", soft_wrap=True)
 
 
 def init(

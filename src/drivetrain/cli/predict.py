@@ -1,0 +1,35 @@
+"""The verb predict: predictions of a checkpoint, a row a sample."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from drivetrain.cli.arguments import CheckpointOption, Overrides, RunPlace, TrustOption, path_option
+from drivetrain.cli.console import errors
+from drivetrain.cli.jobs import start_job
+
+
+def predict(
+    run_file: RunPlace,
+    overrides: Overrides = None,
+    checkpoint: CheckpointOption = "best",
+    data: Annotated[
+        str | None, typer.Option(help="Data to predict for: a file or folder; - reads texts from stdin, one a line.")
+    ] = None,
+    text: Annotated[list[str] | None, typer.Option(help="A text to predict for; may be given several times.")] = None,
+    to: Annotated[Path | None, path_option("--output", "-o", help="File .jsonl or .csv; left out, the screen.")] = None,
+    trust: TrustOption = False,
+) -> None:
+    """Predict with a checkpoint, one row a sample, in order: for the evaluation data, or for data that you name."""
+    from drivetrain.inference.request import asked_for
+    from drivetrain.launch.prepare import checked_place
+
+    data, texts = asked_for(data, text or [])
+    ready = checked_place(run_file, overrides or [], checkpoint=checkpoint, data=data, output=to, trust=trust)
+    result = start_job(ready, verb="predict", checkpoint=checkpoint, data=data, texts=texts, output=to)
+    if result.of_first and to is not None:
+        errors.print(f"{result.value:,} prediction{'s' * (result.value != 1)} in {escape(str(to))}", soft_wrap=True)
