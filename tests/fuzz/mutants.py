@@ -21,6 +21,7 @@ LINES: dict[str, list[list[str]]] = {
         ["train", "run.yaml", "--resume"],
         ["train", "run.yaml", "--overwrite", "--quiet"],
     ],
+    "check": [["check", "run.yaml"], ["check", "run.yaml", "--resume", "--json"], ["check", "run.yaml", "--overwrite"]],
     "evaluate": [["evaluate", "run.yaml"], ["evaluate", "run.yaml", "--checkpoint", "last"]],
     "predict": [
         ["predict", "run.yaml", "--checkpoint", "runs/run/checkpoints/step-00000002"],
@@ -58,10 +59,10 @@ VERBS = list(LINES)
 # mutants of each hundred: what takes no files has few
 SHARES = {verb: 1 if verb in ("fields", "schema", "doctor", "version") else 7 for verb in VERBS}
 READS_ONLY = {
-    *("evaluate", "data", "launch", "fields", "schema", "version", "replay"),
+    *("check", "evaluate", "data", "launch", "fields", "schema", "version", "replay"),
     *("checkpoint inspect", "checkpoint verify"),
 }
-TAKES_OVERRIDES = {"train", "evaluate", "predict", "compare", "data", "prove", "launch"}
+TAKES_OVERRIDES = {"train", "check", "evaluate", "predict", "compare", "data", "prove", "launch"}
 
 LONG = "x" * 300
 STEP = "runs/run/checkpoints/step-00000002"

@@ -19,6 +19,7 @@ VERBS: dict[str, tuple[str, ...]] = {  # verb -> its file and function in this f
         "drivetrain train run.yaml engine=ddp processes=4 precision=bf16-mixed",
         "drivetrain train run.yaml --resume",
     ),
+    "check": ("check:check", "drivetrain check run.yaml", "drivetrain check run.yaml engine=fsdp --json"),
     "evaluate": (
         "evaluate:evaluate",
         "drivetrain evaluate run.yaml --checkpoint last",

@@ -10,6 +10,7 @@ from typing import Any
 
 from drivetrain.config import rules
 from drivetrain.config.load import load
+from drivetrain.config.machine import Machine
 from drivetrain.config.notices import notices
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError, problem
@@ -78,26 +79,10 @@ def judged_here(
 ) -> Checked:
     """Returns the run as it starts on this machine, from the result of a run file's reader. Raises UserError with all
     problems."""
-    if run is None:
-        raise UserError(problems)
-    if run.workload.needs_objects and not held.held():
-        raise held.missing()
-    from drivetrain.runtime.hardware import detect  # only now: a broken run file is answered without importing torch
-
-    machine = detect(run.device)
-    problems += accelerate_problems(run)
-    outer = OuterLauncher.here()
-    if outer is not None:
-        machine = outer.machine(machine)
-        run, found = outer.fitted(run)
-        problems += found
-    run, problems = rules.judged(run, problems, machine)
-    if model_files:
-        problems += run.workload.file_problems()
-    if outer is None:
-        problems += _of_the_nodes(run, node or Node())
-    if problems:
-        raise UserError(problems)
+    found = judged(run, problems, node or Node(), model_files)
+    run = found.run
+    if found.problems:
+        raise UserError(found.problems)
     if checkpoint is not None:
         from drivetrain.inference.weights import check_there
 
@@ -106,7 +91,44 @@ def judged_here(
         from drivetrain.inference.prediction_file import check_place
 
         check_place(output, run, data)
-    return Checked(run, notices(run, machine), outer is None or outer.rank == 0)
+    return Checked(run, notices(run, found.machine), found.is_first)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A run with its open fields filled in for this machine, and every problem that schema, rules and the model's small
+    files show. is_first: as in Checked."""
+
+    run: RunConfig
+    machine: Machine
+    problems: list[Problem]
+    is_first: bool
+
+
+def judged(run: RunConfig | None, problems: list[Problem], node: Node | None, model_files: bool = True) -> Judged:
+    """Applies the rules of this machine. Raises UserError where too much is wrong for any run to be judged.
+
+    node: this machine's place among the run's; None: not asked yet.
+    """
+    if run is None:
+        raise UserError(problems)
+    if run.workload.needs_objects and not held.held():
+        raise held.missing()
+    from drivetrain.runtime.hardware import detect  # only now: a broken run file is answered without importing torch
+
+    machine = detect(run.device)
+    problems = [*problems, *accelerate_problems(run)]
+    outer = OuterLauncher.here()
+    if outer is not None:
+        machine = outer.machine(machine)
+        run, found = outer.fitted(run)
+        problems += found
+    run, problems = rules.judged(run, problems, machine)
+    if model_files:
+        problems += run.workload.file_problems()
+    if outer is None and node is not None:
+        problems += _of_the_nodes(run, node)
+    return Judged(run, machine, problems, outer is None or outer.rank == 0)
 
 
 def _of_the_nodes(run: RunConfig, node: Node) -> list[Problem]:

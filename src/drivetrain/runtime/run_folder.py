@@ -94,6 +94,19 @@ class RunFolder:
             why = f"{self.path} cannot be overwritten: {error.strerror}"
             raise problem("output", why, "give another output or name") from None
 
+    def refuse_unless_ready(self, resume: bool, overwrite: bool, sources: Iterable[str] = ()) -> None:
+        """Raises UserError if `prepare` would, or if a run is working in the folder; changes nothing."""
+        there = next(path for path in (self.path, *self.path.absolute().parents) if os.path.lexists(path))
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            why = f"{self.path} cannot be written: {there} is {'read-only' if there.is_dir() else 'no folder'}"
+            raise problem("output", why, "give another folder as output")
+        refuse_if_held(self.path)
+        if resume:
+            self._refuse_foreign(present(self.run_file, self.report, self.path / "samples.jsonl"))
+        else:
+            self.refuse_if_taken(overwrite)
+            self._refuse_made_from(sources)
+
     def begun(self) -> None:
         """Deletes the overwritten files, once no check can refuse the run any more."""
         shutil.rmtree(self._aside, ignore_errors=True)

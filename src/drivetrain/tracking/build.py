@@ -33,6 +33,13 @@ def build_trackers(names: Sequence[str], folder: Path, quiet: bool = False) -> l
     return trackers
 
 
+def check_trackers(names: Sequence[str]) -> None:
+    """Raises UserError for an unknown name, without making a tracker."""
+    for name in names:
+        if name not in ("progress", "jsonl"):
+            _tracker_class(name)
+
+
 class EventStream:
     """Sends every event to every tracker, in order."""
 

@@ -32,22 +32,30 @@ def assemble(
     part: how the engine's parts of a step are timed.
     """
     # its problems come before reading data
-    build_optimizer = _optimizer(run) if training else None
+    build_optimizer = optimizer_of(run) if training else None
     check_installed(run.precision_spec)
     count = counted(run)  # on every rank: what it imports is imported side by side
     ranks.on_first(
         lambda: refuse_too_large(run, machine, training, count)
     )  # the others wait, and have built nothing yet
+    workload = read_workload(run, training)
+    compiles = compiling(run, machine, workload, training)
+    if training:
+        workload.rows = rows_of(run, machine, workload, compiles.what is not False)
+    return workload, _engine(workload, run, machine, ranks, build_optimizer, part, compiles)
+
+
+def read_workload(run: RunConfig, training: bool) -> Workload:
+    """Reads and checks the data. Raises UserError with all their problems, and with what a training of this run cannot
+    do with them."""
     seed_everything(run.seed)
     try:
         workload = build_workload(run.workload, run.seed, run.adapter, run.quantised_base, run.quantisation_aware)
     except UserError as error:
         raise UserError([*error.problems, *(metric_direction_of_file(run) if training else ())]) from error
-    compiles = compiling(run, machine, workload, training)
     if training:
         check_workload(run, workload)
-        workload.rows = rows_of(run, machine, workload, compiles.what is not False)
-    return workload, _engine(workload, run, machine, ranks, build_optimizer, part, compiles)
+    return workload
 
 
 def assemble_around(
@@ -55,11 +63,12 @@ def assemble_around(
 ) -> Engine:
     """Returns the engine of a training of this workload, or of its evaluation alone."""
     check_workload(run, workload)
-    build_optimizer = _optimizer(run) if training else None
+    build_optimizer = optimizer_of(run) if training else None
     return _engine(workload, run, machine, ranks, build_optimizer, untimed, Compiling(run.compile is True))
 
 
-def _optimizer(run: RunConfig) -> OptimizerFactory:
+def optimizer_of(run: RunConfig) -> OptimizerFactory:
+    """Returns what makes the run's optimizer. Raises UserError for one that cannot be imported, or lacks an option."""
     return optimizer_factory(run.optimizer, run.compile is True, rate_factors(run.adapter or ()))
 
 

@@ -19,7 +19,6 @@ from drivetrain.config.run import RunConfig
 from drivetrain.data.streams.endless import known_length, order_key
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.distributed.rng import restore_rng_state, rng_state
-from drivetrain.engines.base import Engine
 from drivetrain.errors import Problem, UserError
 from drivetrain.runtime import environment
 from drivetrain.workloads.base import Samples, Workload
@@ -136,11 +135,13 @@ def disk(config: RunConfig, one: int, root: Path, is_replaced: bool) -> list[str
     ]
 
 
-def checkpoint_bytes(config: RunConfig, engine: Engine) -> int:
-    """Returns the bytes of weights and optimizer state, as far as known before the first step: rather too few."""
-    weights = sum(shape.numel() for shape in engine.shapes().values())
+def checkpoint_bytes(config: RunConfig, shapes: Mapping[str, torch.Size], trained: int) -> int:
+    """Returns the bytes of weights and optimizer state, as far as known before the first step: rather too few.
+
+    shapes: of the weights that a checkpoint holds. trained: the number of parameters with optimizer state.
+    """
+    weights = sum(shape.numel() for shape in shapes.values())
     states = config.optimizer.kind.states or (1 if config.optimizer.momentum else 0)
-    trained = engine.engaged().trained_parameters
     return (weights + states * trained) * BYTES[config.precision_spec.parameters]
 
 

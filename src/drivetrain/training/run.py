@@ -98,10 +98,10 @@ def run(
         folder = RunFolder(config.folder)
         # a rank on a machine that came late does not know that the run had begun
         resume = any(ranks.all_gather(resume or attempt.goes_on))
-        size, is_replaced = preflight.checkpoint_bytes(config, engine), overwrite and not resume
+        size = preflight.checkpoint_bytes(config, engine.shapes(), engine.engaged().trained_parameters)
         if resume:
             ranks.on_first(lambda: clean_partials(folder.checkpoints))  # what a kill left takes room
-        lacking = ranks.on_first(lambda: preflight.disk(config, size, folder.checkpoints, is_replaced))
+        lacking = ranks.on_first(lambda: preflight.disk(config, size, folder.checkpoints, overwrite and not resume))
         sources = texts(config.model_dump(mode="json"))
         ranks.on_first(lambda: folder.prepare(resume, overwrite, sources))
         attempt.prepared()

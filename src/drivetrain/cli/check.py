@@ -1,0 +1,81 @@
+"""The verb check: the dry run of a run file."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from drivetrain.cli.arguments import NodesOption, Overrides, RunFile, TrustOption
+from drivetrain.cli.console import output, print_notices
+from drivetrain.runtime.strict_json import dumps
+
+if TYPE_CHECKING:
+    from drivetrain.launch.dry_run import DryRun
+
+
+def check(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="As it would go on with --resume.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="As it would start with --overwrite.")] = False,
+    nodes: NodesOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    trust: TrustOption = False,
+) -> None:
+    """Dry run: everything that `train` would refuse, at once. Reads the data, builds the model, writes nothing."""
+    if resume and overwrite:
+        raise typer.BadParameter("--resume keeps the run, --overwrite replaces it: give one of them")
+    from drivetrain.errors import UserError
+    from drivetrain.launch.dry_run import dry_run
+
+    found = dry_run(run_file, overrides or [], nodes, resume, overwrite, trust)
+    if as_json:
+        typer.echo(dumps(as_object(found), indent=2))
+        raise typer.Exit(0 if found.is_ready else 2)
+    print_notices(found.notices)
+    if not found.is_ready:
+        raise UserError(found.problems)
+    output.print(table(found))
+
+
+def as_object(found: DryRun) -> dict[str, Any]:
+    """Returns the result as `--json` prints it."""
+    return {
+        "ready": found.is_ready,
+        "problems": [asdict(each) for each in found.problems],
+        "notices": found.notices,
+        **found.facts,
+    }
+
+
+def table(found: DryRun) -> Table:
+    """Returns the facts of a run that can start, a row each."""
+    shown = Table(title="nothing would be refused", title_justify="left", show_header=False, box=None, pad_edge=False)
+    for name, text in _rows(found.facts).items():
+        shown.add_row(name, escape(text))
+    return shown
+
+
+def _rows(facts: dict[str, Any]) -> dict[str, str]:
+    from drivetrain.errors import counted
+    from drivetrain.tracking.quantities import size_text
+
+    run, data, model, saved = (facts[name] for name in ("run", "data", "model", "checkpoints"))
+    samples = {part: data[f"{part}_samples"] for part in ("training", "evaluation")}
+    epoch = "" if facts["steps_per_epoch"] is None else f", {facts['steps_per_epoch']:,} an epoch"
+    free = f"{saved['free_bytes'] / 2**30:,.1f} GiB free"
+    return {
+        "run": f"engine={run['engine']}, precision={run['precision']}, {counted(run['ranks'], 'rank')}",
+        "device": run["device"],
+        "data": ", ".join(
+            f"{part}: {'a stream' if size is None else counted(size, 'sample')}" for part, size in samples.items()
+        ),
+        "length": f"{counted(facts['steps'], 'step')} of {counted(run['batch_size'], 'sample')}{epoch}",
+        "model": f"{counted(model['parameters'], 'parameter')}, {model['trained_parameters']:,} trained",
+        "folder": f"{facts['folder']} is free",
+        "disk": f"{counted(saved['kept'], 'checkpoint')} of at least {size_text(saved['bytes'])} each; {free}",
+    }
