@@ -176,6 +176,17 @@ def test_the_loop_names_no_engine_no_precision_and_no_tracker() -> None:
     }
 
 
+def test_one_loop_takes_the_steps_of_a_run() -> None:
+    """The batch-size finder tries sizes on invented windows; a loop of the user's own drives an engine itself."""
+    takers = {relative(file) for file in FILES if not relative(file).startswith("engines/") and takes_steps(file)}
+    assert takers == {"training/loop.py", "training/batch_size_finder.py", "api/own_loop.py"}
+
+
+def takes_steps(file: Path) -> bool:
+    calls = [node.func for node in ast.walk(tree(file)) if isinstance(node, ast.Call)]
+    return any(isinstance(called, ast.Attribute) and called.attr == "optimizer_step" for called in calls)
+
+
 def named_classes(tree: ast.AST, classes: set[str]) -> list[str]:
     """Where a file names one of these classes outside its imports."""
     found = [node for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute)]

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from drivetrain.checkpoint.directory import steps
 from drivetrain.checkpoint.run_state import verify
@@ -27,11 +25,8 @@ from drivetrain.distributed.rng import restore_rng_state, rng_state
 from drivetrain.errors import UserError, problem
 from drivetrain.launch.group import group_of_one
 from drivetrain.launch.variables import of_the_run, variables
-from drivetrain.measure.meters import Meters
-from drivetrain.measure.throughput import Stopwatch
 from drivetrain.numerics.torch_precision import arithmetic
 from drivetrain.optim.low_bit import hush
-from drivetrain.optim.schedules import lr_factor
 from drivetrain.runtime.hardware import detect
 from drivetrain.runtime.run_folder import RunFolder
 from drivetrain.tracking.events import Event, Warned
@@ -40,10 +35,11 @@ from drivetrain.training.anomalies import folder_of, read_trouble
 from drivetrain.training.assemble import assemble
 from drivetrain.training.auto_settings import compiling, order_of, total_steps_of
 from drivetrain.training.batching import window_slice
-from drivetrain.training.inspect_step import Inspection, inspected
-from drivetrain.training.loop import LoopHooks, Progress, train
+from drivetrain.training.inspect_step import Inspection, inspecting
+from drivetrain.training.loop import Progress
+from drivetrain.training.observed_steps import ObservedSteps
 from drivetrain.training.run_checkpoints import RunCheckpoints
-from drivetrain.training.windows import windows_of
+from drivetrain.training.step_guard import end_if_stopped
 from drivetrain.training.workload_rules import best_metric
 from drivetrain.trust.named_code import refuse_named_code
 
@@ -120,7 +116,7 @@ class _Replayer:
         self._first, self._run, self._machine, self._folder, self._say = first, run, machine, folder, say
 
     def replayed(self, step: int) -> Replay:
-        run, ranks, stopwatch = self._run, Communicator(), Stopwatch(torch.device(self._machine.device))
+        run, ranks = self._run, Communicator()
         self._workload, self._engine = assemble(run, self._machine, ranks, training=True)
         self._order = order_of(run, self._workload)
         total = total_steps_of(run, self._order)
@@ -131,11 +127,11 @@ class _Replayer:
             noted = read_trouble(self._folder.trouble, step) or {}
             cut = on_one_process(again(self._first, noted.get("reduction") or progress.reduction))
             self._run = self._run.model_copy(update={"micro_batch_size": cut.micro_batch_size})
+            steps = ObservedSteps(self._run, self._machine, self._workload, self._engine, self._order)
             if progress.step < step - 1:
                 self._say(f"going forward from step {progress.step} to {step - 1}")
-                meters = Meters(self._machine, run.precision_spec, self._engine, False, stopwatch)
-                self._go(progress, step - 1, total, meters)
-            return self._looked_at(progress, step, total, start)
+                steps.go(progress, step - 1, troubled=end_if_stopped)
+            return self._looked_at(progress, step, steps, start)
         finally:
             self._engine.close()
 
@@ -162,39 +158,25 @@ class _Replayer:
         if isinstance(event, Warned):
             self._say(event.message)
 
-    def _go(self, progress: Progress, until: int, total: int, meters: Meters) -> None:
-        """Runs the run's own loop, without evaluations and saves, and stops after a step."""
-        around = LoopHooks(
-            evaluate=None,
-            save=lambda _: None,
-            send=lambda _: None,
-            stop=lambda: progress.step >= until,
-            best_metric=best_metric(self._run, self._workload),
-            meters=meters,
-        )
-        windows = self._windows(range(progress.step, until))
-        with meters:
-            train(self._engine, windows, self._run, total, self._order.steps_per_epoch, progress, around)
-
-    def _windows(self, numbers: range) -> Iterator[Window]:
-        mine = window_slice(self._run, self._machine, self._workload, self._engine)
-        return windows_of(self._run, self._workload, self._engine, self._order, numbers, mine)
-
     @property
     def _was_compiled(self) -> bool:
         return compiling(self._first, self._machine, self._workload, training=True).what is not False
 
     # --- the step ----------------------------------------------------------------------------------------------------
 
-    def _looked_at(self, progress: Progress, step: int, total: int, start: str) -> Replay:
-        [window] = self._windows(range(step - 1, step))
-        inspection, share = inspected(self._engine, self._workload, window.micro_batches)
-        loss = float(self._engine.summed(share))
-        factor = lr_factor(self._run.schedule, total)(progress.updates, progress.skipped)
-        norm = float(self._engine.optimizer_step(factor, lambda _: True).grad_norm)
-        mine = window_slice(self._run, self._machine, self._workload, self._engine)
-        pieces = [piece.tolist() for piece in mine.pieces(window.indices)]
-        guilty = self._guilty(inspection, window, pieces)
+    def _looked_at(self, progress: Progress, step: int, steps: ObservedSteps, start: str) -> Replay:
+        seen: list[tuple[Window, list[list[int]], list[int] | None]] = []
+        with ExitStack() as hooks:
+            inspection = hooks.enter_context(inspecting(self._workload))
+
+            def look(window: Window) -> None:
+                hooks.close()  # samples are tried one by one before the update, and uninspected
+                mine = window_slice(self._run, self._machine, self._workload, self._engine)
+                pieces = [piece.tolist() for piece in mine.pieces(window.indices)]
+                seen.append((window, pieces, self._guilty(inspection, window, pieces)))
+
+            [(loss, norm)] = steps.go(progress, step, look)
+        [(window, pieces, guilty)] = seen
         return Replay(
             step=step,
             epoch=window.epoch,

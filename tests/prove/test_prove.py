@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -77,7 +78,7 @@ def test_an_engine_that_keeps_its_promises_passes(
     asked = ranks(2).run(traced_on_ranks, spread, STEPS)[0]
     found = verdicts(spread, asked, *sides(run))
     assert by_promise(found) == ALL, found
-    assert not remarks(asked)
+    assert not remarks(asked, STEPS)
 
 
 def test_a_stilled_workload_answers_all_that_a_workload_is_asked() -> None:
@@ -92,7 +93,7 @@ def test_dropout_and_batch_norm_are_recognised_stilled_and_explained(
     asked = ranks(2).run(traced_on_ranks, spread, STEPS)[0]
     reference, rounding = sides(config(tmp_path, middle))
     assert by_promise(verdicts(spread, asked, reference, rounding)) == ALL
-    dropout, batch_norm = remarks(reference)
+    dropout, batch_norm = remarks(reference, STEPS)
     assert "dropout (1 modules)" in dropout
     assert "BatchNorm (1 modules)" in batch_norm
 
@@ -173,6 +174,32 @@ def test_a_run_of_an_iterable_dataset_is_proved(tmp_path: Path) -> None:
     rounding = trace(run.model_copy(update={"micro_batch_size": 5}), CPU, steps, resume=False)
     reference, asked = trace(run, CPU, steps, resume=False), trace(run, CPU, steps, resume=True)
     assert by_promise(verdicts(run, asked, reference, rounding)) == ALL
+
+
+def test_a_step_that_training_would_refuse_is_refused_in_a_proof(tmp_path: Path) -> None:
+    run = config(tmp_path)
+    with (tmp_path / "workload.py").open("a") as opened:
+        opened.write('\ninputs[7] = float("nan")\n')  # it is in one of the five steps of an epoch
+    reference, rounding = sides(run)
+    bad = [step for step, loss in enumerate(reference.losses) if not math.isfinite(loss)]
+    assert len(bad) in (1, 2)
+    assert bad[0] < STEPS - 1, "else no step comes after it"
+    curve = verdicts(run, reference, reference, rounding)[0]
+    assert curve.holds is False
+    assert curve.why == f"step {bad[0] + 1}: the loss is nan in one process too, where training ends"
+
+
+def test_a_run_with_fewer_steps_than_asked_for_is_compared_to_its_end(tmp_path: Path) -> None:
+    run = config(tmp_path, "nn.LayerNorm(16)", "loop.steps=3").model_copy(update={"processes": None})
+    found = trace(run, CPU, STEPS, resume=True)
+    assert len(found.losses) == len(found.batches) == 3
+    assert found.resumed is True
+    assert remarks(found, STEPS) == ["the run has 3 steps, and so many were compared"]
+
+
+def test_a_proof_resumes_from_a_checkpoint_that_was_written_in_the_background(tmp_path: Path) -> None:
+    run = config(tmp_path, "nn.LayerNorm(16)", "checkpoints.asynchronous=true").model_copy(update={"processes": None})
+    assert trace(run, CPU, STEPS, resume=True).resumed is True
 
 
 def test_the_command_prints_a_verdict_a_promise(

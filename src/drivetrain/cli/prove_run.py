@@ -34,7 +34,7 @@ def prove(run: RunConfig, steps: int, say: Callable[[str], None]) -> Proof:
     rounding = _traced(halves, steps, resume=False, evaluates=False)
     say(f"the same with engine={run.engine.label} on {run.devices} devices, and a resume in the middle")
     asked = _traced(run, steps, resume=True)
-    return Proof(verdicts(run, asked, reference, rounding), remarks(reference))
+    return Proof(verdicts(run, asked, reference, rounding), remarks(reference, steps))
 
 
 def _traced(run: RunConfig, steps: int, resume: bool, evaluates: bool = True) -> Trace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,12 +17,12 @@ from torch import Tensor
 from drivetrain.checkpoint.state import same
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
+from drivetrain.data.loader import Window
 from drivetrain.data.order import Order
 from drivetrain.data.streams.endless import Endless
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.numerics.torch_precision import arithmetic
-from drivetrain.optim.schedules import lr_factor
 from drivetrain.prove.deterministic_workload import Stilled, without_dropout
 from drivetrain.prove.pace import Pace
 from drivetrain.runtime import scratch
@@ -29,11 +30,10 @@ from drivetrain.runtime.atomic_file import writing
 from drivetrain.tracking.events import Event
 from drivetrain.training.assemble import assemble_around
 from drivetrain.training.auto_settings import order_of, total_steps_of
-from drivetrain.training.batching import window_slice
 from drivetrain.training.loop import Progress
+from drivetrain.training.observed_steps import ObservedSteps, keep_nothing
 from drivetrain.training.run import evaluate
 from drivetrain.training.run_checkpoints import RunCheckpoints
-from drivetrain.training.windows import windows_of
 from drivetrain.training.workload_rules import best_metric
 from drivetrain.workloads.base import Samples
 from drivetrain.workloads.build import build_workload
@@ -65,11 +65,10 @@ def trace(
     evaluates: bool = True,
     say: Callable[[str], None] | None = None,
 ) -> Trace:
-    """Records a trace; called by every rank. Writes nothing but a checkpoint in a temporary folder. The first rank
-    alone records gradients. say: receives lines of progress on the first rank."""
+    """Records a trace of so many steps, or of all if the run has fewer; called by every rank. Writes nothing but a
+    checkpoint in a temporary folder. The first rank alone records gradients. say: receives lines of progress there."""
     with arithmetic(run.precision_spec, machine), without_dropout():
-        tracer = _Tracer(run, machine, steps, Pace(steps + (steps - steps // 2) * resume, say or _hush))
-        return tracer.traced(resume, evaluates)
+        return _Tracer(run, machine, steps, say or _hush).traced(resume, evaluates)
 
 
 class _Recorded:
@@ -114,8 +113,8 @@ class _First:
 
 
 class _Tracer:
-    def __init__(self, run: RunConfig, machine: Machine, steps: int, pace: Pace) -> None:
-        self._run, self._machine, self._steps, self._pace = run, machine, steps, pace
+    def __init__(self, run: RunConfig, machine: Machine, steps: int, say: Callable[[str], None]) -> None:
+        self._run, self._machine, self._say = run, machine, say
         self._ranks = Communicator()
         inner = build_workload(run.workload, run.seed, run.adapter, run.quantised_base, run.quantisation_aware)
         self._train = inner.train
@@ -127,8 +126,12 @@ class _Tracer:
             evaluation = _First(inner.evaluation, number)
         self._workload = Stilled(inner, self._samples, evaluation)
         self._order = order_of(run, inner)
+        self._steps = min(steps, total_steps_of(run, self._order))
 
     def traced(self, resume: bool, evaluates: bool) -> Trace:
+        middle = self._steps // 2
+        resume = resume and middle > 0  # else there is no state to go on from
+        self._pace = Pace(self._steps + (self._steps - middle) * resume, self._say)
         engine = self._engine()
         found = Trace(
             losses=[],
@@ -142,13 +145,11 @@ class _Tracer:
             batch_norms=self._workload.batch_norms,
             resumed=None,
         )
-        middle = self._steps // 2
         with self._aside() as root:
             progress = Progress()
-            self._go(engine, progress, middle, found)
-            if resume:
-                self._checkpoints(root, engine).save(progress)
-            self._go(engine, progress, self._steps, found)
+            with self._checkpoints(root, engine) as checkpoints:
+                self._go(engine, progress, middle, found, checkpoints.save if resume else keep_nothing)
+                self._go(engine, progress, self._steps, found)
             if resume:
                 through = {name: weight.clone() for name, weight in engine.weights().items()}
                 engine.close()
@@ -181,31 +182,38 @@ class _Tracer:
         self._go(engine, progress, self._steps, None)
         return engine.weights()
 
-    def _go(self, engine: Engine, progress: Progress, until: int, found: Trace | None) -> None:
-        factor = lr_factor(self._run.schedule, total_steps_of(self._run, self._order))
-        mine = window_slice(self._run, self._machine, self._workload, engine)
-        steps = range(progress.step, until)
-        # loads are recorded in this process
-        windows = windows_of(self._run, self._workload, engine, self._order, steps, mine, workers=False)
+    def _go(
+        self,
+        engine: Engine,
+        progress: Progress,
+        until: int,
+        found: Trace | None,
+        save: Callable[[Progress], None] = keep_nothing,
+    ) -> None:
+        """Takes steps with the run's loop. found: the trace that gets them; save: keeps the progress at the end."""
         self._samples.asked.clear()
-        for window in windows:
-            loss = engine.forward_backward(window.micro_batches)
-            fingerprints = self._fingerprints(engine) if found is not None else {}
-            result = engine.optimizer_step(factor(progress.updates, progress.skipped))
-            progress.step += 1
-            progress.updates += not result.skipped
-            asked, fillers = self._asked(), sum(not batch.counts for batch in window.micro_batches)
-            for _ in range(fillers):
-                asked.remove(int(window.indices[0]))
-            if found is not None:
-                found.losses.append(engine.summed(loss).item())
-                found.norms.append(result.grad_norm.item())
-                found.gradients.append(fingerprints)
-                found.batches.append(window.indices.tolist())
-                own = asked if engine.counts_samples else []
-                found.loaded.append([index for share in self._ranks.all_gather(own) for index in share])
-            if self._ranks.is_first:
-                self._pace.step_done()
+        look = functools.partial(self._record, engine, found)
+        steps = ObservedSteps(self._run, self._machine, self._workload, engine, self._order)
+        numbers = steps.go(progress, until, look, self._step_done, save)
+        if found is not None:
+            found.losses += [loss for loss, _ in numbers]
+            found.norms += [norm for _, norm in numbers]
+
+    def _record(self, engine: Engine, found: Trace | None, window: Window) -> None:
+        """Records the gradients and samples of a step whose update is not made yet."""
+        asked, fillers = self._asked(), sum(not batch.counts for batch in window.micro_batches)
+        if found is None:
+            return
+        for _ in range(fillers):
+            asked.remove(int(window.indices[0]))
+        found.gradients.append(self._fingerprints(engine))
+        found.batches.append(window.indices.tolist())
+        own = asked if engine.counts_samples else []
+        found.loaded.append([index for share in self._ranks.all_gather(own) for index in share])
+
+    def _step_done(self, _: int) -> None:
+        if self._ranks.is_first:
+            self._pace.step_done()
 
     def _fingerprints(self, engine: Engine) -> dict[str, tuple[float, float]]:
         """Returns fingerprints on the first rank, whose trace is the one that is read; all ranks gather."""

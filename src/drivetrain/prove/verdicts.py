@@ -41,9 +41,12 @@ def verdicts(run: RunConfig, asked: Trace, reference: Trace, rounding: Trace) ->
     ]
 
 
-def remarks(reference: Trace) -> list[str]:
-    """Returns remarks on what was switched off, and what that means for the real run."""
+def remarks(reference: Trace, steps: int) -> list[str]:
+    """Returns remarks on what was switched off, and what that means for the real run. steps: as many as were to be
+    compared."""
     found = []
+    if len(reference.losses) < steps:
+        found.append(f"the run has {len(reference.losses)} steps, and so many were compared")
     if reference.dropouts:
         found.append(
             f"dropout ({reference.dropouts} modules) was switched off: each rank draws masks of its own, so in the "
@@ -63,6 +66,10 @@ def _same_curve(precision: Precision, asked: Trace, reference: Trace, rounding: 
     if by_cutting and not by_cutting[0] <= MOST_BY_CUTTING[precision.compute]:
         pair = f"{rounding.losses[0]:.7g} in place of {reference.losses[0]:.7g}"
         why = f"step 1: in one process with the batch cut in another way the loss is {pair}: it is no sum over samples"
+        return Verdict("same curve", False, why)
+    broken = next((step for step, loss in enumerate(reference.losses) if not math.isfinite(loss)), None)
+    if broken is not None:
+        why = f"step {broken + 1}: the loss is {reference.losses[broken]} in one process too, where training ends"
         return Verdict("same curve", False, why)
     worst, allowed_there = 0.0, least
     for name in ("losses", "norms"):

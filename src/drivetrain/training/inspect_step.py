@@ -81,10 +81,17 @@ def first_of(found: Sequence[Culprit | None]) -> Culprit | None:
 def inspected(engine: Engine, workload: Workload, micro_batches: Sequence[MicroBatch]) -> tuple[Inspection, Tensor]:
     """Runs the window again, forward and backward, with this rank's share of the loss. It leaves the gradients; all
     ranks must call it."""
+    with inspecting(workload) as found:
+        share = engine.forward_backward(micro_batches)
+    return found, share
+
+
+@contextmanager
+def inspecting(workload: Workload) -> Iterator[Inspection]:
+    """While the block runs, inspects the modules that the workload's loss calls; yields what is found."""
     looking = _Looking(workload)
     with looking.at_losses():
-        share = engine.forward_backward(micro_batches)
-    return looking.found, share
+        yield looking.found
 
 
 class _Looking:

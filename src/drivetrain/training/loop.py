@@ -70,6 +70,10 @@ class Progress:
         return self.updates, self.skipped
 
 
+def no_look(_: Window) -> None:
+    """Leaves gradients alone: a training has no use for them but the update."""
+
+
 def uncut(progress: Progress, samples: int) -> Iterator[Window]:
     raise OutOfMemory(f"step {progress.step + 1}: out of memory with {samples} sample(s) at once: try {LESS}")
 
@@ -87,7 +91,8 @@ class LoopHooks:
     meters: Meters
     generate: Callable[[], list[dict[str, Any]]] | None = None  # prompts answered, after each evaluation
     troubled: Callable[[Anomaly], None] = end_if_stopped  # called by all ranks; raises if the run cannot go on
-    collect: Callable[[int], None] = lambda _: None  # garbage, after a step
+    look: Callable[[Window], None] = no_look  # by all ranks, when the gradients are there and the update is not made
+    after_step: Callable[[int], None] = lambda _: None  # garbage is collected here
     # the windows that follow in smaller micro-batches, since one of so many samples does not fit; raises if none would
     cut_smaller: Callable[[Progress, int], Iterator[Window]] = uncut
 
@@ -118,7 +123,7 @@ def train(
             window = next(windows)
         meters.batch(window.indices)
         judge = functools.partial(watch.judge, progress.step + 1)
-        made = _made(engine, window, meters, lambda: factor(*curve.settled().counts), judge, mark)
+        made = _made(engine, window, around, lambda: factor(*curve.settled().counts), judge, mark)
         if made is None:
             curve.settled()
             windows = around.cut_smaller(progress, window.largest)
@@ -140,7 +145,7 @@ def train(
             _save(progress, around)
         progress.elapsed_seconds = before + time.perf_counter() - start
         meters.step_done(len(window.indices))
-        around.collect(progress.step)
+        around.after_step(progress.step)
         if due.stop and progress.step < total_steps:
             return "interrupted"
     return "completed"
@@ -149,7 +154,7 @@ def train(
 def _made(
     engine: Engine,
     window: Window,
-    meters: Meters,
+    around: LoopHooks,
     rate: Callable[[], float],
     judge: Callable[[Tensor], StepGuard],
     mark: Any,
@@ -163,10 +168,11 @@ def _made(
     undo = engine.savepoint()
     engine.statistics.keep()
     try:
-        with meters.step(window.micro_batches):
+        with around.meters.step(window.micro_batches):
             with room_for(f"micro-batches of {window.largest} sample(s)", window.largest):
                 loss = engine.forward_backward(window.micro_batches)
-            with meters.part("optimizer"), room_for("the optimizer's step"):
+            around.look(window)
+            with around.meters.part("optimizer"), room_for("the optimizer's step"):
                 factor = rate()
                 return loss, engine.optimizer_step(factor, _putting_back(engine.statistics, judge(loss))), factor
     except OutOfMemory as shortage:

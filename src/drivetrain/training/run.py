@@ -176,7 +176,7 @@ def _train(parts: TrainingContext, resume: bool) -> RunReport:
         cut_smaller=cutting.cut_smaller,
     )
     with parts.meters, checkpoints, collecting(collect_every(config)) as collect:
-        around = replace(around, collect=collect)
+        around = replace(around, after_step=collect)
         status = train(engine, cutting.windows(progress), config, total_steps, order.steps_per_epoch, progress, around)
     trained_nothing = resume and progress.step == started
     report = ranks.on_first(lambda: _reported(parts.folder, status, progress)) if trained_nothing else None
