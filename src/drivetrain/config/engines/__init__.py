@@ -1,12 +1,15 @@
 """Engines spread a run over devices. Each kind has a block of the run file, with a `name`, that answers for itself.
 
-A new engine is a block here (a class of `block.EngineBlock`, listed in KINDS and in EngineConfig) and a class in
-`drivetrain.engines`.
+A new engine is a file here, with a block (a class of `block.EngineBlock` that has TRAITS), and a class in
+`drivetrain.engines`. Every file of this folder is imported, so that no list has to be kept beside it.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterator
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import BeforeValidator, Field
 
@@ -36,15 +39,18 @@ __all__ = [
     "block_of",
 ]
 
-KINDS: dict[str, type[EngineBlock]] = {
-    "single": SingleEngine,
-    "dp": DpEngine,
-    "ddp": DdpEngine,
-    "fsdp": FsdpEngine,
-    "deepspeed": DeepspeedEngine,
-    "accelerate": AccelerateEngine,
-    "mesh": MeshEngine,
-}
+
+def _blocks(base: type[EngineBlock]) -> Iterator[type[EngineBlock]]:
+    """Yields the classes of blocks that have TRAITS, in the order in which their files were imported."""
+    for kind in base.__subclasses__():
+        if "TRAITS" in vars(kind):
+            yield kind
+        yield from _blocks(kind)
+
+
+for _file in iter_modules(__path__, f"{__name__}."):
+    import_module(_file.name)
+KINDS: dict[str, type[EngineBlock]] = {kind.model_fields["name"].default: kind for kind in _blocks(EngineBlock)}
 ENGINES: dict[str, Traits] = {name: kind.TRAITS for name, kind in KINDS.items()}
 SINGLE = SingleEngine()
 
@@ -66,11 +72,12 @@ def _block(given: Any) -> Any:
     return block_of(given) if isinstance(given, str) else given
 
 
+if TYPE_CHECKING:
+    AnyBlock = EngineBlock
+else:
+    AnyBlock = Union[tuple(KINDS.values())]  # noqa: UP007 (a union of classes that are known only here)
 EngineConfig = Annotated[
-    Annotated[
-        SingleEngine | DpEngine | DdpEngine | FsdpEngine | DeepspeedEngine | AccelerateEngine | MeshEngine,
-        Field(discriminator="name"),
-    ],
+    Annotated[AnyBlock, Field(discriminator="name")],
     BeforeValidator(_block),
     JsonSchemaMadeLate(
         lambda: {

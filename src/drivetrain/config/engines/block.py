@@ -38,7 +38,7 @@ class Traits:
 class EngineBlock(Frozen):
     """How a run is spread over devices: the block `engine` of a run file.
 
-    A new kind overrides what differs for it and is listed in `drivetrain.config.engines`.
+    A new kind is a class with TRAITS in a file of this folder, and overrides what differs for it.
     """
 
     TRAITS: ClassVar[Traits]
