@@ -66,6 +66,7 @@ OWNERS = {
     "tensorboard": {"tracking/tensorboard.py"},
     "pynvml": {"measure/nvml.py", "compare/live.py"},
     "sklearn": {"data"},
+    "scipy": {"compare/noise.py"},
     "pandas": {"data", "api/comparing.py"},
     "pyarrow": {"data"},
     "PIL": {"data"},

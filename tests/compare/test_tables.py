@@ -97,66 +97,6 @@ def test_the_best_of_each_column_is_marked(three: Comparison) -> None:
     assert best["utilisation"] == [], "all equal: nothing to mark"
 
 
-def test_advice_takes_the_quickest_of_those_as_good(three: Comparison) -> None:
-    said = advice(three)
-    assert said.startswith("Choose bf16: 1.86 times the samples a second of fp32; accuracy 0.9100")
-    assert "0.25 times its peak tensor memory" in said
-
-
-def test_advice_keeps_the_reference_where_nothing_as_good_is_quicker(tmp_path: Path) -> None:
-    found = comparison(tmp_path, fp32=[report(100, 0.9)], bf16=[report(70, 0.9)], fp16=[report(500, 0.2)])
-    assert advice(found).startswith("Choose fp32: nothing as good is quicker; accuracy 0.9000.")
-
-
-def test_advice_names_no_winner_where_rates_differ_by_noise(tmp_path: Path) -> None:
-    one_run = comparison(tmp_path / "one", fp32=[report(100)], bf16=[report(109)], slow=[report(50)])
-    assert advice(one_run).startswith("Choose fp32: as quick but for noise: bf16; accuracy 0.9000.")
-    assert "Each row is one run" in advice(one_run)
-    assert "--seeds 3" in advice(one_run)
-    seeds = {"fp32": [report(r) for r in (80, 100, 120)], "bf16": [report(r) for r in (95, 110, 125)]}
-    assert "as quick but for noise: bf16" in advice(comparison(tmp_path / "seeds", **seeds))
-    steady = {"fp32": [report(r) for r in (99, 100, 101)], "bf16": [report(r) for r in (109, 110, 111)]}
-    assert advice(comparison(tmp_path / "steady", **steady)).startswith("Choose bf16: 1.10 times")
-
-
-def test_advice_calls_accuracies_equal_that_differ_by_less_than_their_standard_error(tmp_path: Path) -> None:
-    def over(samples: int, **rows: tuple[float, float]) -> Comparison:
-        made = {
-            name: [report(rate, right, data={"evaluation_samples": samples})] for name, (rate, right) in rows.items()
-        }
-        return comparison(tmp_path / str(samples), **made)
-
-    # sqrt(0.92 x 0.08 / 200) = 0.0192: 0.905 is 0.015 below, 0.88 is 0.04 below
-    found = over(200, best=(100, 0.92), quick=(200, 0.905), worse=(400, 0.88))
-    equal = "equal to the best (0.9200) within the standard error over 200 evaluation samples"
-    assert advice(found).startswith(f"Choose quick: 2.00 times the samples a second of best; accuracy 0.9050, {equal}")
-    assert advice(over(20000, best=(100, 0.92), quick=(200, 0.905))).startswith("Choose best")
-
-
-def test_advice_goes_by_a_loss_where_that_decides(tmp_path: Path) -> None:
-    def lossy(rate: float, loss: float):  # type: ignore[no-untyped-def]
-        return report(rate, metrics={"loss": loss}, best={"step": 1, "metric": "loss", "value": loss})
-
-    found = comparison(tmp_path, slow=[lossy(100, 1.0)], quick=[lossy(200, 1.001)], worse=[lossy(300, 1.2)])
-    assert advice(found).startswith("Choose quick")
-
-
-def test_advice_says_when_there_is_none(tmp_path: Path) -> None:
-    assert "none completed" in advice(comparison(tmp_path, a=[None]))
-    too_short = comparison(tmp_path / "short", a=[report(samples_per_second=None)])
-    assert "none ran for enough steps to have a steady rate" in advice(too_short)
-    assert "emulated" in advice(comparison(tmp_path / "b", a=[report(emulated=True)], b=[report()]))
-
-
-def test_advice_never_chooses_what_a_cpu_computed_in_an_engines_place(tmp_path: Path) -> None:
-    stand_in = report(500, engaged={"emulated": True})
-    said = advice(comparison(tmp_path, single=[report(100)], dp=[stand_in]))
-    assert said.startswith("Choose single: nothing as good is quicker")
-    assert said.endswith("Not considered: dp on a CPU, whose replicas are threads; its speed does not predict a GPU's.")
-    assert "times" not in advice(comparison(tmp_path / "first", dp=[stand_in], single=[report(100)])), "no measure"
-    assert advice(comparison(tmp_path / "alone", dp=[stand_in])).startswith("No row can be recommended: dp on a CPU")
-
-
 def test_predictions_have_no_columns_of_training(tmp_path: Path) -> None:
     def names(verb: str) -> set[str]:
         return {column.name for column in Figures(comparison(tmp_path / verb, a=[report(verb=verb)])).columns}
@@ -199,22 +139,3 @@ def test_the_terminals_table_has_all_rows_and_reasons(three: Comparison) -> None
     text = console.export_text()
     for words in ("fp32", "bf16", "rough", "broken", "it broke <b>badly</b> | so", "Choose bf16"):
         assert words in text
-
-
-def test_advice_on_different_models_names_the_metric_first_and_says_that_they_differ(tmp_path: Path) -> None:
-    found = comparison(tmp_path, run=[report(100, accuracy=0.6)], mine=[report(3000, accuracy=1.0)])
-    for name, model in (("run", "bert"), ("mine", "tiny")):
-        config = {"workload": {"type": "text_classification", "model": {"path": model}, "data": {"train": "a.csv"}}}
-        (tmp_path / f"{name}0" / "run.yaml").write_text(json.dumps(config))
-    said = advice(found)
-    assert said.startswith("Choose mine: accuracy 1.0000; 30.00 times the samples a second of run")
-    assert "The rows have different models: their speeds compare those" in said
-
-
-def test_rows_of_one_model_with_another_kernel_are_settings(tmp_path: Path) -> None:
-    found = comparison(tmp_path, run=[report(100, accuracy=0.9)], mine=[report(3000, accuracy=0.9)])
-    for name, kernel in (("run", "sdpa"), ("mine", "eager")):
-        model = {"path": "bert", "attention": kernel}
-        config = {"workload": {"type": "text_classification", "model": model, "data": {"train": "a.csv"}}}
-        (tmp_path / f"{name}0" / "run.yaml").write_text(json.dumps(config))
-    assert "different models" not in advice(found)

@@ -41,7 +41,7 @@ class ComparisonTable:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """The row that `advice` chooses: the quickest of those whose deciding metric is as good as the best one's."""
+        """The row that `advice` chooses, or keeps where several are level; None where the runs decide nothing."""
         row = chosen(self.comparison)
         return None if row is None else self._row(row)
 

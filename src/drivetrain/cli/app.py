@@ -32,7 +32,7 @@ VERBS: dict[str, tuple[str, ...]] = {  # verb -> its file and function in this f
     ),
     "compare": (
         "compare:compare",
-        "drivetrain compare run.yaml precision=fp32,bf16-mixed engine=single,ddp --seeds 3",
+        "drivetrain compare run.yaml precision=fp32,bf16-mixed engine=single,ddp --seeds 5",
     ),
     "report": ("report:report", "drivetrain report runs/one runs/two --output page"),
     "data": ("data:data", "drivetrain data run.yaml data.max_length=256"),

@@ -1,15 +1,17 @@
-"""Recommends in one sentence what to choose, and why."""
+"""Recommends in a few sentences what to choose, and why; and says what the runs do not show."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
-from drivetrain.compare.columns import LOWER_IS_BETTER, deciding_metric
-from drivetrain.compare.noise import evaluation_samples, is_beyond_noise, rate_of, standard_error
+from drivetrain.compare.chance import chance_level
+from drivetrain.compare.equal_rows import groups
+from drivetrain.compare.noise import ONE_RUN_VARIES, Difference, behind
+from drivetrain.compare.quality import AS_GOOD, Quality
 from drivetrain.compare.result_rows import Comparison, Row
+from drivetrain.compare.verdict import Verdict, judged, with_rates
 
-AS_GOOD = 0.01  # within this share of the best metric, the seeds' spread or the standard error rows are equally good
 WORTH_NAMING = 0.05  # relative differences of memory above this are mentioned
 MODEL = ("path", "config", "tokenizer", "vocabulary_size", "norm")
 SAMPLES = (
@@ -20,39 +22,190 @@ SAMPLES = (
     "limit_train",
     "limit_evaluation",
 )  # keys of data that choose them
-ONE_RUN = "Each row is one run: figures that lie near each other may change places; --seeds 3 shows how far they vary."
+MOST_NAMED = 6  # rows
 STAND_IN = "dp on a CPU, whose replicas are threads; its speed does not predict a GPU's"
 
 
 def advice(comparison: Comparison) -> str:
-    """Returns the quickest of the rows whose deciding metric is as good as the best one's, and the reasons.
+    """Returns the row to choose and the reasons; or that no row is ahead, and why not.
 
-    If several are equally quick within noise, the first of them: the reference, if it is one.
+    A row is called better or quicker than another only beyond the noise of the runs (noise.py, quality.py).
     """
     if not any(row.status == "completed" for row in comparison.completed):
         return "No row can be recommended: none completed on every seed."
-    rows = _ended(comparison)
+    rows = with_rates(comparison)
     if not rows:
         return "No row can be recommended: none ran for enough steps to have a steady rate (samples/s)."
-    level = _level(comparison)
-    if not level:
+    verdict = judged(comparison)
+    if not verdict.considered:
         return f"No row can be recommended: {STAND_IN}."
-    real = [row for row in rows if not row.is_stand_in]
-    said = [f"Choose {level[0].label}", *_reasons(comparison, level[0], rows, level)]
+    return " ".join([_sentence(comparison, verdict), *_notes(comparison, verdict, rows)])
+
+
+def chosen(comparison: Comparison) -> Row | None:
+    """Returns the row that `advice` chooses or, where several are level, keeps; None if none can be recommended."""
+    return judged(comparison).chosen
+
+
+def _sentence(comparison: Comparison, verdict: Verdict) -> str:
+    """Returns the recommendation."""
+    if len(verdict.considered) == 1:
+        return f"Choose {verdict.considered[0].label}: the only row that can be considered."
+    first = verdict.chosen
+    if first is None:
+        return f"No row can be chosen: {_why_none(verdict)}."
+    parts = _parts(comparison, verdict, first)
+    if verdict.winner is not None:
+        return f"Choose {first.label}: {'; '.join(parts)}."
+    level = f"No winner: {_names(verdict.level)} are equally quick but for noise."
+    return f"{level} Keep {first.label}, the first of them: {'; '.join(parts)}."
+
+
+def _why_none(verdict: Verdict) -> str:
+    quality, reasons = verdict.quality, []
+    if quality is not None and quality.tells_apart and verdict.at_chance:
+        row = verdict.at_chance[0]
+        who = (
+            "every row is" if len(verdict.at_chance) == len(verdict.considered) else f"{_names(verdict.at_chance)} are"
+        )
+        reasons.append(
+            f"by {quality.metric} {who} at chance ({chance_level(row)}): nothing was learned that tells them apart"
+        )
+    if quality is not None and verdict.undecided:
+        values = ", ".join(f"{row.label} {quality.of([row]):.4f}" for row in (quality.best[0], *verdict.undecided))
+        reasons.append(f"how far {quality.metric} varies by chance is not known ({values})")
+    if verdict.unjudged:
+        reasons.append(
+            f"other programs disturbed the runs of {_names(verdict.unjudged)}, so that its speed is not known"
+        )
+    return "; ".join(reasons) + _by_speed(verdict)
+
+
+def _by_speed(verdict: Verdict) -> str:
+    """Returns what speed alone shows, where it shows something."""
+    rates, known = verdict.rates, verdict.rates.known
+    if len(known) < 2:
+        return ""
+    first = rates.quickest(known)
+    others = {row: rates.difference(first, row) for row in known if row is not first}
+    slower = behind(others, verdict.error_level)
+    if not slower:
+        return ". Their speeds differ by no more than noise"
+    return f". {first.label} is the quickest beyond noise" if len(slower) == len(others) else ""
+
+
+def _parts(comparison: Comparison, verdict: Verdict, first: Row) -> list[str]:
+    """Returns the reasons, the weightiest first."""
+    reference, speed = comparison.reference, list(_speed(comparison, verdict, first))
+    quality = [] if verdict.quality is None else list(_quality(verdict, verdict.quality, first))
+    both = (
+        quality + speed if _differing(verdict.considered) else speed + quality
+    )  # no speed of another model is a reason
+    memory = _memory(first, reference) if reference is not None and reference is not first else []
+    return both + memory
+
+
+def _speed(comparison: Comparison, verdict: Verdict, first: Row) -> Iterator[str]:
+    reference = comparison.reference
+    if first is reference and verdict.winner is first:
+        yield "nothing as good is quicker"
+    elif first is not reference and reference in verdict.rates.known and first in verdict.rates.known:
+        difference = verdict.rates.difference(first, reference)
+        yield f"{_times(difference, verdict.error_level)} the samples a second of {reference.label}"
+    if verdict.slower:
+        quickest = verdict.rates.quickest(verdict.level)
+        behind = (f"{row.label} ({verdict.rates.difference(row, quickest).ratio:.2f} times)" for row in verdict.slower)
+        yield f"slower: {', '.join(list(behind)[:MOST_NAMED])}"
+
+
+def _times(difference: Difference, level: float) -> str:
+    low, high = difference.ratios(level)
+    return f"{difference.ratio:.2f} times ({low:.2f} to {high:.2f} with noise)"
+
+
+def _quality(verdict: Verdict, quality: Quality, first: Row) -> Iterator[str]:
+    value, best = quality.of([first]), quality.of(quality.best)
+    assert value is not None
+    assert best is not None
+    group = quality.group_of(first)
+    named = f"{quality.metric} {value:.4f}"
+    if group is quality.best or value == best:
+        yield named
+    elif (limit := quality.limit(group)) is not None and abs(value - best) > AS_GOOD * abs(best):
+        yield f"{named}, not told apart from the best ({best:.4f}) by differences up to {limit:.4f}"
+    else:
+        yield f"{named}, within {AS_GOOD:.0%} of the best ({best:.4f})"
+    if verdict.worse:
+        values = (f"{row.label} ({quality.of([row]):.4f})" for row in verdict.worse)
+        yield f"worse by {quality.metric}: {', '.join(list(values)[:MOST_NAMED])}"
+
+
+def _memory(first: Row, reference: Row) -> list[str]:
+    kind = next(iter(first.reports[0].peak_memory), None)
+    if kind is None:
+        return []
+    mine, other = (row.mean(lambda report: report.peak_memory.get(kind)) for row in (first, reference))
+    if not mine or not other or abs(mine / other - 1) < WORTH_NAMING:
+        return []
+    return [f"{mine / other:.2f} times its peak {kind} memory"]
+
+
+def _notes(comparison: Comparison, verdict: Verdict, rows: Sequence[Row]) -> Iterator[str]:
+    """Yields what the runs do not show, and what lies behind the figures."""
     differing = _differing(rows)
-    sentence = said[0] + (": " + "; ".join(said[1:]) if said[1:] else "") + "."
     if differing:
-        sentence += f" The rows have different {' and '.join(differing)}: their speeds compare those, not settings."
-    if len(real) > 1 and all(len(row.reports) == 1 for row in real):
-        sentence += f" {ONE_RUN}"
+        yield f"The rows have different {' and '.join(differing)}: their speeds compare those, not settings."
+    if len(verdict.considered) > 1:
+        yield from _untested(verdict)
+    equal = [group for group in groups(verdict.considered) if len(group) > 1]
+    if equal and verdict.quality is not None:
+        names = "; ".join(_names(group) for group in equal)
+        yield f"Equal but for the engine, so not told apart by {verdict.quality.metric}: {names} (prove checks it)."
+    if verdict.quality is not None and verdict.at_chance and verdict.chosen is not None:
+        level = chance_level(verdict.at_chance[0])
+        yield f"At chance by {verdict.quality.metric}: {_names(verdict.at_chance)} ({level})."
+    yield from _disturbed(comparison)
     if any(report.emulated for row in rows for report in row.reports):
-        sentence += " Rows marked emulated have the accuracy of 16-bit hardware but not its time and memory."
-    if len(real) < len(rows):
-        sentence += f" Not considered: {STAND_IN}."
-    return sentence
+        yield "Rows marked emulated have the accuracy of 16-bit hardware but not its time and memory."
+    if any(row.is_stand_in for row in rows):
+        yield f"Not considered: {STAND_IN}."
 
 
-def _differing(rows: list[Row]) -> list[str]:
+def _untested(verdict: Verdict) -> Iterator[str]:
+    alone = [row for row in verdict.considered if len(row.reports) == 1]
+    if not alone:
+        return
+    who = "Each row is" if len(alone) == len(verdict.considered) else f"Of {_names(alone)} there is"
+    what = f"speed and {verdict.quality.metric} vary" if verdict.quality is not None else "speed varies"
+    yield (
+        f"{who} one run of one seed: how {what} from run to run was not tested (rates are taken to vary by "
+        f"{ONE_RUN_VARIES:.0%}); --seeds 5 tests it."
+    )
+
+
+def _disturbed(comparison: Comparison) -> Iterator[str]:
+    """Yields the cells during which other programs took much of the machine."""
+    found = [
+        f"{row.label} (seed {result.seed(number)}: {result.outcome.foreign_share:.0%})"
+        for row in comparison.completed
+        for number, result in enumerate(row.results)
+        if result.report is not None and result.outcome.is_disturbed
+    ]
+    if found:
+        more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+        named = ", ".join(found[:MOST_NAMED]) + more
+        yield f"Other programs took processor time during {named}: these rates mean little."
+
+
+def _names(rows: Sequence[Row]) -> str:
+    """Returns labels in words: a, b and c; of many the first ones and the number of the others."""
+    labels = [row.label for row in rows[:MOST_NAMED]]
+    if len(rows) > MOST_NAMED:
+        labels.append(f"{len(rows) - MOST_NAMED} more")
+    return " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
+
+
+def _differing(rows: Sequence[Row]) -> list[str]:
     """Returns which of models and data are not the same in all rows, as far as their run files show."""
     workloads = [config.get("workload", {}) for row in rows if (config := row.results[0].config) is not None]
     models = {
@@ -63,115 +216,3 @@ def _differing(rows: list[Row]) -> list[str]:
     }
     data = {json.dumps([(each.get("data") or {}).get(key) for key in SAMPLES], sort_keys=True) for each in workloads}
     return [name for name, found in (("models", models), ("data", data)) if len(found) > 1]
-
-
-def chosen(comparison: Comparison) -> Row | None:
-    """Returns the row that `advice` chooses; None if none can be recommended."""
-    return next(iter(_level(comparison)), None)
-
-
-def _level(comparison: Comparison) -> list[Row]:
-    """Returns equally good rows that are as quick as the quickest within noise, in the order of the comparison."""
-    good = _as_good(comparison, [row for row in _ended(comparison) if not row.is_stand_in])
-    if not good:
-        return []
-    quickest = max(good, key=lambda row: rate_of(row) or 0.0)
-    return [row for row in good if row is quickest or not is_beyond_noise(row, quickest)]
-
-
-def _ended(comparison: Comparison) -> list[Row]:
-    return [row for row in comparison.completed if row.status == "completed" and rate_of(row)]
-
-
-def _as_good(comparison: Comparison, rows: list[Row]) -> list[Row]:
-    metric = deciding_metric(comparison)
-    if metric is None:
-        return rows
-    found = _Metric(metric)
-    if all(found.of(row) is None for row in rows):
-        return rows
-    return [
-        row
-        for row in rows
-        if (value := found.of(row)) is not None and abs(value - found.best(rows)) <= found.allowed(rows)
-    ]
-
-
-def _reasons(comparison: Comparison, chosen: Row, rows: list[Row], level: list[Row]) -> list[str]:
-    """Returns the reasons. level: equally good rows that are as quick as the chosen one within noise."""
-    reference = comparison.reference
-    if len(rows) < 2:
-        return ["the only row that completed"]
-    if reference is None or reference.is_stand_in:
-        return []
-    reasons = []
-    rate, other = rate_of(chosen), rate_of(reference)
-    if len(level) > 1:
-        names = ", ".join(row.label for row in level if row is not chosen)
-        reasons.append(f"as quick but for noise: {names}")
-    elif chosen is reference:
-        reasons.append("nothing as good is quicker")
-    if chosen is not reference and rate and other:
-        reasons.append(f"{rate / other:.2f} times the samples a second of {reference.label}")
-    name = deciding_metric(comparison)
-    if name is not None and (value := _Metric(name).of(chosen)) is not None:
-        quality = f"{name} {value:.4f}" + _Metric(name).beside_the_best(value, rows)
-        reasons.insert(0 if _differing(rows) else len(reasons), quality)  # a speed of another model is no reason
-    if chosen is not reference:
-        reasons += _memory(chosen, reference)
-    return reasons
-
-
-def _memory(chosen: Row, reference: Row) -> list[str]:
-    kind = next(iter(chosen.reports[0].peak_memory), None)
-    if kind is None:
-        return []
-    mine, other = (row.mean(lambda report: report.peak_memory.get(kind)) for row in (chosen, reference))
-    if not mine or not other or abs(mine / other - 1) < WORTH_NAMING:
-        return []
-    return [f"{mine / other:.2f} times its peak {kind} memory"]
-
-
-@dataclass(frozen=True)
-class _Metric:
-    name: str
-
-    @property
-    def lower(self) -> bool:
-        return self.name.endswith(LOWER_IS_BETTER)
-
-    def of(self, row: Row) -> float | None:
-        return row.mean(lambda report: report.metrics.get(self.name))
-
-    def best(self, rows: list[Row]) -> float:
-        """Returns the best mean; at least one row has one."""
-        return (min if self.lower else max)(value for row in rows if (value := self.of(row)) is not None)
-
-    def allowed(self, rows: list[Row]) -> float:
-        """Returns how far from the best a value may lie and count as equal: the largest of the three kinds."""
-        return max(self._by_kind(rows).values())
-
-    def beside_the_best(self, value: float, rows: list[Row]) -> str:
-        """Returns a description of a value relative to the best one."""
-        best = self.best(rows)
-        if value == best:
-            return ""
-        if abs(value - best) > self.allowed(rows):
-            return f", the best being {best:.4f}"
-        kind = next(kind for kind, allowed in self._by_kind(rows).items() if abs(value - best) <= allowed)
-        return f", equal to the best ({best:.4f}) within {kind}"
-
-    def _by_kind(self, rows: list[Row]) -> dict[str, float]:
-        best = self.best(rows)
-        leaders = [row for row in rows if self.of(row) == best]
-        samples = evaluation_samples(leaders[0])
-        return {
-            f"the standard error over {samples or 0:,} evaluation samples": max(
-                standard_error(row, self.name) for row in leaders
-            ),
-            "its spread over the seeds": max(self._spread(row) for row in leaders),
-            f"{AS_GOOD:.0%}": AS_GOOD * abs(best),
-        }
-
-    def _spread(self, row: Row) -> float:
-        return row.spread(lambda report: report.metrics.get(self.name)) or 0.0

@@ -1,65 +1,157 @@
-"""Estimates how far figures of a comparison differ by chance alone: a difference must exceed this to mean something."""
+"""Estimates how far rates of a comparison differ by chance alone: a difference must exceed this to mean something.
+
+Rates are compared as logarithms, since the noise of a rate grows with it. The deviation of a run from its row's mean is
+estimated over the seeds of all rows together; a pair of rows that varies more than the others counts with its own.
+
+Two limits serve two claims. That one row is ahead of all others needs no more than Student's t between the first and
+the second: of more equal rows the first two lie closer together than two alone do. That some row is behind the first
+needs Tukey's studentized range, which holds for all pairs at once (Tukey 1953, "The problem of multiple comparisons";
+Kramer 1956, Biometrics 12:307, for rows of unequal numbers).
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Callable
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
-from drivetrain.compare.result_rows import Row
-from drivetrain.training.report import RunReport
+from drivetrain.compare.result_rows import Result, Row
 
-# Standard deviation of one run's rate, relative to it. The ratios of seven pairs of like runs had quartiles of 0.935
-# and 1.045 (bench/results/comparing.md): a deviation of 0.08 of a ratio, so of 0.06 of a run.
+LEVEL = 0.05  # share of comparisons of equal rows in which some difference may be claimed
+# Standard deviation of one run's rate, relative to it, and the degrees of freedom of that. The ratios of seven pairs
+# of like runs had quartiles of 0.935 and 1.045 (bench/results/comparing.md): a deviation of 0.08, so of 0.06 of a run.
 ONE_RUN_VARIES = 0.06
-LEAST_SEEDS_VARY = 0.02  # two or three seeds may agree by chance
-BEYOND = 2.0  # standard deviations of a difference (or ratio) of two like runs within which 95 % of them lie
+ONE_RUN_FREEDOM = 6
+LEAST_SEEDS_VARY = 0.02  # a few seeds may agree by chance
+FEWEST_STRETCHES, MOST_STRETCHES = 4, 8  # of a run, whose mean rates show how it varied within
 
 
-def rate_of(row: Row) -> float | None:
-    """Returns the mean of samples a second over the seeds."""
-    return row.mean(_rate)
+@functools.cache
+def critical(level: float, means: int, freedom: float) -> float:
+    """Returns how many standard errors the largest difference of `means` equal means exceeds with probability `level`.
 
-
-def is_beyond_noise(one: Row, other: Row) -> bool:
-    """Returns whether the rates of two rows differ by more than repeated runs of one of them do."""
-    mine, its = rate_of(one), rate_of(other)
-    if not mine or not its:
-        return False
-    return abs(mine - its) > BEYOND * math.hypot(_rate_deviation(one), _rate_deviation(other))
-
-
-def standard_error(row: Row, metric: str) -> float:
-    """Returns the standard error of a share of right answers over the evaluation samples; 0 for other metrics.
-
-    sqrt(p (1 - p) / n), of the binomial distribution.
+    freedom: degrees of the variance's estimate; inf for one that is known. For two means it is Student's t.
     """
-    share, samples = row.mean(_metric(metric)), evaluation_samples(row)
-    if metric != "accuracy" or samples is None or share is None or not 0 < share < 1:
+    from scipy.stats import studentized_range  # takes a second
+
+    return float(studentized_range.ppf(1 - level, means, freedom)) / math.sqrt(2)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far two means differ. error: the standard error; freedom: degrees of its estimate."""
+
+    value: float
+    error: float
+    freedom: float
+
+    def exceeds(self, level: float, means: int = 2) -> bool:
+        """Returns whether it is beyond the noise of `means` equal means."""
+        return abs(self.value) > self.limit(level, means)
+
+    def limit(self, level: float, means: int = 2) -> float:
+        """Returns the largest difference that is noise."""
+        return critical(level, means, self.freedom) * self.error
+
+    @property
+    def ratio(self) -> float:
+        """The difference of two logarithms as a ratio."""
+        return math.exp(self.value)
+
+    def ratios(self, level: float) -> tuple[float, float]:
+        """Returns the lowest and the highest ratio that noise allows."""
+        limit = self.limit(level)
+        return math.exp(self.value - limit), math.exp(self.value + limit)
+
+
+Item = TypeVar("Item")
+
+
+def behind(others: Mapping[Item, Difference], level: float) -> list[Item]:
+    """Returns which of the others are behind the first. others: how far the first is ahead of each.
+
+    All of them, if each is beyond the noise of a pair; else those beyond the noise of all pairs.
+    """
+    means = 2 if all(each.exceeds(level) for each in others.values()) else 1 + len(others)
+    return [name for name, each in others.items() if each.exceeds(level, means)]
+
+
+class Rates:
+    """The rates of rows, and the noise that they share."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = rows
+        logarithms = {row: [math.log(rate) for result in counted(row) if (rate := _rate(result))] for row in rows}
+        self._logarithms = {row: values for row, values in logarithms.items() if values}
+        self._freedom = sum(len(values) - 1 for values in self._logarithms.values())
+        squares = sum(_squares(values) for values in self._logarithms.values())
+        self._variance = squares / self._freedom if self._freedom else 0.0
+
+    def mean(self, row: Row) -> float | None:
+        """Returns the geometric mean of a row's samples a second; None if none of its runs has a rate that counts."""
+        values = self._logarithms.get(row)
+        return None if values is None else math.exp(statistics.fmean(values))
+
+    @property
+    def known(self) -> list[Row]:
+        """The rows whose rate is known."""
+        return [row for row in self.rows if row in self._logarithms]
+
+    def quickest(self, rows: Sequence[Row]) -> Row:
+        """Returns the quickest of rows whose rates are known."""
+        return max(rows, key=lambda row: self.mean(row) or 0.0)
+
+    def difference(self, one: Row, other: Row) -> Difference:
+        """Compares two rows whose rates are known."""
+        value = statistics.fmean(self._logarithms[one]) - statistics.fmean(self._logarithms[other])
+        variance, freedom = self._variance_of(one, other)
+        return Difference(value, math.sqrt(variance), freedom)
+
+    def _variance_of(self, one: Row, other: Row) -> tuple[float, float]:
+        """Returns the variance of the difference of two rows' means, and its degrees of freedom."""
+        pair = [self._logarithms[one], self._logarithms[other]]
+        least = LEAST_SEEDS_VARY**2
+        if min(map(len, pair)) < 2:
+            alone = [max(ONE_RUN_VARIES**2, self._variance, _within(row)) for row in (one, other)]
+            return sum(each / len(v) for each, v in zip(alone, pair, strict=True)), ONE_RUN_FREEDOM
+        shared = sum(max(self._variance, least) / len(values) for values in pair)
+        own = sum(max(_squares(values) / (len(values) - 1), least) / len(values) for values in pair)
+        return max(shared, own), self._freedom
+
+
+def counted(row: Row) -> list[Result]:
+    """Returns the runs whose rates count: those that other programs did not disturb, or of several runs all of them
+    where fewer than two are left, since then their spread shows the disturbance."""
+    runs = [result for result in row.results if result.report is not None]
+    undisturbed = [result for result in runs if not result.outcome.is_disturbed]
+    return undisturbed if len(runs) < 2 or len(undisturbed) > 1 else runs
+
+
+def _rate(result: Result) -> float | None:
+    return None if result.report is None else result.report.samples_per_second
+
+
+def _squares(values: Sequence[float]) -> float:
+    """Returns the sum of squared deviations from the mean."""
+    mean = statistics.fmean(values)
+    return sum((value - mean) ** 2 for value in values)
+
+
+def _within(row: Row) -> float:
+    """Returns the variance of the mean of a run's logarithm of the rate, as far as the run itself shows it; 0 if its
+    curve has too few points.
+
+    Rates of neighbouring points depend on each other, so means of stretches are compared (batch means: Law and Kelton
+    2000, section 9.5). The first point is left out: its steps are not steady.
+    """
+    rates = [rate for rate in next(iter(row.results)).rates[1:] if rate > 0]
+    number = min(MOST_STRETCHES, len(rates) // 2)
+    if number < FEWEST_STRETCHES:
         return 0.0
-    return math.sqrt(share * (1 - share) / samples)
-
-
-def evaluation_samples(row: Row) -> int | None:
-    """Returns how many samples the row's runs were evaluated on; None if their reports lack it."""
-    found = [report.data.get("evaluation_samples") for report in row.reports]
-    return next((number for number in found if isinstance(number, int) and number > 0), None)
-
-
-def _rate_deviation(row: Row) -> float:
-    """Returns the standard deviation of one run's rate: over the seeds, or a measured one for runs of one seed.
-
-    With several seeds the rate is their mean, whose deviation is smaller by the root of their number.
-    """
-    rate = rate_of(row) or 0.0
-    spread = row.spread(_rate)
-    if spread is None:
-        return ONE_RUN_VARIES * rate
-    return max(spread, LEAST_SEEDS_VARY * rate) / math.sqrt(len(row.reports))
-
-
-def _rate(report: RunReport) -> float | None:
-    return report.samples_per_second
-
-
-def _metric(name: str) -> Callable[[RunReport], float | None]:
-    return lambda report: report.metrics.get(name)
+    cuts = [len(rates) * i // number for i in range(number + 1)]
+    means = [math.log(statistics.fmean(rates[a:b])) for a, b in itertools.pairwise(cuts)]
+    return _squares(means) / (number - 1) / number

@@ -11,11 +11,13 @@ from drivetrain.runtime.atomic_file import write_whole
 
 Status = Literal["completed", "refused", "failed", "out of memory", "crashed", "timed out"]
 FILE = "outcome.json"
+DISTURBED = 0.05  # share of the machine's processor time that other programs took, above which a rate means little
 
 
 class Outcome(BaseModel):
     """How a cell ended. key: of the cell whose result this is. seconds: wall time of the cell's process, start-up
-    included."""
+    included. foreign_share: of the machine's processor time, taken by other programs meanwhile; None if it is not
+    known."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -23,6 +25,12 @@ class Outcome(BaseModel):
     status: Status
     reason: str = ""
     seconds: float = 0.0
+    foreign_share: float | None = None
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other programs took so much processor time that the cell's rate means little."""
+        return self.foreign_share is not None and self.foreign_share > DISTURBED
 
     def write(self, folder: Path) -> None:
         """Writes the outcome. A cell without one is run again."""

@@ -54,6 +54,11 @@ class Result:
         except UserError:
             return None
 
+    def seed(self, otherwise: int) -> int:
+        """Returns the run's seed, or `otherwise` if the run left no run file."""
+        found = (self.config or {}).get("seed")
+        return found if isinstance(found, int) else otherwise
+
     @cached_property
     def curve(self) -> list[tuple[float, float]]:
         """The points (epoch, training loss): batches of other sizes take other numbers of steps to the same epoch."""
@@ -63,6 +68,12 @@ class Result:
     def losses(self) -> dict[Point, float]:
         """The training loss at the points of the curve."""
         return {(event["step"], event["samples"]): event["loss"] for event in self._steps}
+
+    @cached_property
+    def rates(self) -> list[float]:
+        """The samples a second between the points of the curve."""
+        found = (event.get("samples_per_second") for event in self._steps)
+        return [float(rate) for rate in found if isinstance(rate, int | float)]
 
     @property
     def _steps(self) -> list[dict[str, Any]]:

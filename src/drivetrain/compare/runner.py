@@ -18,6 +18,7 @@ from typing import Protocol
 import psutil
 from filelock import FileLock, Timeout
 
+from drivetrain.compare.busy import OtherPrograms
 from drivetrain.compare.cell import REQUEST, Request
 from drivetrain.compare.matrix import Cell, Job, Matrix
 from drivetrain.compare.outcome import Outcome
@@ -108,18 +109,18 @@ def _in_a_process(cell: Cell, limits: Limits, glanced: Callable[[Glance], None])
             start_new_session=True,  # Ctrl-C is ours to pass on; and a kill reaches loader processes too
         )
         (cell.folder / "pid").write_text(str(process.pid))  # for a user who wants to look at it or end it
+        others = OtherPrograms()
         try:
             cut = _watch(process, limits, start, glanced)
         finally:
             _end(process)
+    share = others.share()
     outcome = Outcome.read(cell.folder)
-    if outcome is not None:
-        return outcome
-    seconds = time.perf_counter() - start
-    if cut is not None:
-        outcome = cut.model_copy(update={"key": cell.key, "seconds": seconds})
-    else:
-        outcome = Outcome(key=cell.key, status="crashed", reason=_crash(process.returncode, cell), seconds=seconds)
+    if outcome is None:
+        seconds = time.perf_counter() - start
+        how = cut or Outcome(key="", status="crashed", reason=_crash(process.returncode, cell))
+        outcome = how.model_copy(update={"key": cell.key, "seconds": seconds})
+    outcome = outcome.model_copy(update={"foreign_share": share})
     outcome.write(cell.folder)
     return outcome
 
