@@ -130,6 +130,8 @@ def test_a_disturbed_run_is_named_and_does_not_decide(tmp_path: Path) -> None:
     told = advice(alone)
     assert told.startswith("No row can be chosen: other programs disturbed the runs of fp32, so that its speed")
     assert "Other programs took processor time during fp32 (seed 0: 40%): these rates mean little." in told
+    assert chosen(alone) is None
+    assert advice(disturbed(alone, "bf16", [0])).startswith("No row can be chosen: other programs disturbed the runs")
     made = comparison(tmp_path / "five", fp32=[*seeds(100)[:4], report(10)], bf16=seeds(130))
     assert judged(made).winner is None, "one of five runs was ten times slower"
     assert advice(disturbed(made, "fp32", [4])).startswith("Choose bf16: 1.30 times")

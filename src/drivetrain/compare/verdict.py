@@ -71,7 +71,7 @@ def judged(comparison: Comparison) -> Verdict:
     good = [row for row in considered if row not in worse and row not in undecided]
     known = [row for row in good if row in rates.known]
     unjudged = [row for row in good if row not in known] if len(good) > 1 else []
-    found = _level(rates, known or good, level)
+    found = _level(rates, known if unjudged else good, level)
     return Verdict(considered, rates, level, quality, worse, undecided, unjudged, found)
 
 
