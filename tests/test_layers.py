@@ -38,7 +38,7 @@ LAYERS = [
     ["training"],
     ["init"],
     ["inference", "doctor"],
-    ["prove"],
+    ["prove", "plan"],
     ["launch"],
     ["compare", "importing", "replay"],
     ["checkpoint/convert"],

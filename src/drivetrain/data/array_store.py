@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 from drivetrain.data.cache_entries import CONTENTS, keep_below_bound
 from drivetrain.errors import problem
 from drivetrain.runtime import scratch
+from drivetrain.runtime.user_cache import user_cache
 
 SAMPLED, SAMPLE_BYTES = 64, 1 << 16  # a file up to their product is read whole
 FIELD = "workload.data.cache"
@@ -131,8 +132,7 @@ def sampled_digest(file: Path) -> str:
 
 
 def default_root() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(home) if home else Path("~/.cache").expanduser()) / "drivetrain" / "tokenised"
+    return user_cache() / "drivetrain" / "tokenised"
 
 
 def check_room(folder: Path, wanted: int, what: str) -> None:

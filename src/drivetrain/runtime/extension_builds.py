@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from drivetrain.runtime.user_cache import user_cache
+
 
 def root() -> Path:
     """Returns the folder of all extensions of this user (torch.utils.cpp_extension: TORCH_EXTENSIONS_DIR, or one in its
@@ -16,8 +18,7 @@ def root() -> Path:
     given = os.environ.get("TORCH_EXTENSIONS_DIR")
     if given:
         return Path(given)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "torch_extensions"
+    return user_cache() / "torch_extensions"
 
 
 def build_folder(name: str) -> Path:
