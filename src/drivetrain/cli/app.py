@@ -41,6 +41,7 @@ VERBS: dict[str, tuple[str, ...]] = {  # verb -> its file and function in this f
         "launch:launch",
         "drivetrain launch --slurm run.yaml engine=fsdp processes=8 --nodes 2 > job.sbatch",
     ),
+    "calibrate": ("calibrate:calibrate", "drivetrain calibrate", "drivetrain calibrate --show --json"),
     "version": ("version:version", "drivetrain version"),
     "export": ("export:export", "drivetrain export runs/mine --to transformers --dtype bf16 --output mine"),
     "schema": ("schema:schema", "drivetrain schema > run.schema.json"),

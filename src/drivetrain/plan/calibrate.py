@@ -109,12 +109,10 @@ def _answer(end: Connection) -> Found:
         raise RunError("a process that measures ended without an answer; is there enough memory?") from None
     if failure is not None:
         raise RunError(f"measuring failed: {failure}")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
-def _rank(
-    rank: int, world: int, device: str, threads: int, dtypes: list[str], store: str, end: Connection
-) -> None:
+def _rank(rank: int, world: int, device: str, threads: int, dtypes: list[str], store: str, end: Connection) -> None:
     """Measures in one of the processes, and sends (result, error)."""
     answer: tuple[Any, str | None]
     try:

@@ -130,12 +130,12 @@ def _convolution(clock: _Clock, dtype: torch.dtype) -> Curve:
 
     def cases() -> Iterator[tuple[float, Callable[[], object], int]]:
         for channels, pixels in GPU_CONVOLUTIONS if clock.is_gpu else CONVOLUTIONS:
-            x = torch.randn(32, channels, pixels, pixels, device=clock.device).to(dtype)
             layer = nn.Conv2d(channels, channels, 3, padding=1, bias=False, device=clock.device, dtype=dtype)
-            x, layer = x.to(memory_format=torch.channels_last), layer.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
+            x = torch.randn(32, channels, pixels, pixels, device=clock.device).to(dtype)
+            x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
             flops = 2 * 32 * channels * channels * 9 * pixels * pixels * 3  # forward, and two gradients in one call
-            code = lambda x=x.requires_grad_(), layer=layer: layer(x).sum().backward()  # type: ignore[misc] # noqa: E731
-            yield flops / 2, code, 2
+            yield flops / 2, lambda x=x, layer=layer: layer(x).sum().backward(), 2  # type: ignore[misc]
 
     return clock.curve(cases())
 

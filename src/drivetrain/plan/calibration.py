@@ -1,4 +1,4 @@
-"""The measured speeds of this machine, kept between commands: `drivetrain calibrate` makes them, planning reads them."""
+"""The measured speeds of this machine: `drivetrain calibrate` makes and keeps them, planning reads them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from drivetrain.config.base import Frozen, doc
+from drivetrain.config.base import doc
 from drivetrain.config.machine import Machine
 from drivetrain.runtime.atomic_file import write_whole, writing
 from drivetrain.runtime.user_cache import user_cache
@@ -18,7 +18,7 @@ from drivetrain.runtime.user_cache import user_cache
 Curve = tuple[tuple[float, float], ...]  # (size of one call, seconds of one call), the smallest size first
 
 
-class DeviceSpeeds(Frozen):
+class DeviceSpeeds(BaseModel, frozen=True, extra="forbid"):
     """Seconds of one call by its size: FLOPs of products, bytes read and written of the rest."""
 
     matmul: dict[str, Curve] = doc("Products of matrices, by dtype")
@@ -30,7 +30,7 @@ class DeviceSpeeds(Frozen):
     call_seconds: float = doc("Between the starts of two operations of a model, in forward and backward passes", gt=0)
 
 
-class Calibration(Frozen):
+class Calibration(BaseModel, frozen=True, extra="forbid"):
     """Speeds of one machine under one version of torch."""
 
     device: str = doc("cpu or cuda")

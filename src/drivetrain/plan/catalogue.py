@@ -24,6 +24,8 @@ USERS = "the user's file"
 # 10^9 bytes a second in one direction over 16 lanes: PCI-SIG, PCI Express base specifications 3.0 to 6.0
 PCIE_GB_PER_SECOND = {3: 15.75, 4: 31.5, 5: 63.0, 6: 121.0}
 
+Dtype = Literal["float32", "tfloat32", "float16", "bfloat16", "float8"]
+
 
 class Source(Frozen):
     """The publication that a figure is taken from."""
@@ -56,14 +58,12 @@ class Device(Frozen):
     aliases: tuple[str, ...] = doc("Other names", ())
     memory_mib: int = doc("Memory of one device, in 2^20 bytes", gt=0)
     memory_gb_per_second: float = doc("Bandwidth of its memory, 10^9 bytes a second", gt=0)
-    tflops: dict[Literal["float32", "tfloat32", "float16", "bfloat16", "float8"], float] = doc(
-        "Dense peak by type, in 10^12 floating-point operations a second"
-    )
+    tflops: dict[Dtype, float] = doc("Dense peak by type, in 10^12 floating-point operations a second")
     compute_capability: tuple[int, int] | None = doc("NVIDIA's generation, such as [9, 0]", None)
     link: Link | None = doc("Link to the other devices of a node; left out, they use PCIe", None)
     pcie: Literal[3, 4, 5, 6] = doc("Generation of the 16 lanes to the host")
     network: str = doc("Network between nodes, where the machine names none")
-    matmul_efficiency: dict[Literal["float32", "tfloat32", "float16", "bfloat16", "float8"], float] = doc(
+    matmul_efficiency: dict[Dtype, float] = doc(
         "Largest share of tflops that a matrix product was measured to reach", {}
     )
     source: str = doc("Source of the figures", USERS)
@@ -80,7 +80,7 @@ class Device(Frozen):
 
     def peak_flops(self, dtype: str) -> float:
         """Returns the dense peak for products of a type, in FLOP/s."""
-        rates: Mapping[str, float] = self.tflops
+        rates = {str(name): rate for name, rate in self.tflops.items()}
         return 1e12 * rates.get(dtype, rates[NOT_LISTED])
 
     def source_of(self, field: str) -> str:
@@ -122,7 +122,9 @@ class Catalogue:
             return self.networks[name]
         near = difflib.get_close_matches(name, self.networks, n=1)
         meant = f"did you mean {near[0]}? " if near else ""
-        raise problem(field, f"{shown(name)} is no network of the catalogue", f"{meant}Known: {', '.join(self.networks)}")
+        raise problem(
+            field, f"{shown(name)} is no network of the catalogue", f"{meant}Known: {', '.join(self.networks)}"
+        )
 
     def named_by_driver(self, name: str) -> tuple[str, Device] | None:
         """Returns the device that a driver calls so ("NVIDIA H100 80GB HBM3"); None if it is not in the catalogue."""

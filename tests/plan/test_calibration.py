@@ -1,0 +1,161 @@
+"""What was measured of this machine is kept, read back, and put between the points that were measured."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed import ReduceOp, all_reduce, get_rank
+
+from drivetrain.data.loading_speed import picture_seconds
+from drivetrain.measure.flops import FlopCount
+from drivetrain.plan import calibrate_collectives, calibrate_device
+from drivetrain.plan.calibrate_collectives import measured_collectives
+from drivetrain.plan.calibrate_device import measured_speeds
+from drivetrain.plan.calibration import Calibration, Curve, DeviceSpeeds, keep, kept, kept_at, seconds_of, usual
+from drivetrain.runtime.hardware import detect
+from tests.properties import examples
+from tests.ranks import RankPool
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+def speeds(scale: float = 1.0) -> DeviceSpeeds:
+    products: dict[str, Curve] = {"float32": ((1e3, 1e-5 * scale), (1e9, 1e-2 * scale))}
+    bytes_: Curve = ((1e3, 1e-6 * scale), (1e8, 1e-2 * scale))
+    return DeviceSpeeds(
+        matmul=products, attention=products, convolution=products, memory=bytes_, optimizer=bytes_, random=bytes_,
+        call_seconds=1e-5,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def calibration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calibration:
+    """A calibration of this machine; the user's cache is a folder of the test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    machine = detect()
+    return Calibration(
+        device=machine.device, device_name=machine.device_name, device_count=machine.device_count,
+        cores=machine.cpu_cores, torch=torch.__version__, made_at="2026-11-25T10:00:00", took_seconds=60.0,
+        alone=speeds(), together=speeds(2.0), collectives={"all_reduce": ((1024, 1e-4), (1e6, 1e-3))},
+        picture_seconds=0.004, disk_write_bytes=1e9,
+    )  # fmt: skip
+
+
+def test_a_calibration_is_read_back_as_it_was_kept(calibration: Calibration) -> None:
+    assert kept(detect()) is None
+    keep(calibration, kept_at(detect()))
+    assert kept(detect()) == calibration
+
+
+def test_a_broken_file_counts_as_none(calibration: Calibration) -> None:
+    keep(calibration, kept_at(detect()))
+    kept_at(detect()).write_text(kept_at(detect()).read_text()[:-40])
+    assert kept(detect()) is None
+
+
+@settings(max_examples=examples(100))
+@given(power=st.floats(0.3, 1.5), size=st.floats(1.0, 1e12))
+def test_a_power_law_is_found_between_its_points_and_the_rate_beyond(power: float, size: float) -> None:
+    curve = tuple((10.0**at, 1e-9 * 10.0 ** (at * power)) for at in range(3, 10))
+    found = seconds_of(curve, size)
+    if size < 1e3:
+        assert found == curve[0][1]
+    elif size > 1e9:
+        assert found == pytest.approx(curve[-1][1] * size / 1e9)
+    else:
+        assert found == pytest.approx(1e-9 * size**power)
+
+
+def test_times_that_other_programs_made_longer_do_not_count() -> None:
+    assert usual([1.0, 1.1, 1.05, 9.0, 8.0, 7.0, 1.2, 30.0]) < 1.2
+
+
+def collectives() -> dict[str, Curve]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(calibrate_collectives, "BYTES", (1024, 1 << 20))
+        return measured_collectives(torch.device("cpu"))
+
+
+def points_where_the_first_rank_is_slow() -> int:
+    def largest(seconds: float) -> float:
+        found = torch.tensor(1.0 if seconds and get_rank() == 0 else seconds, dtype=torch.float64)
+        all_reduce(found, ReduceOp.MAX)
+        return found.item()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(calibrate_device, "SECONDS_A_POINT", 0.0)
+        patched.setattr(calibrate_device, "MATMUL_SIZES", (16, 32, 64))
+        for name in ("LENGTHS", "CONVOLUTIONS", "ELEMENTS"):
+            patched.setattr(calibrate_device, name, getattr(calibrate_device, name)[:1])
+        return len(measured_speeds(torch.device("cpu"), ["float32"], largest).matmul["float32"])
+
+
+def test_processes_that_measure_together_stop_at_the_same_size(ranks: Callable[[int], RankPool]) -> None:
+    assert ranks(2).run(points_where_the_first_rank_is_slow) == [1, 1]
+
+
+def test_two_processes_measure_each_collective(ranks: Callable[[int], RankPool]) -> None:
+    for found in ranks(2).run(collectives):
+        assert set(found) == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"}
+        assert all(seconds > 0 for curve in found.values() for _, seconds in curve)
+
+
+def test_sizes_of_products_are_the_flops_that_pytorch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def counted(_: object, code: Callable[[], object]) -> float:
+        with FlopCount() as seen:
+            code()
+        return float(seen.total)
+
+    monkeypatch.setattr(calibrate_device._Clock, "seconds", counted)
+    monkeypatch.setattr(calibrate_device, "SLOW", float("inf"))
+    monkeypatch.setattr(calibrate_device, "MATMUL_SIZES", (16, 64))
+    for name in ("LENGTHS", "CONVOLUTIONS", "ELEMENTS"):
+        monkeypatch.setattr(calibrate_device, name, getattr(calibrate_device, name)[:1])
+    found = measured_speeds(torch.device("cpu"), ["float32"], lambda seconds: seconds)
+    for curves in (found.matmul, found.attention, found.convolution):
+        for size, flops in curves["float32"]:
+            assert size == pytest.approx(flops)
+
+
+def test_a_call_is_timed_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate_device, "SECONDS_A_POINT", 0.0)
+    clock = calibrate_device._Clock(torch.device("cpu"), lambda seconds: seconds)
+    assert 0.02 <= clock.seconds(lambda: time.sleep(0.02)) < 2
+
+
+def test_pictures_are_timed() -> None:
+    assert 1e-4 < picture_seconds() < 1
+
+
+def test_the_verb_shows_what_was_kept(calibration: Calibration, drivetrain: Command) -> None:
+    code, _, err = drivetrain("calibrate", "--show")
+    assert code == 2
+    assert "run drivetrain calibrate" in err
+    keep(calibration, kept_at(detect()))
+    code, out, _ = drivetrain("calibrate", "--show")
+    assert code == 0
+    assert "all_reduce" in out
+    assert "each of two at once" in out
+    code, out, _ = drivetrain("calibrate", "--show", "--json")
+    assert json.loads(out)["alone"]["matmul"]["float32"][0] == [1e3, 1e-5]
+
+
+@pytest.mark.slow
+def test_the_verb_measures_this_machine_and_keeps_it(
+    drivetrain: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code, out, err = drivetrain("calibrate")
+    assert code == 0
+    assert "matmul" in out
+    assert "kept in" in err
+    found = kept(detect())
+    assert found is not None
+    assert set(found.collectives) == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"}
