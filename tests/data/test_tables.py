@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drivetrain.data.tables import column, guess_encoding, read_table
+from drivetrain.data.encodings import guess_encoding
+from drivetrain.data.tables import column, read_table
 from drivetrain.errors import UserError
 from tests.properties import examples
 
@@ -65,6 +66,12 @@ READ = {
         [[1, "a\nb"], [0, "\u2028"]],
     ),
     "JSON list": ("a.json", '[{"label": "x", "text": "NA"}]', [["x", "NA"]]),
+    "JSON list under data": ("a.json", '{"version": 1, "data": [{"label": "x", "text": "y"}]}', [["x", "y"]]),
+    "JSON lines by another name": (
+        "a.json",
+        '{"label": 1, "text": "y"}\n{"label": 0, "text": "z"}\n',
+        [[1, "y"], [0, "z"]],
+    ),
 }
 
 
@@ -111,6 +118,11 @@ REFUSED = {
     "header only": ("a.csv", "label,text\n", ["no rows"]),
     "blank lines only": ("a.csv", "\n\n", ["blank lines only"]),
     "broken JSON line": ("a.jsonl", '{"a": 1}\n{a}\n', ["line 2 is broken JSON"]),
+    "all broken JSON lines": (
+        "a.jsonl",
+        '{"a": 1}\n{a}\n{"a": 2}\n[]\n{"a": "\\ud800"}\n',
+        ["line 2 is broken JSON", "line 4 holds no object", "line 5 holds half a surrogate pair"],
+    ),
     "JSON line without an object": ("a.jsonl", "[1]\n", ["line 1 holds no object"]),
     "JSON without a list": ("a.json", '{"a": 1}', ["no list of objects"]),
     "no parquet": ("a.parquet", "label,text", ["cannot be read"]),

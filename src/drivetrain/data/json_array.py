@@ -42,8 +42,9 @@ class JsonText:
                 found, end = _decode(self._text, self._at)
             except json.JSONDecodeError as error:
                 cut = error.msg.startswith("Unterminated string") or error.pos >= len(self._text) - LONGEST_WORD
+                behind = error.pos - self._at  # going further moves the window
                 if not cut or not self._further():
-                    raise self.error(error.msg, error.pos) from None
+                    raise self.error(error.msg, self._at + behind) from None
                 continue
             if end < len(self._text) or not self._further():  # else a number may go on
                 source, self._at = self._text[self._at : end], end

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from drivetrain.data.long_text import BYTE_ORDER_MARK
-from drivetrain.data.packed_files import open_bytes, read_bytes
-from drivetrain.data.tables import not_utf8
+from drivetrain.data.json_files import Row, broken_lines, json_objects, json_unit, numbered_lines, row_of_line
 from drivetrain.errors import Problem, UserError, problem
 
-Row = dict[str, Any]
-
-NO_LIST = 'give a list of objects, {"data": [...]} with no other list, or one object a line in a .jsonl file'
-LONGEST_FIRST = 16 << 20  # bytes of a first line that is looked at to tell lines from one list
 EVERY = 1_000  # rows between two remembered places of a streamed file
 
 
@@ -52,64 +45,19 @@ class BrokenRows(UserError):
 
 
 def read_json(path: Path, name: str, field: str) -> HeldRows:
-    """Reads a list of objects, or {"data": the list}, or JSON Lines by another name. Raises UserError with row or
-    line."""
-    try:
-        text = read_bytes(path).decode("utf-8-sig")
-        held = json.loads(text)
-    except UnicodeDecodeError as error:
-        raise not_utf8(error, str(path), field) from None
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data" and text.lstrip().startswith("{"):
-            return read_json_lines(path, name, field)
-        place = f"line {error.lineno}, column {error.colno}"
-        raise problem(field, f"{path} is broken JSON at {place}: {error.msg}", "correct the file") from None
-    except (RecursionError, ValueError) as error:  # ValueError: a number of thousands of digits
-        raise problem(field, f"{path} cannot be read as JSON: {error}", "correct the file") from None
-    rows = _only_list(held)
-    if rows is None:
-        raise problem(field, f"{path} holds no list of objects", NO_LIST)
-    escaped = "\\ud" in text.lower()
-    faults = {number: fault for number, row in enumerate(rows, start=1) if (fault := fault_of(row, escaped))}
-    if faults:
-        whole = {number: row for number, row in enumerate(rows, start=1) if number not in faults}
-        told = broken_lines([f"row {number} {fault}" for number, fault in faults.items()], path, field)
-        raise BrokenRows([told], HeldRows(name, [*whole.values()], numbers=[*whole]))
-    return HeldRows(name, rows)
-
-
-def read_json_lines(path: Path, name: str, field: str) -> HeldRows:
-    """One object a line; blank lines do not count. UserError names the lines that hold none."""
+    """Reads a whole JSON file (json_files.json_objects). Raises BrokenRows with the rows or lines that are none."""
     rows: list[Row] = []
-    numbers, broken = array("q"), []
-    with open_bytes(path) as opened:
-        for number, _, line in numbered_lines(opened):
-            try:
-                rows.append(parsed_line(line, number, path, field))
-                numbers.append(number)
-            except ValueError as error:
-                if isinstance(error, UserError):
-                    raise
-                broken.append(f"line {number} {error}")
-    held = HeldRows(name, rows, "line", numbers)
-    if broken:
-        raise BrokenRows([broken_lines(broken, path, field)], held)
+    numbers, faults = array("q"), []
+    for number, row, fault, _ in json_objects(path, field):
+        if row is None:
+            faults.append(fault)
+        else:
+            rows.append(row)
+            numbers.append(number)
+    held = HeldRows(name, rows, json_unit(path), numbers)
+    if faults:
+        raise BrokenRows([broken_lines(faults, path, field)], held)
     return held
-
-
-def is_json_lines(path: Path) -> bool:
-    """Returns whether a .json file holds an object a line: the first line is one, and more follows."""
-    with open_bytes(path) as opened:
-        line = opened.readline(LONGEST_FIRST).removeprefix(BYTE_ORDER_MARK)
-        while line.isspace():
-            line = opened.readline(LONGEST_FIRST)
-        if not line.lstrip().startswith(b"{"):
-            return False
-        try:
-            json.loads(line)
-        except ValueError:
-            return False
-        return any(not part.isspace() for part in iter(lambda: opened.read(1 << 16), b""))
 
 
 class StreamedJsonLines:
@@ -154,12 +102,11 @@ class StreamedJsonLines:
         for number, end, line in self._lines_from(start, stop):
             numbers.append(number)
             place = (start + len(numbers), end, number)
-            try:
-                rows.append(parsed_line(line, number, self._path, self._field))
-            except ValueError as error:
-                if isinstance(error, UserError):
-                    raise
-                broken.append(f"line {number} {error}")
+            row, fault = row_of_line(line, number, self._path, self._field)
+            if row is None:
+                broken.append(fault)
+            else:
+                rows.append(row)
         if broken:
             raise UserError([broken_lines(broken, self._path, self._field)])
         if len(rows) < stop - start and not is_beginning:
@@ -184,60 +131,3 @@ class StreamedJsonLines:
         with self._path.open("rb") as opened:  # anew each time: an open file's position is shared by forked processes
             opened.seek(offset)
             yield from islice(numbered_lines(opened, line, offset), start - row, stop - row)
-
-
-def numbered_lines(opened: BinaryIO, line: int = 0, end: int = 0) -> Iterator[tuple[int, int, bytes]]:
-    """Yields (number, end in bytes, content) of every line with content from here on; line: number of the one before;
-    end: where it ends.
-
-    Lines end at \\n alone: inside JSON no text holds one, while U+2028 and its like are part of texts.
-    """
-    for number, content in enumerate(opened, start=line + 1):
-        mark = not end and content.startswith(BYTE_ORDER_MARK)
-        end += len(content)
-        stripped = (content[len(BYTE_ORDER_MARK) :] if mark else content).strip()
-        if stripped:
-            yield number, end, stripped
-
-
-def parsed_line(line: bytes, number: int, path: Path, field: str) -> Row:
-    """Parses a line. Raises ValueError with what is wrong with it, and UserError if the whole file is of another
-    encoding."""
-    try:
-        row = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise not_utf8(error, str(path), field, number) from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"is broken JSON: {error.msg} (column {error.colno})") from None
-    except RecursionError:
-        raise ValueError("is nested too deeply") from None
-    fault = fault_of(row, escaped=b"\\ud" in line.lower())
-    if fault:
-        raise ValueError(fault)
-    assert isinstance(row, dict)
-    return row
-
-
-def _only_list(held: Any) -> list[Any] | None:
-    """Returns the list that a JSON file is, or has under its only key "data"; None if neither."""
-    if isinstance(held, dict) and sum(isinstance(value, list) for value in held.values()) == 1:
-        held = held.get("data")
-    return held if isinstance(held, list) else None
-
-
-def fault_of(row: Any, escaped: bool) -> str | None:
-    """Returns why a value cannot be a row, or None. escaped: whether its text escapes surrogates, so that a check is
-    worthwhile."""
-    if not isinstance(row, dict):
-        return "holds no object"
-    if escaped:
-        try:
-            json.dumps(row, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            return f"holds half a surrogate pair ({error.object[error.start]!a}), which is no character"
-    return None
-
-
-def broken_lines(faults: Sequence[str], path: Path, field: str) -> Problem:
-    shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
-    return Problem(field, f"{path} cannot be read: {shown}", "correct or remove them")

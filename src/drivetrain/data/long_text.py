@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from drivetrain.data.encodings import not_utf8
 from drivetrain.data.source_files import SourceFile
-from drivetrain.data.tables import not_utf8
 
 LONG = 16 << 20  # bytes from which a file is read in pieces
 PIECE = 1 << 18  # bytes: tokenizers take longer for each byte of a longer text

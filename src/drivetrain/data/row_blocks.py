@@ -5,7 +5,6 @@ Rows, their order, their numbers and their faults are those of `rows.open_rows`,
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,14 +15,13 @@ from typing import Any
 
 from drivetrain.config.language import Documents
 from drivetrain.data.arrow_rows import arrow_blocks, parquet_blocks
-from drivetrain.data.json_array import NotAListError, objects
-from drivetrain.data.json_rows import NO_LIST, Row, broken_lines, fault_of, is_json_lines, numbered_lines, parsed_line
-from drivetrain.data.packed_files import PackedError, ending, open_bytes, open_text, text_bytes
-from drivetrain.data.table_blocks import open_table, refusal_of
+from drivetrain.data.encodings import refusal_of
+from drivetrain.data.json_files import JSON_LINES, Row, broken_lines, json_objects, json_unit
+from drivetrain.data.packed_files import PackedError, ending, open_text, text_bytes
+from drivetrain.data.table_blocks import open_table
 from drivetrain.errors import Problem, problem
 
 AT_ONCE = 1_000  # rows of a block
-JSON_LINES = (".jsonl", ".ndjson")
 TABLES = (".csv", ".tsv")
 TEXTS = (".txt", ".md")
 ARROW = (".parquet", ".arrow", ".feather")
@@ -55,19 +53,15 @@ class RowFile:
         kind = ending(self.path)
         if kind in TEXTS:
             return "" if self.documents == "file" else "line" if self.documents == "line" else "document"
-        return "line" if kind in JSON_LINES or (kind == ".json" and is_json_lines(self.path)) else "row"
+        return json_unit(self.path) if kind in (".json", *JSON_LINES) else "row"
 
     def where(self, number: int) -> str:
         return f"{self.name} {self.unit} {number}" if self.unit else self.name
 
     def blocks(self) -> Iterator[RowBlock]:
         """Yields blocks. Raises UserError for a file that cannot be read on."""
-        kind = ending(self.path)
-        reader: Callable[[RowFile], Iterator[RowBlock]] = _KINDS[kind]
-        if kind == ".json" and self.unit == "line":
-            reader = _json_lines
         try:
-            yield from reader(self)
+            yield from _KINDS[ending(self.path)](self)
         except PackedError as error:
             raise problem(self.field, str(error), "copy or download it again") from None
         except FileNotFoundError:
@@ -79,60 +73,25 @@ class RowFile:
         return broken_lines(faults, self.path, self.field)
 
 
-def _json_lines(file: RowFile) -> Iterator[RowBlock]:
-    block, read = RowBlock(), 0
-    with open_bytes(file.path) as opened:
-        for number, end, line in numbered_lines(opened):
-            try:
-                row = parsed_line(line, number, file.path, file.field)
-            except ValueError as error:
-                if hasattr(error, "problems"):
-                    raise
-                block.faults.append(f"line {number} {error}")
-            else:
-                block.rows.append(row)
-                block.numbers.append(number)
-            if len(block.rows) + len(block.faults) == AT_ONCE:
-                block.bytes, read = end - read, end
-                yield block
-                block = RowBlock()
-    yield block
-
-
 def _json(file: RowFile) -> Iterator[RowBlock]:
     block = RowBlock()
-    with open_text(file.path, None) as opened:
-        try:
-            for number, (row, source, size) in enumerate(objects(opened), start=1):
-                fault = fault_of(row, escaped="\\ud" in source or "\\uD" in source)
-                if fault:
-                    block.faults.append(f"row {number} {fault}")
-                else:
-                    block.rows.append(row)
-                    block.numbers.append(number)
-                block.bytes += size
-                if len(block.rows) + len(block.faults) == AT_ONCE:
-                    yield block
-                    block = RowBlock()
-        except json.JSONDecodeError as error:
-            place = f"line {error.lineno}, column {error.colno}"
-            why = f"{file.path} is broken JSON at {place}: {error.msg}"
-            raise problem(file.field, why, "correct the file") from None
-        except NotAListError:
-            raise problem(file.field, f"{file.path} holds no list of objects", NO_LIST) from None
-        except UnicodeDecodeError as error:
-            raise refusal_of(file.path, error, str(file.path), file.field) from None
-        except (RecursionError, ValueError) as error:  # ValueError: a number of thousands of digits
-            if isinstance(error, PackedError):
-                raise
-            raise problem(file.field, f"{file.path} cannot be read as JSON: {error}", "correct the file") from None
+    for number, row, fault, size in json_objects(file.path, file.field):
+        if row is None:
+            block.faults.append(fault)
+        else:
+            block.rows.append(row)
+            block.numbers.append(number)
+        block.bytes += size
+        if len(block.rows) + len(block.faults) == AT_ONCE:
+            yield block
+            block = RowBlock()
     yield block
 
 
 def _separated(file: RowFile) -> Iterator[RowBlock]:
     path, number = str(file.path), 0
     try:
-        table = open_table(file.path, True, [])
+        table = open_table(file.path, file.field, True, [])
         names = [str(name) for name in table.names]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -208,8 +167,7 @@ def _parts(opened: Any, separator: re.Pattern[str], open_ended: int) -> Iterator
 
 
 _KINDS: dict[str, Callable[[RowFile], Iterator[RowBlock]]] = {
-    ".json": _json,
-    **dict.fromkeys(JSON_LINES, _json_lines),
+    **dict.fromkeys((".json", *JSON_LINES), _json),
     **dict.fromkeys(TABLES, _separated),
     **dict.fromkeys(TEXTS, _texts),
     ".parquet": _of_arrow(parquet_blocks),

@@ -13,11 +13,13 @@ import numpy as np
 from drivetrain.config.language import Documents
 from drivetrain.data.arrow_rows import read_arrow, read_parquet
 from drivetrain.data.data_files import data_files, is_there
-from drivetrain.data.json_rows import BrokenRows, HeldRows, StreamedJsonLines, read_json, read_json_lines
+from drivetrain.data.encodings import not_utf8
+from drivetrain.data.json_files import JSON_LINES
+from drivetrain.data.json_rows import BrokenRows, HeldRows, StreamedJsonLines, read_json
 from drivetrain.data.long_text import LONG, LongText
 from drivetrain.data.packed_files import OPENERS, PackedError, ending, is_packed, text_bytes
-from drivetrain.data.row_blocks import ARROW, ENDINGS, JSON_LINES, TABLES, TEXTS, RowFile
-from drivetrain.data.tables import may_be_hub_id, not_utf8, read_table
+from drivetrain.data.row_blocks import ARROW, ENDINGS, TABLES, TEXTS, RowFile
+from drivetrain.data.tables import may_be_hub_id, read_table
 from drivetrain.errors import Problem, UserError, problem
 
 Row = dict[str, Any]
@@ -137,12 +139,10 @@ def open_file(file: Path, name: str, field: str, stream: bool, documents: Docume
         raise problem(field, f"{file} is compressed as a whole", "unpack it: these files are compressed within")
     if not file.stat().st_size:
         raise problem(field, f"{file} is empty", "give a file with rows")
-    if kind == ".json":
+    if kind in JSON_LINES and stream and not is_packed(file):
+        return StreamedJsonLines(file, name, field)
+    if kind == ".json" or kind in JSON_LINES:
         return read_json(file, name, field)
-    if kind in JSON_LINES:
-        if stream and not is_packed(file):
-            return StreamedJsonLines(file, name, field)
-        return read_json_lines(file, name, field)
     if kind in TABLES:
         return _read_csv(file, name, field)
     if kind in TEXTS:

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from drivetrain.data.csv_records import Record, checked_records, lines_are_records, records, unquoted_records
-from drivetrain.data.json_array import JsonText, objects
-from drivetrain.data.packed_files import PackedError, ending, is_packed, open_bytes, open_text
-from drivetrain.data.tables import json_lines, not_utf8
-from drivetrain.errors import UserError, problem
+from drivetrain.data.json_files import Row, broken_lines, json_objects, json_unit
+from drivetrain.data.packed_files import ending, is_packed, open_text
+from drivetrain.errors import UserError
 
 LONGEST_FIELD = (1 << 31) - 1  # characters; what the csv module takes
 ROWS = 2048  # a block has at most so many
@@ -43,43 +42,16 @@ class Table(Protocol):
         ...
 
 
-def open_table(file: Path, header: bool, wanted: Sequence[str | int], shorter: bool = False) -> Table:
+def open_table(file: Path, field: str, header: bool, wanted: Sequence[str | int], shorter: bool = False) -> Table:
     """Opens a table. wanted: the columns that will be read. shorter: yield rows of CSV and TSV with too few columns,
-    which are an error otherwise. Raises the errors of the file's parser, which `refusal_of` turns into a UserError."""
+    which are an error otherwise. Raises the errors of the file's parser, which encodings.refusal_of turns into a
+    UserError."""
     match ending(file):
         case ".parquet":
             return _Parquet(file)
-        case ".jsonl":
-            return _JsonLines(file, wanted)
-        case ".json":
-            return _JsonList(file, wanted)
+        case ".jsonl" | ".json":
+            return _Json(file, wanted, field)
     return _Separated(file, header, shorter)
-
-
-def refusal_of(file: Path, error: Exception, path: str, field: str) -> UserError:
-    """Returns the error for a file whose reading failed. A wrong encoding is named first, since it causes the rest."""
-    if isinstance(error, UserError):
-        return error
-    if isinstance(error, PackedError):
-        return problem(field, str(error), "copy or download it again")
-    if ending(file) != ".parquet" and (undecoded := _first_bad_line(file)):
-        line, cause = undecoded
-        return not_utf8(cause, path, field, line)
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return problem(field, f"{path} cannot be read: {reason}", "correct the file")
-
-
-def _first_bad_line(file: Path) -> tuple[int, UnicodeDecodeError] | None:
-    """Returns the line that is not UTF-8, and the error of the file's beginning, by which its encoding is guessed."""
-    with open_bytes(file) as opened:
-        for number, line in enumerate(opened, start=1):
-            try:
-                line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                opened.seek(0)
-                start = opened.read(100_000)
-                return number, UnicodeDecodeError("utf-8", start or line, 0, 1, error.reason)
-    return None
 
 
 def _in_blocks(rows: Iterator[tuple[int | None, Sequence[Any]]], places: Sequence[int], width: int) -> Iterator[Block]:
@@ -129,12 +101,12 @@ class _Separated:
         return records(self._text(""), self._separator, longest)
 
 
-class _JsonLines:
-    """An object a line. A row that lacks a column has None there."""
+class _Json:
+    """JSON Lines, or a list of objects. A row that lacks a column has None there."""
 
-    def __init__(self, file: Path, wanted: Sequence[str | int]) -> None:
+    def __init__(self, file: Path, wanted: Sequence[str | int], field: str) -> None:
         """Reads until all wanted names were seen; if a position is wanted, to the end."""
-        self._file = file
+        self._file, self._field, self._has_lines = file, field, json_unit(file) == "line"
         seen: dict[str, None] = {}
         with closing(self._rows()) as rows:
             for _, row in rows:
@@ -148,23 +120,16 @@ class _JsonLines:
         rows = ((line, [row.get(name) for name in names]) for line, row in self._rows())
         return _in_blocks(rows, range(len(names)), len(names))
 
-    def _rows(self) -> Generator[tuple[int | None, dict[str, Any]]]:
-        with open_text(self._file, None) as opened:
-            yield from json_lines(opened)
-
-
-class _JsonList(_JsonLines):
-    """One list of objects."""
-
-    def _rows(self) -> Generator[tuple[int | None, dict[str, Any]]]:
-        with open_text(self._file, None) as opened:
-            if JsonText(opened).sign() != "[":
-                raise ValueError("it holds no list of objects")
-        with open_text(self._file, None) as opened:
-            for row, _, _ in objects(opened):
-                if not isinstance(row, dict):
-                    raise ValueError("it holds no list of objects")
-                yield None, row
+    def _rows(self) -> Generator[tuple[int | None, Row]]:
+        """Yields each row, and its line. Raises UserError behind the last, with all that are none."""
+        faults = []
+        for number, row, fault, _ in json_objects(self._file, self._field):
+            if row is None:
+                faults.append(fault)
+            else:
+                yield number if self._has_lines else None, row
+        if faults:
+            raise UserError([broken_lines(faults, self._file, self._field)])
 
 
 class _Parquet:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import difflib
 import inspect
 import io
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from drivetrain.data.csv_records import Record, checked_records, lines_are_records, records, unquoted_records
+from drivetrain.data.encodings import not_utf8
+from drivetrain.data.json_rows import read_json
 from drivetrain.data.packed_files import ending, is_packed, read_bytes
 from drivetrain.errors import Problem, UserError, clipped, counted, problem
 
@@ -28,8 +29,6 @@ NEAR = "did you mean"
 MOST_OF_A_NAME = 40  # characters: a first row of data in the place of names is a text of any length
 
 READERS = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
-KNOWN_AS = {"GB18030": "GBK (GB18030)", "WINDOWS-1252": "ANSI (WINDOWS-1252)"}  # names that users know
-IN_EXCEL = "or in Excel: Save As, CSV UTF-8"
 LINES = ".txt"  # a text a line, to predict for
 
 
@@ -53,7 +52,9 @@ def read_table(
         return from_the_hub
     check_file(file, path, field)
     try:
-        table = _read(file, header, shorter)
+        table = _read(file, field, header, shorter)
+    except UserError:
+        raise
     except UnicodeDecodeError as error:
         raise not_utf8(error, path, field) from None
     except Exception as error:  # pandas and pyarrow raise many kinds
@@ -135,22 +136,16 @@ def with_header_hint(problems: Sequence[Problem], names: Sequence[Any]) -> list[
     return [replace(each, fix=each.fix + hint) for each in problems]
 
 
-def _read(file: Path, header: bool, shorter: list[int] | None) -> pd.DataFrame:
+def _read(file: Path, field: str, header: bool, shorter: list[int] | None) -> pd.DataFrame:
     import pandas as pd
 
     if ending(file) == ".parquet":
         return pd.read_parquet(file)
+    if ending(file) in (".jsonl", ".json"):
+        return pd.DataFrame(read_json(file, str(file), field).rows)
     text = read_bytes(file).decode("utf-8-sig")
-    match ending(file):
-        case ".jsonl":
-            return pd.DataFrame([row for _, row in json_lines(io.StringIO(text, newline=None))])
-        case ".json":
-            rows = json.loads(text)
-            if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-                raise ValueError("it holds no list of objects")
-            return pd.DataFrame(rows)
-        case ".csv":
-            return _table(records(io.StringIO(text, newline=""), ",", len(text)), ",", header, shorter)
+    if ending(file) == ".csv":
+        return _table(records(io.StringIO(text, newline=""), ",", len(text)), ",", header, shorter)
     if lines_are_records(io.StringIO(text, newline=None)):
         return _table(unquoted_records(io.StringIO(text, newline=None)), "\t", header, shorter)
     return _table(records(io.StringIO(text, newline=""), "\t", len(text)), "\t", header, shorter)
@@ -176,33 +171,6 @@ def _table(found: Iterator[Record], separator: str, header: bool, shorter: list[
 # --- others ----------------------------------------------------------------------------------------------------------
 
 
-def json_lines(text: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the number and the object of each line. text: opened with newline=None. Raises ValueError with the line
-    that holds none."""
-    for number, line in enumerate(text, start=1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"line {number} is broken JSON: {error.msg}") from None
-            if not isinstance(row, dict):
-                raise ValueError(f"line {number} holds no object")
-            yield number, row
-
-
-def not_utf8(error: UnicodeDecodeError, path: str, field: str, first_line: int = 1) -> UserError:
-    """Returns the error of another encoding. first_line: the one in which undecodable bytes begin."""
-    line = error.object.count(b"\n", 0, error.start) + first_line
-    guess = guess_encoding(error.object)
-    name = Path(path).name
-    is_table = ending(Path(path)) in (".csv", ".tsv")
-    return problem(
-        field,
-        f"{path} is not UTF-8: line {line} cannot be read; it looks like {KNOWN_AS.get(guess, guess)}",
-        f"convert it: iconv -f {guess} -t UTF-8 {name} > utf8-{name}" + (f"; {IN_EXCEL}" if is_table else ""),
-    )
-
-
 ARCHIVES = {
     b"PK\x03\x04": "a zip archive (an .xlsx workbook is one too)",
     b"\x1f\x8b": "compressed by gzip",
@@ -216,19 +184,6 @@ ARCHIVES = {
 def archive_kind(start: bytes) -> str | None:
     """Returns the kind of archive of a file that begins so, if it is one and no text."""
     return next((kind for mark, kind in ARCHIVES.items() if start.startswith(mark)), None)
-
-
-def guess_encoding(data: bytes) -> str:
-    """Guesses the encoding of a text that is not UTF-8, by the name that iconv takes."""
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return "UTF-16"
-    for codec, name in (("gb2312", "GB18030"), ("big5", "BIG5"), ("shift_jis", "SHIFT_JIS")):
-        text = data[:100_000].decode(codec, errors="replace")
-        foreign = sum(character > "\x7f" for character in text)
-        # a European text fits such codecs by accident, but is ASCII for the most part
-        if text.count("\ufffd") <= 0.05 * foreign and foreign > 0.2 * len(text):
-            return name
-    return "WINDOWS-1252"
 
 
 def may_be_hub_id(path: str) -> bool:

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from drivetrain.data.array_store import Store, Writer, check_room, stored
+from drivetrain.data.encodings import refusal_of
 from drivetrain.data.lazy_texts import LazyTexts, row_name
 from drivetrain.data.packed_files import ending, text_bytes
 from drivetrain.data.source_files import SourceFile
-from drivetrain.data.table_blocks import Block, Table, open_table, refusal_of
+from drivetrain.data.table_blocks import Block, Table, open_table
 from drivetrain.data.tables import all_cut_short, place_of, refuse_nested, with_header_hint
 from drivetrain.errors import Problem, UserError, problem
 
@@ -198,7 +199,7 @@ class _Pass:
     def _blocks(self, file: Path) -> Iterator[Block]:
         path = self._path if len(self._sources) == 1 else str(file)
         try:
-            table = open_table(file, self._header, list(self._columns.values()), shorter=True)
+            table = open_table(file, self._field, self._header, list(self._columns.values()), shorter=True)
             places = _places(table, self._columns, path, self._header)
             yield from table.blocks(places)
         except Exception as error:  # pyarrow raises many kinds

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivetrain.config.language import LanguageData
-from drivetrain.data import block_work, row_blocks, rows
+from drivetrain.data import block_work, json_files, row_blocks, rows
 from drivetrain.data.cache_entries import entries
 from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.data.language.conversation_samples import Cut, conversation_samples
@@ -134,13 +134,13 @@ def test_the_second_start_reads_no_rows(tmp_path: Path, monkeypatch: pytest.Monk
     path = written(tmp_path, "jsonl", ROWS * 40)
     (first,) = sets(tmp_path, path)
     read = []
-    original = row_blocks.parsed_line
+    original = json_files.parsed_line
 
     def counted(line: bytes, number: int, *more: Any) -> Any:
         read.append(number)
         return original(line, number, *more)
 
-    monkeypatch.setattr(row_blocks, "parsed_line", counted)
+    monkeypatch.setattr(json_files, "parsed_line", counted)
     (again,) = sets(tmp_path, path)
     assert (again.rows, len(again.conversations), list(again.conversations)[-1]) == (
         1600,

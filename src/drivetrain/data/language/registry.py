@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.config.files import check_levels
+from drivetrain.data.encodings import not_utf8
 from drivetrain.data.language.row_schema import COLUMNS, TAGS, USED, Formatting, RowSchema, kind
-from drivetrain.data.tables import not_utf8
 from drivetrain.errors import Problem, UserError, problem
 
 NAME = "dataset_info.json"

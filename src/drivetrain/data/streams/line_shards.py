@@ -13,11 +13,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from drivetrain.data.json_rows import Row, parsed_line
+from drivetrain.data.encodings import not_utf8
+from drivetrain.data.json_files import Row, parsed_line
 from drivetrain.data.language.row_schema import RowError
 from drivetrain.data.long_text import BYTE_ORDER_MARK
 from drivetrain.data.packed_files import PackedError, open_bytes
-from drivetrain.data.tables import not_utf8
 from drivetrain.errors import UserError, problem
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 
-from drivetrain.data.json_rows import Row
+from drivetrain.data.json_files import Row
 from drivetrain.data.language.row_schema import RowError
 from drivetrain.data.streams.kept_counts import KeptCounts
 from drivetrain.data.streams.line_shards import LineShard

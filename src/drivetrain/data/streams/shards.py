@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from drivetrain.data.arrow_rows import ArrowRows, without_inner_nulls
 from drivetrain.data.data_files import data_files, is_there
-from drivetrain.data.json_rows import Row
+from drivetrain.data.json_files import JSON_LINES, Row
 from drivetrain.data.packed_files import PackedError, ending
-from drivetrain.data.row_blocks import ENDINGS, JSON_LINES, TEXTS
+from drivetrain.data.row_blocks import ENDINGS, TEXTS
 from drivetrain.data.rows import Rows, open_file
 from drivetrain.data.streams.line_shards import LineShard
 from drivetrain.errors import Problem, UserError, problem
