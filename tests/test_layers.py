@@ -85,6 +85,8 @@ OWNERS = {
         "engines/deepspeed/native_build.py",
     },
     "onnxruntime": {"export/runtimes/onnx_runtime.py"},
+    "gguf": {"export/gguf_format.py", "export/gguf_architectures.py", "export/gguf_vocabulary.py"},
+    "xllamacpp": {"export/runtimes/llama_cpp.py"},
     "typer": {"cli"},
     "safetensors": {"checkpoint", "models", "export/runtimes/exchange.py"},
     "bitsandbytes": {"models/quantised_base.py"},

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 def export(
     place: Annotated[Path, path_argument(metavar="RUN", help="Folder of a run, or its run file.", show_default=False)],
-    to: Annotated[str, typer.Option("--to", help="transformers, peft, onnx or torch-export.")],
+    to: Annotated[str, typer.Option("--to", help="transformers, peft, onnx, torch-export or gguf.")],
     output: Annotated[Path, path_option("--output", "-o", help="A new folder.")],
     checkpoint: Annotated[str, typer.Option(help="best, last, or a checkpoint folder.")] = "best",
     dtype: Annotated[str | None, typer.Option(help="Of the weights: fp32, bf16 or fp16.")] = None,
-    quantise: Annotated[str | None, typer.Option(help="Weights of linear layers in 8 bits: int8 or fp8.")] = None,
+    quantise: Annotated[str | None, typer.Option(help="Weights in few bits: int8, fp8; gguf: q8_0, q5_0, q4_0.")] = None,
     shard_size: Annotated[str | None, typer.Option(help="Largest file of weights (transformers), e.g. 2GB.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Evaluation samples to compare.")] = 16,
     accept: Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from drivetrain.errors import RunError
 from drivetrain.export.card import write_card
 from drivetrain.export.formats import OWN
 from drivetrain.export.fresh_process import ask
-from drivetrain.export.questions import NEW_TOKENS, Questions, Reference, questions_of, reference_of, scores_of
+from drivetrain.export.questions import MOST_TOKENS, NEW_TOKENS, Questions, Reference, questions_of, reference_of, scores_of
 from drivetrain.export.request import Request, check
 from drivetrain.export.runtimes.exchange import Asked
 from drivetrain.export.source import Source, opened
@@ -58,11 +58,13 @@ def export(run: RunConfig, request: Request, progress: Progress = lambda _: None
     progress("reading the run's data and its model")
     source = opened(run, request)
     model = source.model()
-    questions = questions_of(source.workload, model, request.samples)
+    questions = questions_of(source.workload, model, request.samples, request.of.normalised_positions or MOST_TOKENS)
     progress(f"asking the run's model: {questions.samples} samples, {len(questions.prompts)} prompts")
     reference = reference_of(model, questions)
     bytes_before = _bytes_of(model)
     model, merge = _merged(model, source, questions, reference)
+    if request.of.normalised_positions is not None:
+        reference = replace(reference, scores=[each.log_softmax(-1) for each in reference.scores])
     with writing(request.output, then="export again"), new_folder(request.output) as folder:
         progress(f"writing {request.format}")
         written: Written = _function(request.of.writer)(model, source, folder)

@@ -17,7 +17,13 @@ KINDS = {
 LANGUAGE, TEXTS, IMAGES, OWN = KINDS.values()
 DTYPES = ("fp32", "bf16", "fp16")
 TORCHAO = ("int8", "fp8")  # weights of linear layers, rounded by torchao
-PACKAGES = {"peft": "adapters", "torchao": "lowbit", "onnx": "onnx", "onnxscript": "onnx", "onnxruntime": "onnx"}
+GGML = ("q8_0", "q5_0", "q4_0")  # weights rounded in blocks of 32, by the package gguf
+PACKAGES = {
+    "peft": "adapters",
+    "torchao": "lowbit",
+    **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "onnx"),
+    **dict.fromkeys(("gguf", "xllamacpp"), "gguf"),
+}
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,8 @@ class Format:
     """A format. runtime: the program of drivetrain.export.runtimes that loads it. writer: module:function. packages:
     what writing and loading need beside drivetrain's own. refuses: kind of model → why it has no place there. dtypes,
     quantised: the numbers it can hold, the default first. needs_adapter: whether it holds adapters alone. library: the
-    hub's name of the software that loads it, for the card."""
+    hub's name of the software that loads it, for the card. normalised_positions: of a runtime that shows
+    log-probabilities instead of logits, at how many positions of a sample they are compared; None for logits."""
 
     name: str
     loaded_by: str
@@ -38,6 +45,7 @@ class Format:
     needs_adapter: bool = False
     takes_shards: bool = False
     library: str | None = None
+    normalised_positions: int | None = None
 
 
 _NO_CLASS = "its class is in the user's own file, which plain {} does not read"
@@ -73,6 +81,18 @@ FORMATS = {
             packages=("onnx", "onnxscript", "onnxruntime"),
         ),
         Format("torch-export", "torch.export.load", "exported_program", "drivetrain.export.graph_format:write_program"),
+        Format(
+            "gguf",
+            "llama.cpp",
+            "llama_cpp",
+            "drivetrain.export.gguf_format:write",
+            packages=("gguf", "xllamacpp"),
+            refuses=dict.fromkeys((TEXTS, IMAGES, OWN), "llama.cpp continues texts"),
+            dtypes=DTYPES,
+            quantised=GGML,
+            library="gguf",
+            normalised_positions=8,  # each is a request to its server
+        ),
     )
 }
 # named by users, and written by none of ours → what to do
@@ -81,6 +101,10 @@ ELSEWHERE = {
     "folder in an environment of its own",
     "awq": "autoawq is no longer maintained, and llm-compressor pins an older Transformers: export --to transformers, "
     "and run llm-compressor on that folder in an environment of its own",
+    **dict.fromkeys(
+        ("q2_k", "q3_k_m", "q4_k_m", "q5_k_m", "q6_k"),
+        "llama.cpp's own tool makes it: export --to gguf --dtype fp16, and run llama-quantize on model.gguf",
+    ),
 }
 
 

@@ -58,16 +58,16 @@ class Reference:
     seconds: float
 
 
-def questions_of(workload: Workload, model: nn.Module, count: int) -> Questions:
-    """Takes `count` evaluation samples; of a run without evaluation data, training samples. Raises UserError for a
-    workload whose inputs have no plain form."""
+def questions_of(workload: Workload, model: nn.Module, count: int, positions: int = MOST_TOKENS) -> Questions:
+    """Takes `count` evaluation samples; of a run without evaluation data, training samples. positions: of a
+    sequence, how many are compared at most. Raises UserError for a workload whose inputs have no plain form."""
     if not isinstance(workload, Exportable):
         why = f"{type(workload).__name__} has no plain inputs on which an export could be compared"
         raise problem("--to", why, "export a run of a language model, a classifier or a module of your own")
     samples = workload.evaluation if workload.evaluation is not None else workload.train
     taken = [samples.load(number, 0) for number in range(min(count, len(samples)))]
     if isinstance(workload, Generates) and isinstance(workload, Speaks):
-        return _of_sequences(workload, model, samples, taken)
+        return _of_sequences(workload, model, samples, taken, positions)
     sizes, batches = iter(BATCHES * len(taken)), []
     while taken:
         size = next(sizes)
@@ -82,11 +82,11 @@ def questions_of(workload: Workload, model: nn.Module, count: int) -> Questions:
     )
 
 
-def _of_sequences(workload: Any, model: Any, samples: Samples, taken: Sequence[Any]) -> Questions:
+def _of_sequences(workload: Any, model: Any, samples: Samples, taken: Sequence[Any], positions: int) -> Questions:
     batches = [workload.plain_batch(model, [sample]) for sample in taken]
     inputs = [{name: tensor[:, :MOST_TOKENS] for name, tensor in batch.inputs.items()} for batch in batches]
     vocabulary = model.config.get_text_config().vocab_size
-    keep = max(1, min(MOST_TOKENS, MOST_SCORES // (vocabulary * max(1, len(inputs)))))
+    keep = max(1, min(positions, MOST_SCORES // (vocabulary * max(1, len(inputs)))))
     labels = [batch.labels[0, :MOST_TOKENS][-keep:] for batch in batches]
     prompts = [list(each.ids) for each in workload.prompts_for(samples, range(min(PROMPTS, len(taken)))).values()]
     prompts = [ids[-MOST_TOKENS:] for ids in prompts] or [

@@ -38,6 +38,7 @@ class Asked:
     base: str | None = None
     base_config: str | None = None
     adapters: list[str] = field(default_factory=list)  # folders of adapters within the export
+    vocabulary: int | None = None  # number of tokens that each position is scored for
     trusts: bool = False  # whether Python that lies beside the model may run
 
     def write(self, folder: Path) -> None:
