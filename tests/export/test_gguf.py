@@ -18,7 +18,7 @@ from drivetrain.config.run import RunConfig
 from drivetrain.errors import UserError
 from drivetrain.export import gguf_architectures, gguf_vocabulary
 from drivetrain.export.exporting import RefusedExport, export
-from drivetrain.export.formats import DTYPES, GGML
+from drivetrain.export.formats import DTYPES, FORMATS, GGML
 from drivetrain.export.gguf_vocabulary import SPLITS
 from drivetrain.export.request import Request
 from drivetrain.launch.prepare import run_file_of
@@ -30,7 +30,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWa
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 ROTARY = {**WIDE, "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.2}
 LLAMA3 = {
-    **{"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -98,7 +102,9 @@ def trained(folder: Path, kind: str, **changed: Any) -> RunConfig:
     return found
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow if kind in SLOW else ()) for kind in MODELS])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in SLOW else ()) for kind in MODELS]
+)
 def test_llama_cpp_answers_as_the_run_does(kind: str, tmp_path: Path) -> None:
     done = export(trained(tmp_path, kind), Request("gguf", tmp_path / "out", samples=2))
     assert done.report["passed"]
@@ -165,3 +171,7 @@ def test_wordpiece_has_no_place_in_the_file() -> None:
 def test_k_quants_are_left_to_the_tool_that_makes_them(run: RunConfig, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="run llama-quantize"):
         export(run, Request("gguf", tmp_path / "out", quantise="q4_k_m"))
+
+
+def test_the_table_of_formats_names_the_architectures_that_the_writer_knows() -> None:
+    assert FORMATS["gguf"].model_types == tuple(gguf_architectures.ARCHITECTURES)

@@ -16,8 +16,8 @@ class Bound:
 
 
 # fp32: other kernels add in another order. 16 bits: bf16 keeps 8 bits of a number, fp16 11, and each layer rounds its
-# results again. 8 bits and fewer: the weights themselves are other ones, so answers are reported and not judged. In blocks
-# of 32 (q8_0, q5_0, q4_0) models of random weights, the worst there are, came to 0.04, 0.21 and 0.47, and to KL
+# results again. 8 bits and fewer: the weights themselves are other ones, so answers are reported and not judged. In
+# blocks of 32 (q8_0, q5_0, q4_0) models of random weights, the worst there are, came to 0.04, 0.21 and 0.47, and to KL
 # divergences of 0.002, 0.06 and 0.27.
 BOUNDS = {
     "fp32": Bound(1e-3, 1e-5),

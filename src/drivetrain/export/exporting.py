@@ -15,7 +15,15 @@ from drivetrain.errors import RunError
 from drivetrain.export.card import write_card
 from drivetrain.export.formats import OWN
 from drivetrain.export.fresh_process import ask
-from drivetrain.export.questions import MOST_TOKENS, NEW_TOKENS, Questions, Reference, questions_of, reference_of, scores_of
+from drivetrain.export.questions import (
+    MOST_TOKENS,
+    NEW_TOKENS,
+    Questions,
+    Reference,
+    questions_of,
+    reference_of,
+    scores_of,
+)
 from drivetrain.export.request import Request, check
 from drivetrain.export.runtimes.exchange import Asked
 from drivetrain.export.source import Source, opened

@@ -32,7 +32,8 @@ class Format:
     what writing and loading need beside drivetrain's own. refuses: kind of model → why it has no place there. dtypes,
     quantised: the numbers it can hold, the default first. needs_adapter: whether it holds adapters alone. library: the
     hub's name of the software that loads it, for the card. normalised_positions: of a runtime that shows
-    log-probabilities instead of logits, at how many positions of a sample they are compared; None for logits."""
+    log-probabilities instead of logits, at how many positions of a sample they are compared; None for logits.
+    model_types: the types of Transformers' models that it holds; empty for all."""
 
     name: str
     loaded_by: str
@@ -46,6 +47,7 @@ class Format:
     takes_shards: bool = False
     library: str | None = None
     normalised_positions: int | None = None
+    model_types: tuple[str, ...] = ()
 
 
 _NO_CLASS = "its class is in the user's own file, which plain {} does not read"
@@ -92,6 +94,7 @@ FORMATS = {
             quantised=GGML,
             library="gguf",
             normalised_positions=8,  # each is a request to its server
+            model_types=("llama", "mistral", "qwen2", "qwen3", "gpt2"),
         ),
     )
 }

@@ -69,7 +69,7 @@ def architecture_of(config: Any) -> Architecture:
 def _problems(config: Any) -> Iterator[Problem]:
     if config.model_type not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
-        yield Problem("--to", f"the model is a {config.model_type}, and gguf takes {known} here", "give transformers")
+        yield Problem("--to", f"the model is a {config.model_type}, and gguf takes {known}", "give transformers")
         return
     wanted = {"gpt2": ("gelu_new", "gelu_pytorch_tanh")}.get(config.model_type, ("silu",))
     activation = getattr(config, "hidden_act", None) or getattr(config, "activation_function", None)

@@ -40,21 +40,16 @@ def write(model: nn.Module, source: Source, into: Path) -> Written:
     writer.add_file_type(int(gguf.LlamaFileType[FILE_TYPES[numbers]]))
     write_settings(config, writer)
     write_vocabulary(source.workload.tokenizer, config.vocab_size, source.workload.ends, writer)
-    tensors = list(tensors_of(model, config))
-    for name, tensor in tensors:
-        kind = gguf.GGMLQuantizationType[_kind(name, tensor, numbers)]
-        block, size = gguf.GGML_QUANT_SIZES[kind]
-        rows = (*tensor.shape[:-1], tensor.shape[-1] // block * size)
-        plain = kind in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16)
-        shape = tuple(tensor.shape) if plain else rows
-        writer.add_tensor_info(
-            name, shape, _stored_as(kind), tensor.numel() // block * size, raw_dtype=None if plain else kind
-        )
+    kept = [
+        (name, tensor, gguf.GGMLQuantizationType[_kind(name, tensor, numbers)])
+        for name, tensor in tensors_of(model, config)
+    ]
+    for name, tensor, kind in kept:
+        _announce(writer, name, tensor, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for name, tensor in tensors:
-        kind = gguf.GGMLQuantizationType[_kind(name, tensor, numbers)]
+    for _, tensor, kind in kept:
         writer.write_tensor_data(gguf.quants.quantize(tensor.float().contiguous().numpy(), kind))
     writer.close()
     (into / MODELFILE).write_text(_modelfile(source, config), encoding="utf-8")
@@ -72,13 +67,19 @@ def _kind(name: str, tensor: Tensor, numbers: str) -> str:
     return "Q8_0" if name in ENDS_OF_MODEL else KINDS[numbers]
 
 
-def _stored_as(kind: Any) -> Any:
-    """Returns numpy's type of the bytes of a kind of numbers."""
+def _announce(writer: Any, name: str, tensor: Tensor, kind: Any) -> None:
+    """Adds what the header says of a tensor: its shape, or that of its rows' bytes where they are blocks."""
     import gguf
     import numpy
 
-    types = {gguf.GGMLQuantizationType.F32: numpy.float32, gguf.GGMLQuantizationType.F16: numpy.float16}
-    return numpy.dtype(types.get(kind, numpy.uint8))
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    count = tensor.numel() // block * size
+    plain = {gguf.GGMLQuantizationType.F32: numpy.float32, gguf.GGMLQuantizationType.F16: numpy.float16}
+    if kind in plain:
+        writer.add_tensor_info(name, tuple(tensor.shape), numpy.dtype(plain[kind]), count)
+    else:
+        rows = (*tensor.shape[:-1], tensor.shape[-1] // block * size)
+        writer.add_tensor_info(name, rows, numpy.dtype(numpy.uint8), count, raw_dtype=kind)
 
 
 def _modelfile(source: Source, config: Any) -> str:

@@ -56,7 +56,9 @@ def _write_pieces(backend: Mapping[str, Any], rows: int, writer: Any) -> None:
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     ranks = {"".join(each if isinstance(each, list) else each.split(" ")): n for n, each in _ranked(backend)}
-    writer.add_token_scores([-float(ranks.get(token, 0 if types[n] != TokenType.NORMAL else UNMERGED)) for n, token in enumerate(tokens)])
+    others = [UNMERGED if kind == TokenType.NORMAL else 0 for kind in types]
+    scores = [ranks.get(token, other) for token, other in zip(tokens, others, strict=True)]
+    writer.add_token_scores([-float(each) for each in scores])
     writer.add_add_space_prefix(_adds_space(backend))
 
 

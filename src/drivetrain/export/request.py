@@ -71,6 +71,10 @@ def _of_format(request: Request, run: RunConfig) -> Iterator[Problem]:
             name for name, each in FORMATS.items() if kind not in each.refuses and not each.needs_adapter
         )
         yield Problem("--to", f"{request.format} takes no {kind}: {chosen.refuses[kind]}", f"give {others}")
+    model_type = run.workload.known_config.get("model_type")
+    if chosen.model_types and kind not in chosen.refuses and model_type not in (None, *chosen.model_types):
+        known = ", ".join(chosen.model_types)
+        yield Problem("--to", f"the model is a {model_type}, and {request.format} takes {known}", "give transformers")
     yield from _of_numbers(request)
     yield from _of_adapters(request, run)
     if request.shard_size is not None and not chosen.takes_shards:
