@@ -47,7 +47,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-SLOW = {"mistral", "qwen3"}  # their parts are in the others' too
+SLOW = {"llama", "mistral", "qwen3"}  # their parts are in the others' too
 
 
 def tokenizer(kind: str) -> transformers.PreTrainedTokenizerFast:

@@ -92,6 +92,23 @@ def test_what_is_no_checkpoint_is_reported(given: str, said: str, trained: RunCo
         evaluate(trained, detect("cpu"), given)
 
 
+def damage(file: Path) -> None:
+    """Changes one bit in the middle of a file."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_damaged_weights_are_passed_over_and_a_damaged_optimizer_is_of_no_account(trained: RunConfig) -> None:
+    last = trained.folder / "checkpoints" / "step-00000030"
+    damage(last / "optimizer.safetensors")
+    assert evaluate(trained, detect("cpu"), "last")["checkpoint"] == str(last)
+    damage(last / "model.safetensors")
+    assert evaluate(trained, detect("cpu"), "last")["checkpoint"].endswith("step-00000020")
+    with pytest.raises(UserError, match=r"model.safetensors does not have its checksum(.|\n)*step-00000020"):
+        evaluate(trained, detect("cpu"), str(last))
+
+
 def test_before_training_there_is_nothing_to_evaluate(trained: RunConfig) -> None:
     other = trained.model_copy(update={"output": Path("elsewhere")})
     with pytest.raises(UserError, match="holds no good checkpoint"):

@@ -12,7 +12,7 @@ from torch import nn
 from drivetrain.api.errors import as_a_caller_reads_them
 from drivetrain.api.settings import read_run
 from drivetrain.checkpoint.directory import newest_good, read_manifest, steps
-from drivetrain.checkpoint.run_state import verify
+from drivetrain.checkpoint.run_state import verify_weights
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import UserError, problem
 from drivetrain.inference.whole_model import loaded_model
@@ -74,13 +74,14 @@ def checkpoint_of(run: RunConfig, given: str) -> Path:
             raise problem("checkpoint", f"{given} is no checkpoint folder", "give best, last or a folder step-...")
         return Path(given)
     root = RunFolder(run.folder).checkpoints
-    newest, _ = newest_good(root, verify)
+    newest, _ = newest_good(root, verify_weights)
     if newest is None:
         raise problem("checkpoint", f"{root} holds no good checkpoint", "train first, or give the folder of one")
     wanted = (read_manifest(newest).facts.get("best") or {}).get("step")
     if given == "last" or wanted is None:
         return newest
-    found = next((path for path in steps(root) if read_manifest(path).step == wanted and not verify(path)), None)
+    of_step = (path for path in steps(root) if read_manifest(path).step == wanted)
+    found = next((path for path in of_step if not verify_weights(path)), None)
     if found is None:
         LOG.warning("the best evaluation (step %s) has no good checkpoint: taking %s", wanted, newest)
     return found or newest

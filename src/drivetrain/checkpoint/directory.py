@@ -19,12 +19,14 @@ whatever layout wrote them, so that every layout reads them.
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -82,15 +84,22 @@ class Manifest(BaseModel):
 Check = Callable[[Path], list[str]]
 
 
-def verify(path: Path) -> list[str]:
-    """Returns what is wrong with a checkpoint; empty if every file is there with its size and checksum."""
+def verify(path: Path, parts: Collection[str] | None = None) -> list[str]:
+    """Returns what is wrong with a checkpoint; empty if every file is there with its size and checksum.
+
+    parts: those that will be read; of the files of other parts the sizes alone are compared. None: all.
+    """
     try:
         manifest = read_manifest(path)
     except FileNotFoundError:
         return [f"it has no {MANIFEST}" if path.is_dir() else "there is no such folder"]
     except (OSError, ValueError) as error:
         return [f"its {MANIFEST} cannot be read: {error}"]
-    return [wrong for name, record in manifest.files.items() if (wrong := _wrong_with(path, name, record))]
+    unread = [] if parts is None else [part for part in manifest.parts if part not in parts]
+    sizes_only = {f"{part}{ending}" for part in unread for ending in ENDINGS}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # checksums are computed without Python's lock
+        found = [_wrong_with(path, name, record, name in sizes_only, pool) for name, record in manifest.files.items()]
+    return [wrong for wrong in found if wrong]
 
 
 def load(path: Path, check: Check = verify) -> dict[str, State]:
@@ -98,6 +107,12 @@ def load(path: Path, check: Check = verify) -> dict[str, State]:
 
     check: returns what is wrong with a checkpoint; for a run's, run_state.verify.
     """
+    refuse_damaged(path, check)
+    return read(path)
+
+
+def refuse_damaged(path: Path, check: Check) -> None:
+    """Raises UserError if a checkpoint does not verify, with the one to take instead."""
     wrong = check(path)
     if wrong:
         other, _ = newest_good(path.parent, check)
@@ -106,12 +121,12 @@ def load(path: Path, check: Check = verify) -> dict[str, State]:
             f"{path} is damaged or no checkpoint: {'; '.join(wrong)}",
             f"use {other}, the newest good one beside it" if other else "use another: none beside it is good",
         )
-    return read(path)
 
 
-def read(path: Path) -> dict[str, State]:
-    """Reads a checkpoint that was verified before."""
-    return {name: read_part(path, name) for name in read_manifest(path).parts}
+def read(path: Path, parts: Collection[str] | None = None) -> dict[str, State]:
+    """Reads a checkpoint that was verified before. parts: those of them that are read; None: all."""
+    wanted = [name for name in read_manifest(path).parts if parts is None or name in parts]
+    return {name: read_part(path, name) for name in wanted}
 
 
 def newest_good(root: Path, check: Check = verify) -> tuple[Path | None, list[str]]:
@@ -220,13 +235,15 @@ def _is_plain(name: str) -> bool:
     return bool(name) and not path.is_absolute() and ".." not in path.parts and not {"\\", "\0"} & set(name)
 
 
-def _wrong_with(folder: Path, name: str, record: FileRecord) -> str | None:
+def _wrong_with(folder: Path, name: str, record: FileRecord, size_only: bool, pool: Executor) -> str | None:
     try:
         file = plain_file(folder, name)
         size = file.stat().st_size
         if size != record.bytes:
             return f"{name} has {size} bytes, not {record.bytes}"
-        sums = [block_sum(file, start) for start in range(0, max(size, 1), BLOCK)]
+        if size_only:
+            return None
+        sums = list(pool.map(functools.partial(block_sum, file), range(0, max(size, 1), BLOCK)))
         return None if sums == record.sha256 else f"{name} does not have its checksum"
     except FileNotFoundError:
         return f"{name} is missing"

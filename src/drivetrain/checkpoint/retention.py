@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drivetrain.checkpoint.best_evaluation import ranked
-from drivetrain.checkpoint.directory import hidden, read_manifest, steps, verify
+from drivetrain.checkpoint.directory import Check, hidden, read_manifest, steps, verify
 from drivetrain.errors import RunError
 
 
@@ -39,13 +39,13 @@ def prune(
             _delete(path)
 
 
-def best(root: Path, higher_is_better: bool, metric: str | None = None) -> Path | None:
+def best(root: Path, higher_is_better: bool, metric: str | None = None, check: Check = verify) -> Path | None:
     """Returns the best checkpoint that verifies, by the rule of best_evaluation.py; None if none was evaluated by the
     metric.
 
     One of a later step than the run resumed from was passed over because it does not verify.
     """
-    return next((path for path in _by_metric(steps(root), higher_is_better, metric) if not verify(path)), None)
+    return next((path for path in _by_metric(steps(root), higher_is_better, metric) if not check(path)), None)
 
 
 def _by_metric(paths: Sequence[Path], higher_is_better: bool, metric: str | None) -> list[Path]:

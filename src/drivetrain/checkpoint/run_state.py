@@ -25,9 +25,11 @@ from drivetrain.checkpoint.state import State, join
 from drivetrain.checkpoint.tensor_file import DTYPES
 
 PARTS = ("model", "optimizer", "training")
+OF_WEIGHTS = ("model", "auxiliary")  # what evaluating and predicting read
 SHOWN = 3
 Count = Annotated[int, Field(ge=0)]
 Bound = Annotated[int, Field(gt=0)] | None
+UNREADABLE = (ValueError, LookupError, TypeError, RuntimeError, RecursionError, SafetensorError)
 _DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
@@ -129,6 +131,21 @@ def verify(path: Path) -> list[str]:
     return directory.verify(path) or list(problems(path))
 
 
+def verify_weights(path: Path) -> list[str]:
+    """Returns what is wrong with the weights of a run's checkpoint; empty if a model can be filled with them. The
+    optimizer's state, twice their size, is not read."""
+    wrong = directory.verify(path, OF_WEIGHTS)
+    if wrong:
+        return wrong
+    try:
+        Model(weights=outline(path, "model"))
+    except ValidationError as error:
+        return [_said(error)]
+    except UNREADABLE as error:
+        return [_unreadable(error)]
+    return []
+
+
 def problems(path: Path) -> Iterator[str]:
     """Yields why restoring a checkpoint would fail whose files are as its manifest states."""
     manifest = read_manifest(path)
@@ -147,10 +164,14 @@ def problems(path: Path) -> Iterator[str]:
     except ValidationError as error:
         yield _said(error)
         return
-    except (ValueError, LookupError, TypeError, RuntimeError, RecursionError, SafetensorError) as error:
-        yield f"its parts cannot be read: {type(error).__name__}: {error}"
+    except UNREADABLE as error:
+        yield _unreadable(error)
         return
     yield from _disagreements(found, manifest.step)
+
+
+def _unreadable(error: Exception) -> str:
+    return f"its parts cannot be read: {type(error).__name__}: {error}"
 
 
 def outline(path: Path, name: str) -> State:

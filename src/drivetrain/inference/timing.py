@@ -13,7 +13,7 @@ from drivetrain.data.loader import MicroBatch, evaluation_batches
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.errors import problem
-from drivetrain.inference.weights import load_into
+from drivetrain.inference.weights import load_into, verified
 from drivetrain.measure.meters import Meters
 from drivetrain.measure.throughput import Stopwatch
 from drivetrain.numerics.torch_precision import arithmetic, is_emulated
@@ -39,7 +39,7 @@ def time_predictions(run: RunConfig, machine: Machine, checkpoint: str | None) -
         if workload.evaluation is None:
             raise problem("workload", "there are no evaluation data", "give evaluation data in the run file")
         if checkpoint is not None:
-            load_into(engine, Path(checkpoint))
+            load_into(engine, verified(Path(checkpoint)))
         folder = RunFolder(run.folder)
         ranks.on_first(lambda: folder.prepare(resume=False, overwrite=True))
         ranks.on_first(lambda: folder.describe(run, environment.describe(machine)))

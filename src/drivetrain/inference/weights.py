@@ -6,9 +6,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from drivetrain.checkpoint.directory import check_fits, load, newest_good, read_manifest, steps
+from drivetrain.checkpoint.directory import check_fits, newest_good, read, read_manifest, refuse_damaged, steps
 from drivetrain.checkpoint.retention import best
-from drivetrain.checkpoint.run_state import verify
+from drivetrain.checkpoint.run_state import OF_WEIGHTS, verify_weights
 from drivetrain.config.run import RunConfig
 from drivetrain.engines.base import Engine
 from drivetrain.errors import UserError, problem
@@ -28,14 +28,14 @@ def check_there(run: RunConfig, given: str) -> None:
 
 
 def find_checkpoint(run: RunConfig, workload: Workload, given: str) -> Path:
-    """Finds a checkpoint. given: "best", "last" or a path. best: by the rule of best_evaluation.py; if none was
-    evaluated, the newest."""
+    """Finds a checkpoint whose weights verify. given: "best", "last" or a path. best: by the rule of
+    best_evaluation.py; if none was evaluated, the newest. Raises UserError if there is none."""
     if given not in {"best", "last"}:
-        return _folder(given)
+        return verified(Path(given))
     root = RunFolder(run.folder).checkpoints
     metric = best_metric(run, workload)
-    found = best(root, metric.higher_is_better, metric.name) if given == "best" else None
-    found = found or newest_good(root, verify)[0]
+    found = best(root, metric.higher_is_better, metric.name, verify_weights) if given == "best" else None
+    found = found or newest_good(root, verify_weights)[0]
     if found is None:
         raise _none(run)
     if given == "best":
@@ -60,6 +60,13 @@ def _best_of_the_run(path: Path) -> dict[str, Any] | None:
     return found
 
 
+def verified(folder: Path) -> Path:
+    """Returns the checkpoint's folder. Raises UserError if it is none, or its weights do not verify."""
+    path = _folder(str(folder))
+    refuse_damaged(path, verify_weights)
+    return path
+
+
 def _folder(given: str) -> Path:
     path = Path(given)
     if not path.is_dir():
@@ -73,8 +80,9 @@ def _none(run: RunConfig) -> UserError:
 
 
 def load_into(engine: Engine, path: Path) -> None:
-    """Loads a checkpoint's weights into the engine's model. Raises UserError if they are of another model."""
-    parts = load(path, verify)
+    """Loads the weights of a checkpoint that was verified into the engine's model. Raises UserError if they are of
+    another model."""
+    parts = read(path, OF_WEIGHTS)
     saved = parts["model"]
     check_fits(engine.shapes(), saved, path)
     for message in engine.check_base(path):

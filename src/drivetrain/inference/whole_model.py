@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from drivetrain.checkpoint.directory import load as load_checkpoint
-from drivetrain.checkpoint.run_state import verify
+from drivetrain.checkpoint.run_state import verify_weights
 from drivetrain.config.run import RunConfig
 from drivetrain.engines.auxiliary import without_attached
 from drivetrain.engines.state import kept
@@ -43,7 +43,7 @@ def loaded_model(
         refuse_named_code(_without_training(run), run.folder, trust)
         if not trust:
             _refuse_code_beside(run, path)
-    weights = without_attached(load_checkpoint(path, verify)["model"])
+    weights = without_attached(load_checkpoint(path, verify_weights)["model"])
     return _filled(run, path, model, weights, adapter, quantised).eval()
 
 
