@@ -103,16 +103,19 @@ class LanguageReader:
         source, data = self._data.train[0].model_copy(update=elsewhere), self._data.model_copy(update={"stream": False})
         broken: list[Problem] = []
         opened = told_behind(broken, lambda: open_sets([source], data, self._chats, field, broken))
-        (sets,) = read_sets({field: opened}, broken, data, self.seed, lambda _: self.template)
-        ((samples, _),) = self._made_of(sets, 0.0, [], field)
+        read = read_sets({field: opened}, broken, data, self.seed)
+        read.check(self.template, data)
+        ((samples, _),) = self._made_of(read.of[field], 0.0, [], field)
         return JoinedSamples([samples])
 
     def _read_whole(
         self, opened: Sequence[OpenSet], others: Sequence[OpenSet], broken: Sequence[Problem]
     ) -> tuple[list[Tokenised], list[Tokenised]]:
         found = {TRAIN: opened, EVALUATION: others}
-        sets, held = read_sets(found, broken, self._data, self.seed, self._take_tokenizer)
-        self._take_tokenizer(sets)
+        rows = read_sets(found, broken, self._data, self.seed)
+        sets, held = rows.of[TRAIN], rows.of[EVALUATION]
+        told_behind(rows.problems, lambda: self._take_tokenizer(sets))
+        rows.check(self.template, self._data)
         for each in (*sets, *held):
             if each.warning:
                 self.warn(each.warning)
@@ -141,10 +144,9 @@ class LanguageReader:
         _check_any_left(accounts[len(sets) :], EVALUATION)
         return train, [first for first, _ in given]
 
-    def _take_tokenizer(self, sets: Sequence[DataSet]) -> ChatTemplate | None:
+    def _take_tokenizer(self, sets: Sequence[DataSet]) -> None:
         made = make_tokenizer(self._config, Contents(sets))
         self.tokenizer, self.template, self.added_tokens = made.tokenizer, made.template, made.added
-        return made.template
 
     def _warn_of_placeholders(self, conversations: Sequence[Conversation], name: str, among: str = "") -> None:
         if isinstance(conversations, StoredConversations) and not conversations.has_placeholders:

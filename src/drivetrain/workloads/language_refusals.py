@@ -4,6 +4,7 @@ that cannot be used, and conversations that the template does not take."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -16,8 +17,6 @@ from drivetrain.errors import Problem, UserError, together
 T = TypeVar("T")
 MOST_RENDERED = 10_000  # conversations of a data set that is refused anyway: its user should not wait long for that
 
-FindTemplate = Callable[[Sequence[DataSet]], ChatTemplate | None]
-
 
 def told_behind(earlier: Sequence[Problem], work: Callable[[], T]) -> T:
     """Returns the result of `work`. Raises UserError with its problems behind the earlier ones, which are no error by
@@ -28,49 +27,44 @@ def told_behind(earlier: Sequence[Problem], work: Callable[[], T]) -> T:
         raise UserError([*earlier, *error.problems]) from None
 
 
-def read_sets(
-    given: Mapping[str, Sequence[OpenSet]],
-    broken: Sequence[Problem],
-    data: LanguageData,
-    seed: int,
-    find_template: FindTemplate,
-) -> list[list[DataSet]]:
-    """Returns for each field of the run file its data sets, all rows read.
+@dataclass(frozen=True)
+class ReadSets:
+    """The data sets of each field of the run file, all rows read. problems: of rows that may not be left out."""
 
-    Raises UserError with the `broken` rows, with those that cannot be used and must not be left out, and, if there are
-    either, with the conversations that the template refuses. find_template: for the first field's data sets.
+    of: Mapping[str, list[DataSet]]
+    problems: Sequence[Problem]
+
+    def check(self, template: ChatTemplate | None, data: LanguageData) -> None:
+        """Raises UserError if there are problems, with the conversations that the template refuses too."""
+        if not self.problems:
+            return
+        refused = [
+            problem
+            for field, sets in self.of.items()
+            for problem in bad_row_problems([_refused(each, template, data) for each in sets if template], field)
+        ]
+        raise UserError([*self.problems, *refused])
+
+
+def read_sets(
+    given: Mapping[str, Sequence[OpenSet]], broken: Sequence[Problem], data: LanguageData, seed: int
+) -> ReadSets:
+    """Reads all rows. broken: problems of rows that could not be read.
+
+    Raises UserError at once where the template would add nothing: if bad rows are left out anyway, or no row is left.
     """
     calls = [partial(_read, field, opened, seed) for field, opened in given.items()]
     read = told_behind(broken, partial(together, calls))
     named = dict(zip(given, read, strict=True))
-    strict = data.bad_rows == "error"
     bad = [problem for field, sets in named.items() for problem in bad_row_problems(sets, field, data.bad_rows)]
-    if broken or bad:
-        raise UserError([*broken, *bad, *(_of_template(named, data, find_template) if strict else [])])
-    return read
+    problems = [*broken, *bad]
+    if problems and not (data.bad_rows == "error" and any(each.texts or each.conversations for each in read[0])):
+        raise UserError(problems)
+    return ReadSets(named, problems)
 
 
 def _read(field: str, opened: Sequence[OpenSet], seed: int) -> list[DataSet]:
     return together([partial(read_set, each, seed, field) for each in opened])
-
-
-def _of_template(
-    read: Mapping[str, Sequence[DataSet]], data: LanguageData, find_template: FindTemplate
-) -> list[Problem]:
-    first = next(iter(read.values()))
-    if not any(each.texts or each.conversations for each in first):
-        return []  # nothing that a tokenizer could be made of
-    try:
-        template = find_template(first)
-        if template is None:
-            return []
-        return [
-            problem
-            for field, sets in read.items()
-            for problem in bad_row_problems([_refused(each, template, data) for each in sets], field)
-        ]
-    except UserError as error:
-        return list(error.problems)
 
 
 def _refused(dataset: DataSet, template: ChatTemplate, data: LanguageData) -> DataSet:
