@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,10 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drivetrain.compare.figures import Figures
 from drivetrain.compare.files import as_csv
 from drivetrain.compare.page import as_html
-from drivetrain.compare.plots import MOST_POINTS, as_png, as_svg, plots, thinned
+from drivetrain.compare.plots import COLOURS, MOST_POINTS, PART_COLOURS, as_png, as_svg, plots, thinned
 from drivetrain.compare.result_rows import Comparison, Row
+from drivetrain.compare.subject import subject
 from tests.compare.made import comparison, report, result
 
 
@@ -61,10 +65,46 @@ def test_the_page_asks_no_server_for_anything_and_escapes_what_it_shows(tmp_path
     reader.feed(page)
     assert reader.addresses == []
     assert not re.search(r"@import|url\((?!#)", page)
-    assert reader.rows == 1 + 3
+    assert reader.rows == 2 * (1 + 3), "a table of what decides, and one of the rest"
     assert "it broke &lt;b&gt;badly&lt;/b&gt;" in page
     assert page.count("<svg") == 5
     assert "#010203" not in page, "plots follow the page's text colour"
+
+
+def test_the_page_names_data_model_date_and_machine(tmp_path: Path) -> None:
+    data = {"train_samples": 1438, "evaluation_samples": 359}
+    made = report(data=data, engaged={"global_parameters": 20346})
+    found = comparison(tmp_path, fp32=[made], bf16=[made])
+    for row in found.rows:
+        model = {"config": {"model_type": "resnet"}}
+        config = {"workload": {"type": "image_classification", "model": model, "data": {"train": "my/digits.csv"}}}
+        (row.results[0].folder / "run.yaml").write_text(json.dumps(config))
+        events = row.results[0].folder / "events.jsonl"
+        lines = [json.loads(line) for line in events.read_text().splitlines()]
+        events.write_text("".join(json.dumps({"time": "2026-11-25T10:10:05", **line}) + "\n" for line in lines))
+    found = replace(found, machine={"device_name": "a CPU", "cpu_cores": 2, "memory_bytes": 2**34, "versions": {}})
+    assert subject(found) == {
+        "Data": "digits.csv (1,438 to train on, 359 to evaluate on)",
+        "Model": "resnet (20,346 parameters)",
+        "Date": "2026-11-25",
+        "Machine": "a CPU, 2 processor cores, 16 GiB",
+    }
+    page = as_html(found, plots(found))
+    assert "<h1>made: training by precision</h1>" in page
+    for text in subject(found).values():
+        assert f"<dd>{text}</dd>" in page
+    for column in Figures(found).columns:
+        assert f"<dt>{column.name}</dt><dd>{column.about.replace(chr(39), '&#39;')}</dd>" in page
+
+
+def test_plots_take_lighter_colours_in_dark_mode(tmp_path: Path) -> None:
+    found = comparison(tmp_path, fp32=[report()], bf16=[report(200)])
+    page = as_html(found, plots(found))
+    dark = page.split("prefers-color-scheme: dark", 1)[1].split("@media", 1)[0].split("}\n}", 1)[0]
+    for number, colour in enumerate((*COLOURS, *PART_COLOURS)):
+        assert f"--c{number}: #" in dark, f"{colour} has a lighter one"
+    assert f"var(--c0, {COLOURS[0]})" in page
+    assert page.count(COLOURS[0]) == page.count(f"var(--c0, {COLOURS[0]})")
 
 
 def test_sixteen_cells_of_two_thousand_points_stay_under_a_megabyte(tmp_path: Path) -> None:
@@ -77,7 +117,7 @@ def test_two_hundred_cells_stay_usable(points: int, tmp_path: Path) -> None:
     found = large(tmp_path, rows=200, points=points)
     page = as_html(found, plots(found))
     assert len(page.encode()) < 2 * 2**20
-    assert page.count("<tr>") == 201
+    assert page.count("<tr>") == 2 * 201
     assert "the first 16 of 200" in page
     assert len(as_csv(found).splitlines()) == 201
 

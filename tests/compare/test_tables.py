@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from drivetrain.compare.advice import advice
-from drivetrain.compare.columns import Figures
+from drivetrain.compare.figures import Figures
 from drivetrain.compare.files import as_csv, as_json, as_markdown
 from drivetrain.compare.plots import plots
 from drivetrain.compare.result_rows import Comparison, largest_difference
@@ -78,23 +78,44 @@ def test_losses_and_metrics_that_are_not_finite_are_neither_an_error_nor_the_bes
         "other": "nan",
         "last": "9.0000",
     }
-    perplexity = next(column for column in Figures(found).columns if column.name == "perplexity")
-    assert perplexity.best(found) == 9.0
+    figures = Figures(found)
+    perplexity = next(column for column in figures.columns if column.name == "perplexity")
+    assert not any(figures.is_best(row, perplexity) for row in found.rows if row.label in ("fp32", "other"))
     kept = json.loads(as_json(found), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert restored(kept)["rows"][0]["perplexity"] == math.inf
     assert plots(found)["loss"]
 
 
-def test_the_best_of_each_column_is_marked(three: Comparison) -> None:
-    figures = Figures(three)
-    best = {
-        column.name: [row.label for row in three.rows if figures.is_best(row, column)] for column in figures.columns
+def marked(found: Comparison) -> dict[str, list[str]]:
+    figures = Figures(found)
+    return {
+        column.name: [row.label for row in found.rows if figures.is_best(row, column)] for column in figures.columns
     }
+
+
+def test_the_best_of_each_column_is_marked(three: Comparison) -> None:
+    best = marked(three)
     assert best["samples/s"] == ["rough"]
-    assert best["accuracy"] == ["fp32", "bf16"]
-    assert best["loss"] == ["fp32", "bf16"] or len(best["loss"]) == 1
+    assert best["time"] == ["rough"]
+    assert best["accuracy"] == best["loss"] == ["fp32", "bf16"], "the two are not told apart, and rough is worse"
     assert best["peak tensor"] == ["bf16", "rough"]
-    assert best["utilisation"] == [], "all equal: nothing to mark"
+    assert best["utilisation"] == [], "more of it is not better"
+
+
+def test_nothing_is_marked_within_noise(tmp_path: Path) -> None:
+    found = comparison(tmp_path, fp32=[report(100, 0.90, 1000)], bf16=[report(109, 0.91, 1001)])
+    assert not any(marked(found).values())
+    seeds = {"fp32": [report(r) for r in (90, 100, 120)], "bf16": [report(r) for r in (80, 95, 100)]}
+    assert not any(marked(comparison(tmp_path / "seeds", **seeds)).values())
+
+
+def test_what_decides_comes_first(three: Comparison) -> None:
+    deciding = [column.name for column in Figures(three).deciding]
+    assert deciding == ["accuracy", "samples/s", "speed-up", "time", "peak tensor", "loss differs"]
+
+
+def test_each_column_is_explained(three: Comparison) -> None:
+    assert all(len(column.about) > 10 for column in Figures(three).columns)
 
 
 def test_predictions_have_no_columns_of_training(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from drivetrain.api.errors import as_a_caller_reads_them
 from drivetrain.api.settings import TAGS, plain
 from drivetrain.compare import verbs
 from drivetrain.compare.advice import advice, chosen
-from drivetrain.compare.columns import Column, Figures
+from drivetrain.compare.columns import Column
+from drivetrain.compare.figures import Figures
 from drivetrain.compare.matrix import Job
 from drivetrain.compare.result_rows import Comparison, Row
 from drivetrain.compare.runner import Again, Limits

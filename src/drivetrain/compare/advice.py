@@ -31,15 +31,20 @@ def advice(comparison: Comparison) -> str:
 
     A row is called better or quicker than another only beyond the noise of the runs (noise.py, quality.py).
     """
+    return " ".join(sentences(comparison))
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """Returns the advice: the recommendation, then a remark each on what the runs do not show."""
     if not any(row.status == "completed" for row in comparison.completed):
-        return "No row can be recommended: none completed on every seed."
+        return ["No row can be recommended: none completed on every seed."]
     rows = with_rates(comparison)
     if not rows:
-        return "No row can be recommended: none ran for enough steps to have a steady rate (samples/s)."
+        return ["No row can be recommended: none ran for enough steps to have a steady rate (samples/s)."]
     verdict = judged(comparison)
     if not verdict.considered:
-        return f"No row can be recommended: {STAND_IN}."
-    return " ".join([_sentence(comparison, verdict), *_notes(comparison, verdict, rows)])
+        return [f"No row can be recommended: {STAND_IN}."]
+    return [_sentence(comparison, verdict), *_notes(comparison, verdict, rows)]
 
 
 def chosen(comparison: Comparison) -> Row | None:

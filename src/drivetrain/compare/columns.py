@@ -3,24 +3,57 @@
 from __future__ import annotations
 
 import functools
-import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from drivetrain.compare.chance import is_at_chance
+from drivetrain.compare.noise import ONE_RUN_VARIES
 from drivetrain.compare.result_rows import Comparison, Row
 from drivetrain.tracking.quantities import rate_text, size_text
 from drivetrain.training.report import RunReport
 
 Value = Callable[[RunReport], float | None]
 Better = Literal["low", "high"]
-LOWER_IS_BETTER = ("loss", "error")  # endings of metrics' names
+LOWER_IS_BETTER = ("loss", "error", "perplexity")  # endings of metrics' names
+
+TIME = "wall time of the training loop, evaluation and saving included"
+RATE = "samples a second: the steady rate, without first steps, evaluation and saving"
+SPEED_UP = "samples a second over the first row's, seed by seed"
+UTILISATION = "mean share of the device in use"
+PEAK_UTILISATION = "highest share of the device in use"
+DIFFERENCE = (
+    "largest relative difference of the training loss from the first row's, at the same steps and seed; inf where one "
+    "is not finite; none between batches of other sizes"
+)
+SKIPPED = "steps without an update: fp16-mixed ones that overflowed, and those that numerics.skip left out"
+ENERGY = "energy that the devices took, where NVML reports it"
+CHANCE = "; chance: no better than always answering the largest class"
+METRICS = {
+    "accuracy": "share of evaluation samples that are right",
+    "loss": "mean loss over the evaluation samples",
+    "macro_f1": "mean of the classes' F1, each class counting the same",
+    "perplexity": "e to the loss, over target tokens",
+}
+MEMORY = {
+    "allocated": "peak bytes of tensors on the GPU",
+    "reserved": "peak bytes that PyTorch's allocator held of the GPU, free ones included",
+    "tensor": "peak bytes of tensors in CPU memory",
+    "resident": "peak bytes of the process in CPU memory, libraries included",
+}
+# what one run's memory is taken to vary by: tensors are counted, the process's pages depend on the system
+MEMORY_VARIES = {"resident": 0.02}
+TENSORS_VARY = 0.002
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column. name: for readers. key: for files, with the unit."""
+    """A column. name: for readers. key: for files, with the unit. about: its meaning.
+
+    each: the figure of one run, where rows can be compared by it. varies: the standard deviation that one run is taken
+    to have, relative to its figure; None if nothing is known of it.
+    """
 
     name: str
     key: str
@@ -28,54 +61,74 @@ class Column:
     spread: Callable[[Row], float | None]
     show: Callable[[float], str]
     better: Better | None
+    about: str
+    each: Value | None = None
+    varies: float | None = None
     mark: Callable[[Row], str] = lambda _: ""  # behind a row's value
 
     def text(self, row: Row) -> str:
-        value, spread = self.value(row), self.spread(row)
-        if value is None:
-            return ""
-        return self.show(value) + (f" ± {self.show(spread)}" if spread is not None else "") + self.mark(row)
+        """Returns value, spread and mark; empty if there is no value."""
+        spread = self.shown_spread(row)
+        return self.shown(row) + (f" ± {spread}" if spread else "") + self.mark(row)
 
-    def best(self, comparison: Comparison) -> float | None:
-        """Returns the best value; None if there is no better end, or only one value."""
-        values = [v for row in comparison.completed if (v := self.value(row)) is not None and math.isfinite(v)]
-        if self.better is None or len(set(values)) < 2:
-            return None
-        return min(values) if self.better == "low" else max(values)
+    def shown(self, row: Row) -> str:
+        value = self.value(row)
+        return "" if value is None else self.show(value)
 
-
-class Figures:
-    """The columns for which some row has a figure, and the best figures of each."""
-
-    def __init__(self, comparison: Comparison) -> None:
-        rows = comparison.completed
-        self.columns = [c for c in _columns(comparison) if any(c.value(row) is not None for row in rows)]
-        self._best = {column.key: column.best(comparison) for column in self.columns}
-
-    def is_best(self, row: Row, column: Column) -> bool:
-        best = self._best[column.key]
-        return best is not None and column.value(row) == best
+    def shown_spread(self, row: Row) -> str:
+        """Returns the standard deviation over the seeds; empty where there is none."""
+        spread = self.spread(row)
+        return "" if spread is None else self.show(spread)
 
 
-def _columns(comparison: Comparison) -> list[Column]:
+def columns_of(comparison: Comparison) -> list[Column]:
     """Returns the columns. Predictions have no length of their own: their data are repeated until enough batches are
     timed."""
     return [
-        _of("time", "seconds", lambda r: r.seconds if r.verb == "train" else None, _seconds, "low"),
-        _of("samples/s", "samples_per_second", lambda r: r.samples_per_second, _number, "high"),
+        _time(),
+        _of("samples/s", "samples_per_second", lambda r: r.samples_per_second, _number, "high", RATE, ONE_RUN_VARIES),
         _speed_up(comparison),
         *_memory(comparison),
-        _of("utilisation", "utilisation_mean", lambda r: r.utilisation["mean"], _share, "high"),
-        _of("peak utilisation", "utilisation_peak", lambda r: r.utilisation["peak"], _share, None),
+        _of("utilisation", "utilisation_mean", lambda r: r.utilisation["mean"], _share, None, UTILISATION),
+        _of("peak utilisation", "utilisation_peak", lambda r: r.utilisation["peak"], _share, None, PEAK_UTILISATION),
         *_metrics(comparison),
         _loss_difference(comparison),
-        _of("skipped steps", "skipped_steps", lambda r: r.skipped_steps if r.verb == "train" else None, _number, None),
-        _of("energy", "energy_joules", lambda r: r.utilisation.get("energy_joules"), _joules, "low"),
+        _of("skipped steps", "skipped_steps", _skipped, _number, None, SKIPPED),
+        _of("energy", "energy_joules", _energy, _joules, "low", ENERGY, ONE_RUN_VARIES),
     ]
 
 
-def _of(name: str, key: str, value: Value, show: Callable[[float], str], better: Better | None) -> Column:
-    return Column(name, key, lambda row: row.mean(value), lambda row: row.spread(value), show, better)
+def _of(
+    name: str,
+    key: str,
+    value: Value,
+    show: Callable[[float], str],
+    better: Better | None,
+    about: str,
+    varies: float | None = None,
+) -> Column:
+    def mean(row: Row) -> float | None:
+        return row.mean(value)
+
+    def spread(row: Row) -> float | None:
+        return row.spread(value)
+
+    return Column(name, key, mean, spread, show, better, about, value, varies)
+
+
+def _time() -> Column:
+    def seconds(report: RunReport) -> float | None:
+        return report.seconds if report.verb == "train" else None
+
+    return _of("time", "seconds", seconds, _seconds, "low", TIME, ONE_RUN_VARIES)
+
+
+def _skipped(report: RunReport) -> float | None:
+    return report.skipped_steps if report.verb == "train" else None
+
+
+def _energy(report: RunReport) -> float | None:
+    return report.utilisation.get("energy_joules")
 
 
 def _speed_up(comparison: Comparison) -> Column:
@@ -99,14 +152,18 @@ def _speed_up(comparison: Comparison) -> Column:
         found = ratios(row)
         return statistics.stdev(found) if len(found) > 1 else None
 
-    return Column("speed-up", "speed_up", mean, spread, lambda v: f"{v:.2f}", None)
+    return Column("speed-up", "speed_up", mean, spread, lambda v: f"{v:.2f}", None, SPEED_UP)
 
 
 def _memory(comparison: Comparison) -> list[Column]:
     kinds = dict.fromkeys(kind for row in comparison.completed for report in row.reports for kind in report.peak_memory)
 
     def of(kind: str) -> Column:
-        return _of(f"peak {kind}", f"peak_{kind}_bytes", lambda r: r.peak_memory.get(kind), size_text, "low")
+        def peak(report: RunReport) -> float | None:
+            return report.peak_memory.get(kind)
+
+        about, varies = f"{MEMORY.get(kind, 'peak memory')}, of the rank that needed most", MEMORY_VARIES.get(kind)
+        return _of(f"peak {kind}", f"peak_{kind}_bytes", peak, size_text, "low", about, varies or TENSORS_VARY)
 
     return [of(kind) for kind in kinds]
 
@@ -119,15 +176,16 @@ def _metrics(comparison: Comparison) -> list[Column]:
 
     def of(name: str) -> Column:
         better: Better = "low" if name.endswith(LOWER_IS_BETTER) else "high"
-        column = _of(name, name, lambda r: r.metrics.get(name), lambda v: f"{v:.4f}", better)
-        return replace(column, mark=_chance) if name == "accuracy" else column
+        decides = ", which decides" if name == first else ""
+        about = f"{METRICS.get(name, 'a metric of the workload')}, at the last evaluation{decides}"
+        column = _of(name, name, lambda r: r.metrics.get(name), lambda v: f"{v:.4f}", better, about)
+        return replace(column, mark=_chance, about=about + CHANCE) if name == "accuracy" else column
 
     return [of(name) for name in ordered]
 
 
 def _chance(row: Row) -> str:
-    """Marks an accuracy that always answering the largest class has on some seed."""
-    return " (chance)" if any(report.is_chance for report in row.reports) else ""
+    return " (chance)" if is_at_chance(row) else ""
 
 
 def deciding_metric(comparison: Comparison) -> str | None:
@@ -137,7 +195,9 @@ def deciding_metric(comparison: Comparison) -> str | None:
 
 def _loss_difference(comparison: Comparison) -> Column:
     difference = functools.cache(comparison.loss_difference)  # reads whole curves
-    return Column("loss differs", "largest_loss_difference", difference, lambda _: None, lambda v: f"{v:.1e}", None)
+    return Column(
+        "loss differs", "largest_loss_difference", difference, lambda _: None, lambda v: f"{v:.1e}", None, DIFFERENCE
+    )
 
 
 def _seconds(value: float) -> str:

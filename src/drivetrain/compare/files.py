@@ -8,7 +8,7 @@ import io
 from typing import Any
 
 from drivetrain.compare.advice import advice
-from drivetrain.compare.columns import Figures
+from drivetrain.compare.figures import Figures
 from drivetrain.compare.result_rows import Comparison, Result
 from drivetrain.runtime.strict_json import dumps
 

@@ -15,11 +15,12 @@ import functools
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from drivetrain.compare.result_rows import Result, Row
+from drivetrain.compare.result_rows import Row
+from drivetrain.training.report import RunReport
 
 LEVEL = 0.05  # share of comparisons of equal rows in which some difference may be claimed
 # Standard deviation of one run's rate, relative to it, and the degrees of freedom of that. The ratios of seven pairs
@@ -80,12 +81,23 @@ def behind(others: Mapping[Item, Difference], level: float) -> list[Item]:
     return [name for name, each in others.items() if each.exceeds(level, means)]
 
 
-class Rates:
-    """The rates of rows, and the noise that they share."""
+def rate_of(report: RunReport) -> float | None:
+    return report.samples_per_second
 
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self.rows = rows
-        logarithms = {row: [math.log(rate) for result in counted(row) if (rate := _rate(result))] for row in rows}
+
+class Rates:
+    """The rates of rows, or another positive figure of theirs, and the noise that they share. varies: the standard
+    deviation that one run is taken to have, relative to its figure."""
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        figure: Callable[[RunReport], float | None] = rate_of,
+        varies: float = ONE_RUN_VARIES,
+    ) -> None:
+        self.rows, self._figure, self._varies = rows, figure, varies
+        found = {row: [figure(report) for report in counted(row)] for row in rows}
+        logarithms = {row: [math.log(each) for each in figures if each] for row, figures in found.items()}
         self._logarithms = {row: values for row, values in logarithms.items() if values}
         self._freedom = sum(len(values) - 1 for values in self._logarithms.values())
         squares = sum(_squares(values) for values in self._logarithms.values())
@@ -114,25 +126,23 @@ class Rates:
     def _variance_of(self, one: Row, other: Row) -> tuple[float, float]:
         """Returns the variance of the difference of two rows' means, and its degrees of freedom."""
         pair = [self._logarithms[one], self._logarithms[other]]
-        least = LEAST_SEEDS_VARY**2
+        least = min(LEAST_SEEDS_VARY, self._varies) ** 2
         if min(map(len, pair)) < 2:
-            alone = [max(ONE_RUN_VARIES**2, self._variance, _within(row)) for row in (one, other)]
+            alone = [max(self._varies**2, self._variance, self._within(row)) for row in (one, other)]
             return sum(each / len(v) for each, v in zip(alone, pair, strict=True)), ONE_RUN_FREEDOM
         shared = sum(max(self._variance, least) / len(values) for values in pair)
         own = sum(max(_squares(values) / (len(values) - 1), least) / len(values) for values in pair)
         return max(shared, own), self._freedom
 
+    def _within(self, row: Row) -> float:
+        return variance_within(row.results[0].rates) if self._figure is rate_of else 0.0
 
-def counted(row: Row) -> list[Result]:
+
+def counted(row: Row) -> list[RunReport]:
     """Returns the runs whose rates count: those that other programs did not disturb, or of several runs all of them
     where fewer than two are left, since then their spread shows the disturbance."""
-    runs = [result for result in row.results if result.report is not None]
-    undisturbed = [result for result in runs if not result.outcome.is_disturbed]
-    return undisturbed if len(runs) < 2 or len(undisturbed) > 1 else runs
-
-
-def _rate(result: Result) -> float | None:
-    return None if result.report is None else result.report.samples_per_second
+    undisturbed = [r.report for r in row.results if r.report is not None and not r.outcome.is_disturbed]
+    return undisturbed if len(row.reports) < 2 or len(undisturbed) > 1 else row.reports
 
 
 def _squares(values: Sequence[float]) -> float:
@@ -141,17 +151,17 @@ def _squares(values: Sequence[float]) -> float:
     return sum((value - mean) ** 2 for value in values)
 
 
-def _within(row: Row) -> float:
+def variance_within(rates: Sequence[float]) -> float:
     """Returns the variance of the mean of a run's logarithm of the rate, as far as the run itself shows it; 0 if its
-    curve has too few points.
+    curve has too few points. rates: between the points.
 
     Rates of neighbouring points depend on each other, so means of stretches are compared (batch means: Law and Kelton
     2000, section 9.5). The first point is left out: its steps are not steady.
     """
-    rates = [rate for rate in next(iter(row.results)).rates[1:] if rate > 0]
-    number = min(MOST_STRETCHES, len(rates) // 2)
+    steady = [rate for rate in rates[1:] if rate > 0]
+    number = min(MOST_STRETCHES, len(steady) // 2)
     if number < FEWEST_STRETCHES:
         return 0.0
-    cuts = [len(rates) * i // number for i in range(number + 1)]
-    means = [math.log(statistics.fmean(rates[a:b])) for a, b in itertools.pairwise(cuts)]
+    cuts = [len(steady) * i // number for i in range(number + 1)]
+    means = [math.log(statistics.fmean(steady[a:b])) for a, b in itertools.pairwise(cuts)]
     return _squares(means) / (number - 1) / number

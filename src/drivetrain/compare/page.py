@@ -11,10 +11,12 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from drivetrain.compare.advice import advice
-from drivetrain.compare.columns import Figures
-from drivetrain.compare.plots import INK, as_svg
+from drivetrain.compare.advice import sentences
+from drivetrain.compare.columns import Column
+from drivetrain.compare.figures import Figures
+from drivetrain.compare.plots import COLOURS, INK, PART_COLOURS, as_svg
 from drivetrain.compare.result_rows import Comparison, Result, Row
+from drivetrain.compare.subject import subject, title
 
 TITLES = {
     "loss": "Training loss, a curve a row",
@@ -30,37 +32,58 @@ def as_html(comparison: Comparison, drawn: dict[str, Figure]) -> str:
     """Returns the page. drawn: the plots, from which the page takes the SVG."""
     template = files("drivetrain.compare").joinpath("page.html").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    figures, (recommendation, *remarks) = Figures(comparison), sentences(comparison)
+    deciding = figures.deciding
+    others = [column for column in figures.columns if column not in deciding]
     return environment.from_string(template).render(
-        title=f"{comparison.name}: {comparison.verb}",
-        advice=advice(comparison),
+        title=title(comparison),
+        subject=subject(comparison),
+        recommendation=recommendation,
+        remarks=remarks,
         head=comparison.head,
-        columns=[column.name for column in Figures(comparison).columns],
-        rows=_rows(comparison),
+        tables=[
+            _table(comparison, figures, columns) for columns in (deciding, others) if columns or not figures.columns
+        ],
+        legend=_legend(comparison),
         plots=[(name, TITLES[name], _inline(figure, TITLES[name])) for name, figure in drawn.items()],
         configs=_configs(comparison),
         machine=_machine(comparison),
     )
 
 
-def _rows(comparison: Comparison) -> list[dict[str, Any]]:
-    figures = Figures(comparison)
-    return [
+def _table(comparison: Comparison, figures: Figures, columns: list[Column]) -> dict[str, Any]:
+    rows = [
         {
             "names": row.names,
             "status": row.status,
             "reason": row.reason,
             "figures": [
-                {"text": c.text(row), "value": c.value(row), "best": figures.is_best(row, c)} for c in figures.columns
+                {"text": c.shown(row), "spread": c.shown_spread(row), "mark": c.mark(row)}
+                | {"value": c.value(row), "best": figures.is_best(row, c)}
+                for c in columns
             ],
         }
         for row in comparison.rows
     ]
+    is_first = columns == figures.deciding
+    statuses = is_first and any(row.status != "completed" for row in comparison.rows)
+    return {"columns": columns, "rows": rows, "statuses": statuses}
+
+
+def _legend(comparison: Comparison) -> str:
+    """Returns what marks and spreads in the table mean."""
+    marked = "Green: not behind the best beyond noise, while another row is."
+    seeds = max((len(row.reports) for row in comparison.completed), default=0)
+    spread = f"Mean ± standard deviation over {seeds} seeds." if seeds > 1 else "Each row is one run."
+    return f"{spread} {marked} A click on a heading sorts."
 
 
 def _inline(figure: Figure, title: str) -> Markup:
     """Returns the SVG element alone, in the page's text colour, named for screen readers, its size left to the page."""
     svg = as_svg(figure)
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
+    for number, colour in enumerate((*COLOURS, *PART_COLOURS)):
+        svg = svg.replace(colour, f"var(--c{number}, {colour})")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
     svg = re.sub(r'^(<svg [^>]*?)width="[^"]*" height="[^"]*"|^<svg height="[^"]*" width="[^"]*"', r"\1", svg, count=1)
     return Markup(re.sub("^<svg", f'<svg role="img" aria-label="{title}"', svg, count=1))

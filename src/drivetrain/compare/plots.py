@@ -5,6 +5,7 @@ Text and axes are drawn in INK, which the page replaces by the colour of its tex
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 from collections.abc import Callable, Sequence
@@ -14,11 +15,15 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from drivetrain.compare.noise import rate_of
 from drivetrain.compare.result_rows import Comparison, Row
+from drivetrain.training.report import RunReport
 
 INK = "#010203"
 # Okabe and Ito 2008, "Color Universal Design": distinguishable for colour-blind readers, seen on white and on black
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a", "#b8a800")
+# of the parts of a step, apart from the rows' colours: tints of one hue beside the rest in grey
+PART_COLOURS = ("#b9c2cf", "#6a7f9e", "#3d5578", "#8f7fb8", "#5b4a8a", "#c2a878", "#8a6f3c")
 STYLES = ("-", "--", ":", "-.")
 MOST_CURVES = 16
 MOST_BARS = 48
@@ -51,9 +56,9 @@ def plots(comparison: Comparison) -> dict[str, Figure]:
     drawn: dict[str, Figure | None] = {}
     with matplotlib.rc_context(STYLE):
         drawn["loss"] = _curves(comparison, "training loss", "epoch", "loss", _loss_points)
-        drawn["time"] = _bars(comparison, "samples a second", lambda row: row.mean(lambda r: r.samples_per_second))
-        drawn["memory"] = _memory(comparison)
         drawn["utilisation"] = _curves(comparison, "utilisation", "seconds", "share of the device", _utilisation, 1.02)
+        drawn["time"] = _rates(comparison)
+        drawn["memory"] = _memory(comparison)
         drawn["breakdown"] = _breakdown(comparison)
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
@@ -120,31 +125,50 @@ def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> l
     return kept
 
 
-def _bars(comparison: Comparison, title: str, value: Callable[[Row], float | None]) -> Figure | None:
-    rows = [(row.label, found) for row in comparison.completed if (found := value(row)) is not None]
-    return _stacked(title, [label for label, _ in rows], {"": [found for _, found in rows]}) if rows else None
+def _rates(comparison: Comparison) -> Figure | None:
+    """Draws the mean rates, a line over each bar from the slowest run of its row to the quickest."""
+    rows = [row for row in comparison.completed if row.mean(rate_of) is not None]
+    if not rows:
+        return None
+    figure, axes = _figure(height=_height(len(rows[:MOST_BARS])))
+    _row_bars(axes, rows[:MOST_BARS], rate_of, "samples a second" + _left_out(len(rows), MOST_BARS))
+    return figure
+
+
+def _row_bars(axes: Axes, rows: Sequence[Row], value: Callable[[RunReport], float | None], title: str) -> None:
+    """Draws one bar a row, in the colour of its curve."""
+    means = [row.mean(value) or 0.0 for row in rows]
+    axes.barh(range(len(rows)), means, color=[COLOURS[i % len(COLOURS)] for i in range(len(rows))])
+    highest = []
+    for place, (row, mean) in enumerate(zip(rows, means, strict=True)):
+        runs = [found for report in row.reports if (found := value(report)) is not None]
+        highest.append(max([*runs, mean]))
+        if len(runs) > 1:
+            axes.plot([min(runs), max(runs)], [place, place], color=INK, linewidth=1.4, marker="|", markersize=7)
+    _write_values(axes, range(len(rows)), means, highest)
+    axes.set_yticks(range(len(rows)), [row.label for row in rows])
+    axes.set_title(title, loc="left")
+    _finish_bars(axes)
 
 
 def _memory(comparison: Comparison) -> Figure | None:
+    """Draws a panel for each kind of memory, whose sizes may be far apart."""
     kinds = list(dict.fromkeys(k for row in comparison.completed for report in row.reports for k in report.peak_memory))
     if not kinds:
         return None
     rows = comparison.completed[:MOST_BARS]
-    figure, axes = _figure(height=_height(len(rows) * len(kinds)))
-    thickness = 0.8 / len(kinds)
+    figure = Figure(figsize=(7.2, _height(len(rows))))
+    panels: Any = figure.subplots(1, len(kinds), sharey=True, squeeze=False)
+    left_out = _left_out(len(comparison.completed), MOST_BARS)
     for number, kind in enumerate(kinds):
-        values = [_peak(row, kind) / 2**20 for row in rows]
-        places = [i + number * thickness for i in range(len(rows))]
-        axes.barh(places, values, thickness, color=COLOURS[number], label=kind)
-        _write_values(axes, places, values)
-    axes.set_yticks([i + 0.4 - thickness / 2 for i in range(len(rows))], [row.label for row in rows])
-    axes.set_title("peak memory, MiB" + _left_out(len(comparison.completed), MOST_BARS), loc="left")
-    _finish_bars(axes)
+        _row_bars(panels[0][number], rows, functools.partial(_mebibytes, kind), f"peak {kind}, MiB" + left_out)
+        left_out = ""
     return figure
 
 
-def _peak(row: Row, kind: str) -> float:
-    return row.mean(lambda report: report.peak_memory.get(kind)) or 0.0
+def _mebibytes(kind: str, report: RunReport) -> float | None:
+    size = report.peak_memory.get(kind)
+    return None if size is None else size / 2**20
 
 
 def _breakdown(comparison: Comparison) -> Figure | None:
@@ -166,26 +190,28 @@ def _stacked(title: str, labels: Sequence[str], parts: dict[str, list[float]]) -
     figure, axes = _figure(height=_height(len(shown)))
     left = [0.0] * len(shown)
     for number, (name, values) in enumerate(parts.items()):
-        axes.barh(range(len(shown)), values[:MOST_BARS], left=left, color=COLOURS[number % len(COLOURS)], label=name)
+        colour = PART_COLOURS[number % len(PART_COLOURS)]
+        axes.barh(range(len(shown)), values[:MOST_BARS], left=left, color=colour, label=name)
         left = [a + b for a, b in zip(left, values, strict=False)]
-    _write_values(axes, range(len(shown)), left)
+    _write_values(axes, range(len(shown)), left, left)
     axes.set_yticks(range(len(shown)), list(shown))
     axes.set_title(title + _left_out(len(labels), MOST_BARS), loc="left")
-    _finish_bars(axes, legend=len(parts) > 1)
+    _finish_bars(axes)
+    figure.legend(fontsize=8, loc="outside lower center", ncols=len(PARTS))
     return figure
 
 
-def _write_values(axes: Axes, places: Sequence[float], values: Sequence[float]) -> None:
-    for place, value in zip(places, values, strict=True):
-        axes.annotate(f" {value:,.4g}", (value, place), va="center", fontsize=8)
+def _write_values(axes: Axes, places: Sequence[float], values: Sequence[float], behind: Sequence[float]) -> None:
+    """Writes each value to the right of `behind`, the end of what is drawn."""
+    for place, value, end in zip(places, values, behind, strict=True):
+        axes.annotate(f" {value:,.4g}", (end, place), va="center", fontsize=8)
 
 
-def _finish_bars(axes: Axes, legend: bool = True) -> None:
-    axes.invert_yaxis()
+def _finish_bars(axes: Axes) -> None:
+    if not axes.yaxis_inverted():  # panels that share the axis are turned once
+        axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
-    axes.margins(x=0.12)
-    if legend:
-        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=7)
+    axes.margins(x=0.15)
 
 
 def _figure(height: float) -> tuple[Figure, Axes]:

@@ -54,6 +54,12 @@ class Result:
         except UserError:
             return None
 
+    @property
+    def day(self) -> str:
+        """Returns the day on which the run's last event was recorded, as 2026-11-25; empty if none was."""
+        times = [event["time"] for event in self.events if isinstance(event.get("time"), str)]
+        return times[-1][:10] if times else ""
+
     def seed(self, otherwise: int) -> int:
         """Returns the run's seed, or `otherwise` if the run left no run file."""
         found = (self.config or {}).get("seed")

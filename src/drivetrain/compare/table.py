@@ -11,11 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from drivetrain.compare.advice import advice
-from drivetrain.compare.columns import Column, Figures, deciding_metric
+from drivetrain.compare.columns import Column
+from drivetrain.compare.figures import Figures
 from drivetrain.compare.result_rows import Comparison, Row
-
-# what a narrow terminal keeps longest, after the metric that decides; memory columns come by their order
-KEPT = ("seconds", "samples_per_second", "peak_", "largest_loss_difference", "speed_up", "utilisation_mean")
 
 
 def comparison_table(comparison: Comparison, console: Console) -> Group:
@@ -25,7 +23,7 @@ def comparison_table(comparison: Comparison, console: Console) -> Group:
     """
     figures = Figures(comparison)
     columns = list(figures.columns)
-    by_weight = sorted(columns, key=lambda column: _weight(column, columns, deciding_metric(comparison)))
+    by_weight = figures.by_weight
     table = _table(comparison, figures, columns)
     unbounded = console.options.update(width=10_000)
     while columns and Measurement.get(console, unbounded, table).maximum > console.width:
@@ -38,14 +36,6 @@ def comparison_table(comparison: Comparison, console: Console) -> Group:
     if left_out:
         notes.append(f"[dim]too narrow for: {', '.join(left_out)}[/]")
     return Group(table, *map(Text.from_markup, notes), Text(advice(comparison), style="bold"))
-
-
-def _weight(column: Column, columns: Sequence[Column], deciding: str | None) -> tuple[int, int]:
-    place = next((number for number, key in enumerate(KEPT) if column.key.startswith(key)), len(KEPT))
-    is_first_peak = column.key.startswith("peak_") and column is next(c for c in columns if c.key.startswith("peak_"))
-    if column.key.startswith("peak_") and not is_first_peak:
-        place = len(KEPT)
-    return (-1 if column.key == deciding else place), columns.index(column)
 
 
 def _table(comparison: Comparison, figures: Figures, columns: Sequence[Column]) -> Table:
