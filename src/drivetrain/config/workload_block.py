@@ -101,6 +101,11 @@ class WorkloadBlock(Frozen):
         return None
 
     @property
+    def is_causal(self) -> bool:
+        """Whether each position of the model attends to earlier ones alone."""
+        return "CausalLM" in self.AUTO_CLASS
+
+    @property
     def has_classes(self) -> bool:
         """Whether the model has an output for each class, whose names are in its config."""
         return False

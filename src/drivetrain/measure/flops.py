@@ -28,7 +28,7 @@ class FlopCount(Observer):
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs the operator, or its decomposition, so that the products within it are counted."""
-        if _formula(func) is None and not _has_kernel(func):
+        if formula_of(func) is None and not _has_kernel(func):
             try:
                 with self:
                     found = func.decompose(*args, **kwargs)
@@ -40,7 +40,7 @@ class FlopCount(Observer):
         return func(*args, **kwargs)
 
     def _observe(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        formula = _formula(func)
+        formula = formula_of(func)
         if formula is not None:
             with self._one_at_a_time:
                 self.total += formula(*args, **kwargs, out_val=result)
@@ -108,7 +108,9 @@ _ATTENTION: dict[str, Callable[..., int]] = {
 
 
 @functools.cache
-def _formula(func: Any) -> Callable[..., int] | None:
+def formula_of(func: Any) -> Callable[..., int] | None:
+    """Returns the function of an operator's arguments and result (`out_val`) that counts its FLOPs; None for those that
+    compute little."""
     packet = getattr(func, "_overloadpacket", func)  # an operator that takes functions has no overloads
     return _ATTENTION.get(str(packet)) or flop_registry.get(packet)
 
@@ -118,5 +120,7 @@ def _has_kernel(func: Any) -> bool:
     """Returns whether the operator has a kernel of its own: its decomposition would round otherwise (silu_backward),
     and counting must not change results."""
     if not hasattr(func, "has_kernel_for_dispatch_key") or not hasattr(func, "decompose"):
+        return True
+    if func.namespace == "prim":  # a question about a tensor (its device), which fake tensors put through
         return True
     return bool(func.has_kernel_for_dispatch_key(DispatchKey.CPU) or func.has_kernel_for_dispatch_key(DispatchKey.CUDA))

@@ -44,13 +44,14 @@ class Traffic(Observer):
         for start, (kind, share) in KINDS.items():
             if operator.startswith(start):
                 tensors = [t for name in GIVEN for t in tree_iter(given.get(name)) if isinstance(t, Tensor)]
-                ranks = _group(given).size()
+                ranks = group_of(given).size()
                 with self._one_at_a_time:
                     sent = sum(t.numel() * t.element_size() for t in tensors) * share(ranks)
                     self.sent[kind] = self.sent.get(kind, 0) + round(sent)
 
 
-def _group(given: dict[str, Any]) -> dist.ProcessGroup:
+def group_of(given: dict[str, Any]) -> dist.ProcessGroup:
+    """Returns the group that an operator with these arguments exchanges among."""
     if "process_group" in given:
         return dist.ProcessGroup.unbox(given["process_group"])
     group: Any = given["group_name"]

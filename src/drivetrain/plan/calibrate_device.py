@@ -106,7 +106,7 @@ def _matmul(clock: _Clock, dtype: torch.dtype) -> Curve:
 
 
 def _attention(clock: _Clock, dtype: torch.dtype) -> Curve:
-    """Returns the times of causal attention forward and backward: two products over pairs of positions, then five."""
+    """Returns the times of attention forward and backward: two products over pairs of positions, then five."""
     heads, width = (16, 64) if clock.is_gpu else (4, 64)
 
     def cases() -> Iterator[tuple[float, Callable[[], object], int]]:
@@ -121,7 +121,7 @@ def _attention(clock: _Clock, dtype: torch.dtype) -> Curve:
 
 
 def _forward_backward(query: Tensor, key: Tensor, value: Tensor) -> None:
-    out = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    out = F.scaled_dot_product_attention(query, key, value)
     torch.autograd.grad(out, (query, key, value), torch.ones_like(out))
 
 

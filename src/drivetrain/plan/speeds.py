@@ -1,0 +1,155 @@
+"""The speed of a machine's devices: from its calibration where there is one, else from the catalogue.
+
+A call takes the longer of computing and moving bytes (the roofline model: Williams, Waterman and Patterson 2009), and
+no less than it takes to start.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from drivetrain.errors import problem
+from drivetrain.plan import collectives
+from drivetrain.plan.calibration import Calibration, Curve, DeviceSpeeds, kept, seconds_of
+from drivetrain.plan.catalogue import Device
+from drivetrain.plan.machines import Cluster
+from drivetrain.plan.step_costs import Messages, Operations
+
+# --- shares of a device's rates that kernels reach, where the catalogue has no measured one ---
+BEST_MATMUL = 0.80  # median of the measured ones in devices.yaml
+# products of a model against the best product of a device: fitted to MPT 7b on A100 in bench/results/published.md
+USUAL_MATMUL = 0.88
+# FlashAttention-2 forward and backward: 50 to 73 % of an A100 (Dao 2023, figures 4 to 6), 35 % of an H100 (Shah et al.
+# 2024, FlashAttention-3, section 1)
+ATTENTION, ATTENTION_HOPPER = 0.60, 0.35
+# an implicit matrix product reads an input once for each place of the filter, of which caches save most: fitted to
+# ResNet-50 on an A100 in bench/results/published.md
+CONVOLUTION_READS = 3.4
+MEMORY = 0.85  # element-wise kernels against the data sheet's bandwidth
+KERNEL_SECONDS = 4e-6  # of the smallest kernel on a GPU
+LAUNCH_SECONDS = 6e-6  # the program needs to start a kernel, PyTorch without compiling
+# bytes of element-wise operations that are left after compiling: fitted to the second row of bench/results/published.md
+FUSED = 0.5
+HOPPER = (9, 0)
+
+
+@dataclass(frozen=True)
+class CallTime:
+    """Seconds of some calls, by what they wait for."""
+
+    compute: float
+    memory: float
+    start: float  # of the program, between kernels; a GPU works meanwhile
+
+    def __add__(self, other: CallTime) -> CallTime:
+        return CallTime(self.compute + other.compute, self.memory + other.memory, self.start + other.start)
+
+
+class Speeds(ABC):
+    """What a plan asks a machine: the time of operations, and of messages."""
+
+    sends_beside_computing: bool  # the device computes while it sends
+    starts_ahead: bool  # the program starts kernels while the device works
+
+    @abstractmethod
+    def operation(self, operations: Operations) -> CallTime: ...
+
+    @abstractmethod
+    def messages(self, messages: Messages) -> float:
+        """Returns the seconds of all the calls, one after another."""
+
+    @abstractmethod
+    def peak_flops(self, dtype: str) -> float:
+        """Returns the FLOP/s against which a model's FLOP/s are put (MFU)."""
+
+
+def speeds_of(cluster: Cluster, ranks: int) -> Speeds:
+    """Returns the speeds of each of `ranks` ranks. Raises UserError for a machine whose speed is not known."""
+    if cluster.is_here and (found := kept(cluster.host)) is not None:
+        return MeasuredSpeeds(found, ranks)
+    if cluster.device is None:
+        why = f"the speed of {cluster.name} is not known"
+        raise problem("--machine", why, "run drivetrain calibrate here once, or name a machine of the catalogue")
+    return PublishedSpeeds(cluster, cluster.device)
+
+
+class PublishedSpeeds(Speeds):
+    """GPUs by their makers' figures, and the shares of them that were published."""
+
+    sends_beside_computing = True
+    starts_ahead = True
+
+    def __init__(self, cluster: Cluster, device: Device) -> None:
+        self._cluster, self._device = cluster, device
+
+    def operation(self, operations: Operations) -> CallTime:
+        reads = CONVOLUTION_READS if operations.kind == "convolution" else 1.0
+        moved = reads * operations.bytes / (MEMORY * 1e9 * self._device.memory_gb_per_second)
+        computed = operations.flops / self._rate(operations) if operations.flops else 0.0
+        least = operations.calls * KERNEL_SECONDS
+        start = operations.calls * LAUNCH_SECONDS
+        if computed > moved:
+            return CallTime(max(computed, least), 0.0, start)
+        return CallTime(0.0, max(moved, least), start)
+
+    def messages(self, messages: Messages) -> float:
+        return collectives.seconds(messages, self._cluster)
+
+    def peak_flops(self, dtype: str) -> float:
+        return self._device.peak_flops(dtype)
+
+    def _rate(self, operations: Operations) -> float:
+        return self._share(operations.kind, operations.dtype) * self._device.peak_flops(operations.dtype)
+
+    def _share(self, kind: str, dtype: str) -> float:
+        if kind == "attention":
+            return ATTENTION_HOPPER if (self._device.compute_capability or HOPPER) >= HOPPER else ATTENTION
+        measured = {str(name): share for name, share in self._device.matmul_efficiency.items()}
+        return USUAL_MATMUL * measured.get(dtype, measured.get("bfloat16", BEST_MATMUL))
+
+
+class MeasuredSpeeds(Speeds):
+    """This machine, as `drivetrain calibrate` measured it."""
+
+    def __init__(self, calibration: Calibration, ranks: int) -> None:
+        self._calibration, self._ranks = calibration, ranks
+        together = calibration.together
+        self._speeds: DeviceSpeeds = calibration.alone if ranks == 1 or together is None else together
+        is_gpu = calibration.device == "cuda"
+        self.sends_beside_computing = self.starts_ahead = is_gpu
+        # two at once were measured; more share the cores that two have
+        self._slower = 1.0 if is_gpu else max(1.0, ranks / max(2, calibration.cores))
+
+    def operation(self, operations: Operations) -> CallTime:
+        calls, found = operations.calls, self._speeds
+        curves = {"memory": found.memory, "optimizer": found.optimizer, "random": found.random}
+        start = calls * found.call_seconds * self._slower
+        moved = seconds_of(curves.get(operations.kind, found.memory), operations.bytes / calls)
+        if operations.kind in curves:
+            return CallTime(0.0, calls * moved * self._slower, start)
+        computed = seconds_of(self._products(operations), operations.flops / calls)
+        if computed > moved:
+            return CallTime(calls * computed * self._slower, 0.0, start)
+        return CallTime(0.0, calls * moved * self._slower, start)
+
+    def messages(self, messages: Messages) -> float:
+        curve = self._calibration.collectives.get(messages.collective)
+        if curve is None or messages.ranks <= 1 or not messages.calls:
+            return 0.0
+        sent = collectives.SENT[messages.collective]
+        more = sent(messages.ranks) / sent(2)
+        return messages.calls * seconds_of(curve, messages.bytes / messages.calls) * more * self._slower
+
+    def peak_flops(self, dtype: str) -> float:
+        curve = self._of_dtype(self._speeds.matmul, dtype)
+        return max(size / took for size, took in curve)
+
+    def _products(self, operations: Operations) -> Curve:
+        found = self._speeds
+        by_kind = {"matmul": found.matmul, "attention": found.attention, "convolution": found.convolution}
+        return self._of_dtype(by_kind[operations.kind], operations.dtype)
+
+    def _of_dtype(self, curves: dict[str, Curve], dtype: str) -> Curve:
+        """Returns the curve of a type, or float32's for one that the device emulates by it."""
+        return curves.get(dtype) or curves["float32"]

@@ -1,0 +1,64 @@
+"""The costs of one training step on one rank: what it computes, sends and holds.
+
+A trace fills these in (or formulas derive them from another candidate's trace); the time model turns them into seconds
+on a device, and the search compares them. Nothing here depends on a device's speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+OperationKind = Literal["matmul", "attention", "convolution", "memory", "random", "optimizer"]
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
+MemoryPart = Literal["parameters", "gradients", "optimizer", "activations", "buffers", "engine", "temporaries"]
+PARTS: tuple[MemoryPart, ...] = get_args(MemoryPart)
+
+
+@dataclass(frozen=True)
+class Operations:
+    """All calls of one kind, dtype and size class in a step: those of like FLOPs, or of like bytes. The last three
+    kinds move bytes and compute little. "memory": element-wise operations, norms, copies; "random": dropout masks;
+    "optimizer": PyTorch's kernels over many tensors at once, clipping included."""
+
+    kind: OperationKind
+    dtype: str  # of the arithmetic, as torch names it without "torch.": "bfloat16"
+    calls: int
+    flops: float  # of all calls; a multiplication with an addition counts as 2
+    bytes: float  # read and written by all calls, each tensor once a call
+
+
+@dataclass(frozen=True)
+class Messages:
+    """All collectives of one kind over one mesh axis in a step, as this rank takes part in them."""
+
+    collective: Collective
+    axis: str  # "dp", "shard", "tp", "pp", "cp"
+    ranks: int  # of the group
+    stride: int  # ranks from one member of the group to the next: 1 for neighbours; 8 may cross machines
+    calls: int
+    bytes: float  # of all calls: the whole tensor that is reduced or results, on one rank
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """The memory of one rank at its peak, in bytes."""
+
+    allocated: int  # tensors alive at once
+    reserved: int  # what PyTorch's caching allocator holds for them; equal to allocated on a CPU
+    parts: Mapping[MemoryPart, int]  # what is alive at the peak; its sum is `allocated`
+    timeline: tuple[tuple[str, int], ...] = ()  # (phase, bytes alive) through the second step, in order
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """One step of one rank: that of the fullest one."""
+
+    memory: StepMemory
+    operations: tuple[Operations, ...]
+    messages: tuple[Messages, ...]
+    trained_parameters: int  # of the whole model
+    tokens: int | None  # of this step over all ranks, padding included; None for pictures and other samples
+    origin: Literal["traced", "derived", "measured"]
+    seconds_taken: float  # to find this out

@@ -1,0 +1,121 @@
+"""Counts what a traced step computes and sends: operations by kind and dtype, collectives by mesh axis."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_iter
+
+from drivetrain.measure.flops import FlopCount, formula_of
+from drivetrain.measure.traffic import GIVEN, KINDS, group_of
+from drivetrain.plan.step_costs import Collective, Messages, OperationKind, Operations
+
+SIZE_CLASS = 2.0  # calls whose work differs by less than about this factor are counted together
+
+
+@dataclass
+class _Sum:
+    calls: int = 0
+    work: float = 0.0  # FLOPs of operations
+    bytes: float = 0.0
+
+    def add(self, work: float, moved: float) -> None:
+        self.calls, self.work, self.bytes = self.calls + 1, self.work + work, self.bytes + moved
+
+
+class OperationRecord(FlopCount):
+    def __init__(self) -> None:
+        super().__init__()
+        self._operations: dict[tuple[OperationKind, str, int], _Sum] = {}
+        self._messages: dict[tuple[str, str, int, int], _Sum] = {}
+
+    def operations(self) -> tuple[Operations, ...]:
+        return tuple(
+            Operations(kind, dtype, found.calls, found.work, found.bytes)
+            for (kind, dtype, _), found in sorted(self._operations.items())
+        )
+
+    def messages(self) -> tuple[Messages, ...]:
+        return tuple(
+            Messages(_COLLECTIVES[kind], axis, ranks, stride, found.calls, found.bytes)
+            for (kind, axis, ranks, stride), found in sorted(self._messages.items())
+        )
+
+    def _observe(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        if func.namespace in ("c10d", "_c10d_functional"):
+            self._send(func, args, kwargs)
+            return
+        if func.namespace in ("prim", "prims") or _is_view(func):
+            return
+        given = [t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)]
+        made = [t for t in tree_iter(result) if isinstance(t, Tensor)]
+        formula = formula_of(func)
+        work = 0.0 if formula is None else float(formula(*args, **kwargs, out_val=result))
+        moved = float(sum(t.numel() * t.element_size() for t in (*given, *made)))
+        if not moved:
+            return
+        kind = _kind(func, formula is not None)
+        floating = next((t.dtype for t in (*made, *given) if t.is_floating_point()), torch.int64)
+        size = round(math.log(max(work, moved, 1.0), SIZE_CLASS))
+        dtype = str(floating).removeprefix("torch.")
+        self._operations.setdefault((kind, dtype, size), _Sum()).add(work, moved)
+
+    def _send(self, func: Any, args: Any, kwargs: Any) -> None:
+        names = [argument.name for argument in func._schema.arguments]
+        named = {**dict(zip(names, args, strict=False)), **kwargs}
+        operator = func._opname.replace("_", "")
+        kind = next((kind for start, (kind, _) in KINDS.items() if operator.startswith(start)), None)
+        if kind is None:
+            return
+        group = group_of(named)
+        given = [t for name in GIVEN for t in tree_iter(named.get(name)) if isinstance(t, Tensor)]
+        whole = float(sum(t.numel() * t.element_size() for t in given))
+        if kind == "all_gather":
+            whole *= group.size()  # the result, of which each rank gives a part
+        if group.size() > 1:
+            members = dist.get_process_group_ranks(group)
+            key = (kind, _axis(group), len(members), members[1] - members[0])
+            self._messages.setdefault(key, _Sum()).add(0.0, whole)
+
+
+_COLLECTIVES: dict[str, Collective] = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "broadcast": "broadcast",
+    "send": "send",
+}
+
+
+def _axis(group: dist.ProcessGroup) -> str:
+    """Returns the name of the mesh axis that the group is, as DeviceMesh describes it; "dp" for the group of all."""
+    described = group.group_desc
+    return described.removeprefix("mesh_") if described.startswith("mesh_") else "dp"
+
+
+@functools.cache
+def _kind(func: Any, computes: bool) -> OperationKind:
+    name = str(func)
+    if not computes:
+        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
+            return "random"
+        return "optimizer" if name.startswith(("aten._foreach", "aten._fused")) else "memory"
+    if "attention" in name or "attn" in name:
+        return "attention"
+    return "convolution" if "convolution" in name else "matmul"
+
+
+@functools.cache
+def _is_view(func: Any) -> bool:
+    """Returns whether the operator only gives a tensor another shape: it returns an alias that it does not write to."""
+    if not hasattr(func, "_schema"):
+        return False
+    aliases = [returned.alias_info for returned in func._schema.returns]
+    return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
