@@ -47,7 +47,7 @@ class CallTime:
 
 
 class Speeds(ABC):
-    """What a plan asks a machine: the time of operations, and of messages."""
+    """The answers of a machine to a plan: the time of operations, and of messages."""
 
     sends_beside_computing: bool  # the device computes while it sends
     starts_ahead: bool  # the program starts kernels while the device works

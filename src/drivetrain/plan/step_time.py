@@ -24,7 +24,7 @@ RECOMPUTES = 4 / 3  # FLOPs of a step that computes each block twice forward
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What decides a step's time beside its costs."""
+    """The facts that decide a step's time beside its costs."""
 
     stages: int = 1
     micro_batches: int = 1
