@@ -89,8 +89,8 @@ def test_sequences_end_to_end_are_counted_one_by_one() -> None:
     starts = torch.tensor([0, *lengths]).cumsum(0).int()
     tensors = [torch.empty(16, count, width) for count in (heads, 2, 2)]
     assert varlen.varlen_attn is not None, "what registers its operators"
-    forward = flops._formula(torch.ops.torch_attn._varlen_attn.default)
-    backward = flops._formula(torch.ops.torch_attn._varlen_attn_backward.default)
+    forward = flops.formula_of(torch.ops.torch_attn._varlen_attn.default)
+    backward = flops.formula_of(torch.ops.torch_attn._varlen_attn_backward.default)
     assert forward is not None
     assert backward is not None
     once = heads * sum(length**2 for length in lengths) * width
