@@ -35,7 +35,7 @@ from drivetrain.data.tokenised import load_tokenizer
 path, cache, tokenizer = sys.argv[1:4]
 loaded = load_tokenizer(tokenizer, "tokenizer")
 data = LanguageData.model_validate({"train": path, "cache": cache, "length": 512})
-(opened,) = open_sets(data.train, data, True, "train")
+(opened,) = open_sets(data.train, data, "conversations", "train")
 read = read_set(opened, 0, "train")
 print(len(conversation_samples(read.conversations, ChatTemplate(loaded, "chatml", "f"), loaded, data).samples))
 """

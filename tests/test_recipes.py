@@ -6,6 +6,7 @@ import json
 import pickle
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ SMALLER = {
     "shakespeare-char.yaml": ["loop.steps=10", "schedule.warmup_steps=2"],
     "alpaca-sft.yaml": ["config.hidden_size=32", "config.num_hidden_layers=1", "vocabulary_size=300", "loop.epochs=1"],
     "alpaca-qlora.yaml": ["data.template=alpaca", "loop.epochs=1"],
+    "preferences-dpo.yaml": ["data.template=alpaca", "data.length=64", "adapter.rank=2"],
     "cifar10-small.yaml": ["limit_train=64", "limit_evaluation=20", "loop.epochs=1"],
     **{f"cifar10-resnet50-{name}.yaml": SMALL_RESNET for name in ("224", "dp")},
     **{f"cifar10-resnet50-{name}.yaml": [*SMALL_RESNET, *FEW_PROCESSES] for name in ("ddp", "fsdp")},
@@ -76,10 +78,15 @@ def reviews(folder: Path) -> None:
 
 
 def instructions(folder: Path) -> None:
-    """LLaMA-Factory's registry, and the three data sets of it that the recipe names."""
+    """LLaMA-Factory's registry, and the data sets of it that the recipes name."""
     folder.mkdir(parents=True)
     names = ("alpaca_en_demo", "alpaca_zh_demo", "identity")
-    (folder / "dataset_info.json").write_text(json.dumps({name: {"file_name": f"{name}.json"} for name in names}))
+    registry: dict[str, Any] = {name: {"file_name": f"{name}.json"} for name in (*names, "dpo_en_demo")}
+    registry["dpo_en_demo"] |= {"ranking": True, "formatting": "sharegpt"}
+    (folder / "dataset_info.json").write_text(json.dumps(registry))
+    asked = [[{"from": "human", "value": f"What is {i}?"}] for i in range(24)]
+    answered = {side: {"from": "gpt", "value": text} for side, text in (("chosen", "A number."), ("rejected", "No."))}
+    (folder / "dpo_en_demo.json").write_text(json.dumps([{"conversations": each, **answered} for each in asked]))
     answers = ("It is {}.", "是{}。", "I am {{{{name}}}} {}, made by {{{{author}}}}.")
     for name, answer in zip(names, answers, strict=True):
         rows = [{"instruction": f"What is {i}?", "input": "", "output": answer.format(i)} for i in range(24)]

@@ -149,8 +149,7 @@ def test_where_the_meaning_differs_it_is_reported(lines: str, key: str, fate: st
 @pytest.mark.parametrize(
     ("text", "key", "fate", "reason"),
     [
-        (SFT.replace("sft", "dpo"), "stage", "refused", "preference tuning"),
-        (SFT.replace("sft", "rm"), "stage", "refused", "preference tuning"),
+        (SFT.replace("sft", "ppo"), "stage", "refused", "reinforcement learning"),
         (SFT.replace("full", "oft"), "finetuning_type", "refused", "oft: there are full, freeze, lora"),
         (SFT.replace("full", "bitfit"), "finetuning_type", "refused", "there are full, freeze"),
         (SFT + "quantization_bit: 4\n", "quantization_bit", "refused", "nothing would be trained without lora"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -32,7 +32,7 @@ def show(report: Report, console: Console, as_json: bool = False) -> None:
     if isinstance(console.file, io.TextIOWrapper):
         console.file.reconfigure(errors="backslashreplace")  # data hold what not every terminal can show
     if "sets" in report:
-        for part in (_sets, _reasons, _mixture, _totals, _lengths, _padding, _sample):
+        for part in (_sets, _reasons, _mixture, _totals, _sides, _lengths, _padding, _sample):
             part(report, console)
     else:
         _classes(report, console)
@@ -154,10 +154,30 @@ def _totals(report: Report, console: Console) -> None:
     rows["vocabulary"] = _number(report["vocabulary"])
     if "template" in report:
         rows["template"] = report["template"]
+    if "labels" in report:
+        labels = report["labels"]
+        rows["labels"] = f"{labels['desirable']:,} desirable, {labels['undesirable']:,} undesirable"
     if "duplicates" in report:
         rows["duplicates"] = f"{report['duplicates']:,} of the training samples, each like an earlier one"
         if report["evaluation samples trained on"]:
             rows["also trained on"] = f"{report['evaluation samples trained on']:,} of the evaluation samples"
+    console.print()
+    console.print(_facts(rows))
+
+
+def _sides(report: Report, console: Console) -> None:
+    """Prints how the answers of pairs compare."""
+    found = report.get("pairs")
+    if found is None:
+        return
+    alike = sum(each["alike"] for each in report["sets"])
+    rows = {
+        "answers": f"chosen {found['chosen tokens']:,} tokens, rejected {found['rejected tokens']:,} (means)",
+        "chosen is longer": f"in {found['chosen longer']:.0%} of the pairs; as long in {found['equally long']:.0%}",
+        "alike": f"{alike:,} pairs are left out, whose sides do not differ within the length",
+    }
+    if found["evaluation prompts trained on"]:
+        rows["also trained on"] = f"the prompts of {found['evaluation prompts trained on']:,} evaluation samples"
     console.print()
     console.print(_facts(rows))
 
@@ -201,16 +221,41 @@ def _sample(report: Report, console: Console) -> None:
     sample = report.get("sample")
     if sample is None:
         return
+    if "chosen" in sample:
+        _pair(sample, console)
+        return
     told = f"{sample['from']}: {sample['target tokens']:,} of its {sample['tokens']:,} tokens are trained on"
     which = "all but the first" if all(piece["trained"] for piece in sample["pieces"]) else f"those in {OPEN} {CLOSE}"
     _say(console, f"\n[bold]first sample[/] {escape(told)}, {which}")
+    console.print(_marked(sample["pieces"]), soft_wrap=not console.is_terminal)
+
+
+def _pair(sample: Report, console: Console) -> None:
+    """Prints the prompt, and both answers side by side; without a terminal one below the other."""
+    _say(console, f"\n[bold]first pair[/] {escape(sample['from'])}, trained on are those in {OPEN} {CLOSE}")
+    console.print(_marked(sample["prompt"]), soft_wrap=not console.is_terminal)
+    titles = {
+        name: f"{name}: {sample[name]['target tokens']:,} of {sample[name]['tokens']:,} tokens are trained on"
+        for name in ("chosen", "rejected")
+    }
+    if console.is_terminal:
+        table = Table(*(Column(title, overflow="fold", ratio=1) for title in titles.values()), expand=True)
+        table.add_row(*(_marked(sample[name]["pieces"]) for name in titles))
+        console.print(table)
+        return
+    for name, title in titles.items():
+        _say(console, f"\n[bold]{title}[/]")
+        console.print(_marked(sample[name]["pieces"]), soft_wrap=True)
+
+
+def _marked(pieces: Sequence[Report]) -> Text:
     text = Text()
-    for piece in sample["pieces"]:
+    for piece in pieces:
         if piece["trained"]:
             text.append(OPEN, "bold green").append(_visible(piece["text"]), "green").append(CLOSE, "bold green")
         else:
             text.append(_visible(piece["text"]))
-    console.print(text, soft_wrap=not console.is_terminal)
+    return text
 
 
 def _number(value: Any) -> str:

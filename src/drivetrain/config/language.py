@@ -10,16 +10,18 @@ from pydantic import BeforeValidator, Field
 
 from drivetrain.config.base import Frozen, MaybeEmpty, PathOrId, doc
 from drivetrain.config.data_paths import looks_like_hub_id, missing
-from drivetrain.config.language_stages import STAGES, StageName
+from drivetrain.config.language_stages import STAGES, SampleKind, StageName
 from drivetrain.config.location import Location
 from drivetrain.config.machine import Machine
 from drivetrain.config.model_files import context_of, lacks_template
+from drivetrain.config.preference import Preference, preference_problems
 from drivetrain.config.workload_block import ModelBlock, WorkloadBlock
 from drivetrain.errors import Problem
 
 if TYPE_CHECKING:
     from drivetrain.config.run import RunConfig
 
+CAUSAL = "AutoModelForCausalLM"
 MOST_DROPPED = 0.05  # share of a data set's rows that "drop" leaves out; more is seldom meant
 BadRows = Literal["error", "drop"] | Annotated[float, Field(gt=0, le=1, strict=True)]
 
@@ -74,7 +76,7 @@ class DataSource(Frozen):
     """One data set of a mixture."""
 
     path: PathOrId = doc("A file, a folder of files, a name in the registry, or a hub id")
-    formatting: Literal["auto", "text", "alpaca", "sharegpt", "openai"] = doc(
+    formatting: Literal["auto", "text", "alpaca", "sharegpt", "openai", "trl"] = doc(
         "Format of a row; auto looks at the first rows", "auto"
     )
     columns: dict[str, str] = doc("Names of columns as LLaMA-Factory gives them: {prompt: ..., response: ...}", {})
@@ -164,11 +166,11 @@ class Generation(Frozen):
 
 class LanguageModel(WorkloadBlock):
     ACCOUNTS: ClassVar[str] = "drivetrain.workloads.language_report:accounts_without_samples"
-    AUTO_CLASS: ClassVar[str] = "AutoModelForCausalLM"
     type: Literal["language_model"] = doc("Task", "language_model")
     stage: StageName = doc("; ".join(f"{stage.name}: {stage.learns}" for stage in STAGES.values()), "pretrain")
     model: LanguageModelModel = doc("Model to train")
     data: LanguageData = doc("Texts or conversations")
+    preference: Preference = doc("dpo, orpo, simpo, cpo, kto, reward: the loss over preferences", Preference())
     generate: Generation | None = doc("Let the model answer prompts at each evaluation; {} asks four", None)
 
     @property
@@ -181,9 +183,22 @@ class LanguageModel(WorkloadBlock):
         return STAGES[self.stage].implementation
 
     @property
+    def auto_class(self) -> str:
+        return STAGES[self.stage].auto_class
+
+    @property
     def has_conversations(self) -> bool:
         """Whether samples are conversations, whose replies are trained."""
         return STAGES[self.stage].has_conversations
+
+    @property
+    def samples(self) -> SampleKind:
+        return STAGES[self.stage].samples
+
+    @property
+    def has_preferences(self) -> bool:
+        """Whether samples are answers that are compared or labelled."""
+        return STAGES[self.stage].has_preferences
 
     # --- the model ----------------------------------------------------------------------------------------------------
 
@@ -244,11 +259,11 @@ class LanguageModel(WorkloadBlock):
 
     @property
     def is_packed(self) -> bool:
-        return self.has_conversations and self.data.packing
+        return self.has_conversations and STAGES[self.stage].packs and self.data.packing
 
     @property
     def fixed_rows(self) -> bool | Literal["auto"]:
-        return self.data.fixed_rows
+        return False if self.has_preferences else self.data.fixed_rows
 
     @property
     def lengths_vary(self) -> bool:
@@ -276,6 +291,11 @@ class LanguageModel(WorkloadBlock):
         if self.data.stream and self.data.documents not in ("file", "line"):
             why = "of text files that are streamed each line is a text"
             yield Problem("workload.data.documents", why, "leave it out, or give stream: false")
+        if self.data.stream and self.has_preferences:
+            yield Problem("workload.data.stream", "preferences are read whole", "leave it out")
+        yield from preference_problems(self.preference, self.stage, run.adapter)
+        if self.generate is not None and self.auto_class != CAUSAL:
+            yield Problem("workload.generate", "a model that scores answers makes none", "leave it out")
 
     def adapter_problems(self) -> Iterator[Problem]:
         yield from super().adapter_problems()
@@ -296,11 +316,21 @@ class LanguageModel(WorkloadBlock):
 
     def resolved(self, run: RunConfig, machine: Machine) -> Self:
         del machine
-        return self._with_data(packing=False) if self.data.packing and run.engine.needs_rows(run.devices) else self
+        rows = self.data.packing and run.engine.needs_rows(run.devices)
+        settled = self._with_data(packing=False) if rows else self
+        if not self.has_preferences:
+            return settled
+        return settled.model_copy(update={"preference": self.preference.settled(self.stage, run.adapter)})
 
     def without_effect(self) -> Iterator[tuple[str, str]]:
-        if not self.is_packed or self.data.stream:
+        if not self.is_packed or self.data.stream or self.has_preferences:
             yield "workload.data.fixed_rows", "no rows of known lengths are packed"
+        if self.has_preferences:
+            yield "workload.data.train_on", "of preferences the answers are trained on"
+        if not STAGES[self.stage].packs:
+            yield "workload.data.packing", f"stage {self.stage} reads each row's last token"
+            yield "workload.model.fused_loss", f"stage {self.stage} has no logits of tokens"
+            yield "workload.model.attention", f"stage {self.stage} takes Transformers' own"
         yield from super().without_effect()
 
     def notices(self, run: RunConfig) -> Iterator[str]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+# texts; conversations; pairs of conversations that differ in their answer, one of which is preferred; conversations
+# whose answer is labelled as desirable or not
+SampleKind = Literal["texts", "conversations", "pairs", "labelled"]
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -15,21 +19,75 @@ class Stage:
 
     name: str
     learns: str  # one line for the documentation of `stage`
-    has_conversations: bool  # whether samples are conversations, whose replies are trained, rather than texts
+    samples: SampleKind
     implementation: str = "drivetrain.workloads.language_model:LanguageModelWorkload"
     llama_factory: str | None = None  # its name in LLaMA-Factory's files
+    auto_class: str = "AutoModelForCausalLM"  # the Transformers class that builds its model
+    packs: bool = True  # whether conversations may lie end to end in a row
+
+    @property
+    def has_conversations(self) -> bool:
+        """Whether samples are made of conversations, whose replies are trained."""
+        return self.samples != "texts"
+
+    @property
+    def has_preferences(self) -> bool:
+        """Whether samples are answers that are compared or labelled."""
+        return self.samples in ("pairs", "labelled")
 
 
-StageName = Literal["pretrain", "sft"]
+PREFERENCES = "drivetrain.workloads.preference:PreferenceWorkload"
+StageName = Literal["pretrain", "sft", "dpo", "orpo", "simpo", "cpo", "kto", "reward"]
 STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
-        Stage("pretrain", "the next token of texts", has_conversations=False, llama_factory="pt"),
+        Stage("pretrain", "the next token of texts", samples="texts", llama_factory="pt"),
         Stage(
             "sft",
             "the replies of conversations (supervised fine-tuning)",
-            has_conversations=True,
+            samples="conversations",
             llama_factory="sft",
+        ),
+        Stage(
+            "dpo",
+            "to prefer the chosen one of two answers (direct preference optimization)",
+            samples="pairs",
+            implementation=PREFERENCES,
+            llama_factory="dpo",
+        ),
+        Stage(
+            "orpo",
+            "the chosen answer, at better odds than the rejected one (no reference)",
+            samples="pairs",
+            implementation=PREFERENCES,
+        ),
+        Stage(
+            "simpo",
+            "to make the chosen answer likelier a token than the rejected one, by a margin (no reference)",
+            samples="pairs",
+            implementation=PREFERENCES,
+        ),
+        Stage(
+            "cpo",
+            "the chosen answer, and to make it likelier than the rejected one (no reference)",
+            samples="pairs",
+            implementation=PREFERENCES,
+        ),
+        Stage(
+            "kto",
+            "answers that are labelled as desirable, away from those that are not",
+            samples="labelled",
+            implementation="drivetrain.workloads.unpaired:UnpairedWorkload",
+            llama_factory="kto",
+        ),
+        Stage(
+            "reward",
+            "to score the chosen one of two answers above the other (a reward model)",
+            samples="pairs",
+            implementation="drivetrain.workloads.reward:RewardWorkload",
+            llama_factory="rm",
+            auto_class="AutoModelForSequenceClassification",
+            packs=False,  # a score is read at a row's last token
         ),
     )
 }

@@ -68,6 +68,10 @@ class WorkloadBlock(Frozen):
     def implementation(self) -> str:
         return self.IMPLEMENTATION
 
+    @property
+    def auto_class(self) -> str:
+        return self.AUTO_CLASS
+
     # --- the model ----------------------------------------------------------------------------------------------------
 
     @property

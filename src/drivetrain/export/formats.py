@@ -112,7 +112,7 @@ ELSEWHERE = {
 
 
 def kind_of(workload: WorkloadBlock) -> str:
-    return KINDS[workload.AUTO_CLASS]
+    return KINDS[workload.auto_class]
 
 
 def matrix() -> dict[str, dict[str, str]]:

@@ -37,7 +37,7 @@ class Source:
 
     @property
     def auto_class(self) -> str:
-        return self.run.workload.AUTO_CLASS
+        return self.run.workload.auto_class
 
     @property
     def step(self) -> int:

@@ -7,9 +7,16 @@ from __future__ import annotations
 
 from drivetrain.config.translation import Handler, fated, if_on, lost
 from drivetrain.errors import problem
-from drivetrain.importing import llama_adapter, llama_language, llama_model, llama_optimizer, training_arguments
+from drivetrain.importing import (
+    llama_adapter,
+    llama_language,
+    llama_model,
+    llama_optimizer,
+    llama_preferences,
+    training_arguments,
+)
 from drivetrain.importing.key_reader import KeyReader, in_turn
-from drivetrain.importing.llama_language import PREFERENCES
+from drivetrain.importing.llama_language import REINFORCEMENT
 from drivetrain.importing.llama_weights import is_lora
 from drivetrain.importing.training_keys import KEYS as TRAINING_KEYS
 from drivetrain.importing.translated_file import Default, Source, TranslatedFile
@@ -18,6 +25,7 @@ GENERATING = "generating text after training"
 EXPORT = "drivetrain export RUN --to transformers"
 GPTQ = f"it is GPTQ; {EXPORT} --quantise int8 rounds to 8 bits without data"
 FP8 = ("fp8_backend", "fp8_enable_fsdp_float8_all_gather")
+OF_WORKLOAD = (*llama_model.KEYS, *llama_model.TOGETHER, *llama_adapter.TOGETHER, *llama_preferences.KEYS)
 UNREADABLE = llama_language.Unwritten("stage", "refused", "a value that decides it cannot be read")
 
 
@@ -99,7 +107,7 @@ def _unwritten(found: llama_language.Unwritten) -> dict[str, Handler]:
     """Notes the workload's keys where none is written."""
     told = fated(found.fate, f"no workload is written: {found.why}")
     decides = fated(found.fate, found.why, found.alters)
-    handlers = dict.fromkeys((*llama_model.KEYS, *llama_model.TOGETHER, *llama_adapter.TOGETHER), told)
+    handlers = dict.fromkeys(OF_WORKLOAD, told)
     return {**handlers, found.key: decides}
 
 
@@ -123,7 +131,7 @@ def _of_others(engine: str) -> Handler:
 
 _OPTIMIZER = if_on(lost("name an optimizer by its import path in optimizer.name"))
 _OF_IT = fated("refused", "it is of an optimizer that is not here")
-_PREFERENCES = fated("refused", PREFERENCES)
+_REINFORCEMENT = fated("refused", REINFORCEMENT)
 _ELSEWHERE = fated("unneeded", "it is for LLaMA-Factory's own chat and export")
 _UNSLOTH = if_on(fated("refused", "Unsloth is not used here"))
 _TOLD = fated("unneeded", "the run's folder has the curve, and the report counts samples")
@@ -153,10 +161,8 @@ KEYS: dict[str, Handler] = {
     "data_shared_file_system": fated("unneeded", "every machine reads the data at the run file's path"),
     "disable_shuffling": if_on(fated("refused", "the order of data is random, a function of seed and step")),
     # method
-    **_all("pref_beta pref_ftx pref_bco_weight pref_loss dpo_label_smoothing kto_chosen_weight", _PREFERENCES),
-    **_all("kto_rejected_weight simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm ppo_target", _PREFERENCES),
-    **_all("ppo_whiten_rewards ref_model ref_model_adapters ref_model_quantization_bit ld_alpha", _PREFERENCES),
-    **_all("reward_model reward_model_adapters reward_model_quantization_bit reward_model_type", _PREFERENCES),
+    **_all("ppo_buffer_size ppo_epochs ppo_score_norm ppo_target ppo_whiten_rewards", _REINFORCEMENT),
+    **_all("reward_model reward_model_adapters reward_model_quantization_bit reward_model_type", _REINFORCEMENT),
     **_all("use_apollo use_badam use_adam_mini use_muon", _OPTIMIZER),
     **_all("apollo_target apollo_rank apollo_update_interval apollo_scale apollo_proj apollo_proj_type", _OF_IT),
     **_all("apollo_scale_type apollo_layerwise apollo_scale_front badam_mode badam_start_block", _OF_IT),
@@ -197,6 +203,7 @@ TOGETHER = (
     *("pure_bf16", "disable_gradient_checkpointing", "use_unsloth_gc", "early_stopping_steps"),
     *("fp8", *FP8),
     *llama_adapter.TOGETHER,
+    *llama_preferences.KEYS,
     *llama_optimizer.TOGETHER,
     *(key for key in (*llama_model.KEYS, *llama_model.TOGETHER) if key not in llama_model.OF_TRAINING),
 )

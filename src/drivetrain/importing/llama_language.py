@@ -12,15 +12,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from drivetrain.config import language_stages
+from drivetrain.config.preference import REWARD
 from drivetrain.config.translation import Fate
 from drivetrain.errors import problem
-from drivetrain.importing import llama_adapter, llama_weights
+from drivetrain.importing import llama_adapter, llama_preferences, llama_weights
 from drivetrain.importing.key_reader import KeyReader
 from drivetrain.importing.llama_model import published_config
 from drivetrain.importing.llama_weights import CUTOFF, cutoff, names_of
 
-PREFERENCES = "there is no preference tuning and no reinforcement learning yet"
-OF_PREFERENCES = ("pref_", "dpo_", "kto_", "ppo_", "simpo_", "ref_model", "reward_model")  # keys begin so
+REINFORCEMENT = "there is no reinforcement learning yet"
+OF_REINFORCEMENT = ("ppo_", "ref_model", "reward_model")  # keys begin so
 STAGES = {stage.llama_factory: stage for stage in language_stages.STAGES.values() if stage.llama_factory is not None}
 METHODS = ("full", "freeze", "lora")
 DATA = "workload.data"
@@ -40,10 +41,10 @@ def unwritten(given: KeyReader) -> Unwritten | None:
     """Returns why nothing here trains the same as this file does; None if a workload can be written."""
     stage, method = given.word("stage", "sft"), given.word("finetuning_type", "lora")
     if stage not in STAGES:
-        own = [key for key in given.raw if key.startswith(OF_PREFERENCES)]
+        own = [key for key in given.raw if key.startswith(OF_REINFORCEMENT)]
         dropped = f" (so that {', '.join(own)} would be dropped too)" if own else ""
         why = (
-            f"{stage}: {PREFERENCES}{dropped}; with --without stage no workload is written, and what is trained is "
+            f"{stage}: {REINFORCEMENT}{dropped}; with --without stage no workload is written, and what is trained is "
             "that of --onto RUN.YAML; for supervised fine-tuning give stage: sft, with replies as data"
         )
         return Unwritten("stage", "refused", why, alters=True)
@@ -76,13 +77,25 @@ def _without_data(given: KeyReader) -> Unwritten | None:
 
 def groups() -> list[Callable[[KeyReader], None]]:
     """Reads groups of keys of which one decides what another means."""
-    of_data = [_template, _sources, _evaluation, _length, _packing, _streaming, _train_on]
+    of_data = [
+        llama_preferences.preferences,
+        _template,
+        _sources,
+        _evaluation,
+        _length,
+        _packing,
+        _streaming,
+        _train_on,
+    ]
     return [_stage, *llama_weights.GROUPS, llama_adapter.adapters, llama_adapter.quantised, *of_data]
 
 
 def _stage(given: KeyReader) -> None:
     given.found.translation.settings["workload.type"] = "language_model"
-    given.set("stage", "workload.stage", STAGES[given.word("stage", "sft")].name)
+    stage = STAGES[given.word("stage", "sft")]
+    name = llama_preferences.stage_of(given, stage.name)
+    why = "the score is Transformers' sequence classifier's, not a value head's" if name == REWARD else ""
+    given.set("stage", "workload.stage", name, why)
 
 
 def _is_text(given: KeyReader) -> bool:
@@ -228,6 +241,8 @@ def _length(given: KeyReader) -> None:
     asked = ", one place of a pack being left empty" if cutoff(given) < given.count("cutoff_len", CUTOFF) else ""
     if _is_text(given):
         why = "windows go round the whole text; there the rest of each 1,000 texts is left out" + asked
+    elif STAGES[given.word("stage", "sft")].has_preferences:
+        why = "of longer ones the end of the prompt and the beginning of the answer are kept, by other shares" + asked
     else:
         why = "of a longer conversation the beginning is kept; there prompt and reply share the cut" + asked
     given.set("cutoff_len", f"{DATA}.length", cutoff(given), why)

@@ -14,7 +14,7 @@ from drivetrain.config.translation import Fate, Handler, fated, if_on, lost
 from drivetrain.errors import UserError
 from drivetrain.importing.key_reader import KeyReader
 from drivetrain.importing.llama_adapter import FORMATS, WEIGHTS_ALONE, plain
-from drivetrain.importing.llama_language import DATA, PREFERENCES, Unwritten
+from drivetrain.importing.llama_language import DATA, Unwritten
 from drivetrain.importing.llama_model import OWN_CLASSES
 from drivetrain.importing.llama_weights import CUTOFF, MODEL, names_of
 
@@ -22,6 +22,7 @@ KERNELS = {"eager": "eager", "sdpa": "sdpa", "flash_attention_2": "flash"}
 FORMS = {"alpaca": "alpaca", "sharegpt": "sharegpt"}
 OWN_ROWS = "rows there are messages of typed parts, which nothing here reads: name a YAML whose sets have a converter"
 FREEZE = "freeze_trainable_layers"
+PAIRS = "preferences are read from the former layout (stage: dpo, kto, rm) alone"
 
 
 def workload(given: KeyReader) -> None:
@@ -43,7 +44,7 @@ def workload(given: KeyReader) -> None:
 def _unwritten(given: KeyReader) -> Unwritten | None:
     kind = given.word("model_class", "llm")
     if kind != "llm":
-        return Unwritten("model_class", "refused", f"{kind}: {PREFERENCES}", alters=True)
+        return Unwritten("model_class", "refused", f"{kind}: {PAIRS}", alters=True)
     return _method(given) or _without_data(given)
 
 
@@ -75,7 +76,7 @@ def _without_data(given: KeyReader) -> Unwritten | None:
     for name, block in sets.items():
         form = block.get("converter") if isinstance(block, Mapping) else None
         if form == "pair":
-            return Unwritten("train_dataset", "refused", f"{name} holds pairs: {PREFERENCES}", alters=True)
+            return Unwritten("train_dataset", "refused", f"{name} holds pairs: {PAIRS}", alters=True)
         if form not in FORMS or not isinstance(block.get("path"), str):
             return Unwritten("train_dataset", "refused", f"{name}: {OWN_ROWS}")
         if block.get("weight") is not None:

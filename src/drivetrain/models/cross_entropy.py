@@ -28,8 +28,18 @@ def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
     rows = _rows(logits)
     if not (type(logits) is Tensor and logits.requires_grad and rows < len(logits)):
         return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum")
-    loss: Tensor = _SummedLoss.apply(logits, targets, rows)
-    return loss
+    losses: Tensor = _Losses.apply(logits, targets, rows)
+    return losses.sum()
+
+
+@torch.compiler.disable
+def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
+    """Returns the same for each row, (N,) fp32, with reduction="none"."""
+    rows = _rows(logits)
+    if not (type(logits) is Tensor and logits.requires_grad and rows < len(logits)):
+        return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="none")
+    losses: Tensor = _Losses.apply(logits, targets, rows)
+    return losses
 
 
 def _rows(logits: Tensor) -> int:
@@ -46,7 +56,7 @@ def cross_entropy_of_each(logits: Tensor, targets: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-class _SummedLoss(torch.autograd.Function):
+class _Losses(torch.autograd.Function):
     """The autograd function. fp32 logits are freed: their gradient waits in their place. 16-bit logits wait themselves,
     and their gradient is made in the backward pass: in fp32 it would be twice their size, and fp16 cannot hold it
     before it is scaled."""
@@ -56,7 +66,7 @@ class _SummedLoss(torch.autograd.Function):
         keeps = logits.dtype == torch.float32
         gradient = torch.empty_like(logits) if keeps else None
         log_sums = torch.empty(len(logits), 1, dtype=torch.float32, device=logits.device)
-        total = log_sums.new_zeros(())
+        losses = log_sums.new_empty(len(logits))
         for start in range(0, len(logits), rows):
             own = slice(start, start + rows)
             counts, place = _counted(targets[own])
@@ -65,25 +75,27 @@ class _SummedLoss(torch.autograd.Function):
             change = torch.sub(part, largest, out=None if gradient is None else gradient[own]).exp_()
             summed = change.sum(1, keepdim=True)
             torch.add(summed.log(), largest, out=log_sums[own])
-            total += torch.where(counts, log_sums[own] - part.gather(1, place), 0).sum()
+            losses[own] = torch.where(counts, log_sums[own] - part.gather(1, place), 0)[:, 0]
             if keeps:
                 change.div_(summed).scatter_add_(1, place, torch.full_like(summed, -1)).mul_(counts)
         ctx.save_for_backward(*((gradient,) if keeps else (logits, targets, log_sums)))
         ctx.rows = rows
-        return total
+        return losses
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> Any:
         if len(ctx.saved_tensors) == 1:
-            return ctx.saved_tensors[0] * upstream, None, None
+            return ctx.saved_tensors[0] * upstream[:, None], None, None
         logits, targets, log_sums = ctx.saved_tensors
         scaled = torch.empty_like(logits)
         for start in range(0, len(logits), ctx.rows):
             own = slice(start, start + ctx.rows)
             counts, place = _counted(targets[own])
             change = logits[own].float().sub_(log_sums[own]).exp_()
-            scaled[own] = change.scatter_add_(1, place, torch.full_like(log_sums[own], -1)).mul_(counts * upstream)
+            scaled[own] = change.scatter_add_(1, place, torch.full_like(log_sums[own], -1)).mul_(
+                counts * upstream[own, None]
+            )
         return scaled, None, None
 
 

@@ -27,7 +27,7 @@ def finished_model(workload: WorkloadBlock, folder: Path, of_a_base: bool) -> nn
     """
     import transformers
 
-    auto, options = workload.AUTO_CLASS, _model_of(workload)
+    auto, options = workload.auto_class, _model_of(workload)
     if of_a_base:
         described = json.loads((folder / "base_config.json").read_text(encoding="utf-8"))
         model = _base(auto, workload, described)

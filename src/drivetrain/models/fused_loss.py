@@ -57,8 +57,17 @@ def linear_cross_entropy_sum(hidden: Tensor, weight: Tensor, bias: Tensor | None
         return _liger(hidden, weight, bias, targets)
     if _columns(hidden) >= len(weight):  # one slab is all there is
         return F.cross_entropy(F.linear(hidden, weight, bias).float(), targets, ignore_index=IGNORED, reduction="sum")
-    loss: Tensor = _SlabLoss.apply(hidden, weight, bias, targets, _compute_dtype(hidden))
-    return loss
+    losses: Tensor = _SlabLosses.apply(hidden, weight, bias, targets, _compute_dtype(hidden))
+    return losses.sum()
+
+
+@torch.compiler.disable
+def linear_cross_entropies(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+    """Returns the same for each row, (N,) fp32: 0 where the target is -100."""
+    if _columns(hidden) >= len(weight):
+        return F.cross_entropy(F.linear(hidden, weight, bias).float(), targets, ignore_index=IGNORED, reduction="none")
+    losses: Tensor = _SlabLosses.apply(hidden, weight, bias, targets, _compute_dtype(hidden))
+    return losses
 
 
 @torch.compiler.disable
@@ -137,7 +146,7 @@ def _places(targets: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
     return place.clamp(0, width - 1)[:, None], (place >= 0) & (place < width)
 
 
-class _SlabLoss(torch.autograd.Function):
+class _SlabLosses(torch.autograd.Function):
     """The autograd function. Its backward pass computes in the dtype of the forward pass, inside or outside of an
     autocast block, like torch.amp.custom_fwd and custom_bwd, which need the device in advance."""
 
@@ -150,7 +159,7 @@ class _SlabLoss(torch.autograd.Function):
             found.see(start, F.linear(found.hidden, part, offset).float())
         ctx.save_for_backward(found.hidden, weight, bias, targets, found.log_sum)
         ctx.dtype = hidden.dtype
-        return found.losses.sum()
+        return found.losses
 
     @staticmethod
     @once_differentiable

@@ -19,11 +19,17 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from drivetrain.memory.transfers import on_host, sent
-from drivetrain.models.cross_entropy import IGNORED, cross_entropy_of_each, cross_entropy_sum
-from drivetrain.models.fused_loss import AUTO_FROM, are_many, linear_argmax_and_losses, linear_cross_entropy_sum
+from drivetrain.models.cross_entropy import IGNORED, cross_entropies, cross_entropy_of_each, cross_entropy_sum
+from drivetrain.models.fused_loss import (
+    AUTO_FROM,
+    are_many,
+    linear_argmax_and_losses,
+    linear_cross_entropies,
+    linear_cross_entropy_sum,
+)
 from drivetrain.models.language_options import evaluating, output_layer
 
-Wanted = Literal["logits", "loss", "predictions"]
+Wanted = Literal["logits", "loss", "losses", "predictions"]
 
 
 @dataclass
@@ -87,6 +93,13 @@ class TargetHead:
         rows = call.targets if call.selected else targets.flatten()
         return cross_entropy_sum(given.flatten(0, 1), rows)
 
+    def losses(self, model: nn.Module, inputs: Mapping[str, Any], targets: Tensor) -> Tensor:
+        """Returns the cross-entropy of each target, (N,) fp32, with gradients, in the order of targets[targets !=
+        -100]. Arguments as in `loss_sum`."""
+        given, call = self._forward(model, inputs, _Call.of(targets, "losses"))
+        rows = _rows(given, call)
+        return rows if call.fused else cross_entropies(rows, call.targets[: call.count])
+
     def logits_at_targets(self, model: nn.Module, inputs: Mapping[str, Any], targets: Tensor) -> Tensor:
         """Returns (N, vocabulary), in the order of targets[targets != -100]."""
         given, call = self._forward(model, inputs, _Call.of(targets, "logits"))
@@ -100,6 +113,11 @@ class TargetHead:
             if call.fused:
                 return found[:, 0], found[:, 1].long()
             return cross_entropy_of_each(found, call.targets[: call.count]), found.argmax(-1)
+
+    def __deepcopy__(self, memo: Any) -> TargetHead:
+        """Returns itself: copies of a model share it, of which one runs at a time."""
+        del memo
+        return self
 
     def _forward(self, model: nn.Module, inputs: Mapping[str, Any], call: _Call) -> tuple[Tensor, _Call]:
         self.call = call
@@ -155,6 +173,8 @@ class _LossHead(nn.Linear):
         if not self.owner.always and not are_many(rows, self.weight):
             return super().forward(input)
         call.fused = True
+        if call.wanted == "losses":
+            return linear_cross_entropies(rows, self.weight, self.bias, call.targets)[None]
         if call.wanted == "loss":
             return torch.stack([linear_cross_entropy_sum(rows, self.weight, self.bias, call.targets)])
         argmax, losses = linear_argmax_and_losses(rows, self.weight, self.bias, call.targets)

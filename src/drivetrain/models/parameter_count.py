@@ -37,7 +37,7 @@ def count_parameters(workload: WorkloadBlock) -> ParameterCount | None:
     if path is not None and not Path(path).expanduser().joinpath("config.json").is_file():
         return None
     try:
-        model = _without_numbers(workload.AUTO_CLASS, path, config)
+        model = _without_numbers(workload.auto_class, path, config)
         unsure = (
             _decided_by_data(model)
             if config is not None and hasattr(model.config, DECIDED_BY_DATA) and DECIDED_BY_DATA not in config

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from drivetrain.config.language import LanguageModel
+from drivetrain.config.language import LanguageModel, LanguageModelModel
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.fake_quantised import FakeQuantiser
@@ -57,13 +57,7 @@ def build_language_model(
     """Builds in fp32, on the CPU. Raises UserError with everything that does not fit the tokenizer or the length."""
     options = config.model
     notes: list[str] = []
-    given = None if options.config is None else _completed(options.config, reader.tokenizer)
-    overrides = {}
-    if options.rope_scaling is not None:
-        overrides = rope_scaling_config(
-            config_of(options.path, given, FIELD, options.trust_remote_code), options.rope_scaling
-        )
-        given = None if given is None else {**given, **overrides}
+    given, overrides = config_and_overrides(options, reader.tokenizer)
     model = build_classifier(
         "AutoModelForCausalLM",
         options.path,
@@ -76,7 +70,7 @@ def build_language_model(
         adapters,
     )
     virtual = 0 if adapters is None else adapters.positions
-    _fit(model, config, reader, notes, virtual)
+    fit_vocabulary(model, config, reader, notes, virtual)
     if options.train_last_blocks is not None:
         trained = freeze_all_but_last(model, options.train_last_blocks)
         notes.append(f"{trained:,} parameters are trained, those of the last {options.train_last_blocks} blocks")
@@ -97,6 +91,17 @@ def build_language_model(
     if options.fused_loss and head.fallback is not None:
         notes.append(f"workload.model.fused_loss={str(options.fused_loss).lower()}: {head.fallback}")
     return Built(model, head, packed, takes_positions and not virtual, accepted, notes)
+
+
+def config_and_overrides(options: LanguageModelModel, tokenizer: Any) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """Returns the config of a model that is made, completed from the tokenizer, and what is laid over the config of one
+    that is loaded."""
+    given = None if options.config is None else _completed(options.config, tokenizer)
+    if options.rope_scaling is None:
+        return given, {}
+    known = config_of(options.path, given, FIELD, options.trust_remote_code)
+    overrides = rope_scaling_config(known, options.rope_scaling)
+    return None if given is None else {**given, **overrides}, overrides
 
 
 def _attend(model: Any, choice: str, packs: bool, notes: list[str]) -> PackedAttention | None:
@@ -126,7 +131,7 @@ def _completed(given: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     return {**{key: value for key, value in derived.items() if config_accepts(given, key)}, **given}
 
 
-def _fit(model: Any, config: LanguageModel, reader: LanguageReader, notes: list[str], virtual: int) -> None:
+def fit_vocabulary(model: Any, config: LanguageModel, reader: LanguageReader, notes: list[str], virtual: int) -> None:
     """Checks the fit. virtual: tokens that adapters put before each sample."""
     problems = []
     known, tokens = model.get_input_embeddings().num_embeddings, num_ids(reader.tokenizer)

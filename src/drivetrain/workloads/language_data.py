@@ -16,6 +16,8 @@ from drivetrain.data.language.conversation_samples import Cut, conversation_samp
 from drivetrain.data.language.conversations import Conversation
 from drivetrain.data.language.document_tokens import stored_ids
 from drivetrain.data.language.documents import StoredTexts
+from drivetrain.data.language.labelled_samples import labelled_samples
+from drivetrain.data.language.pair_samples import pair_samples
 from drivetrain.data.language.placeholders import placeholders_note
 from drivetrain.data.language.samples import JoinedSamples, TextWindows, Tokenised
 from drivetrain.data.language.sets import DataSet, OpenSet, open_sets, refuse_bad_rows
@@ -31,6 +33,11 @@ from drivetrain.workloads.language_tokenizer import make_tokenizer
 from drivetrain.workloads.stream_notes import travel_note
 
 LEFT_OUT = "are left out"
+CUTS: dict[str, Callable[..., Cut[Any]]] = {
+    "conversations": conversation_samples,
+    "pairs": pair_samples,
+    "labelled": labelled_samples,
+}
 TRAIN, EVALUATION = "workload.data.train", "workload.data.evaluation"
 
 
@@ -46,6 +53,7 @@ class Account:
     truncated: int = 0
     too_long: int = 0
     without_target: int = 0
+    alike: int = 0  # pairs whose sides do not differ within length
     for_evaluation: bool = False
 
 
@@ -63,7 +71,7 @@ class LanguageReader:
 
     def __init__(self, config: LanguageModel, seed: int) -> None:
         self._config, self._data, self.seed = config, config.data, seed
-        self._chats = config.has_conversations
+        self._kind = config.samples
         self.warnings: list[str] = []
         self.accounts: list[Account] = []
         self.tokenizer: Any = None
@@ -77,8 +85,8 @@ class LanguageReader:
         broken: list[Problem] = []
         kept = None if data.stream else broken  # of a stream all other rows are judged when they are needed
         calls: list[Callable[[], Any]] = [
-            lambda: open_sets(data.train, data, self._chats, TRAIN, kept),
-            lambda: open_sets(data.evaluation or [], data, self._chats, EVALUATION, kept),
+            lambda: open_sets(data.train, data, self._kind, TRAIN, kept),
+            lambda: open_sets(data.evaluation or [], data, self._kind, EVALUATION, kept),
             lambda: mix_of(data),
         ]
         opened, others, mix = told_behind(broken, lambda: together(calls))
@@ -102,7 +110,7 @@ class LanguageReader:
         elsewhere = {"path": path, "samples": None, "subset": None, "split": "train", "folder": None}
         source, data = self._data.train[0].model_copy(update=elsewhere), self._data.model_copy(update={"stream": False})
         broken: list[Problem] = []
-        opened = told_behind(broken, lambda: open_sets([source], data, self._chats, field, broken))
+        opened = told_behind(broken, lambda: open_sets([source], data, self._kind, field, broken))
         read = read_sets({field: opened}, broken, data, self.seed)
         read.check(self.template, data)
         ((samples, _),) = self._made_of(read.of[field], 0.0, [], field)
@@ -165,7 +173,7 @@ class LanguageReader:
         for dataset in sets:
             account = Account(dataset.name, dataset.rows, list(dataset.bad), for_evaluation=field == EVALUATION)
             accounts.append(account)
-            train, held = (self._chatted if self._chats else self._windows)(dataset, fraction, account)
+            train, held = (self._windows if self._kind == "texts" else self._chatted)(dataset, fraction, account)
             account.samples, account.held_out = len(train), len(held)
             made.append((train, held))
         own = accounts[len(accounts) - len(sets) :]  # with what the template refused
@@ -214,19 +222,20 @@ class LanguageReader:
         """Returns the most conversations to hold out. Some may be too long for a prompt."""
         return 0 if self._config.generate is None else 8 * self._config.generate.samples
 
-    def _cut(self, conversations: Sequence[Conversation], account: Account) -> Cut:
+    def _cut(self, conversations: Sequence[Conversation], account: Account) -> Cut[Any]:
         assert self.template is not None
-        cut = conversation_samples(conversations, self.template, self.tokenizer, self._data)
+        cut = CUTS[self._kind](conversations, self.template, self.tokenizer, self._data)
         account.bad += cut.bad
         account.truncated += cut.truncated
         account.too_long += cut.too_long
         account.without_target += cut.without_target
+        account.alike += cut.alike
         self._tell(cut, account.name, "become one sample a reply, each as inference sees it")
         if cut.warning:
             self.warn(cut.warning)
         return cut
 
-    def _tell(self, cut: Cut, name: str, fate: str) -> None:
+    def _tell(self, cut: Cut[Any], name: str, fate: str) -> None:
         assert self.template is not None
         if cut.split_conversations:
             rewritten = f"{cut.split_conversations} conversations of {name} {fate}"
@@ -310,5 +319,6 @@ def _lost(accounts: Sequence[Account]) -> str:
         "cannot be used": sum(len(account.bad) for account in accounts),
         "too long": sum(account.too_long for account in accounts),
         "without a target within length": sum(account.without_target for account in accounts),
+        "alike on both sides within length": sum(account.alike for account in accounts),
     }
     return ", ".join(f"{count:,} {what}" for what, count in lost.items() if count)

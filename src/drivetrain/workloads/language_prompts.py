@@ -66,6 +66,20 @@ def prompts_of_samples(samples: Samples, numbers: Iterable[int], tokenizer: Any)
     return found
 
 
+class OwnSamples:
+    """The first sample of each group of several: the chosen one of a pair, a labelled one's own."""
+
+    def __init__(self, groups: Samples) -> None:
+        self._groups = groups
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def load(self, index: int, epoch: int) -> Sample:
+        first: Sample = self._groups.load(index, epoch)[0]
+        return first
+
+
 def dialogues_of(reader: LanguageReader, count: int) -> list[Dialogue]:
     """Returns conversations that wait for a reply, with the ids that the run's chat template makes of them: the first
     evaluation data, where these were kept, and some that ask for each role. Those that the template refuses are left

@@ -13,13 +13,22 @@ import numpy as np
 from drivetrain.config.language import LanguageModel
 from drivetrain.data.bad_rows import by_reason
 from drivetrain.data.language.chat import show
-from drivetrain.data.language.samples import JoinedSamples, Sample, TextWindows, Tokenised, TokenSamples
+from drivetrain.data.language.samples import (
+    JoinedSamples,
+    LabelledSamples,
+    PairSamples,
+    Sample,
+    TextWindows,
+    Tokenised,
+    TokenSamples,
+)
 from drivetrain.data.language.sets import open_sets
 from drivetrain.data.order import Order
 from drivetrain.data.streams.mixture import StreamedMixture
 from drivetrain.errors import UserError
 from drivetrain.workloads.language_data import EVALUATION, TRAIN, Account, LanguageReader
 from drivetrain.workloads.language_streams import LOOKED_AT, Stream
+from drivetrain.workloads.pair_report import pair_of, sides_report
 
 SHOWN = 5
 BINS = 10
@@ -36,7 +45,7 @@ def data_report(
     """Returns the report, JSON-able. Lengths are of training samples, in tokens. For a stream, everything that needs
     tokens is of the first `looked at` rows of each data set. sample: None if none of those can be used."""
     found: dict[str, Any] = {"stage": config.stage, "stream": config.data.stream, "length": config.data.length}
-    accounts, known = reader.accounts, _known(train)
+    accounts, known, pairs = reader.accounts, _known(train), _pairs(train)
     if config.data.stream:
         found["looked at"] = LOOKED_AT
         accounts, known = _beginnings(config, reader)
@@ -52,7 +61,14 @@ def data_report(
         found["target tokens"] = sum(_target_tokens(part) for part in known)
         found["lengths"] = _histogram(lengths)
         found["padding"] = _padding(lengths, config.data.length)
-        found["duplicates"], found["evaluation samples trained on"] = _repeated(known, _known(evaluation))
+        if not pairs:
+            found["duplicates"], found["evaluation samples trained on"] = _repeated(known, _known(evaluation))
+    if config.samples == "labelled":
+        found["labels"] = _labels(train)
+    if pairs:
+        found["pairs"] = sides_report(pairs, _pairs(evaluation))
+        found["duplicates"], found["evaluation samples trained on"] = _repeated(pairs, _pairs(evaluation))
+        return {**found, "sample": pair_of(pairs[0], reader.tokenizer)}
     parts = train.parts if isinstance(train, JoinedSamples) else ()
     windows = [part for part in parts if isinstance(part, TextWindows) and len(part)]
     if windows:
@@ -111,6 +127,7 @@ def _account(account: Account, stream: bool) -> dict[str, Any]:
         "truncated share": round(account.truncated / made, 4) if made else 0.0,
         "too long": account.too_long,
         "without target": account.without_target,
+        "alike": account.alike,
     }
 
 
@@ -122,7 +139,7 @@ def _beginnings(config: LanguageModel, reader: LanguageReader) -> tuple[list[Acc
     alone."""
     data, accounts, known = config.data, [], []
     for sources, field in ((data.train, TRAIN), (data.evaluation or [], EVALUATION)):
-        for opened in open_sets(sources, data, reader.template is not None, field):
+        for opened in open_sets(sources, data, config.samples, field):
             account, samples = _beginning(Stream(opened, reader.tokenizer, reader.template, data, field))
             accounts.append(account)
             if field == TRAIN and len(samples):
@@ -165,9 +182,23 @@ def _in_memory(loaded: Sequence[tuple[Sample, str]]) -> TokenSamples:
 
 
 def _known(samples: JoinedSamples | StreamedMixture | None) -> list[TokenSamples]:
-    """Returns the parts whose tokens are in memory."""
+    """Returns the parts whose tokens are in memory; of pairs both sides."""
     parts = samples.parts if isinstance(samples, JoinedSamples) else []
-    return [part for part in parts if isinstance(part, TokenSamples) and len(part)]
+    parts = [part.own if isinstance(part, LabelledSamples) else part for part in parts]
+    sides = [side for part in _pairs(samples) for side in (part.chosen, part.rejected)]
+    return [part for part in parts if isinstance(part, TokenSamples) and len(part)] + sides
+
+
+def _pairs(samples: JoinedSamples | StreamedMixture | None) -> list[PairSamples]:
+    parts = samples.parts if isinstance(samples, JoinedSamples) else []
+    return [part for part in parts if isinstance(part, PairSamples) and len(part)]
+
+
+def _labels(samples: JoinedSamples | StreamedMixture) -> dict[str, int]:
+    parts = samples.parts if isinstance(samples, JoinedSamples) else []
+    labels = [part.desirable for part in parts if isinstance(part, LabelledSamples)]
+    desirable = sum(int(each.sum()) for each in labels)
+    return {"desirable": desirable, "undesirable": sum(map(len, labels)) - desirable}
 
 
 def _target_tokens(part: TokenSamples) -> int:
@@ -211,17 +242,19 @@ def _padding(lengths: np.ndarray, longest: int) -> dict[str, float]:
     }
 
 
-def _repeated(train: Sequence[TokenSamples], evaluation: Sequence[TokenSamples]) -> tuple[int, int]:
+def _repeated(train: Sequence[Tokenised], evaluation: Sequence[Tokenised]) -> tuple[int, int]:
     """Returns training samples that equal an earlier one, and evaluation samples that are trained on."""
     seen = set(_contents(train))
     duplicates = sum(map(len, train)) - len(seen)
     return duplicates, sum(content in seen for content in _contents(evaluation))
 
 
-def _contents(parts: Sequence[TokenSamples]) -> Iterator[bytes]:
+def _contents(parts: Sequence[Tokenised]) -> Iterator[bytes]:
     for part in parts:
         for index in range(len(part)):
-            yield blake2b(part.load(index, 0)[0].tobytes(), digest_size=16).digest()
+            sample = part.load(index, 0)
+            sides = sample.sides if isinstance(part, PairSamples) else [sample]
+            yield b"".join(blake2b(ids.tobytes(), digest_size=16).digest() for ids, _ in sides)
 
 
 def _sample(reader: LanguageReader, part: Tokenised) -> dict[str, Any]:

@@ -86,6 +86,24 @@ class Accuracy(Summed):
         return sums[0] / sums[1].clamp(min=1)
 
 
+class MeanOfColumn(Summed):
+    """Mean over samples of one column of the predictions, (B, columns). weight: the column that counts samples; None:
+    each counts."""
+
+    def __init__(self, column: int, higher_is_better: bool | None, weight: int | None = None) -> None:
+        super().__init__(2)
+        self._column, self._weight, self.higher_is_better = column, weight, higher_is_better
+
+    def _summed(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        del targets
+        values = predictions[:, self._column].double()
+        counted = torch.ones_like(values) if self._weight is None else predictions[:, self._weight].double()
+        return torch.stack([values.sum(), counted.sum()])
+
+    def _value(self, sums: Tensor) -> Tensor:
+        return sums[0] / sums[1].clamp(min=1)
+
+
 class MacroF1(Summed):
     """Mean of the classes' F1, each class counting the same; a class that is neither target nor prediction does not
     count."""

@@ -83,7 +83,6 @@ REFUSED = {
     "a cloud": ({"cloud_file_name": "s3://x"}, ["cloud"]),
     "pictures": ({"file_name": "a", "columns": {"images": "i", "videos": "v"}}, ["it has images and videos", "texts"]),
     "sound": ({"file_name": "a", "columns": {"audios": "i"}}, ["it has audios"]),
-    "KTO": ({"file_name": "a", "columns": {"kto_tag": "label"}}, ["its column label", "KTO"]),
     "a wrong key": ({"file_name": "a", "colums": {}}, ["unknown key colums", "did you mean columns?"]),
     "a wrong column": (
         {"file_name": "a", "columns": {"promt": "q"}},
@@ -157,6 +156,5 @@ def test_llama_factorys_own_registry_is_read(shared_data: Path) -> None:
     raw = json.loads((shared_data / "sft" / "dataset_info.json").read_text(encoding="utf-8"))
     assert list(entries) == list(raw)
     shown = {name for name, given in raw.items() if {"images", "videos", "audios"} & given.get("columns", {}).keys()}
-    kto = {name for name, given in raw.items() if "kto_tag" in given.get("columns", {})}
     elsewhere = {name for name, given in raw.items() if not {"hf_hub_url", "file_name"} & given.keys()}
-    assert {name for name, entry in entries.items() if entry.refusals} == shown | kto | elsewhere
+    assert {name for name, entry in entries.items() if entry.refusals} == shown | elsewhere

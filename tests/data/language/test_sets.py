@@ -27,7 +27,7 @@ SHAREGPT = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "
 
 def opened(*sources: Any, chats: bool = True, **data: Any) -> list[OpenSet]:
     given = LanguageData.model_validate({"train": list(sources), **data})
-    return open_sets(given.train, given, chats, FIELD)
+    return open_sets(given.train, given, "conversations" if chats else "texts", FIELD)
 
 
 def read(*sources: Any, chats: bool = True, seed: int = 0, **data: Any) -> list[DataSet]:
@@ -179,7 +179,7 @@ def test_columns_that_come_late_in_a_stream_are_read_and_reported_late(tmp_path:
 def test_kto_data_by_their_path_are_refused_with_the_rows(tmp_path: Path, stream: bool) -> None:
     talked = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
     path = write_lines(tmp_path / "kto.jsonl", [{**talked, "label": number % 2 == 0} for number in range(6)])
-    (opened,) = open_sets([DataSource(path=path)], LanguageData(train=path, stream=stream), True, FIELD)
+    (opened,) = open_sets([DataSource(path=path)], LanguageData(train=path, stream=stream), "conversations", FIELD)
     kept, bad = opened.conversations(range(6))
     assert list(kept) == [0, 2, 4]
     assert [each.where for each in bad] == ["kto.jsonl line 2", "kto.jsonl line 4", "kto.jsonl line 6"]

@@ -69,7 +69,7 @@ def all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sets(folder: Path, *paths: str, **data: Any) -> list[DataSet]:
     given = LanguageData.model_validate({"train": list(paths), "cache": folder / "cache", **data})
-    return [read_set(each, 0, FIELD) for each in open_sets(given.train, given, True, FIELD)]
+    return [read_set(each, 0, FIELD) for each in open_sets(given.train, given, "conversations", FIELD)]
 
 
 def written(folder: Path, kind: str, given: Sequence[Any] = ROWS) -> str:

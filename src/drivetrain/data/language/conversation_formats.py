@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,9 +25,11 @@ from drivetrain.data.language.row_schema import (
     check_is_to_learn_from,
     check_utf8,
     optional_text,
+    truth,
 )
 from drivetrain.data.language.sharegpt import read_sharegpt
 from drivetrain.data.language.tool_calls import read_tools
+from drivetrain.data.language.trl_rows import read_trl, with_prompt
 from drivetrain.data.rows import Rows
 from drivetrain.errors import Problem, UserError, problem
 
@@ -34,6 +37,7 @@ READERS: dict[str, Callable[[Mapping[str, Any], RowSchema], list[Message]]] = {
     "alpaca": read_alpaca,
     "sharegpt": read_sharegpt,
     "openai": read_openai,
+    "trl": read_trl,
 }
 AT_ONCE = 1_000  # rows read from the data set together
 
@@ -70,6 +74,57 @@ def read_conversations(rows: Rows, form: RowSchema, field: str, replace: Mapping
 
 def read_conversation(row: Mapping[str, Any], form: RowSchema, where: str, replace: Mapping[str, str]) -> Conversation:
     """Reads one row, like `read_conversations`. Raises RowError with the reason if it is no conversation."""
+    if form.labels:
+        return _read_labelled(row, form, where, replace)
+    return _read_pair(row, form, where, replace) if form.pairs else _read_one(row, form, where, replace)
+
+
+def _read_labelled(row: Mapping[str, Any], form: RowSchema, where: str, replace: Mapping[str, str]) -> Conversation:
+    """Reads a conversation whose last reply is labelled; earlier ones are not trained."""
+    label = truth(row.get(form.required["kto_tag"]), form.required["kto_tag"])
+    found = _read_one(row, form, where, replace)
+    last = len(found.messages) - 1
+    messages = tuple(dataclasses.replace(each, trained=place == last) for place, each in enumerate(found.messages))
+    return dataclasses.replace(found, messages=messages, desirable=label)
+
+
+def _read_pair(row: Mapping[str, Any], form: RowSchema, where: str, replace: Mapping[str, str]) -> Conversation:
+    """Reads both sides of a pair. Raises RowError if they are no two answers to one prompt.
+
+    Of the messages that both sides have, none is trained: what is learned begins where they differ.
+    """
+    if form.formatting == "trl":
+        row = with_prompt(row, form)
+    sides = []
+    for name, own in zip(("chosen", "rejected"), form.sides, strict=True):
+        try:
+            sides.append(_read_one(row, own, where, replace))
+        except RowError as error:
+            raise error if name in str(error) else RowError(f"the {name} side: {error}") from None
+    chosen, rejected = (side.messages for side in sides)
+    shared = next((n for n, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), None)
+    if shared is None:
+        raise RowError("chosen and rejected are the same: there is nothing to prefer")
+    if not any(each.role != "system" for each in chosen[:shared]):
+        raise RowError("chosen and rejected have no prompt in common")
+    if "assistant" not in (chosen[shared].role, rejected[shared].role):
+        raise RowError(f"chosen and rejected differ in message {shared + 1}, which is no reply")
+    prompt = tuple(dataclasses.replace(each, trained=False) for each in chosen[:shared])
+    whole = dataclasses.replace(sides[0], messages=prompt + chosen[shared:], margin=_margin(row, form))
+    return dataclasses.replace(whole, rejected=prompt + rejected[shared:])
+
+
+def _margin(row: Mapping[str, Any], form: RowSchema) -> float:
+    column = form.columns.get("margin", "margin")
+    value = row.get(column)
+    if value is None:
+        return 0.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise RowError(f"{column} is {str(value)[:40]!r}, no finite number")
+    return float(value)
+
+
+def _read_one(row: Mapping[str, Any], form: RowSchema, where: str, replace: Mapping[str, str]) -> Conversation:
     check_is_to_learn_from(row, form)
     given = READERS[form.formatting](row, form)
     messages = [each for each in given if each.role != "system" or each.content.strip()]
@@ -113,7 +168,7 @@ def _check_can_be_written(messages: Sequence[Message], tools: Sequence[Mapping[s
 def check_names(form: RowSchema, replace: Mapping[str, str], field: str) -> None:
     """Raises UserError for columns and tags that the format does not have, and for an invalid placeholder."""
     problems = []
-    known = {"columns": (*USED[form.formatting], "chosen", "rejected"), "tags": tuple(TAGS)}
+    known = {"columns": (*USED[form.formatting], "chosen", "rejected", "kto_tag", "margin"), "tags": tuple(TAGS)}
     for block, given in {"columns": form.columns, "tags": form.tags}.items():
         for name in given:
             if name not in known[block]:

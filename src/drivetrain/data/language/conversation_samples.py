@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -13,23 +13,26 @@ from drivetrain.data.bad_rows import BadRow
 from drivetrain.data.language.chat import ChatTemplate, ConversationTokens
 from drivetrain.data.language.conversation_tokens import conversation_tokens
 from drivetrain.data.language.conversations import Conversation
-from drivetrain.data.language.samples import TokenSamples
+from drivetrain.data.language.samples import Tokenised, TokenSamples
 from drivetrain.data.language.stored_conversations import StoredConversations
 from drivetrain.errors import Problem, UserError
 
 FIELD = "workload.data"
 SHOWN = 5
+S = TypeVar("S", bound=Tokenised)
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Samples, and the fate of the conversations. truncated, too_long, without_target: numbers of samples."""
+class Cut(Generic[S]):
+    """Samples, and the fate of the conversations. truncated, too_long, without_target, alike: numbers of samples; the
+    last of pairs whose sides do not differ once they are cut."""
 
-    samples: TokenSamples
+    samples: S
     bad: list[BadRow] = field(default_factory=list)  # conversations that the template does not take
     truncated: int = 0
     too_long: int = 0
     without_target: int = 0
+    alike: int = 0
     split_conversations: int = 0
     boundary_checked: int = 0
     boundary_mismatches: int = 0
@@ -43,7 +46,7 @@ def conversation_samples(
     tokenizer: Any,
     data: LanguageData,
     keeps: bool = True,
-) -> Cut:
+) -> Cut[TokenSamples]:
     """Makes samples. Raises UserError for those longer than `data.length` if that is an error, naming the first of
     them.
 
@@ -57,7 +60,7 @@ def conversation_samples(
     lengths = np.diff(tokens.offsets)
     too_long = lengths > data.length
     if data.too_long == "error" and too_long.any():
-        raise UserError(_too_long(conversations, tokens, np.flatnonzero(too_long), data.length))
+        raise UserError(too_long_problems(conversations, tokens, np.flatnonzero(too_long), data.length))
     kept = np.minimum(lengths, data.length)
     # where only the last reply counts, the beginning is cut off
     left_out = lengths - kept if data.train_on == "last_response" else np.zeros_like(lengths)
@@ -66,7 +69,7 @@ def conversation_samples(
     chosen = np.flatnonzero(fits & trained)
     starts = (tokens.offsets[:-1] + left_out)[chosen]
     samples = TokenSamples(
-        tokens.ids, tokens.targets, starts, kept[chosen], _places(conversations, tokens.origin[chosen])
+        tokens.ids, tokens.targets, starts, kept[chosen], places_of(conversations, tokens.origin[chosen])
     )
     return Cut(
         samples,
@@ -82,15 +85,16 @@ def conversation_samples(
     )
 
 
-def _places(conversations: Sequence[Conversation], indices: np.ndarray) -> Sequence[str]:
+def places_of(conversations: Sequence[Conversation], indices: np.ndarray) -> Sequence[str]:
     if isinstance(conversations, StoredConversations):
         return conversations.places.taken(indices)
     return [conversations[index].where for index in indices]
 
 
-def _too_long(
+def too_long_problems(
     conversations: Sequence[Conversation], tokens: ConversationTokens, found: np.ndarray, length: int
 ) -> list[Problem]:
+    """Returns problems of the samples in `found`, the first of them by name."""
     lengths = np.diff(tokens.offsets)
     fix = f"raise {FIELD}.length, or give {FIELD}.too_long=truncate or drop"
     problems = [

@@ -24,21 +24,33 @@ ARRAYS = ("ids", "targets", "offsets", "origin", "first", "last")
 
 
 def conversation_tokens(
-    conversations: Sequence[Conversation], template: ChatTemplate, tokenizer: Any, train_on: TrainOn, cache: Path | None
+    conversations: Sequence[Conversation],
+    template: ChatTemplate,
+    tokenizer: Any,
+    train_on: TrainOn,
+    cache: Path | None,
+    pairs: bool = False,
 ) -> tuple[ConversationTokens, str | None]:
     """Returns the tokens, from the cache if it holds them, and a warning if the cache cannot be used.
 
-    cache: None for drivetrain's own folder in the user's cache.
+    cache: None for drivetrain's own folder in the user's cache. pairs: conversation n gives two, of the numbers 2n
+    (chosen) and 2n + 1 (rejected).
     """
     # beside the template that is shown there may be one of the tokenizer's for conversations with tools
     header = ["edges", template.text, tokenizer.chat_template, train_on, tokenizer.special_tokens_map]
     if "strftime_now" in template.text:  # the day is in what it renders
         header.append(date.today().isoformat())
     if isinstance(conversations, StoredConversations):
-        return _stored(conversations, template, tokenizer, train_on, cache, header)
-    key = content_key(header, tokenizer, chain.from_iterable(map(_texts, conversations)))
-    held, warning = cached(cache, key, lambda: _held(template.tokenised(conversations, train_on)), _is_whole)
+        return _stored(conversations, template, tokenizer, train_on, cache, header, pairs)
+    each = both_sides(conversations) if pairs else conversations
+    key = content_key(header, tokenizer, chain.from_iterable(map(_texts, each)))
+    held, warning = cached(cache, key, lambda: _held(template.tokenised(each, train_on)), _is_whole)
     return _tokens_of(held, held["counts"], json.loads(held["problems"].tobytes())), warning
+
+
+def both_sides(pairs: Sequence[Conversation]) -> list[Conversation]:
+    """Returns the conversations of pairs, chosen and rejected in turns."""
+    return [side for pair in pairs for side in pair.sides]
 
 
 def _texts(conversation: Conversation) -> list[str]:
@@ -69,12 +81,13 @@ def _tokens_of(held: Arrays, counts: Iterable[int], problems: Sequence[Sequence[
 
 
 def _tokens_of_block(
-    template: ChatTemplate, conversations: StoredConversations, train_on: TrainOn, start: int, stop: int
+    template: ChatTemplate, conversations: StoredConversations, train_on: TrainOn, pairs: bool, start: int, stop: int
 ) -> dict[str, np.ndarray]:
-    checked = {index - start for index in looked_at(len(conversations)) if start <= index < stop}
-    made = _held(template.tokenised(conversations[start:stop], train_on, checked))
+    each, sides = conversations[start:stop], 2 if pairs else 1
+    checked = {sides * (index - start) for index in looked_at(len(conversations)) if start <= index < stop}
+    made = _held(template.tokenised(both_sides(each) if pairs else each, train_on, checked))
     made["lengths"] = np.diff(made.pop("offsets"))
-    made["origin"] = made["origin"] + start
+    made["origin"] = made["origin"] + sides * start
     return made
 
 
@@ -85,13 +98,14 @@ def _stored(
     train_on: TrainOn,
     cache: Path | None,
     header: Sequence[Any],
+    pairs: bool,
 ) -> tuple[ConversationTokens, str | None]:
-    key = content_key([*header, conversations.identity], tokenizer, ())
+    key = content_key([*header, conversations.identity, *(["pairs"] if pairs else [])], tokenizer, ())
 
     found, warning = stored_blocks(
         (cache or default_root(), f"conversation-tokens-{key}"),
         tokenizer,
-        partial(_tokens_of_block, template, conversations, train_on),
+        partial(_tokens_of_block, template, conversations, train_on, pairs),
         lambda: conversations.sizes,
         # of ordinary text a token is three bytes or more and takes five, in its block and in the arrays
         lambda sizes: int(sizes.sum()) * 10 // 3,

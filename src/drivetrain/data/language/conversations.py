@@ -4,7 +4,7 @@ templates."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -34,8 +34,22 @@ class Message:
 @dataclass(frozen=True)
 class Conversation:
     """A conversation. tools: {"type": "function", "function": its JSON schema} each. where: file and row, for
-    errors."""
+    errors.
+
+    rejected: of a pair of preferences the other side: the same messages up to the answer, then one that is worse.
+    desirable: of an answer that is labelled by itself, whether it is to be learned or avoided.
+    margin: of a pair, by how much the chosen answer is better.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     where: str = field(default="", compare=False)
+    rejected: tuple[Message, ...] = ()
+    desirable: bool | None = None
+    margin: float = 0.0
+
+    @property
+    def sides(self) -> tuple[Conversation, Conversation]:
+        """Returns the two conversations of a pair: with the chosen answer, and with the rejected one."""
+        own = replace(self, rejected=(), margin=0.0)
+        return own, replace(own, messages=self.rejected)

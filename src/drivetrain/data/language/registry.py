@@ -11,13 +11,14 @@ from typing import Any
 
 from drivetrain.config.files import check_levels
 from drivetrain.data.encodings import not_utf8
-from drivetrain.data.language.row_schema import COLUMNS, TAGS, USED, Formatting, RowSchema, kind
+from drivetrain.data.language.row_schema import TAGS, USED, Formatting, RowSchema, kind
 from drivetrain.errors import Problem, UserError, problem
 
 NAME = "dataset_info.json"
 
 SOURCES = ("hf_hub_url", "file_name", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")  # first given wins
 OPTIONS = ("formatting", "ranking", "subset", "split", "folder", "num_samples", "columns", "tags")
+FORMATTINGS = ("alpaca", "sharegpt", "openai")
 FORMER = ("file_sha1",)  # in registries of 2023; it has no effect there either
 PICTURES = ("images", "videos", "audios")
 COLUMN_NAMES = (
@@ -106,8 +107,8 @@ def _entry(name: str, given: Any, folder: Path) -> Entry:
     refusals: Refusals = _unknown(given, (*SOURCES, *OPTIONS, *FORMER), "")
     path = _path(given, folder, refusals)
     formatting: Any = given.get("formatting") or "alpaca"
-    if formatting not in COLUMNS:
-        refusals.append((f"its formatting is {formatting!r}", f"it may be {', '.join(COLUMNS)}"))
+    if formatting not in FORMATTINGS:
+        refusals.append((f"its formatting is {formatting!r}", f"it may be {', '.join(FORMATTINGS)}"))
         formatting = "alpaca"
     columns = _names(given, "columns", COLUMN_NAMES, refusals)
     tags = _names(given, "tags", tuple(TAGS), refusals)
@@ -161,9 +162,6 @@ def _check_columns(columns: Mapping[str, str], formatting: str, refusals: Refusa
     shown = [name for name in PICTURES if name in columns]
     if shown:
         refusals.append((f"it has {' and '.join(shown)}", "only texts can be trained on: choose a data set of texts"))
-    if "kto_tag" in columns:
-        why = f"its column {columns['kto_tag']} distinguishes replies to learn from those to avoid (KTO)"
-        refusals.append((why, "leave out the rows that are to be avoided, and columns.kto_tag"))
     foreign = [name for name in columns if name in {*USED["alpaca"], "messages"} - {*USED[formatting]}]
     if foreign:
         fits = '"sharegpt" or "openai"' if formatting == "alpaca" else '"alpaca"'

@@ -6,22 +6,25 @@ Names and defaults are those of LLaMA-Factory's dataset_info.json (data/README.m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
-Formatting = Literal["alpaca", "sharegpt", "openai"]
+Formatting = Literal["alpaca", "sharegpt", "openai", "trl"]
 
 COLUMNS = {
     "alpaca": {"prompt": "instruction", "query": "input", "response": "output"},
     "sharegpt": {"messages": "conversations"},
     "openai": {"messages": "messages", "tools": "tools"},
+    "trl": {"prompt": "prompt", "tools": "tools"},
 }
 USED = {
     "alpaca": ("prompt", "query", "response", "history", "system", "tools"),
     "sharegpt": ("messages", "system", "tools"),
     "openai": ("messages", "system", "tools"),
+    "trl": ("prompt", "tools"),
 }
+REQUIRED = {"alpaca": ("prompt", "response"), "sharegpt": ("messages",), "openai": ("messages",), "trl": ()}
 TAGS = {
     "role_tag": "from",
     "content_tag": "value",
@@ -69,8 +72,9 @@ class RowSchema:
     no query unless that is named too: {prompt: input, response: target} must not read "input" twice.
 
     by_usual_names: no column was named: all are read, by their usual names, in every row that has them. ranking:
-    preference data, of which the column `chosen` is the reply. default_system: the system message of rows that have
-    none.
+    preference data, of which the column `chosen` is the reply. pairs: the column `rejected` is read beside it.
+    labels: the column `kto_tag` distinguishes replies to learn from those to avoid.
+    default_system: the system message of rows that have none.
     """
 
     formatting: Formatting
@@ -79,15 +83,24 @@ class RowSchema:
     ranking: bool = False
     default_system: str | None = None
     by_usual_names: bool = False
+    pairs: bool = False
+    labels: bool = False
 
     @cached_property
     def required(self) -> dict[str, str]:
         """Returns the columns that a row must have, as in `columns`."""
-        names = ["prompt", "response"] if self.formatting == "alpaca" else ["messages"]
-        if self.ranking:
-            names = [*(name for name in names if name != "response"), "chosen"]
-        defaults = {**COLUMNS[self.formatting], "chosen": "chosen"}
+        names = [name for name in REQUIRED[self.formatting] if not (self.ranking and name == "response")]
+        names += ["chosen"] if self.ranking else []
+        names += ["rejected"] if self.pairs else []
+        names += ["kto_tag"] if self.labels else []
+        defaults = {**COLUMNS[self.formatting], "chosen": "chosen", "rejected": "rejected", "kto_tag": "label"}
         return {name: self.columns.get(name, defaults[name]) for name in names}
+
+    @cached_property
+    def sides(self) -> tuple[RowSchema, RowSchema]:
+        """Returns the schemas by which each side of a pair is read: the second takes the rejected answer as reply."""
+        answers = {**self.columns, "chosen": self.required["rejected"]}
+        return replace(self, pairs=False), replace(self, pairs=False, columns=answers)
 
     @cached_property
     def named(self) -> dict[str, str]:
@@ -111,13 +124,14 @@ class RowSchema:
         return row.get(COLUMNS[self.formatting].get(name, ""))
 
     def tag(self, name: str) -> str:
-        defaults = OPENAI_TAGS if self.formatting == "openai" else TAGS
+        defaults = OPENAI_TAGS if self.formatting in ("openai", "trl") else TAGS
         return self.tags.get(name, defaults[name])
 
     @cached_property
     def roles(self) -> dict[str, str]:
         """Returns word in the data → user, assistant, observation, function (a call) or system."""
-        openai = {"function": "observation"} if self.formatting == "openai" else {}  # as OpenAI named tools at first
+        # as OpenAI named tools at first
+        openai = {"function": "observation"} if self.formatting in ("openai", "trl") else {}
         tagged = ("user", "assistant", "observation", "function", "system")
         return {**WORDS, **openai, **{self.tag(f"{role}_tag"): role for role in tagged}}
 
@@ -135,7 +149,7 @@ def check_is_to_learn_from(row: Mapping[str, Any], form: RowSchema) -> None:
                 f"its {name} is false: a reply to avoid, as in KTO data, not one to learn from (a column that says "
                 "something else needs another name)"
             )
-    if not form.ranking and all(row.get(name) and name not in read for name in PREFERENCE):
+    if not (form.ranking or form.labels) and all(row.get(name) and name not in read for name in PREFERENCE):
         raise RowError(
             "it has a chosen and a rejected reply beside the conversation: preference data, of which only chosen "
             "replies that are texts or single messages are read (without these two columns the conversation is)"
@@ -155,6 +169,16 @@ def text(value: Any, what: str) -> str:
     if not value.strip():
         raise RowError(f"{what} is empty")
     return value
+
+
+def truth(value: Any, what: str) -> bool:
+    """Returns a label as a boolean: true and false, 1 and 0, or these as texts. Raises RowError otherwise."""
+    known = {"true": True, "false": False, "1": True, "0": False}
+    found = known.get(str(value).strip().lower()) if isinstance(value, bool | int | float | str) else None
+    if found is None:
+        said = "is missing" if value is None else f"is {value!r}, neither true nor false"
+        raise RowError(f"{what} {said[:80]}")
+    return found
 
 
 def check_utf8(value: str, what: str) -> None:

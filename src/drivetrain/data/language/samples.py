@@ -6,7 +6,7 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,7 +15,7 @@ Sample = tuple[np.ndarray, np.ndarray]  # ids: (T,) int32; whether each is a tar
 
 class Tokenised(Protocol):
     def __len__(self) -> int: ...
-    def load(self, index: int, epoch: int) -> Sample: ...
+    def load(self, index: int, epoch: int) -> Any: ...
     def name(self, index: int) -> str: ...
 
 
@@ -65,6 +65,70 @@ class TokenSamples:
         return self.names[index]
 
 
+class Pair(NamedTuple):
+    """A sample of two: with the chosen answer, and with the rejected one. margin: by how much it is better."""
+
+    chosen: Sample
+    rejected: Sample
+    margin: float = 0.0
+
+    @property
+    def sides(self) -> tuple[Sample, Sample]:
+        return self.chosen, self.rejected
+
+
+@dataclass(frozen=True)
+class PairSamples:
+    """N pairs. chosen, rejected: N samples each; margins: (N,)."""
+
+    chosen: TokenSamples
+    rejected: TokenSamples
+    margins: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def load(self, index: int, epoch: int) -> Pair:
+        return Pair(self.chosen.load(index, epoch), self.rejected.load(index, epoch), float(self.margins[index]))
+
+    def name(self, index: int) -> str:
+        return self.chosen.name(index)
+
+
+class Labelled(NamedTuple):
+    """A sample with a label. mismatched: the same prompt with another sample's answer."""
+
+    own: Sample
+    mismatched: Sample
+    desirable: bool
+
+
+@dataclass(frozen=True)
+class LabelledSamples:
+    """N samples with a label each. prompts: (N,), how many of a sample's first tokens are its prompt; partners: (N,),
+    the sample whose answer it is mismatched with; length: the most tokens of a mismatched one."""
+
+    own: TokenSamples
+    desirable: np.ndarray
+    prompts: np.ndarray
+    partners: np.ndarray
+    length: int
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+    def load(self, index: int, epoch: int) -> Labelled:
+        own, other = self.own.load(index, epoch), self.own.load(int(self.partners[index]), epoch)
+        begins, ends = (int(self.prompts[each]) for each in (index, self.partners[index]))
+        kept = min(begins, max(self.length - len(other[0]) + ends, self.length // 2))  # as pairs are cut
+        parts = ((one[begins - kept : begins], two[ends:]) for one, two in zip(own, other, strict=True))
+        ids, targets = (np.concatenate(each)[: self.length] for each in parts)
+        return Labelled(own, (ids, targets), bool(self.desirable[index]))
+
+    def name(self, index: int) -> str:
+        return self.own.name(index)
+
+
 class JoinedSamples:
     """The samples of several data sets, one set after the other."""
 
@@ -76,7 +140,7 @@ class JoinedSamples:
     def __len__(self) -> int:
         return self.starts[-1]
 
-    def load(self, index: int, epoch: int) -> Sample:
+    def load(self, index: int, epoch: int) -> Any:
         part, place = self._at(index)
         return part.load(place, epoch)
 

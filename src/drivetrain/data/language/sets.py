@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from drivetrain.config.language import BadRows, DataSource, LanguageData, most_dropped
+from drivetrain.config.language_stages import SampleKind
 from drivetrain.data.array_store import default_root
 from drivetrain.data.bad_rows import BadRow, allowance, too_many
 from drivetrain.data.data_files import is_pattern, is_there
@@ -25,9 +26,10 @@ from drivetrain.data.language.conversation_formats import (
 from drivetrain.data.language.conversations import Conversation
 from drivetrain.data.language.documents import Text, stored_texts
 from drivetrain.data.language.registry import Entry, find, read_registry
-from drivetrain.data.language.row_schema import RowError, RowSchema, check_utf8, kind
+from drivetrain.data.language.row_schema import PREFERENCE, RowError, RowSchema, check_utf8, kind
 from drivetrain.data.language.stored_conversations import stored_conversations
 from drivetrain.data.language.stored_rows import taken
+from drivetrain.data.language.trl_rows import is_trl
 from drivetrain.data.long_text import LongText
 from drivetrain.data.row_blocks import BlockRows, RowFile
 from drivetrain.data.rows import HubPart, Rows, large_files, open_rows, refuse_hub_choices
@@ -78,7 +80,7 @@ class OpenSet:
     @property
     def notes(self) -> list[str]:
         notes = [f"none of the first {LOOKED_AT} rows of {self.name} has the column {each!r}" for each in self.unseen]
-        if self.form is not None and self.form.ranking:
+        if self.form is not None and self.form.ranking and not self.form.pairs:
             notes.append(f"{self.name} holds preferences: the chosen answers are trained on")
         return notes
 
@@ -137,9 +139,9 @@ class OpenSet:
 
 
 def open_sets(
-    sources: Sequence[DataSource], data: LanguageData, chats: bool, field: str, broken: list[Problem] | None = None
+    sources: Sequence[DataSource], data: LanguageData, kind: SampleKind, field: str, broken: list[Problem] | None = None
 ) -> list[OpenSet]:
-    """Opens all sources. chats: whether rows are conversations. Raises UserError with all problems of all sources.
+    """Opens all sources, whose rows hold samples of that kind. Raises UserError with all problems of all sources.
 
     broken: collects problems of single rows that cannot be read, so that they are reported with others. None: they are
     errors too.
@@ -147,7 +149,7 @@ def open_sets(
     registry: Mapping[str, Entry] = {}
     if data.registry is not None:
         registry = read_registry(str(data.registry), "workload.data.registry")
-    return together([partial(_opened, source, registry, data, chats, field, broken) for source in sources])
+    return together([partial(_opened, source, registry, data, kind, field, broken) for source in sources])
 
 
 def read_set(opened: OpenSet, seed: int, field: str) -> DataSet:
@@ -198,7 +200,7 @@ def _opened(
     source: DataSource,
     registry: Mapping[str, Entry],
     data: LanguageData,
-    chats: bool,
+    kind: SampleKind,
     field: str,
     broken: list[Problem] | None,
 ) -> OpenSet:
@@ -220,10 +222,10 @@ def _opened(
     name = source.path if is_pattern(source.path) else Path(source.path).name
     asked = [count for count in (source.samples, entry.num_samples if entry else None) if count is not None]
     samples = min(asked, default=None)
-    if not chats:
+    if kind == "texts":
         column = _text_column(source, entry, rows, field)
         return OpenSet(name, source, rows, None, column, samples, files=files, cache=data.cache)
-    form = replace(_form(source, entry, rows, field), default_system=data.system)
+    form = replace(_form(source, entry, rows, field, kind), default_system=data.system)
     unseen: list[str] = []
     if data.stream:
         check_names(form, source.replace, field)
@@ -265,25 +267,50 @@ def _entry(source: DataSource, registry: Mapping[str, Entry], field: str) -> Ent
     return find(registry, source.path, field)
 
 
-def _form(source: DataSource, entry: Entry | None, rows: Rows, field: str) -> RowSchema:
+def _form(source: DataSource, entry: Entry | None, rows: Rows, field: str, kind: SampleKind) -> RowSchema:
     fix = "give workload.stage=pretrain"
     if source.formatting == "text":
         raise problem(field, f"{source.path} holds texts, no conversations", fix)
     columns = {**(entry.columns if entry else {}), **source.columns}
     tags = {**(entry.tags if entry else {}), **source.tags}
+    pairs, labels = kind == "pairs", kind == "labelled"
+    if "kto_tag" in columns and not labels:
+        why = f"its column {columns['kto_tag']} distinguishes replies to learn from those to avoid (KTO)"
+        fix = "give workload.stage: kto, or leave out the rows that are to be avoided, and columns.kto_tag"
+        raise problem(field, f"{source.path}: {why}", fix)
     if source.formatting != "auto":
         ranking, usual = entry is not None and entry.ranking, entry is None and not columns
-        return RowSchema(source.formatting, columns, tags, ranking, by_usual_names=usual)
+        ranking = ranking or pairs or source.formatting == "trl"
+        return RowSchema(source.formatting, columns, tags, ranking, by_usual_names=usual, pairs=pairs, labels=labels)
     if entry is not None:
-        return RowSchema(entry.formatting, columns, tags, entry.ranking)
+        return RowSchema(entry.formatting, columns, tags, entry.ranking or pairs, pairs=pairs, labels=labels)
     first = rows.read(0, LOOKED_AT)
+    if pairs:
+        return _form_of_pairs(first, columns, tags, source.path, field)
+    if labels and not {"messages", "prompt"} & columns.keys() and any("completion" in row for row in first):
+        named = {"chosen": columns.get("response", "completion"), **columns}
+        return RowSchema("trl", named, tags, ranking=True, labels=True)
     try:
-        return guess_formatting(first, field, source.path, columns, tags)
+        return replace(guess_formatting(first, field, source.path, columns, tags), labels=labels)
     except UserError:
         if not any(isinstance(row.get("text"), str | LongText) for row in first):
             raise
         why = f"{source.path} holds texts, and no conversations of a format that is known"
         raise problem(field, why, f"{fix}, or formatting and columns") from None
+
+
+def _form_of_pairs(
+    first: Sequence[Mapping[str, Any]], columns: Mapping[str, str], tags: Mapping[str, str], path: str, field: str
+) -> RowSchema:
+    keys = dict.fromkeys(key for row in first for key in row)
+    lacking = [name for name in PREFERENCE if columns.get(name, name) not in keys]
+    if lacking:
+        why = f"rows of {path} have {', '.join(keys) or 'nothing'}: no column {' or '.join(map(repr, lacking))}"
+        fix = "name them, columns: {chosen: ..., rejected: ...}, or give workload.stage: sft for one reply a row"
+        raise problem(field, f"{why} of a pair of answers", fix)
+    if is_trl(first, columns):
+        return RowSchema("trl", columns, tags, ranking=True, pairs=True)
+    return replace(guess_formatting(first, field, path, columns, tags), ranking=True, pairs=True)
 
 
 def _text_column(source: DataSource, entry: Entry | None, rows: Rows, field: str) -> str:

@@ -22,22 +22,28 @@ class StoredConversations(StoredItems[Conversation]):
 
     @staticmethod
     def encoded(item: Conversation) -> str:
-        """Writes each message's role and content, and those of its other fields that are set."""
-        messages = [
-            [each.role, each.content, {name: given for name in FEW if (given := getattr(each, name)) != FEW[name]}]
-            for each in item.messages
+        """Writes each message's role and content, and those of its other fields that are set; of a pair both sides."""
+        sides = [
+            [
+                [each.role, each.content, {name: given for name in FEW if (given := getattr(each, name)) != FEW[name]}]
+                for each in side
+            ]
+            for side in (item.messages, item.rejected)
         ]
-        return json.dumps([messages, list(item.tools)], ensure_ascii=False, separators=(",", ":"))
+        return json.dumps(
+            [list(item.tools), item.desirable, item.margin, *sides], ensure_ascii=False, separators=(",", ":")
+        )
 
     @staticmethod
     def decoded(content: str, where: str) -> Conversation:
-        messages, tools = json.loads(content)
-        made = []
-        for role, text, few in messages:
-            if "tool_calls" in few:
-                few["tool_calls"] = tuple(few["tool_calls"])
-            made.append(Message(role, text, **few))
-        return Conversation(tuple(made), tuple(tools), where)
+        tools, desirable, margin, *sides = json.loads(content)
+        made: list[list[Message]] = [[], []]
+        for messages, side in zip(made, sides, strict=True):
+            for role, text, few in side:
+                if "tool_calls" in few:
+                    few["tool_calls"] = tuple(few["tool_calls"])
+                messages.append(Message(role, text, **few))
+        return Conversation(tuple(made[0]), tuple(tools), where, tuple(made[1]), desirable, margin)
 
     @property
     def has_placeholders(self) -> bool:

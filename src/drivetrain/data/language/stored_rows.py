@@ -27,7 +27,7 @@ from drivetrain.data.text_rows import MappedTexts
 from drivetrain.errors import Problem, UserError
 
 T = TypeVar("T")
-FORMAT = 4
+FORMAT = 6
 MOST_SHOWN = 5  # files that cannot be read
 
 

@@ -1,0 +1,130 @@
+"""Trains a reward model on pairs of answers: a language model with one score for each, read at its last token.
+
+The model is Transformers' sequence classifier of one label, so that `AutoModelForSequenceClassification` loads it. The
+last token is the one that Transformers finds: the last that is no padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from drivetrain.config.language import LanguageModel
+from drivetrain.data.language.samples import JoinedSamples, Pair
+from drivetrain.models.model_folders import save_description
+from drivetrain.workloads.base import Batch, BestMetric, Outputs
+from drivetrain.workloads.exporting import PlainBatch
+from drivetrain.workloads.language_workload import LanguageSamplesWorkload
+from drivetrain.workloads.loss_contract import LOSS, ONE_TERM, LossContext
+from drivetrain.workloads.metrics import MeanOfColumn, Metric
+from drivetrain.workloads.preference import pair_lengths
+from drivetrain.workloads.reward_build import build_reward_model, padding_of
+
+CENTRING = "centring"
+COLUMNS = {"reward_accuracy": True, "reward_chosen": True, "reward_rejected": False}  # of predictions, (P, 3)
+
+
+class RewardWorkload(LanguageSamplesWorkload):
+    def __init__(self, config: LanguageModel, seed: int) -> None:
+        super().__init__(config, seed)
+        self._pad = padding_of(self._reader.tokenizer)
+
+    def build_model(self) -> nn.Module:
+        built = build_reward_model(self._config, self._reader, self._pad, self.adapters, self.fake_quantiser)
+        for note in built.notes:
+            self._reader.warn(note)
+        self._extra = built.extra
+        return built.model
+
+    # --- batches ------------------------------------------------------------------------------------------------------
+
+    def collate(self, samples: Sequence[Pair]) -> Batch:
+        """Returns input_ids (2B, T) int64, chosen and rejected in turns, padded at the end; margins (B,) fp32."""
+        ids = self._padded([side[0] for pair in samples for side in pair.sides])
+        return {"input_ids": ids, "margins": torch.tensor([pair.margin for pair in samples], dtype=torch.float32)}
+
+    def _padded(self, answers: Sequence[np.ndarray]) -> Tensor:
+        table = np.full((len(answers), max(map(len, answers))), self._pad, dtype=np.int64)
+        for number, ids in enumerate(answers):
+            table[number, : len(ids)] = ids
+        return torch.from_numpy(table)
+
+    def shown(self, sample: Pair) -> str:
+        texts = [self._reader.tokenizer.decode(ids.tolist()) for ids, _ in sample.sides]
+        return f"chosen: {texts[0]}\nrejected: {texts[1]}"
+
+    @property
+    def lengths(self) -> Sequence[int] | None:
+        groups = self._config.data.group_by_length and isinstance(self.train, JoinedSamples)
+        return pair_lengths(self.train, False) if groups else None  # type: ignore[arg-type]
+
+    # --- the loss -----------------------------------------------------------------------------------------------------
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        weight = self._config.preference.centring
+        return {LOSS: 1.0, CENTRING: weight} if weight else ONE_TERM
+
+    def counts(self, batch: Batch) -> Mapping[str, int]:
+        return dict.fromkeys(self.terms, len(batch["margins"]))
+
+    def loss_sums(self, model: nn.Module, batch: Batch, context: LossContext) -> Mapping[str, Tensor]:
+        del context
+        return self._sums(self._rewards(model, batch), batch)
+
+    def _sums(self, rewards: Tensor, batch: Batch) -> Mapping[str, Tensor]:
+        """Returns the loss of Bradley and Terry 1952, -log σ(r_chosen - r_rejected - margin) (the margin: Touvron et
+        al. 2023, "Llama 2", equation 2), and the centring (r_chosen + r_rejected)² (Eisenstein et al. 2023, "Helping or
+        Herding?", section 3)."""
+        chosen, rejected = rewards.unbind(1)
+        sums = {LOSS: -F.logsigmoid(chosen - rejected - batch["margins"]).sum()}
+        return sums if CENTRING not in self.terms else {**sums, CENTRING: (chosen + rejected).square().sum()}
+
+    def _rewards(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Returns (P, 2) fp32: the scores of the chosen and the rejected answers."""
+        scores: Tensor = model(input_ids=batch["input_ids"], **self._extra).logits
+        return scores.float().view(-1, 2)
+
+    # --- evaluation and prediction ------------------------------------------------------------------------------------
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Outputs:
+        rewards, count = self._rewards(model, batch), len(batch["margins"])
+        sums = self._sums(rewards, batch)
+        right = (rewards[:, 0] > rewards[:, 1]).float()[:, None]
+        found = torch.cat([right, rewards], 1)
+        terms = {name: (value, count) for name, value in sums.items()} if len(sums) > 1 else {}
+        return Outputs(sums[LOSS], count, found, found, terms)
+
+    def predict(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
+        names = "reward_chosen", "reward_rejected"
+        rows = self._rewards(model, batch).tolist()
+        return [{name: round(score, 6) for name, score in zip(names, row, strict=True)} for row in rows]
+
+    def metrics(self) -> Mapping[str, Metric]:
+        return {name: MeanOfColumn(number, higher) for number, (name, higher) in enumerate(COLUMNS.items())}
+
+    def derived(self, values: Mapping[str, float]) -> dict[str, float]:
+        return {"reward_margin": values["reward_chosen"] - values["reward_rejected"]}
+
+    @property
+    def best_metric(self) -> BestMetric:
+        return BestMetric("loss", higher_is_better=False)
+
+    # --- files --------------------------------------------------------------------------------------------------------
+
+    def plain_batch(self, model: nn.Module, samples: Sequence[Pair]) -> PlainBatch:
+        del model
+        ids = self._padded([pair.chosen[0] for pair in samples])
+        mask = torch.ones_like(ids)
+        for row, pair in enumerate(samples):
+            mask[row, len(pair.chosen[0]) :] = 0
+        return PlainBatch({"input_ids": ids, "attention_mask": mask}, None)
+
+    def save_assets(self, model: nn.Module, folder: Any) -> None:
+        save_description(model, folder)
+        self._reader.tokenizer.save_pretrained(folder)

@@ -1,0 +1,115 @@
+"""Settings of learning from pairs: what goes together, what is refused and why, and the reference that follows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from drivetrain.config import rules
+from drivetrain.config.load import validate
+from drivetrain.config.machine import Machine
+from drivetrain.config.notices import notices
+from drivetrain.config.preference import LOSSES, STAGES, USUAL, LossName
+from drivetrain.config.resolve import resolved
+from drivetrain.config.run import RunConfig
+
+CPU = Machine("cpu", "a CPU", 1, 2**33, 2, None, frozenset({"float32"}))
+LORA = {"method": "lora"}
+
+
+def built(folder: Path, stage: str = "dpo", data: dict[str, Any] | None = None, **run: Any) -> RunConfig:
+    preference = run.pop("preference", {})
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    workload = {"type": "language_model", "stage": stage, "model": {"path": str(folder)}, "preference": preference}
+    workload["data"] = {"train": "owner/pairs", "template": "chatml", **(data or {})}
+    found, problems = validate({"workload": workload, "batch_size": 8, "loop": {"steps": 10}, **run}, [])
+    assert found is not None, problems
+    return resolved(found, CPU)
+
+
+def said(run: RunConfig) -> str:
+    return "\n".join(map(str, rules.check(run, CPU)))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_each_stage_has_a_usual_loss_that_needs_no_setting(tmp_path: Path, stage: str) -> None:
+    run: Any = built(tmp_path, stage)
+    assert said(run) == ""
+    assert run.workload.preference.losses(stage) == USUAL[stage]
+    assert run.workload.preference.reference == ("copy" if stage in ("dpo", "kto") else "none")
+
+
+@pytest.mark.parametrize("name", [name for name, row in LOSSES.items() if row.stages == ("dpo",)])
+def test_every_loss_of_dpo_is_accepted_with_what_it_needs(tmp_path: Path, name: str) -> None:
+    needed = {"label_smoothing": 0.1} if LOSSES[name].smoothed else {}
+    assert said(built(tmp_path, preference={"loss": name, **needed})) == ""
+    assert set(get_args(LossName)) == LOSSES.keys()
+
+
+@pytest.mark.parametrize(
+    ("adapter", "reference"),
+    [
+        (LORA, "adapters_off"),
+        ({"method": "ia3"}, "adapters_off"),
+        ({**LORA, "pissa": True}, "copy"),
+        ({**LORA, "train_also": ["lm_head"]}, "copy"),
+        ({"method": "prefix"}, "copy"),
+        (None, "copy"),
+    ],
+)
+def test_the_reference_is_the_base_where_adapters_start_without_effect(
+    tmp_path: Path, adapter: Any, reference: str
+) -> None:
+    run: Any = built(tmp_path, **({} if adapter is None else {"adapter": adapter}))
+    assert run.workload.preference.reference == reference
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"loss": "orpo"}, "orpo is a loss of stage orpo"),
+        ({"loss": "sft"}, "sft learns from the chosen answers alone"),
+        ({"loss": "apo_zero", "label_smoothing": 0.1}, "label_smoothing: the loss apo_zero has none"),
+        ({"loss": {"sigmoid": 1.0, "apo_zero": 1.0}, "divergence": "js"}, "divergence: the loss apo_zero has none"),
+        ({"loss": "cdpo"}, "cdpo needs the share of labels that are wrong, above 0"),
+        ({"loss": ["robust", "exo_pair"]}, "robust needs the share"),
+        ({"gamma": 1.0}, "gamma: the loss sigmoid has none"),
+        ({"discopop_tau": 0.1}, "discopop_tau: the loss sigmoid has none"),
+        ({"divergence_alpha": 0.3}, "the divergence is reverse_kl"),
+        ({"loss": "bco_pair", "reference": "none"}, "bco_pair measures each answer against the reference"),
+        ({"reference": "adapters_off"}, "there are no adapters to put off"),
+        ({"reference_every": 5}, ""),
+        ({"reference_every": 5, "reference": "none"}, "the reference is none"),
+        ({"reference_mixing": 0.3}, "no copy follows the model"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(tmp_path: Path, given: dict[str, Any], why: str) -> None:
+    found = said(built(tmp_path, preference=given))
+    assert why in found
+    assert bool(why) == bool(found)
+
+
+def test_what_a_stage_does_not_read_is_refused(tmp_path: Path) -> None:
+    assert "stage simpo has no such weight" in said(built(tmp_path, "simpo", preference={"ld_alpha": 0.5}))
+    assert "simpo has no reference" in said(built(tmp_path, "simpo", preference={"reference": "copy"}))
+    assert "only stages that learn from preferences read it" in said(built(tmp_path, "sft", preference={"beta": 0.5}))
+    assert "preferences are read whole" in said(built(tmp_path, data={"stream": True}))
+
+
+def test_adapters_that_cannot_be_put_off_need_a_copy(tmp_path: Path) -> None:
+    found = built(tmp_path, adapter={**LORA, "train_also": ["lm_head"]}, preference={"reference": "adapters_off"})
+    assert "modules trained whole" in said(found)
+
+
+def test_settings_without_effect_on_pairs_are_told(tmp_path: Path) -> None:
+    told = " ".join(notices(built(tmp_path, data={"train_on": "last_response"}), CPU))
+    assert "of preferences the answers are trained on" in told
+
+
+@pytest.mark.parametrize("given", [{"loss": "best"}, {"loss": {"sigmoid": 0}}, {"loss": []}, {"label_smoothing": 0.5}])
+def test_a_block_that_no_loss_can_read_is_refused_when_it_is_loaded(given: dict[str, Any]) -> None:
+    workload = {"type": "language_model", "stage": "dpo", "model": {"path": "a/b"}, "data": {"train": "a/b"}}
+    _, problems = validate({"workload": {**workload, "preference": given}, "batch_size": 8, "loop": {"steps": 1}}, [])
+    assert any("workload.preference" in str(each) for each in problems)
