@@ -75,7 +75,7 @@ OWNERS = {
         *("tracking/progress.py", "compare/live.py", "compare/table.py"),
     },
     "matplotlib": {"compare/plots.py", "compare/page.py"},
-    "jinja2": {"compare/page.py", "data/language/chat.py"},
+    "jinja2": {"compare/page.py", "plan/page.py", "data/language/chat.py"},
     "pytorch_optimizer": {"optim/low_rank.py"},
     "filelock": {
         "compare/runner.py",

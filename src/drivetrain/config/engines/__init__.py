@@ -11,7 +11,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, TypeAdapter
 
 from drivetrain.config.base import JsonSchemaMadeLate
 from drivetrain.config.engines.accelerated import DRIVER, ZERO, AccelerateEngine
@@ -22,6 +22,7 @@ from drivetrain.config.engines.zero import DeepspeedEngine
 
 __all__ = [
     "DRIVER",
+    "ENGINE",
     "ENGINES",
     "KINDS",
     "SHORT",
@@ -89,3 +90,4 @@ EngineConfig = Annotated[
         }
     ),
 ]
+ENGINE: TypeAdapter[EngineBlock] = TypeAdapter(EngineConfig)

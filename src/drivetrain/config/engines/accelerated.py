@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
 from drivetrain.config import accelerate
 from drivetrain.config.base import JsonSchemaMadeLate, doc
-from drivetrain.config.engines.block import EngineBlock, Traits
+from drivetrain.config.engines.block import EngineBlock, Shares, Traits
 from drivetrain.config.engines.plain import DdpEngine, FsdpEngine
 from drivetrain.config.engines.zero import FILE_OR_CONTENT, DeepspeedEngine, content, own_fields, read
 from drivetrain.config.files import read_yaml
@@ -97,6 +97,9 @@ class AccelerateEngine(EngineBlock):
 
     def whole_copies(self, ranks: int) -> int:
         return self.driver.whole_copies(ranks)
+
+    def shares(self, devices: int) -> Shares:
+        return self.driver.shares(devices)
 
     @property
     def whole_on_device(self) -> bool:

@@ -35,6 +35,17 @@ class Traits:
     gains_by_compiling: bool = False  # as far as is known
 
 
+@dataclass(frozen=True)
+class Shares:
+    """The shares of a model that one device holds, at the least: of its parameters, their gradients and the optimizer's
+    state. gathers: how often all parameters come over the network in a step, at the least."""
+
+    parameters: float = 1.0
+    gradients: float = 1.0
+    optimizer: float = 1.0
+    gathers: float = 0.0
+
+
 class EngineBlock(Frozen):
     """How a run is spread over devices: the block `engine` of a run file.
 
@@ -105,6 +116,11 @@ class EngineBlock(Frozen):
         """Returns how many of the `ranks` of one machine build the whole model in CPU memory."""
         return ranks
 
+    def shares(self, devices: int) -> Shares:
+        """Returns what each of the run's devices holds."""
+        del devices
+        return Shares()
+
     @property
     def whole_on_device(self) -> bool:
         """Whether a device holds all weights at some time, be it only until they are sharded."""
@@ -119,6 +135,16 @@ class EngineBlock(Frozen):
         """Returns the same engine for `world` ranks: only the data axis changes."""
         del world
         return self
+
+    def is_emulated(self, device: str) -> bool:
+        """Returns whether it is played on such a device ("cpu", "cuda"), so that its speed there means nothing."""
+        del device
+        return False
+
+    @property
+    def axes(self) -> Mapping[str, int]:
+        """Returns the axes besides the data's along which one sample's work is divided, with their ranks."""
+        return {}
 
     @property
     def stages(self) -> int:

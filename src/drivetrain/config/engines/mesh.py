@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from drivetrain.config.adapter import PROMPTS, Adapter
 from drivetrain.config.base import doc
-from drivetrain.config.engines.block import NO_FP8, NO_MASTER, EngineBlock, Traits
+from drivetrain.config.engines.block import NO_FP8, NO_MASTER, EngineBlock, Shares, Traits
 from drivetrain.config.machine import Machine
 from drivetrain.config.optimizers import OptimizerKind
 from drivetrain.errors import Problem
@@ -86,6 +86,13 @@ class MeshEngine(EngineBlock):
             return here
         return max(1, self.least_world // nodes)
 
+    def shares(self, devices: int) -> Shares:
+        split = 1 / (self.pp * self.tp)
+        if not self.shard:
+            return Shares(split, split, split)
+        share = split / (self.data_degree(devices) * self.cp)
+        return Shares(share, share, share, gathers=2.0 if self.pp == 1 else 1.0)  # stages keep what they gathered
+
     @property
     def whole_on_device(self) -> bool:
         """Whether a rank holds all weights: not where they are cut or sharded on the CPU first."""
@@ -99,6 +106,10 @@ class MeshEngine(EngineBlock):
         data = world // self.beside_data
         shard = self.shard and data * self.cp > 1  # one rank has no other to share with
         return self.model_copy(update={"dp": None if self.dp is None else data, "shard": shard})
+
+    @property
+    def axes(self) -> Mapping[str, int]:
+        return {name: ranks for name in ("pp", "cp", "tp") if (ranks := getattr(self, name)) > 1}
 
     @property
     def stages(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from drivetrain.config.base import doc
-from drivetrain.config.engines.block import NO_FP8, NO_MASTER, EngineBlock, Traits
+from drivetrain.config.engines.block import NO_FP8, NO_MASTER, EngineBlock, Shares, Traits
 from drivetrain.config.machine import Machine
 from drivetrain.config.optimizers import OptimizerKind
 from drivetrain.errors import Problem
@@ -45,12 +45,15 @@ class DpEngine(EngineBlock):
         del world
         return self.replicas or processes or 1
 
+    def is_emulated(self, device: str) -> bool:
+        return device == "cpu"
+
     def needs_rows(self, devices: int) -> bool:
         return devices > 1  # rows are dealt to the replicas
 
     def notices(self, run: RunConfig, machine: Machine) -> Iterator[str]:
         del run
-        if machine.device == "cpu":
+        if self.is_emulated(machine.device):
             yield "engine=dp on a CPU runs its replicas on threads (dp, CPU emulation): semantics, not speed"
 
 
@@ -62,6 +65,9 @@ class DdpEngine(EngineBlock):
     bucket_mb: float = doc("MiB of gradients exchanged at once", 25.0, gt=0)
     static_graph: bool = doc("The model does the same in every step (quicker with recompute)", False)
     find_unused: bool = doc("Some parameters get no gradient in some steps", False)
+
+    def shares(self, devices: int) -> Shares:
+        return Shares(optimizer=1 / devices, gathers=1.0) if self.shard_optimizer else Shares()
 
     def problems_here(self, run: RunConfig, machine: Machine, where: str) -> Iterator[Problem]:
         del run
@@ -100,6 +106,12 @@ class FsdpEngine(EngineBlock):
 
     def whole_copies(self, ranks: int) -> int:
         return 1 if self.meta else ranks
+
+    def shares(self, devices: int) -> Shares:
+        if self.offload:
+            return Shares(0.0, 0.0, 0.0, gathers=1.0)
+        share = 1 / (self.hybrid or devices)
+        return Shares(share, share, share, gathers=2.0 if self.reshard else 1.0)
 
     @property
     def whole_on_device(self) -> bool:

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, WithJsonSchema, model_validator
 
 from drivetrain.config import deepspeed
 from drivetrain.config.base import doc
-from drivetrain.config.engines.block import NO_FP8, EngineBlock, Traits
+from drivetrain.config.engines.block import NO_FP8, EngineBlock, Shares, Traits
 from drivetrain.config.files import read_json
 from drivetrain.config.machine import Machine
 from drivetrain.config.optimizers import OptimizerKind
@@ -84,6 +84,15 @@ class DeepspeedEngine(EngineBlock):
     @property
     def offloads(self) -> bool:
         return "cpu" in (self.offload_optimizer, self.offload_parameters)
+
+    def shares(self, devices: int) -> Shares:
+        moved, share = self.offload_optimizer != "none", 1 / devices
+        return Shares(
+            parameters=0.0 if self.offload_parameters != "none" else share if self.stage == 3 else 1.0,
+            gradients=0.0 if moved else share if self.stage >= 2 else 1.0,
+            optimizer=0.0 if moved else share if self.stage >= 1 else 1.0,
+            gathers=(0.0, 1.0, 1.0, 2.0)[self.stage],
+        )
 
     @property
     def packages(self) -> frozenset[str]:

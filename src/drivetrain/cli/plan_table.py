@@ -1,0 +1,86 @@
+"""A plan on the screen: the table, the choice with the line to type, the questions that led there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from drivetrain.plan.rows import Plan, Row
+
+MOST_WAYS = 4  # of an engine, that --explain shows
+
+
+def render(plan: Plan, command: str) -> Group:
+    """Returns the plan for a reader. command: `drivetrain train run.yaml` with the user's overrides."""
+    from drivetrain.plan.questions import path_of
+
+    parts: list[RenderableType] = [_table(plan), Text()]
+    if plan.choice is not None:
+        parts += [Text("The line to type:", style="bold"), Text(f"  {line_of(plan.choice, command)}"), Text()]
+    parts.append(Text("The questions that led there:", style="bold"))
+    parts += [Text(f"  {line}") for line in path_of(plan).lines()]
+    parts += [Text(f"note  {line}") for line in plan.notes]
+    parts += [Text(f"offer {line}") for line in plan.offers]
+    return Group(*parts)
+
+
+def line_of(row: Row, command: str) -> str:
+    """Returns the command that trains a row's way."""
+    quoted = (f'"{each}"' if set(each) & set(" {}[]") else each for each in row.overrides)
+    return " ".join([command, *quoted])
+
+
+def _table(plan: Plan) -> Table:
+    from drivetrain.plan.columns import columns, shown_rows
+
+    rows, left_out = shown_rows(plan)
+    shown = columns(plan)
+    caption = f"{left_out} more ways in --json" if left_out else None
+    table = Table(title=f"planned, not measured, on {plan.machine}", caption=caption, box=None, pad_edge=False)
+    table.title_justify = table.caption_justify = "left"
+    for column in shown:
+        table.add_column(column.name, overflow="fold")
+    for row in rows:
+        style = "green" if row is plan.choice else ""
+        table.add_row(*(escape(column.text(plan, row)) for column in shown), style=style)
+    return table
+
+
+def explained(plan: Plan, engine: str) -> Iterator[str]:
+    """Yields why the ways of an engine are not the choice: their best ones beside it. engine: its label, or a part of
+    it."""
+    rows = [row for row in plan.rows if engine in (row.run.engine.name, row.run.engine.label)]
+    if not rows:
+        known = ", ".join(dict.fromkeys(row.run.engine.label for row in plan.rows))
+        yield f"{engine} is none of the ways that were planned: {known}"
+        return
+    choice = plan.choice
+    for row in rows[:MOST_WAYS]:
+        yield f"{' '.join(row.overrides)}: {_why_not(row, choice)}"
+    if len(rows) > MOST_WAYS:
+        yield f"{len(rows) - MOST_WAYS} more ways of {engine} are behind these"
+
+
+def _why_not(row: Row, choice: Row | None) -> str:
+    if row is choice:
+        return "is the choice"
+    if row.fits != "yes" or choice is None or row.seconds is None or choice.seconds is None:
+        return row.verdict
+    ratio = row.seconds / choice.seconds
+    if row.is_emulated:
+        return "fits, but is emulated on this device: its speed means nothing"
+    slower = f"{ratio:.2f} times the choice's step time" if ratio > 1.01 else "as quick as the choice, which is simpler"
+    bound = "" if row.timing is None else f", bound by {row.timing.bound_by}"
+    return f"fits; {row.seconds:.3g} s a step, {slower}{bound}"
+
+
+def print_explanation(plan: Plan, engines: Sequence[str], console: Console) -> None:
+    for engine in engines:
+        for line in explained(plan, engine):
+            console.print(escape(line), soft_wrap=True)

@@ -1,0 +1,93 @@
+"""The columns of a plan's table, for the screen and for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from drivetrain.plan.rows import Plan, Row, gib
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    explained: str
+    text: Callable[[Plan, Row], str]
+
+
+def columns(plan: Plan) -> list[Column]:
+    """Returns the columns that a plan has figures for."""
+    shown = [WAY, STEP, RATE, MEMORY, VERDICT]
+    if plan.steps is not None:
+        shown.insert(3, TOTAL)
+    if plan.price is not None:
+        shown.insert(4, COST)
+    return shown
+
+
+def _step(plan: Plan, row: Row) -> str:
+    del plan
+    return "" if row.seconds is None else f"{row.seconds:.3g} s"
+
+
+def _rate(plan: Plan, row: Row) -> str:
+    del plan
+    if row.tokens_per_second is not None:
+        return f"{row.tokens_per_second:,.0f} tokens"
+    return "" if row.samples_per_second is None else f"{row.samples_per_second:,.3g} samples"
+
+
+def _memory(plan: Plan, row: Row) -> str:
+    del plan
+    if row.costs is None:
+        return ""
+    return f"{gib(row.costs.memory.allocated)} of {gib(row.capacity)}"
+
+
+def _total(plan: Plan, row: Row) -> str:
+    seconds = plan.total_seconds(row)
+    return "" if seconds is None else duration(seconds)
+
+
+def _cost(plan: Plan, row: Row) -> str:
+    cost = plan.cost(row)
+    return "" if cost is None else f"{cost:,.2f}"
+
+
+WAY = Column("way", "what to add to `drivetrain train run.yaml`", lambda _, row: " ".join(row.overrides))
+STEP = Column("planned step", "time of one step", _step)
+RATE = Column("a second", "tokens, padding included, or samples over all devices", _rate)
+TOTAL = Column("whole run", "all steps, without evaluations, saves and start", _total)
+COST = Column("cost", "the whole run at the price of an hour of a device, for all devices of the machine", _cost)
+MEMORY = Column("memory a device", "tensors at the peak of the fullest device, of what it has", _memory)
+VERDICT = Column("fits", "with a margin; or what is short, or why it is no way to run", lambda _, row: row.verdict)
+
+
+def duration(seconds: float) -> str:
+    """Formats a time in its two largest units: "3 d 4 h", "12 min 5 s", "1.2 s"."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    units: Sequence[tuple[str, int]] = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    place = next(n for n, (_, size) in enumerate(units) if seconds >= size)
+    (large, size), (small, part) = units[place], units[place + 1]
+    whole = int(seconds // size)
+    return f"{whole:,} {large} {int((seconds - whole * size) // part)} {small}"
+
+
+def shown_rows(plan: Plan, most_fitting: int = 12, most_others: int = 12) -> tuple[list[Row], int]:
+    """Returns the rows for a reader, and how many are left out: all of a few; of many the best micro-batch of each way
+    that fits, and the best row of each engine that has none of these."""
+    if len(plan.rows) <= most_fitting + most_others:
+        return [*plan.rows], 0
+    shown: list[Row] = []
+    seen: set[str] = set()
+    engines: set[str] = set()
+    for row in plan.rows:
+        run = row.run
+        way = f"{run.engine!r} {run.precision} {run.world_size} {run.recompute} {run.offload_activations}"
+        fits = row.fits == "yes" and way not in seen and len(seen) < most_fitting
+        if fits or row is plan.choice or (repr(run.engine) not in engines and len(shown) < most_fitting + most_others):
+            shown.append(row)
+            seen.add(way)
+            engines.add(repr(run.engine))
+    return shown, len(plan.rows) - len(shown)

@@ -1,0 +1,193 @@
+"""Derives the costs of a step from traces of the same run with other micro-batches.
+
+Memory: each stretch of the step's timeline holds bytes that do not depend on the micro-batch, and bytes in proportion
+to it. So two traces give a line for each stretch, and the peak is the highest of them: piecewise linear, as the peak
+moves from the optimizer's update to the backward pass. (Extrapolating the peak itself is badly wrong there.)
+
+Operations and messages: a share of a step (the update), a share of each micro-batch (weights are read, blocks gathered)
+and a share of each sample. Three traces give the three.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+
+from drivetrain.plan.step_costs import MemoryPart, Messages, Operations, StepCosts, StepMemory
+
+Key = tuple[str, ...]
+Item = TypeVar("Item", Operations, Messages)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A rank's samples of a step: `count` micro-batches of at most `size` samples, `samples` in all."""
+
+    size: int
+    count: int
+    samples: int
+
+    @classmethod
+    def of(cls, samples: int, size: int) -> Cut:
+        return cls(size, math.ceil(samples / size), samples)
+
+    def shortened(self, stages: int) -> Cut:
+        """Returns a cut of the same micro-batch, with no more of them than show all that is held at once."""
+        full = max(2, stages)
+        return self if self.count <= full else Cut(self.size, full, self.size * full)
+
+
+def cuts_to_trace(samples: int, stages: int) -> list[Cut]:
+    """Returns the cuts whose traces give those of `samples` samples a rank: at most three.
+
+    Two micro-batches show what accumulating adds, and a pipeline is full with as many as it has stages.
+    """
+    full = max(2, stages)
+    if samples < full:
+        return [Cut(1, samples, samples)]
+    large = samples // full
+    cuts = [Cut(1, full, full), Cut(large, full, large * full)]
+    cuts.append(Cut(samples, 1, samples) if stages == 1 else Cut(1, full + 1, full + 1))
+    if large == 1:  # the first two are one
+        cuts.append(Cut(1, 1, 1) if stages == 1 else Cut(2, full, 2 * full))
+    return list(dict.fromkeys(cuts))
+
+
+class Derivation:
+    """The costs of one run at any cut, from its traces at some."""
+
+    def __init__(self, traced: Mapping[Cut, StepCosts], stages: int = 1) -> None:
+        self._traced, self._full = dict(traced), max(2, stages)
+
+    def at(self, cut: Cut) -> StepCosts:
+        """Returns the traced costs where this cut was traced, else derived ones."""
+        if cut in self._traced:
+            return self._traced[cut]
+        nearest = min(self._traced, key=lambda each: abs(math.log(each.samples / each.count * cut.count / cut.samples)))
+        like = self._traced[nearest]
+        tokens = None if like.tokens is None else round(like.tokens * cut.samples / nearest.samples)
+        return StepCosts(
+            memory=self._memory(cut),
+            operations=self._operations(cut, like.operations),
+            messages=self._messages(cut, like.messages),
+            trained_parameters=like.trained_parameters,
+            tokens=tokens,
+            origin="derived",
+            seconds_taken=0.0,
+        )
+
+    def _memory(self, cut: Cut) -> StepMemory:
+        alike = {each: costs.memory for each, costs in self._traced.items() if self._depth(each) == self._depth(cut)}
+        alike = alike or {each: costs.memory for each, costs in self._traced.items()}
+        sizes = {each.size: memory for each, memory in alike.items()}
+        if cut.size in sizes or len(sizes) == 1:
+            return sizes.get(cut.size) or next(iter(sizes.values()))
+        below, above = _around(cut.size, sorted(sizes))
+        return between(sizes[below], sizes[above], (cut.size - below) / (above - below))
+
+    def _depth(self, cut: Cut) -> int:
+        """Returns how many micro-batches are under way at once, or 2 for any number that is accumulated."""
+        return min(cut.count, self._full)
+
+    def _operations(self, cut: Cut, like: Sequence[Operations]) -> tuple[Operations, ...]:
+        found: list[Operations] = []
+        for key, group in _grouped(like).items():
+            calls, flops, moved = self._rates(cut, key, group, ("calls", "flops", "bytes"))
+            found += [
+                replace(each, calls=_times(each.calls, calls), flops=each.flops * flops, bytes=each.bytes * moved)
+                for each in group
+            ]
+        return tuple(found)
+
+    def _messages(self, cut: Cut, like: Sequence[Messages]) -> tuple[Messages, ...]:
+        found: list[Messages] = []
+        for key, group in _grouped(like).items():
+            calls, sent = self._rates(cut, key, group, ("calls", "bytes"))
+            found += [replace(each, calls=_times(each.calls, calls), bytes=each.bytes * sent) for each in group]
+        return tuple(found)
+
+    def _rates(self, cut: Cut, key: Key, group: Sequence[Item], quantities: Sequence[str]) -> list[float]:
+        """Returns for each quantity the derived total over that of the group, which stands for it. Updates are made
+        once a step, whatever the cut."""
+        if key[0] == "optimizer":
+            return [1.0 for _ in quantities]
+        return [self._rate(cut, key, sum(getattr(each, name) for each in group), name) for name in quantities]
+
+    def _rate(self, cut: Cut, key: Key, held: float, quantity: str) -> float:
+        if not held:
+            return 1.0
+        rows = np.array([[1.0, each.count, each.samples] for each in self._traced])
+        values = np.array([_total(costs, key, quantity) for costs in self._traced.values()])
+        shares, *_ = np.linalg.lstsq(rows, values, rcond=None)
+        return max(0.0, float(shares @ [1.0, cut.count, cut.samples])) / held
+
+
+def between(below: StepMemory, above: StepMemory, share: float) -> StepMemory:
+    """Returns the memory on the line through two traces: `share` is 0 at the first and 1 at the second; others lie
+    beyond.
+
+    Stretch by stretch where both timelines have the same; else on the chord, which convexity makes an upper bound
+    between them.
+    """
+    aligned = [phase for phase, _ in below.timeline] == [phase for phase, _ in above.timeline]
+    if aligned and below.timeline:
+        timeline = tuple(
+            (phase, _on_line(a, b, share)) for (phase, a), (_, b) in zip(below.timeline, above.timeline, strict=True)
+        )
+        allocated = max(size for _, size in timeline)
+    else:
+        timeline = ()
+        allocated = _on_line(below.allocated, above.allocated, share)
+    slack = _on_ratio(below.reserved / max(1, below.allocated), above.reserved / max(1, above.allocated), share)
+    parts = _parts(below, above, share, allocated)
+    return StepMemory(allocated, max(allocated, round(allocated * slack)), parts, timeline)
+
+
+def _parts(below: StepMemory, above: StepMemory, share: float, allocated: int) -> dict[MemoryPart, int]:
+    """Returns each part on its line, the activations with what is left."""
+    names = dict.fromkeys([*below.parts, *above.parts])
+    parts = {name: _on_line(below.parts.get(name, 0), above.parts.get(name, 0), share) for name in names}
+    rest = allocated - sum(parts.values())
+    takes: MemoryPart = "activations" if rest > 0 or parts.get("activations", 0) >= -rest else "temporaries"
+    parts[takes] = max(0, parts.get(takes, 0) + rest)
+    return parts
+
+
+def _on_line(first: int, second: int, share: float) -> int:
+    return max(0, round(first + (second - first) * share))
+
+
+def _on_ratio(first: float, second: float, share: float) -> float:
+    return max(1.0, first + (second - first) * min(1.0, max(0.0, share)))
+
+
+def _around(size: int, known: Sequence[int]) -> tuple[int, int]:
+    """Returns the neighbours among the known sizes; beyond them the last two."""
+    place = min(max(1, int(np.searchsorted(known, size))), len(known) - 1)
+    return known[place - 1], known[place]
+
+
+def _key(each: Operations | Messages) -> Key:
+    if isinstance(each, Operations):
+        return each.kind, each.dtype
+    return each.collective, each.axis, str(each.ranks), str(each.stride)
+
+
+def _grouped(items: Iterable[Item]) -> dict[Key, list[Item]]:
+    found: dict[Key, list[Item]] = {}
+    for each in items:
+        found.setdefault(_key(each), []).append(each)
+    return found
+
+
+def _total(costs: StepCosts, key: Key, quantity: str) -> float:
+    items: list[Operations | Messages] = [*costs.operations, *costs.messages]
+    return float(sum(getattr(each, quantity) for each in items if _key(each) == key))
+
+
+def _times(calls: int, rate: float) -> int:
+    return max(1, round(calls * rate))

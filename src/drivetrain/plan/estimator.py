@@ -1,0 +1,57 @@
+"""The interface between the search and what it asks: the costs of a run's step, and the seconds they take.
+
+The product traces the run and asks the table of devices (estimate.py); tests of the search compute both by formulas.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from drivetrain.config.machine import Machine
+from drivetrain.config.run import RunConfig
+from drivetrain.errors import RunError
+from drivetrain.plan.step_costs import StepCosts
+
+
+class NotPlanned(RunError):
+    """The costs of a run cannot be found out; the message says why."""
+
+
+class Timing(Protocol):
+    """The seconds of one step, and what bounds it: compute, memory, network or data."""
+
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def bound_by(self) -> str: ...
+
+
+class Estimator(Protocol):
+    @property
+    def nodes(self) -> int:
+        """Machines of the cluster."""
+
+    @property
+    def devices_per_node(self) -> int: ...
+
+    @property
+    def host(self) -> Machine:
+        """One machine of the cluster, as the rules see it."""
+
+    @property
+    def title(self) -> str:
+        """The cluster in words."""
+
+    def costs(self, run: RunConfig) -> StepCosts:
+        """Returns the costs of a step. Takes seconds to a minute. Raises UserError where the run cannot be set up, and
+        NotPlanned where its costs cannot be found out."""
+
+    def time(self, run: RunConfig, costs: StepCosts) -> Timing:
+        """Returns the time of a step with these costs on the cluster. Takes no time itself."""
+
+    def capacity(self, run: RunConfig) -> int:
+        """Returns the bytes that a rank of the run has."""
+
+    def unseen(self, run: RunConfig) -> tuple[int, int]:
+        """Returns the least and the most bytes of a rank beside its tensors, which no trace sees."""

@@ -1,0 +1,60 @@
+"""A plan as a folder: a page that loads nothing from a server, the chart of questions, and all rows as JSON."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from drivetrain.errors import counted
+from drivetrain.plan.columns import columns, shown_rows
+from drivetrain.plan.page_bars import bars, timeline
+from drivetrain.plan.page_chart import chart
+from drivetrain.plan.questions import path_of
+from drivetrain.plan.rows import Plan
+from drivetrain.runtime.atomic_file import write_whole, writing
+from drivetrain.runtime.strict_json import dumps
+
+MOST_BARS = 12
+
+
+def write_page(plan: Plan, folder: Path, name: str, command: str) -> None:
+    """Writes plan.html, path.svg and plan.json. Raises RunError if there is no room.
+
+    name: of the run. command: `drivetrain train run.yaml ...`, which takes the choice; "" where there is none.
+    """
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "plan.html", as_html(plan, name, command))
+        write_whole(folder / "path.svg", chart(path_of(plan)) + "\n")
+        write_whole(folder / "plan.json", dumps(plan.as_object(), indent=2) + "\n")
+
+
+def as_html(plan: Plan, name: str, command: str) -> str:
+    """Returns the page."""
+    template = files("drivetrain.plan").joinpath("page.html").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    path, shown = path_of(plan), columns(plan)
+    rows, left_out = shown_rows(plan)
+    return environment.from_string(template).render(
+        name=name,
+        machine=plan.machine,
+        model=_model(plan),
+        looked=f"{counted(len(plan.rows), 'way')}, {counted(plan.traces, 'trace')} in {plan.seconds:.0f} s.",
+        outcome=path.outcome,
+        command=command,
+        notes=[*plan.notes, *plan.offers],
+        chart=Markup(chart(path)),
+        columns=shown,
+        rows=[{"chosen": row is plan.choice, "texts": [column.text(plan, row) for column in shown]} for row in rows],
+        left_out=left_out,
+        bars=Markup(bars([row for row in rows if row.costs is not None][:MOST_BARS])),
+        timeline=Markup("" if plan.choice is None else timeline(plan.choice)),
+    )
+
+
+def _model(plan: Plan) -> str:
+    known = next((row.costs for row in plan.rows if row.costs is not None), plan.base)
+    return "" if known is None else f"{counted(known.trained_parameters, 'trained parameter')}"

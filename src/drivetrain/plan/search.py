@@ -1,0 +1,309 @@
+"""Finds the quickest way to run that fits, with few traces.
+
+A trace of a large model takes half a minute, and there are hundreds of ways. So a way is looked at only while it could
+still be among the best: ways are taken in the order of a bound on their step time (search_bounds.py), and the search
+ends where the bound exceeds what was found. One that is looked at is traced at its smallest micro-batch; if that fits,
+at two more, from which all its micro-batches are derived (derive.py). In the end the best five are traced themselves.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from drivetrain.config.engines import SINGLE
+from drivetrain.config.run import RunConfig
+from drivetrain.errors import UserError, counted
+from drivetrain.plan.derive import Cut, Derivation, cuts_to_trace
+from drivetrain.plan.estimator import Estimator, NotPlanned
+from drivetrain.plan.rows import ALIKE, Plan, Row, chosen, gib, in_order, refused, room_for_tensors, row
+from drivetrain.plan.search_bounds import NOTHING, Extra, best_case, state_bytes
+from drivetrain.plan.search_offers import offers
+from drivetrain.plan.search_space import Family, Space, families, with_global_batch
+from drivetrain.plan.step_costs import Messages, StepCosts
+
+BEST = 5  # rows that are traced in the end
+MOST_TRACES = 90  # a search ends then, and says what it left out
+ONE_PROCESS = 64  # samples: enough to see how one process's work grows
+
+
+def search(
+    base: RunConfig, space: Space, estimator: Estimator, steps: int | None = None, price: float | None = None
+) -> Plan:
+    """Returns the plan of a run: the choice among the ways of the space, and every way with its figures or its reason.
+
+    base: the user's run. steps: of the whole run. price: of a device and hour. Raises UserError if rules refuse every
+    way.
+    """
+    start = time.perf_counter()
+    found = families(base, space, estimator.host, estimator.nodes, estimator.devices_per_node)
+    if not found.possible:
+        raise UserError([problem for each in found.refused for problem in each.problems])
+    looking = Search(base, estimator)
+    looking.look_at(found.possible)
+    looking.trace_the_best()
+    rows = [*looking.rows(), *(refused(each.run, base, each.reason) for each in found.refused)]
+    ordered = in_order(rows)
+    choice, one = chosen(ordered), looking.base_costs()
+    return Plan(
+        machine=estimator.title,
+        devices=estimator.nodes * estimator.devices_per_node,
+        rows=tuple(ordered),
+        choice=choice,
+        base=one,
+        room=room_for_tensors(base, estimator),
+        notes=tuple(looking.notes),
+        offers=tuple(offers(base, space.precisions, choice, one, estimator, looking.costs_of)),
+        steps=steps,
+        price=price,
+        traces=looking.traces,
+        seconds=time.perf_counter() - start,
+    )
+
+
+@dataclass
+class _Looked:
+    """A family that was looked at: its traces, and a row for each micro-batch."""
+
+    family: Family
+    traced: dict[Cut, StepCosts] = field(default_factory=dict)
+    rows: dict[int, Row] = field(default_factory=dict)
+
+    @property
+    def derivation(self) -> Derivation:
+        return Derivation(self.traced, self.family.run.engine.stages)
+
+
+class Search:
+    """The state of a search."""
+
+    def __init__(self, base: RunConfig, estimator: Estimator, most_traces: int = MOST_TRACES) -> None:
+        self._base, self._estimator, self._most = base, estimator, most_traces
+        self._ones: dict[str, Derivation | None] = {}  # by precision
+        self._extras: dict[tuple[str, object, bool], Extra] = {}
+        self._looked: dict[str, _Looked] = {}
+        self._passed: list[Row] = []  # not looked at, with the reason
+        self.traces = 0
+        self.notes: list[str] = []
+
+    # --- the story --------------------------------------------------------------------------------------------------
+
+    def look_at(self, ways: list[Family]) -> None:
+        """Looks at the families that may be the quickest, in the order of their bounds."""
+        queue = [(self._bound(each), each.rank, number) for number, each in enumerate(ways)]
+        heapq.heapify(queue)
+        while queue:
+            bound, rank, number = heapq.heappop(queue)
+            family = ways[number]
+            tighter = self._bound(family)  # what was looked at since may tell more
+            if queue and tighter > max(bound, queue[0][0]):
+                heapq.heappush(queue, (tighter, rank, number))
+            elif not self._open_sizes(family):
+                self._pass_over(family, "the same without it fits, and is no slower")
+            elif tighter == float("inf"):
+                self._pass_over(family, self._too_large(family))
+            elif tighter > self._threshold() or self.traces >= self._most:
+                self._pass_over(family, None, tighter)
+            else:
+                self._look(family)
+        left = [each for each in self._passed if each.at_best is not None and each.at_best <= self._threshold()]
+        if left:
+            self.notes.append(
+                f"{counted(len(left), 'way')} left out after {self.traces} traces: name engines to see them"
+            )
+
+    def trace_the_best(self) -> None:
+        """Traces the choice and the best rows themselves, until those that are the best then are."""
+        while (best := self._untraced_best()) is not None:
+            looked, size = best
+            _, cut = looked.family.at(size)
+            if self._trace(looked, cut.shortened(looked.family.run.engine.stages)):
+                self._fill(looked)
+            else:
+                del looked.rows[size]
+
+    def rows(self) -> Iterator[Row]:
+        for looked in self._looked.values():
+            yield from looked.rows.values()
+        yield from self._passed
+
+    def base_costs(self) -> StepCosts | None:
+        """Returns one process's step of one sample at a time, in the first precision."""
+        one = next((each for each in self._ones.values() if each is not None), None)
+        return None if one is None else one.at(Cut(1, 2, 2))
+
+    def costs_of(self, run: RunConfig) -> StepCosts:
+        """Traces a run, and counts that."""
+        self.traces += 1
+        return self._estimator.costs(run)
+
+    # --- bounds -------------------------------------------------------------------------------------------------------
+
+    def _bound(self, family: Family) -> float:
+        """Returns the least seconds of a step; infinite where not even the model's state fits."""
+        one = self._one(family.run.precision)
+        if one is None:
+            return 0.0
+        run, cut = family.at(family.sizes[-1])
+        if sum(state_bytes(run, one.at(cut).memory).values()) > self._estimator.capacity(run):
+            return float("inf")
+        return min((self._best_seconds(family, size, one) for size in self._open_sizes(family)), default=0.0)
+
+    def _open_sizes(self, family: Family) -> list[int]:
+        """Returns the micro-batches that may gain by recompute or offload: those that do not fit without."""
+        plain = self._plain(family)
+        if plain is None:
+            return [*family.sizes]
+        return [size for size in family.sizes if size not in plain.rows or plain.rows[size].fits != "yes"]
+
+    def _plain(self, family: Family) -> _Looked | None:
+        """Returns the same family without recompute and offload, if it was looked at."""
+        plain = self._looked.get(family.like(recompute=False, offload_activations=False))
+        return None if plain is None or plain.family.key == family.key else plain
+
+    def _best_seconds(self, family: Family, size: int, one: Derivation) -> float:
+        run, cut = family.at(size)
+        extra = self._extra(family)
+        plain = self._plain(family)
+        if plain is not None and len(plain.traced) > 1:
+            costs = extra.added_to(plain.derivation.at(cut))
+        else:
+            costs = best_case(run, cut, one, extra)
+            costs = replace(costs, messages=(*costs.messages, *self._messages_of_axes(family, cut)))
+        return self._estimator.time(run, costs).seconds
+
+    def _messages_of_axes(self, family: Family, cut: Cut) -> Iterator[Messages]:
+        """Yields what families that were looked at sent along the axes of this one, whatever their degrees."""
+        for axis, ranks in family.run.engine.axes.items():
+            like = next((each for each in self._looked.values() if self._shows(each, family, axis)), None)
+            for each in () if like is None else like.derivation.at(cut).messages:
+                if each.axis == axis:
+                    yield replace(each, ranks=ranks)
+
+    def _shows(self, looked: _Looked, family: Family, axis: str) -> bool:
+        same = looked.family.run.precision == family.run.precision
+        return same and axis in looked.family.run.engine.axes and len(looked.traced) > 1
+
+    def _one(self, precision: str) -> Derivation | None:
+        """Returns one process's traces in a precision; None where it cannot be traced so."""
+        if precision not in self._ones:
+            run = self._alone(precision)
+            samples = min(run.global_batch, ONE_PROCESS)
+            family = Family(run, samples, (1,))
+            looked = _Looked(family)
+            done = [self._trace(looked, cut) for cut in cuts_to_trace(samples, 1)]
+            self._ones[precision] = looked.derivation if all(done) else None
+        return self._ones[precision]
+
+    def _alone(self, precision: str) -> RunConfig:
+        update = {"engine": SINGLE, "processes": None, "nodes": 1, "precision": precision, "micro_batch_size": None}
+        plain = {"recompute": False, "offload_activations": False}
+        return self._base.model_copy(
+            update={**update, **plain, "batch_size": self._batch, "batch_size_per_device": None}
+        )
+
+    @property
+    def _batch(self) -> int:
+        devices = self._estimator.nodes * self._estimator.devices_per_node
+        return with_global_batch(self._base, devices).global_batch
+
+    def _extra(self, family: Family) -> Extra:
+        """Returns what recompute and offload add to one process's work."""
+        run = family.run
+        key = run.precision, run.recompute, run.offload_activations
+        if key not in self._extras:
+            plain = not run.recompute and not run.offload_activations
+            self._extras[key] = NOTHING if plain else self._measured_extra(run)
+        return self._extras[key]
+
+    def _measured_extra(self, run: RunConfig) -> Extra:
+        one = self._one(run.precision)
+        options = {"recompute": run.recompute, "offload_activations": run.offload_activations}
+        cut = cuts_to_trace(min(self._batch, ONE_PROCESS), 1)[0]
+        looked = _Looked(Family(self._alone(run.precision).model_copy(update=options), cut.samples, (1,)))
+        if one is None or not self._trace(looked, cut):
+            return NOTHING
+        return Extra.of(one.at(cut), looked.traced[cut])
+
+    def _threshold(self) -> float:
+        """Returns the step time beyond which a way is of no interest."""
+        best = chosen([*self.rows()])
+        return float("inf") if best is None or best.seconds is None else best.seconds * (1 + ALIKE)
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    def _look(self, family: Family) -> None:
+        """Traces a family at its smallest micro-batch and, if that fits, at others, and derives its rows."""
+        looked = _Looked(family)
+        smallest, *others = cuts_to_trace(family.samples, family.run.engine.stages)
+        if not self._trace(looked, smallest):
+            return
+        self._looked[family.key] = looked
+        if self._fits(looked, family.sizes[0]):
+            for cut in others:
+                self._trace(looked, cut)
+            self._fill(looked)
+        else:
+            self._fill(looked, only=family.sizes[0])
+
+    def _fits(self, looked: _Looked, size: int) -> bool:
+        run, cut = looked.family.at(size)
+        memory = looked.derivation.at(cut).memory
+        return memory.reserved + self._estimator.unseen(run)[1] <= self._estimator.capacity(run)
+
+    def _fill(self, looked: _Looked, only: int | None = None) -> None:
+        derivation = looked.derivation
+        for size in looked.family.sizes if only is None else [only]:
+            run, cut = looked.family.at(size)
+            costs = derivation.at(cut)
+            if self._is_traced(looked, size):
+                costs = replace(costs, origin="traced")
+            looked.rows[size] = row(run, self._base, costs, self._estimator, looked.family.rank)
+
+    def _is_traced(self, looked: _Looked, size: int) -> bool:
+        """Returns whether the memory of a micro-batch of this size was traced."""
+        full = max(2, looked.family.run.engine.stages)
+        depth = min(looked.family.at(size)[1].count, full)
+        return any(cut.size == size and min(cut.count, full) == depth for cut in looked.traced)
+
+    def _untraced_best(self) -> tuple[_Looked, int] | None:
+        """Returns the first of the best rows that is not traced yet."""
+        fitting = [
+            (each, looked, size)
+            for looked in self._looked.values()
+            for size, each in looked.rows.items()
+            if each.fits == "yes"
+        ]
+        best = sorted(fitting, key=lambda found: (found[0].seconds or 0.0, found[0].rank))
+        choice = chosen([each for each, _, _ in best])
+        best = [*(found for found in best if found[0] is choice), *best[:BEST]]
+        return next(((looked, size) for _, looked, size in best if not self._is_traced(looked, size)), None)
+
+    def _trace(self, looked: _Looked, cut: Cut) -> bool:
+        """Adds a trace. Returns False where there can be none; the family is passed over with the reason."""
+        try:
+            looked.traced[cut] = self.costs_of(looked.family.traced_as(cut))
+        except UserError as error:
+            reason = "; ".join(f"{each.field}: {each.why}" for each in error.problems)
+        except NotPlanned as error:
+            reason = str(error)
+        else:
+            return True
+        self._pass_over(looked.family, reason)
+        return False
+
+    def _too_large(self, family: Family) -> str:
+        one = self._one(family.run.precision)
+        assert one is not None, "a family has a bound by memory only where one process was traced"
+        state = state_bytes(family.run, one.at(Cut(1, 2, 2)).memory)
+        lacks = sum(state.values()) - self._estimator.capacity(family.run)
+        parts = ", ".join(f"{gib(size)} of {name}" for name, size in state.items() if size)
+        return f"short of at least {gib(lacks)}: a device would hold {parts}"
+
+    def _pass_over(self, family: Family, reason: str | None, at_best: float | None = None) -> None:
+        passed = refused(family.run, self._base, reason or "", family.rank)
+        if reason is None:
+            passed = replace(passed, reason=f"not examined: a step takes {at_best:.3g} s at best", at_best=at_best)
+        self._passed.append(passed)

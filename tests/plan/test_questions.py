@@ -1,0 +1,140 @@
+"""The path of questions and the page of a plan, on invented machines."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from drivetrain.cli.plan_table import explained, line_of
+from drivetrain.config.run import RunConfig
+from drivetrain.plan.page import as_html, write_page
+from drivetrain.plan.page_chart import chart
+from drivetrain.plan.questions import QUESTIONS, general_chart, path_of
+from drivetrain.plan.rows import Plan
+from drivetrain.plan.search import search
+from tests.plan.test_search import SPACE, large, run
+
+BOXES = [each.text for each in QUESTIONS]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    return run(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def plan(base: RunConfig) -> Plan:
+    return search(base, SPACE, large(), steps=1000, price=2.0)
+
+
+def answers(plan: Plan) -> dict[str, str]:
+    return {box.question.key: box.answer for box in path_of(plan).boxes if box.answer is not None}
+
+
+def test_each_question_has_the_numbers_of_the_run(plan: Plan) -> None:
+    boxes = {box.question.key: box for box in path_of(plan).boxes}
+    assert boxes["one"].answer == "no"
+    assert re.fullmatch(r"about 12\d\.\d GiB of 75\.5 GiB", boxes["one"].figures), boxes["one"].figures
+    assert (boxes["optimizer"].answer, boxes["optimizer"].figures) == ("yes", "74.6 GiB of 75.5 GiB"), "a row has it"
+    assert boxes["gradients"].answer is None
+    assert path_of(plan).lines()[0].startswith(BOXES[0])
+
+
+def test_the_first_yes_ends_the_questions_about_memory(base: RunConfig) -> None:
+    plan = search(base, SPACE, large(memory=400 * 2**30))
+    assert answers(plan) == {"one": "yes"}
+    assert path_of(plan).leaf == QUESTIONS[0].leaf
+
+
+def test_more_memory_is_never_led_further_down(base: RunConfig) -> None:
+    asked = [len(answers(search(base, SPACE, large(memory=size * 2**30)))) for size in (24, 80, 160, 400)]
+    assert asked == sorted(asked, reverse=True)
+    assert len(set(asked)) > 1
+
+
+def test_where_nothing_fits_the_path_ends_with_offers(base: RunConfig) -> None:
+    plan = search(base, SPACE, large(memory=16 * 2**30))
+    assert plan.choice is None
+    assert path_of(plan).leaf == "more devices, 16 bits, an adapter"
+    assert "no way of those asked fits" in path_of(plan).lines()[-1]
+    assert any("such devices" in each for each in plan.offers)
+
+
+def test_slow_links_are_named(base: RunConfig) -> None:
+    plan = search(base, SPACE, large(link=10**8))
+    links = path_of(plan).links
+    if plan.choice is not None and plan.choice.timing is not None and plan.choice.timing.bound_by == "network":
+        assert links is not None
+        assert links.answer == "no"
+    quick = path_of(search(base, SPACE, large(link=10**13))).links
+    assert quick is not None
+    assert quick.answer == "yes"
+
+
+def test_another_precision_is_offered_and_not_taken(plan: Plan) -> None:
+    assert plan.choice is not None
+    assert plan.choice.run.precision == "fp32"
+    (offer,) = plan.offers
+    assert offer.startswith("precision=bf16-mixed: ")
+    assert "changes the result" in offer
+
+
+def test_an_engine_that_was_not_chosen_is_explained(plan: Plan) -> None:
+    assert "short of at least" in next(explained(plan, "single"))
+    assert plan.choice is not None
+    assert next(explained(plan, "fsdp")) != ""
+    assert "none of the ways" in next(explained(plan, "magic"))
+    (chosen,) = [line for line in explained(plan, plan.choice.run.engine.label) if line.endswith("is the choice")]
+    assert " ".join(plan.choice.overrides) in chosen
+
+
+def test_the_line_to_type_is_quoted_for_a_shell(plan: Plan) -> None:
+    assert plan.choice is not None
+    row = replace(plan.choice, overrides=("engine={name: fsdp, reshard: false}", "micro_batch_size=4"))
+    assert line_of(row, "drivetrain train run.yaml") == (
+        'drivetrain train run.yaml "engine={name: fsdp, reshard: false}" micro_batch_size=4'
+    )
+
+
+def test_the_charts_are_well_formed_and_hold_every_question(plan: Plan) -> None:
+    for path in (general_chart(), path_of(plan)):
+        text = " ".join(ET.fromstring(chart(path)).itertext())
+        for question in BOXES:
+            assert all(word in text for word in question.split())
+    taken = ET.fromstring(chart(path_of(plan))).iter("{http://www.w3.org/2000/svg}path")
+    assert sum(each.get("class") == "taken" for each in taken) >= len(answers(plan))
+
+
+def test_the_page_loads_nothing_and_holds_choice_table_bars_and_timeline(plan: Plan, tmp_path: Path) -> None:
+    assert plan.choice is not None
+    command = line_of(plan.choice, "drivetrain train run.yaml")
+    write_page(plan, tmp_path / "plan", "<run>", command)
+    page = (tmp_path / "plan/plan.html").read_text()
+    assert command in unescape(page)
+    assert "Plan: &lt;run&gt;" in page
+    assert not re.findall(r'(?:src|href)="', page)
+    assert "prefers-color-scheme: dark" in page
+    for words in ("What memory is made of", "Memory over a step", "planned, none was measured"):
+        assert words in page
+    found = json.loads((tmp_path / "plan/plan.json").read_text())
+    assert found["choice"]["overrides"] == list(plan.choice.overrides)
+    assert found["choice"]["cost"] == pytest.approx(found["choice"]["total_seconds"] / 3600 * 2.0 * 8)
+    assert len(found["rows"]) == len(plan.rows)
+
+
+def test_the_page_of_a_plan_without_a_choice_can_be_written(base: RunConfig) -> None:
+    page = as_html(search(base, SPACE, large(memory=16 * 2**30)), "run", "")
+    assert "Nothing that was looked at fits" in page
+
+
+def test_the_chart_in_the_docs_is_the_general_one() -> None:
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    assert (docs / "pictures/choosing.svg").read_text() == chart(general_chart()) + "\n"
+    page = (docs / "background/choosing.md").read_text()
+    assert all(question in page for question in BOXES)

@@ -1,0 +1,153 @@
+"""The search finds what an exhaustive evaluation finds, with a small part of its traces."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from drivetrain.config.load import load
+from drivetrain.config.run import RunConfig
+from drivetrain.plan.derive import Derivation, cuts_to_trace
+from drivetrain.plan.rows import Plan, Row, chosen, row
+from drivetrain.plan.search import search
+from drivetrain.plan.search_space import Space, families
+from tests.cli.test_cli import DIGITS
+from tests.plan.invented import Invented, Model, machine
+
+SPACE = Space(("fp32",))
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> RunConfig:
+    return run(tmp_path)
+
+
+def run(folder: Path, *settings: str) -> RunConfig:
+    (folder / "run.yaml").write_text(DIGITS)
+    config, problems = load(folder / "run.yaml", ["batch_size=256", *settings])
+    assert config is not None
+    assert not problems
+    return config
+
+
+def exhaustive(base: RunConfig, space: Space, estimator: Invented) -> list[Row]:
+    """A row for each candidate, each evaluated by itself."""
+    ways = families(base, space, estimator.host, estimator.nodes, estimator.devices_per_node).possible
+    rows = []
+    for family in ways:
+        for size in family.sizes:
+            candidate, _ = family.at(size)
+            try:
+                costs = estimator.costs(candidate)
+            except ValueError:
+                continue
+            rows.append(row(candidate, base, costs, estimator, family.rank))
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_choice_is_that_of_an_exhaustive_evaluation(base: RunConfig, seed: int) -> None:
+    estimator = machine(seed)
+    best = chosen(exhaustive(base, SPACE, estimator))
+    candidates = len(estimator.asked)
+    estimator.asked.clear()
+    plan = search(base, SPACE, estimator)
+    assert plan.traces == len(estimator.asked)
+    assert (best is None) == (plan.choice is None)
+    if best is not None and plan.choice is not None:
+        assert plan.choice.overrides == best.overrides
+        assert plan.choice.seconds == pytest.approx(best.seconds, rel=0.01)
+        assert plan.choice.costs is not None
+        assert plan.choice.costs.origin == "traced"
+
+    assert plan.traces <= max(20, candidates / 6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_thirty_random_candidates_are_derived_within_two_percent(base: RunConfig, seed: int) -> None:
+    estimator, chance = machine(seed), random.Random(seed)
+    ways = families(base, SPACE, estimator.host, estimator.nodes, estimator.devices_per_node).possible
+    for family in chance.sample(ways, min(30, len(ways))):
+        stages = family.run.engine.stages
+        traced = {cut: estimator.costs(family.traced_as(cut)) for cut in cuts_to_trace(family.samples, stages)}
+        candidate, cut = family.at(chance.choice(family.sizes))
+        derived, measured = Derivation(traced, stages).at(cut), estimator.costs(candidate)
+        assert derived.memory.allocated == pytest.approx(measured.memory.allocated, rel=0.02)
+        assert sum(derived.memory.parts.values()) == pytest.approx(derived.memory.allocated, rel=1e-6)
+        assert estimator.time(candidate, derived).seconds == pytest.approx(
+            estimator.time(candidate, measured).seconds, rel=0.02
+        )
+        assert derived.tokens == measured.tokens
+
+
+LARGE = Model(parameters=4 * 8e9, layers=32, activations=2**27, flops=2**45)  # 8 billion in fp32
+
+
+def large(**machine: int) -> Invented:
+    return Invented(LARGE, **{"nodes": 1, "devices_per_node": 8, "memory": 80 * 2**30, **machine})
+
+
+def test_the_best_five_and_the_choice_are_traced_and_the_rows_are_in_order(base: RunConfig) -> None:
+    plan = search(base, SPACE, large())
+    fitting = [each for each in plan.rows if each.fits == "yes"]
+    assert all(each.costs is not None and each.costs.origin == "traced" for each in fitting[:5])
+    times = [each.seconds for each in fitting]
+    assert times == sorted(times)  # type: ignore[type-var]
+    assert plan.choice is not None
+    assert plan.choice.costs is not None
+    assert plan.choice.costs.origin == "traced"
+
+
+def reasons(plan: Plan, engine: str) -> set[str]:
+    return {each.verdict for each in plan.rows if each.run.engine.label == engine}
+
+
+def test_what_is_rejected_says_by_how_much_and_of_what(base: RunConfig) -> None:
+    plan = search(base, SPACE, large())
+    (single,) = reasons(plan, "single")
+    assert single == (
+        "short of at least 39.2 GiB: a device would hold 29.8 GiB of parameters, 29.8 GiB of gradients, "
+        "59.6 GiB of optimizer"
+    )
+    short = [each.verdict for each in plan.rows if each.fits == "no"]
+    assert any("GiB, most of it activations" in each for each in short)
+
+
+def test_what_a_rule_refuses_keeps_its_reason(tmp_path: Path) -> None:
+    base = run(tmp_path, "batch_size=4")
+    plan = search(base, SPACE, large())
+    assert any("the batch (4) < the devices that share it (8)" in reason for reason in reasons(plan, "ddp"))
+
+
+def test_nothing_that_changes_the_result_is_changed(base: RunConfig) -> None:
+    for row_ in search(base, SPACE, large()).rows:
+        assert row_.run.global_batch == 256
+        assert row_.run.precision == "fp32"
+        assert not any(each.startswith(("batch_size", "precision")) for each in row_.overrides)
+
+
+def test_a_batch_for_each_device_stays_the_global_batch_that_it_was(tmp_path: Path) -> None:
+    base = run(tmp_path, "batch_size=null", "batch_size_per_device=8", "engine=ddp")
+    plan = search(base, SPACE, large())
+    assert {each.run.global_batch for each in plan.rows} == {64}
+    assert all("batch_size=64" in each.overrides for each in plan.rows)
+
+
+def test_what_the_user_sets_is_kept(tmp_path: Path) -> None:
+    base = run(tmp_path, "recompute=true", "micro_batch_size=4")
+    fixed = frozenset({"recompute", "micro_batch_size"})
+    for each in search(base, Space(("fp32",), fixed=fixed), large()).rows:
+        assert each.run.recompute is True
+        assert each.run.micro_batch_limit in (4, None)
+
+
+def test_a_way_that_cannot_be_traced_is_a_row_with_the_reason(base: RunConfig) -> None:
+    plan = search(base, SPACE, large(devices_per_node=32))
+    assert any("the model has 16 heads" in each.verdict for each in plan.rows)
+
+
+def test_a_step_time_that_an_estimator_falsifies_changes_the_choice(base: RunConfig) -> None:
+    slow, quick = large(link=10**6), large(link=10**12)
+    assert search(base, SPACE, slow).choice != search(base, SPACE, quick).choice
