@@ -180,9 +180,10 @@ def test_the_loop_names_no_engine_no_precision_and_no_tracker() -> None:
 
 
 def test_one_loop_takes_the_steps_of_a_run() -> None:
-    """The batch-size finder tries sizes on invented windows; a loop of the user's own drives an engine itself."""
+    """The batch-size finder tries sizes on invented windows; a loop of the user's own drives an engine itself; a plan
+    traces two steps without numbers."""
     takers = {relative(file) for file in FILES if not relative(file).startswith("engines/") and takes_steps(file)}
-    assert takers == {"training/loop.py", "training/batch_size_finder.py", "api/own_loop.py"}
+    assert takers == {"training/loop.py", "training/batch_size_finder.py", "api/own_loop.py", "plan/trace.py"}
 
 
 def takes_steps(file: Path) -> bool:

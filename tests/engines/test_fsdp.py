@@ -50,7 +50,7 @@ def check(model: nn.Module, held: int = 0) -> None:
     ranks = SimpleNamespace(world=1, sum=lambda number: number.add_(held))
     engine = object.__new__(fsdp.FsdpEngine)
     parts = {"_model": model, "_forward": model, "_ranks": ranks, "_config": FsdpEngine()}
-    vars(engine).update(parts, _device=torch.device("cpu"))
+    vars(engine).update(parts, _device=torch.device("cpu"), _options=SimpleNamespace(traced=False))
     engine._check_engaged()
 
 

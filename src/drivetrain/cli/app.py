@@ -34,6 +34,11 @@ VERBS: dict[str, tuple[str, ...]] = {  # verb -> its file and function in this f
         "compare:compare",
         "drivetrain compare run.yaml precision=fp32,bf16-mixed engine=single,ddp --seeds 5",
     ),
+    "plan": (
+        "plan:plan",
+        "drivetrain plan run.yaml",
+        "drivetrain plan run.yaml engine=ddp,fsdp precision=fp32,bf16-mixed processes=4",
+    ),
     "report": ("report:report", "drivetrain report runs/one runs/two --output page"),
     "data": ("data:data", "drivetrain data run.yaml data.max_length=256"),
     "prove": ("prove:prove", "drivetrain prove run.yaml engine=fsdp processes=2"),

@@ -132,7 +132,7 @@ class AutogradEngine(ModelHolder):
         self.auxiliary = self._auxiliary.callables
         self._check_engaged()
         self.statistics = Statistics(self._model)
-        if self._trains:
+        if self._trains and not self._options.traced:
             self._warm_up()
 
     def _warm_up(self) -> None:

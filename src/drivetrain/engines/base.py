@@ -33,6 +33,7 @@ from drivetrain.workloads.metrics import Metric
 
 T = TypeVar("T")
 State = dict[str, Any]
+HeldPart = Literal["parameters", "buffers", "gradients", "optimizer"]
 Part = Callable[[str], AbstractContextManager[Any]]  # times what runs within, under a name
 # the gradient norm → whether the update is refused: known, or a scalar on the device, to be read without waiting
 StepGuard = Callable[[Tensor], bool | Tensor]
@@ -56,6 +57,7 @@ class EngineOptions:
     compile: bool | Literal["blocks"]  # "blocks": where there are alike ones
     part: Part = untimed
     offload_activations: bool = False
+    traced: bool = False  # tensors have shapes and no numbers (plan): checks that read numbers are left out
 
 
 @dataclass(frozen=True)
@@ -214,9 +216,13 @@ class Engine(ABC):
         """Loads weights of moved auxiliary models, by their names, to evaluate beside them."""
 
     @abstractmethod
+    def held_tensors(self) -> dict[HeldPart, list[Tensor]]:
+        """Returns everything this rank holds between steps, and gradients where there are any, by what it serves (for
+        measuring memory). The engine's own buffers of gradients count as gradients."""
+
     def tensors(self) -> list[Tensor]:
-        """Returns everything this rank holds between steps: parameters, buffers, optimizer state (for measuring
-        memory)."""
+        """Returns the same without distinction."""
+        return [tensor for tensors in self.held_tensors().values() for tensor in tensors]
 
     @abstractmethod
     def save_assets(self, folder: Path, weights: Mapping[str, Tensor]) -> None:

@@ -20,7 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 from drivetrain.config import engines as config
 from drivetrain.data.loader import MicroBatch
 from drivetrain.engines.autograd import AutogradEngine
+from drivetrain.engines.base import HeldPart
 from drivetrain.engines.state import optimizer_state
+from drivetrain.engines.traced_ddp import TracedDdp
 from drivetrain.errors import RunError, problem
 from drivetrain.optim.optimizers import OptimizerFactory
 
@@ -51,9 +53,16 @@ def wrap_ddp(model: nn.Module, device: torch.device, options: config.DdpEngine) 
 class DdpEngine(AutogradEngine):
     _config: config.DdpEngine
     _copies_weights = True
+    _buckets: Sequence[Tensor] = ()  # of gradients, which DDP keeps for the whole run
 
     def _wrap(self, model: nn.Module) -> nn.Module:
-        return wrap_ddp(model, self._device, self._config) if self._trains else model
+        if not self._trains:
+            return model
+        if self._options.traced:
+            stand_in = TracedDdp(model, self._config)
+            self._buckets = stand_in.buckets
+            return stand_in
+        return wrap_ddp(model, self._device, self._config)
 
     def _check_engaged(self) -> None:
         if not dist.is_initialized():
@@ -68,7 +77,7 @@ class DdpEngine(AutogradEngine):
         return self._model  # every rank holds the whole of it, and runs as many batches as it has
 
     def _exchange(self, last: bool) -> AbstractContextManager[Any]:
-        return nullcontext() if last else cast(DistributedDataParallel, self._forward).no_sync()
+        return nullcontext() if last else cast(DistributedDataParallel | TracedDdp, self._forward).no_sync()
 
     def _build_optimizer(self, build: OptimizerFactory) -> torch.optim.Optimizer:
         if not self._config.shard_optimizer:
@@ -88,7 +97,14 @@ class DdpEngine(AutogradEngine):
         for _ in range(2):
             self._rehearse(lambda loss: loss.backward())
             self._check_used()
+        gradients = [p.grad for p in self._model.parameters() if p.grad is not None]  # views of the buckets
+        self._buckets = list({gradient.untyped_storage()._cdata: gradient for gradient in gradients}.values())
         self._model.zero_grad(set_to_none=True)
+
+    def held_tensors(self) -> dict[HeldPart, list[Tensor]]:
+        """Returns also a view of each bucket."""
+        held = super().held_tensors()
+        return {**held, "gradients": [*held["gradients"], *self._buckets]}
 
     def _check_used(self) -> None:
         """Raises UserError if a parameter got no gradient: DDP would wait for it in the next step."""

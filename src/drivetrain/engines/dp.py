@@ -20,10 +20,13 @@ from drivetrain.workloads.base import Batch
 T = TypeVar("T")
 
 
-def wrap_dp(model: nn.Module, device: torch.device, replicas: int) -> ThreadReplicas | GpuReplicas:
-    """Wraps the model, which is on `device`, the first of the replicas' devices."""
+def wrap_dp(
+    model: nn.Module, device: torch.device, replicas: int, one_by_one: bool = False
+) -> ThreadReplicas | GpuReplicas:
+    """Wraps the model, which is on `device`, the first of the replicas' devices. one_by_one: replicas on a CPU compute
+    one after the other, since what observes them cannot be on several threads at once."""
     if device.type == "cpu":
-        return ThreadReplicas(model, replicas)
+        return ThreadReplicas(model, replicas, at_once=1 if one_by_one else replicas)
     return GpuReplicas(model, device_ids=list(range(device.index, device.index + replicas)))
 
 
@@ -31,7 +34,7 @@ class DpEngine(AloneEngine):
     _config: config.DpEngine
 
     def _wrap(self, model: nn.Module) -> nn.Module:
-        return wrap_dp(model, self._device, self._options.devices)
+        return wrap_dp(model, self._device, self._options.devices, one_by_one=self._options.traced)
 
     def _check_engaged(self) -> None:
         assert isinstance(self._forward, ThreadReplicas | GpuReplicas)

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from drivetrain.config import engines as config
 from drivetrain.config.precision import Precision
 from drivetrain.data.loader import MicroBatch
+from drivetrain.distributed.real_numbers import real_numbers
 from drivetrain.engines.autograd import AutogradEngine
 from drivetrain.engines.auxiliary import attached
 from drivetrain.engines.base import State
@@ -36,10 +37,9 @@ TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 def fsdp_mesh(device_type: str, world: int, options: config.FsdpEngine) -> DeviceMesh:
     """Returns a mesh (shard,), or (replicate, shard) for hybrid sharding."""
-    if options.hybrid is None:
-        return init_device_mesh(device_type, (world,), mesh_dim_names=("shard",))
-    sizes = (world // options.hybrid, options.hybrid)
-    return init_device_mesh(device_type, sizes, mesh_dim_names=("replicate", "shard"))
+    sizes = (world,) if options.hybrid is None else (world // options.hybrid, options.hybrid)
+    with real_numbers():
+        return init_device_mesh(device_type, sizes, mesh_dim_names=("replicate", "shard")[-len(sizes) :])
 
 
 def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
@@ -205,6 +205,7 @@ class SameParameters:
 class FsdpEngine(AutogradEngine):
     _config: config.FsdpEngine
     _compiles_by_block = True  # gathering stays between the compiled parts
+    _same: SameParameters | None = None
 
     def _built(self, workload: Workload) -> nn.Module:
         """Builds on the CPU: sharding moves each piece to the device."""
@@ -247,9 +248,14 @@ class FsdpEngine(AutogradEngine):
         whole = [name for name, parameter in parameters.items() if not isinstance(parameter, DTensor)]
         if not isinstance(self._forward, FSDPModule) or whole:
             raise RunError(f"engine=fsdp was asked for, but not sharded: {', '.join(whole[:3]) or 'the model'}")
-        held = torch.tensor(sum(local_part(p).numel() for p in parameters.values()), device=self._device)
+        if not self._options.traced:
+            self._check_numbers(list(parameters.values()))
+
+    def _check_numbers(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Checks that the ranks hold all parameters together, and begins to check that their gradients agree."""
+        held = torch.tensor(sum(local_part(p).numel() for p in parameters), device=self._device)
         copies = self._ranks.world // (self._config.hybrid or self._ranks.world)
-        total = sum(p.numel() for p in parameters.values()) * copies
+        total = sum(p.numel() for p in parameters) * copies
         if int(self._ranks.sum(held)) != total:
             raise RunError(f"engine=fsdp: the ranks hold {int(held):,} parameters together, not {total:,}")
         fix = "take engine={name: ddp, find_unused: true}"
@@ -261,11 +267,13 @@ class FsdpEngine(AutogradEngine):
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
         loss = super().forward_backward(micro_batches)
-        self._same.look()
+        if self._same is not None:
+            self._same.look()
         return loss
 
     def state_dict(self) -> State:
-        self._same.check()
+        if self._same is not None:
+            self._same.check()
         return super().state_dict()
 
     def _global_norm(self, norms: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.distributed.shard import Shard, piece_of
 from drivetrain.engines.auxiliary import AuxiliaryModels, Companion
-from drivetrain.engines.base import Engine, State
+from drivetrain.engines.base import Engine, HeldPart, State
 from drivetrain.engines.state import (
     gathered,
     kept,
@@ -115,12 +115,14 @@ class ModelHolder(Engine):
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         load_weights(self._model, weights)
 
-    def tensors(self) -> list[Tensor]:
-        held = [*self._model.parameters(), *self._model.buffers()]
-        if self._optimizer is not None:
-            held += optimizer_tensors(self._optimizer)
-        held += self._auxiliary.tensors()
-        return [local_part(tensor) for tensor in held]
+    def held_tensors(self) -> dict[HeldPart, list[Tensor]]:
+        held: dict[HeldPart, list[Tensor]] = {
+            "parameters": [*self._model.parameters(), *self._auxiliary.tensors()],
+            "buffers": list(self._model.buffers()),
+            "gradients": [p.grad for p in self._model.parameters() if p.grad is not None],
+            "optimizer": [] if self._optimizer is None else optimizer_tensors(self._optimizer),
+        }
+        return {part: [local_part(tensor) for tensor in tensors] for part, tensors in held.items()}
 
     def save_assets(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
         self._workload.save_assets(self._model, folder)

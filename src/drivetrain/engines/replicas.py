@@ -44,11 +44,12 @@ class GpuReplicas(nn.DataParallel):
 class ThreadReplicas(nn.Module):
     """`module` on `replicas` threads of the CPU, with the interface of GpuReplicas."""
 
-    def __init__(self, module: nn.Module, replicas: int) -> None:
+    def __init__(self, module: nn.Module, replicas: int, at_once: int | None = None) -> None:
+        """at_once: threads; left out, one a replica."""
         super().__init__()
         self.module = module
         self.num_replicas = replicas
-        self._threads = ThreadPoolExecutor(replicas, thread_name_prefix="replica")
+        self._threads = ThreadPoolExecutor(at_once or replicas, thread_name_prefix="replica")
         self._kept: list[nn.Module] | None = None
 
     def forget(self) -> None:

@@ -100,11 +100,14 @@ class TensorPeak(Observer):
             if isinstance(value, Tensor):
                 self._see(value)
 
+    def _counts(self, storage: torch.UntypedStorage) -> bool:
+        return storage.device.type == "cpu"  # another is a fake tensor's, with which DTensor works out shapes
+
     def _see(self, tensor: Tensor) -> None:
         if tensor.device.type != "cpu" or tensor.is_sparse:
             return
         storage = tensor.untyped_storage()
-        if storage.device.type != "cpu":  # a fake tensor, which DTensor works out shapes with
+        if not self._counts(storage):
             return
         key, size = storage._cdata, storage.nbytes()
         with self._one_at_a_time:

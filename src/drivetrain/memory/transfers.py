@@ -18,7 +18,9 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 MOST_AHEAD = 2  # batches
-_ON_HOST: Any = WeakTensorKeyDictionary()  # tensor on a device → the tensor in CPU memory that it was copied from
+_ON_HOST: Any = (
+    WeakTensorKeyDictionary()
+)  # tensor on a device → what it was copied from: a tensor in CPU memory, or an array
 
 
 def works_behind(device: torch.device) -> bool:
@@ -35,9 +37,9 @@ def sent(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = None)
     return moved
 
 
-def remember(moved: Tensor, own: Tensor) -> None:
+def remember(moved: Tensor, own: Tensor | np.ndarray) -> None:
     """Makes `on_host` answer for `moved` with `own`, which has the same numbers and lies in CPU memory."""
-    if moved is not own and moved.dtype == own.dtype:
+    if isinstance(own, np.ndarray) or (moved is not own and moved.dtype == own.dtype):
         _ON_HOST[moved] = own
 
 
@@ -79,7 +81,8 @@ class Ahead:
 def on_host(tensor: Tensor) -> np.ndarray:
     """Returns the tensor's numbers. Waits for the device only if they were not sent from here: for example, after a dp
     engine has cut them into replicas' parts."""
-    found: np.ndarray = _ON_HOST.get(tensor, tensor).cpu().numpy()
+    own = _ON_HOST.get(tensor, tensor)
+    found: np.ndarray = own if isinstance(own, np.ndarray) else own.cpu().numpy()
     return found
 
 

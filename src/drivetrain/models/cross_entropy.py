@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 IGNORED = -100
 BYTES_AT_ONCE = 2 * 2**20  # of fp32: a CPU's cache
@@ -26,7 +27,7 @@ def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
     logits: (N, V); targets: (N,) int64, -100 is ignored. Small ones go to torch's, which has fewer calls.
     """
     rows = _rows(logits)
-    if not (type(logits) is Tensor and logits.requires_grad and rows < len(logits)):
+    if is_traceable_wrapper_subclass(logits) or not logits.requires_grad or rows >= len(logits):
         return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum")
     losses: Tensor = _Losses.apply(logits, targets, rows)
     return losses.sum()

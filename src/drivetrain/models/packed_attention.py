@@ -177,18 +177,18 @@ def bounds_of(positions: Tensor, fixed: Rows | None = None) -> Tensor | None:
     table = np.full((len(positions), width + 1), positions.shape[1], dtype=np.int32)
     table[:, 0] = 0
     table[rows, number] = places + 1
-    own = torch.from_numpy(table)
     longest = max(most, int(np.diff(table).max()))
-    bounds = sent(own, positions.device)[:, None, None].expand(-1, 1, longest, -1)
-    remember(bounds, own[:, None, None])
+    own = table[:, None, None]
+    bounds = sent(torch.from_numpy(own), positions.device).expand(-1, 1, longest, -1)
+    remember(bounds, own)
     return bounds
 
 
 def bounds_of_lengths(lengths: Tensor) -> Tensor:
     """Returns `bounds_of` one row that holds sequences of these lengths, (S,): (1, 1, longest, S + 1)."""
     own = on_host(lengths)
-    table = torch.from_numpy(np.concatenate([[0], own.cumsum()]).astype(np.int32))[None, None, None]
-    bounds = sent(table, lengths.device).expand(-1, -1, int(own.max()), -1)
+    table = np.concatenate([[0], own.cumsum()]).astype(np.int32)[None, None, None]
+    bounds = sent(torch.from_numpy(table), lengths.device).expand(-1, -1, int(own.max()), -1)
     remember(bounds, table)
     return bounds
 

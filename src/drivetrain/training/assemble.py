@@ -59,12 +59,22 @@ def read_workload(run: RunConfig, training: bool) -> Workload:
 
 
 def assemble_around(
-    workload: Workload, run: RunConfig, machine: Machine, ranks: Communicator, training: bool = True
+    workload: Workload,
+    run: RunConfig,
+    machine: Machine,
+    ranks: Communicator,
+    training: bool = True,
+    part: Part = untimed,
+    traced: bool = False,
 ) -> Engine:
-    """Returns the engine of a training of this workload, or of its evaluation alone."""
+    """Returns the engine of a training of this workload, or of its evaluation alone.
+
+    traced: whether its tensors shall have shapes alone; it runs in a FakeTensorMode then.
+    """
     check_workload(run, workload)
     build_optimizer = optimizer_of(run) if training else None
-    return _engine(workload, run, machine, ranks, build_optimizer, untimed, Compiling(run.compile is True))
+    compiles = Compiling(run.compile is True and not traced)
+    return _engine(workload, run, machine, ranks, build_optimizer, part, compiles, traced)
 
 
 def optimizer_of(run: RunConfig) -> OptimizerFactory:
@@ -80,6 +90,7 @@ def _engine(
     build_optimizer: OptimizerFactory | None,
     part: Part,
     compiles: Compiling,
+    traced: bool = False,
 ) -> Engine:
     torch.use_deterministic_algorithms(run.deterministic)
     options = EngineOptions(
@@ -93,11 +104,12 @@ def _engine(
         compile=compiles.what,
         part=part,
         offload_activations=run.offload_activations and build_optimizer is not None,
+        traced=traced,
     )
     engine = build_engine(run.engine, options, ranks)
     seed_everything(run.seed)  # the model's start does not depend on what reading the data drew
     engine.setup(workload, build_optimizer)
-    if machine.device == "cpu" and keeps_freed_memory(run, machine):
+    if machine.device == "cpu" and not traced and keeps_freed_memory(run, machine):
         keep_freed_blocks()  # not before: what loading frees is of other sizes than what training takes
     if engine.random_stream:
         seed_rank(run.seed, engine.random_stream)

@@ -22,7 +22,7 @@ from drivetrain.data.loader import MicroBatch
 from drivetrain.distributed.shard import Shard
 from drivetrain.engines.autograd import AutogradEngine
 from drivetrain.engines.auxiliary import Companion
-from drivetrain.engines.base import Engaged, StepGuard, StepResult
+from drivetrain.engines.base import Engaged, HeldPart, StepGuard, StepResult
 from drivetrain.engines.deepspeed import partitions
 from drivetrain.engines.deepspeed.config import zero_json
 from drivetrain.engines.deepspeed.native_build import deepspeed_ready, swap_folder
@@ -314,13 +314,14 @@ class DeepspeedEngine(AutogradEngine):
         if self._scaled_by_zero:
             self._zero.optimizer.override_loss_scale(self._scaler.get_scale())
 
-    def tensors(self) -> list[Tensor]:
-        held = [partitions.held(p) for p in self._model.parameters()] + list(self._model.buffers())
+    def held_tensors(self) -> dict[HeldPart, list[Tensor]]:
+        parameters = [partitions.held(p) for p in self._model.parameters()]
+        held: dict[HeldPart, list[Tensor]] = {"parameters": parameters, "buffers": list(self._model.buffers())}
         if self._optimizer is None:
             return held
         states = [value for state in self._optimizer.state.values() for value in state.values()]
-        held += partitions.masters_apart(self._zero.optimizer)
-        return held + [value for value in states if isinstance(value, Tensor)]
+        held["parameters"] += partitions.masters_apart(self._zero.optimizer)
+        return {**held, "optimizer": [value for value in states if isinstance(value, Tensor)]}
 
     def close(self) -> None:
         super().close()

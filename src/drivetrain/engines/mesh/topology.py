@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from drivetrain.config.engines.mesh import MeshEngine
 from drivetrain.distributed.communicator import Communicator
+from drivetrain.distributed.real_numbers import real_numbers
 from drivetrain.errors import RunError
 
 
@@ -26,12 +27,13 @@ def _axes(world: dist.ProcessGroup, device_type: str, degrees: tuple[tuple[str, 
     # attention's exchanges need a group of their own: gradients of the same ranks are summed when they arrive, which a
     # parameter that one rank leaves out may shift
     own: dict[int | str, Any] | None = {"cp": "nccl" if device_type == "cuda" else "gloo"} if "cp" in names else None
-    mesh = init_device_mesh(device_type, sizes, mesh_dim_names=names, backend_override=own)
-    axes = {name: mesh[name] for name in names}
-    if "cp" in axes:
-        axes["data"] = mesh[tuple(name for name in names if name in ("dp", "cp"))]._flatten("data")
-    elif "dp" in axes:
-        axes["data"] = axes["dp"]
+    with real_numbers():
+        mesh = init_device_mesh(device_type, sizes, mesh_dim_names=names, backend_override=own)
+        axes = {name: mesh[name] for name in names}
+        if "cp" in axes:
+            axes["data"] = mesh[tuple(name for name in names if name in ("dp", "cp"))]._flatten("data")
+        elif "dp" in axes:
+            axes["data"] = axes["dp"]
     return axes
 
 

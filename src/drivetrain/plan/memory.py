@@ -1,0 +1,144 @@
+"""Records every storage of a traced run: when it is made and freed, how large it is, and what it serves.
+
+From the record follow the peak, what is alive at it, and memory over time. A storage is a parameter, a buffer,
+optimizer state or a gradient if the engine holds it as one; an activation if forward makes it and it outlives
+forward; the engine's if a collective fills it or it is resized (FSDP's gathered parameters); otherwise temporary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_iter
+
+from drivetrain.measure.memory import TensorPeak
+from drivetrain.plan.step_costs import MemoryPart, StepMemory
+
+OUTSIDE = "between"  # the phase of what happens outside of the engine's timed parts
+POINTS = 240  # of a timeline
+
+
+@dataclass(frozen=True)
+class Change:
+    """One storage that was made, resized or freed."""
+
+    storage: int  # a number that is never used again
+    size: int  # bytes from now on; 0: freed
+    phase: str
+    step: int
+
+
+class MemoryRecord(TensorPeak):
+    """Records storages of fake tensors while active. granularity: bytes that sizes are rounded up to, as an allocator
+    does: 512 on CUDA, 1 on a CPU."""
+
+    def __init__(self, granularity: int = 1) -> None:
+        super().__init__()
+        self.changes: list[Change] = []
+        self._granularity = granularity
+        self._numbers: dict[int, int] = {}  # live storage → its number
+        self._roles: dict[int, MemoryPart] = {}
+        self._next = 0
+        self._phase, self._step = OUTSIDE, 0
+        self._forward: list[int] = []  # made in the present forward pass
+
+    def begin_step(self) -> None:
+        self._step += 1
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Surrounds a part of a step, as engines time them."""
+        before, self._phase = self._phase, name
+        yield
+        self._phase = before
+        if name.startswith("forward"):
+            alive = set(self._numbers.values())
+            self._roles.update({number: "activations" for number in self._forward if number in alive})
+            self._forward = []
+
+    def serves(self, part: MemoryPart, tensors: Iterable[Tensor]) -> None:
+        """Records what tensors are for; an earlier statement about the same storage is replaced."""
+        for tensor in tensors:
+            self._see(tensor)
+            number = self._numbers.get(tensor.untyped_storage()._cdata)
+            if number is not None:
+                self._roles[number] = part
+
+    def memory(self, reserved: int | None = None) -> StepMemory:
+        """Returns the peak of the last step. reserved: of the allocator; None: as many as are allocated."""
+        alive: dict[int, int] = {}
+        total = peak = 0
+        at_peak: dict[int, int] = {}
+        points: list[tuple[str, int]] = []
+        for place, change in enumerate(self.changes):
+            total += change.size - alive.get(change.storage, 0)
+            alive[change.storage] = change.size
+            if not change.size:
+                del alive[change.storage]
+            if change.step < self._step:
+                continue
+            points.append((change.phase, total))
+            if total > peak:
+                peak, last = total, place
+        for change in self.changes[: last + 1]:
+            at_peak[change.storage] = change.size
+        parts: Counter[MemoryPart] = Counter()
+        for number, size in at_peak.items():
+            if size:
+                parts[self._roles.get(number, "temporaries")] += size
+        return StepMemory(peak, peak if reserved is None else reserved, dict(parts), _thinned(points))
+
+    def _counts(self, storage: torch.UntypedStorage) -> bool:
+        return storage.device.type in ("meta", "cpu")
+
+    def _observe(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        super()._observe(func, args, kwargs, result)
+        if func.namespace == "c10d" and "allreduce" not in func._opname:
+            filled = [value for value in tree_iter((args, kwargs)) if isinstance(value, Tensor)]
+            for tensor in filled:
+                number = self._numbers.get(tensor.untyped_storage()._cdata)
+                if number is not None:
+                    self._roles.setdefault(number, "engine")
+
+    def _resized(self, storage: torch.UntypedStorage, size: int) -> None:
+        super()._resized(storage, size)
+        if (number := self._numbers.get(storage._cdata)) is not None:
+            self._roles[number] = "engine"
+
+    def _holds(self, key: int, size: int) -> None:
+        size = math.ceil(size / self._granularity) * self._granularity
+        if key not in self._numbers:
+            self._numbers[key] = self._next
+            if self._phase.startswith("forward"):
+                self._forward.append(self._next)
+            self._next += 1
+        self.changes.append(Change(self._numbers[key], size, self._phase, self._step))
+        super()._holds(key, size)
+
+    def _forget(self, key: int) -> None:
+        number = self._numbers.pop(key, None)
+        if number is not None:
+            self.changes.append(Change(number, 0, self._phase, self._step))
+        super()._forget(key)
+
+
+def _thinned(points: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """Returns at most POINTS or so: of each stretch of one phase the highest."""
+    each = math.ceil(len(points) / POINTS)
+    found: list[tuple[str, int]] = []
+    stretch: list[tuple[str, int]] = []
+    for point in points:
+        if stretch and (point[0] != stretch[0][0] or len(stretch) == each):
+            found.append(max(stretch, key=lambda one: one[1]))
+            stretch = []
+        stretch.append(point)
+    if stretch:
+        found.append(max(stretch, key=lambda one: one[1]))
+    return tuple(found)

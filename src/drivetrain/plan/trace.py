@@ -1,0 +1,140 @@
+"""Traces two steps of a run without its numbers, and with that without its memory, devices and ranks.
+
+The engine sets itself up and trains as it always does, with tensors that have shapes alone (FakeTensorMode) and among
+ranks that are not there (the `fake` process group). So what is recorded is what the engine does: nothing here knows how
+one shards, gathers or recomputes. The second step counts: optimizers have made their state by then.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+
+from drivetrain.config.machine import Machine
+from drivetrain.config.run import RunConfig
+from drivetrain.data.loader import MicroBatch
+from drivetrain.distributed.real_numbers import real_numbers
+from drivetrain.engines.base import Engine
+from drivetrain.errors import RunError, UserError
+from drivetrain.measure import flops, observer
+from drivetrain.numerics.torch_precision import arithmetic
+from drivetrain.plan.memory import MemoryRecord
+from drivetrain.plan.step_costs import StepCosts
+from drivetrain.plan.trace_batches import first_window, without_numbers
+from drivetrain.plan.trace_model import built_fake
+from drivetrain.plan.trace_operations import OperationRecord
+from drivetrain.plan.trace_ranks import fake_ranks
+from drivetrain.training.assemble import assemble_around
+from drivetrain.training.auto_settings import rows_of
+from drivetrain.workloads.base import Workload
+
+DECIDES = (DataDependentOutputException, DynamicOutputShapeException)  # a number of a tensor decides what comes next
+OURS = (__file__, observer.__file__, flops.__file__)  # files that stand between a model and torch while it is traced
+CUDA_GRANULARITY = 512  # bytes; c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize
+
+
+class Untraceable(RunError):
+    """The model asks for numbers while it computes, so that it cannot be traced without them."""
+
+
+def fullest_step_costs(run: RunConfig, machine: Machine, workload: Workload) -> StepCosts:
+    """Returns the costs on the rank that takes most memory. Raises as `step_costs` does."""
+    found = [step_costs(run, machine, workload, rank) for rank in _unlike(run)]
+    return max(found, key=lambda costs: costs.memory.allocated)
+
+
+def _unlike(run: RunConfig) -> list[int]:
+    """Returns a rank of each kind: the first one, which has the largest shards; the last one, which has the longest
+    samples; the first one of each pipeline stage."""
+    world, stages = run.world_size, run.engine.stages
+    return sorted({*(stage * (world // stages) for stage in range(stages)), world - 1})
+
+
+def step_costs(run: RunConfig, machine: Machine, workload: Workload, rank: int = 0) -> StepCosts:
+    """Returns the costs of one step on one rank. Raises Untraceable, and what the engine raises at set-up.
+
+    run: of one engine, as `rules.judged` returns it. machine: the one that the run is planned for, which need not be
+    here. workload: built from the run's block; its data are read, its model is not built.
+    """
+    try:
+        return _traced(run, machine, workload, rank)
+    except (UserError, RunError):
+        raise
+    except Exception as error:  # whatever a model or a library does that cannot be done without numbers
+        raise Untraceable(f"it cannot be traced: {_why(error)}; measure it with train or compare") from error
+
+
+def _why(error: BaseException) -> str:
+    """Returns what failed, and the line of code outside of torch that asked for it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if f"{os.sep}torch{os.sep}" not in frame.filename and frame.filename not in OURS]
+    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    if isinstance(error, DECIDES):
+        return f"{getattr(error, 'func', error)} needs the numbers of a tensor{place}"
+    first = next(iter(str(error).strip().splitlines()), "")[:200]
+    return f"{type(error).__name__}: {first}{place}"
+
+
+def _traced(run: RunConfig, machine: Machine, workload: Workload, rank: int) -> StepCosts:
+    start = time.perf_counter()
+    on_cpu = replace(machine, device="cpu")  # fake tensors of a device that torch was not built for end the process
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    memory = MemoryRecord(CUDA_GRANULARITY if machine.device == "cuda" else 1)
+    operations = OperationRecord()
+    with ExitStack() as stack:
+        ranks = stack.enter_context(fake_ranks(rank, run.world_size))
+        stack.enter_context(arithmetic(run.precision_spec, on_cpu))
+        stack.enter_context(built_fake(workload, mode))
+        stack.enter_context(mode)
+        engine = assemble_around(workload, run, on_cpu, ranks, part=memory.part, traced=True)
+        with real_numbers():
+            workload.rows = rows_of(run, machine, workload, compiles=False)
+            window = first_window(run, on_cpu, workload, engine)
+        batches = without_numbers(window.micro_batches, mode)
+        with memory:
+            _note_held(memory, engine, batches)
+            _step(engine, batches, memory)
+            with operations:
+                _step(engine, batches, memory)
+        trained = engine.engaged().trained_parameters
+        engine.close()
+    for failure in (memory.failure, operations.failure):
+        if failure is not None:
+            raise failure
+    return StepCosts(
+        memory=memory.memory(),
+        operations=operations.operations(),
+        messages=operations.messages(),
+        trained_parameters=trained,
+        tokens=_tokens(batches, engine.data_world),
+        origin="traced",
+        seconds_taken=time.perf_counter() - start,
+    )
+
+
+def _step(engine: Engine, batches: list[MicroBatch], memory: MemoryRecord) -> None:
+    memory.begin_step()
+    engine.statistics.keep()
+    engine.forward_backward(batches)
+    _note_held(memory, engine, ())
+    with memory.part("optimizer"):
+        engine.optimizer_step(1.0)
+    _note_held(memory, engine, ())
+
+
+def _note_held(memory: MemoryRecord, engine: Engine, batches: list[MicroBatch] | tuple[()]) -> None:
+    memory.serves("activations", (tensor for batch in batches for tensor in batch.tensors.values()))
+    for part, tensors in engine.held_tensors().items():
+        memory.serves(part, tensors)
+
+
+def _tokens(batches: list[MicroBatch], data_world: int) -> int | None:
+    """Returns the tokens of a step over all ranks, padding included; None where samples have none."""
+    rows = [batch.tensors["input_ids"].numel() for batch in batches if "input_ids" in batch.tensors]
+    return sum(rows) * data_world if rows else None

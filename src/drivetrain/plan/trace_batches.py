@@ -1,0 +1,42 @@
+"""The batches of a traced step: real ones, collated as a training does, and their counterparts without numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from drivetrain.config.machine import Machine
+from drivetrain.config.run import RunConfig
+from drivetrain.data.loader import MicroBatch, Window
+from drivetrain.distributed.real_numbers import real_numbers
+from drivetrain.engines.base import Engine
+from drivetrain.memory.transfers import remember
+from drivetrain.training.auto_settings import order_of
+from drivetrain.training.batching import window_slice
+from drivetrain.training.windows import windows_of
+from drivetrain.workloads.base import Workload
+
+
+def first_window(run: RunConfig, machine: Machine, workload: Workload, engine: Engine) -> Window:
+    """Returns the first step's data on the engine's rank."""
+    order, mine = order_of(run, workload), window_slice(run, machine, workload, engine)
+    return next(windows_of(run, workload, engine, order, range(1), mine, workers=False))
+
+
+def without_numbers(batches: Sequence[MicroBatch], mode: FakeTensorMode) -> list[MicroBatch]:
+    """Returns the same batches as tensors of `mode`. Their numbers stay where the host reads them (`on_host`)."""
+    return [
+        MicroBatch({name: _fake(tensor, mode) for name, tensor in batch.tensors.items()}, batch.counts, batch.positions)
+        for batch in batches
+    ]
+
+
+def _fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
+    with mode:
+        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    with real_numbers():
+        remember(fake, tensor.numpy())
+    return fake

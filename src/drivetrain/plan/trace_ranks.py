@@ -1,0 +1,48 @@
+"""One process in the place of a rank among many, whose collectives take part in nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from drivetrain.distributed.communicator import Communicator
+
+T = TypeVar("T")
+
+
+class TracedRanks(Communicator):
+    """The ranks of a traced run. Objects come back as this rank gave them: all others would give the same."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self.rank, self.world = rank, world  # without the group for objects, which would need a network
+        self._control = self._asking = None
+
+    def all_gather(self, value: T) -> list[T]:
+        return [value] * self.world
+
+    def gather(self, value: T) -> list[T] | None:
+        return [value] * self.world if self.is_first else None
+
+    def on_first(self, do: Callable[[], T]) -> T:
+        return do()
+
+
+@contextmanager
+def fake_ranks(rank: int, world: int) -> Iterator[TracedRanks]:
+    """Makes this process the given rank of so many. Tensors that ranks exchange need not hold numbers.
+
+    A group of one is made too, which engines that shard ask for.
+    """
+    assert not dist.is_initialized(), "a trace runs in a process that belongs to no group of ranks"
+    hook = sys.excepthook  # which dist replaces by one that names the rank
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    try:
+        yield TracedRanks(rank, world)
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = hook

@@ -1,0 +1,51 @@
+"""Measures the tensor peak of real steps, as the meters of a run do, on each rank of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from drivetrain.config import rules
+from drivetrain.config.load import load
+from drivetrain.config.run import RunConfig
+from drivetrain.distributed.communicator import Communicator
+from drivetrain.measure.memory import TensorPeak
+from drivetrain.numerics.torch_precision import arithmetic
+from drivetrain.runtime.hardware import detect
+from drivetrain.training.assemble import assemble
+from drivetrain.training.auto_settings import order_of
+from drivetrain.training.batching import window_slice
+from drivetrain.training.windows import windows_of
+
+
+def read_run(run_file: str, overrides: Sequence[str]) -> RunConfig:
+    run, problems = load(Path(run_file), overrides)
+    assert run is not None, problems
+    run, problems = rules.judged(run, problems, detect())
+    assert not problems, problems
+    return run
+
+
+def measured_peaks(run_file: str, cases: Sequence[Sequence[str]]) -> list[tuple[int, int]]:
+    """The bytes of the second step's peak under each list of overrides, on this rank, and the number of flat buckets of
+    gradients that the engine keeps."""
+    return [measured_peak(read_run(run_file, overrides)) for overrides in cases]
+
+
+def measured_peak(run: RunConfig) -> tuple[int, int]:
+    machine = detect()
+    with arithmetic(run.precision_spec, machine):
+        workload, engine = assemble(run, machine, Communicator(), training=True)
+        order, mine = order_of(run, workload), window_slice(run, machine, workload, engine)
+        [window] = windows_of(run, workload, engine, order, range(1), mine, workers=False)
+        for _ in range(2):
+            with TensorPeak() as peak:
+                batches = [tensor for batch in window.micro_batches for tensor in batch.tensors.values()]
+                peak.track([*engine.tensors(), *batches])
+                engine.statistics.keep()
+                engine.forward_backward(window.micro_batches)
+                engine.optimizer_step(1.0)
+        assert peak.failure is None
+        buckets = len(engine.held_tensors()["gradients"])
+        engine.close()
+    return peak.peak_bytes, buckets

@@ -1,0 +1,178 @@
+"""Tests that the planned peak is the measured one, and that what the engine holds decides it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from drivetrain.config import engines as config
+from drivetrain.engines import traced_ddp
+from drivetrain.engines.autograd import AutogradEngine
+from drivetrain.plan.step_costs import StepCosts
+from drivetrain.plan.trace import Untraceable, fullest_step_costs, step_costs
+from drivetrain.runtime.hardware import detect
+from drivetrain.training.assemble import read_workload
+from tests.plan.measured import measured_peak, measured_peaks, read_run
+from tests.ranks import RankPool
+
+WORLD = 2
+SCALER_BYTES = 8  # its scale and its counter, which are not among what is measured
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+# one process: precisions, recompute, accumulation
+ALONE = [
+    [],
+    ["precision=bf16-mixed"],
+    ["precision=bf16"],
+    ["precision=bf16-master", "micro_batch_size=2"],
+    ["precision=fp16-mixed", "optimizer.name=sgd", "optimizer.momentum=0.9"],
+    ["recompute=true"],
+    ["micro_batch_size=2", "workload.model.fused_loss=true"],
+]
+SPREAD = [
+    ["engine=ddp"],
+    ["engine={name: ddp, bucket_mb: 0.01, gradient_compression: fp16}"],
+    ["engine=ddp", "micro_batch_size=2"],
+    ["engine=fsdp"],
+    ["engine={name: fsdp, reshard: false}", "micro_batch_size=2", "precision=bf16-mixed"],
+    ["engine=fsdp", "precision=bf16-master", "recompute=true"],
+]
+
+
+@pytest.fixture(scope="module")
+def run_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("planned")
+    (folder / "text.txt").write_text("All the world's a stage, and all the men and women merely players.\n" * 40)
+    run = {
+        "workload": {
+            "type": "language_model",
+            "model": {"config": LLAMA},
+            "data": {"train": str(folder / "text.txt"), "length": 32},
+        },
+        "batch_size": 8,
+        "loop": {"steps": 2},
+        "schedule": {"name": "constant"},
+        "output": str(folder / "run"),
+    }
+    (folder / "run.yaml").write_text(json.dumps(run))
+    return str(folder / "run.yaml")
+
+
+def planned(run_file: str, overrides: list[str], rank: int = 0) -> StepCosts:
+    run = read_run(run_file, overrides)
+    return step_costs(run, detect(), read_workload(run, training=True), rank)
+
+
+def all_reduces(costs: StepCosts) -> int:
+    return sum(each.calls for each in costs.messages if each.collective == "all_reduce")
+
+
+@pytest.mark.parametrize("overrides", ALONE, ids=" ".join)
+def test_the_planned_peak_of_one_process_is_the_measured_one(run_file: str, overrides: list[str]) -> None:
+    more = SCALER_BYTES if "precision=fp16-mixed" in overrides else 0
+    assert planned(run_file, overrides).memory.allocated == measured_peak(read_run(run_file, overrides))[0] + more
+
+
+def test_the_planned_peak_of_every_rank_is_the_measured_one(run_file: str, ranks: Callable[[int], RankPool]) -> None:
+    cases = [[*case, f"processes={WORLD}"] for case in SPREAD]
+    measured = ranks(WORLD).run(measured_peaks, run_file, cases)
+    for number, case in enumerate(cases):
+        for rank in range(WORLD):
+            costs, (peak, buckets) = planned(run_file, case, rank), measured[rank][number]
+            assert costs.memory.allocated == peak, case
+            assert not buckets or all_reduces(costs) == buckets + 1, case  # one more of the targets' count
+
+
+def test_parts_add_up_to_the_peak_and_are_what_the_engine_holds(run_file: str) -> None:
+    memory = planned(run_file, ["engine=ddp", "processes=2"]).memory
+    assert sum(memory.parts.values()) == memory.allocated
+    run = read_run(run_file, [])
+    parameters = sum(p.numel() for p in read_workload(run, training=True).build_model().parameters())
+    held = [memory.parts[part] for part in ("parameters", "gradients", "optimizer")]
+    counters = 4 * len(list(read_workload(run, training=True).build_model().parameters()))  # AdamW's steps
+    assert held == [4 * parameters, 4 * parameters, 8 * parameters + counters]
+    phases = list(dict.fromkeys(phase for phase, _ in memory.timeline))
+    assert [phase for phase in phases if phase != "between"] == ["forward", "backward", "optimizer"]
+    assert max(held for _, held in memory.timeline) == memory.allocated
+
+
+def test_flops_and_collectives_are_counted(run_file: str) -> None:
+    run = read_run(run_file, ["engine=ddp", "processes=2"])
+    costs = fullest_step_costs(run, detect(), read_workload(run, training=True))
+    sizes = {name: p.numel() for name, p in read_workload(run, training=True).build_model().named_parameters()}
+    products = sum(size for name, size in sizes.items() if "norm" not in name and "embed" not in name)
+    assert costs.tokens is not None
+    mine = costs.tokens / WORLD
+    found = sum(each.flops for each in costs.operations if each.kind == "matmul")
+    assert found == 6 * products * mine  # Kaplan et al. 2020, table 1: without attention
+    reduced = sum(each.bytes for each in costs.messages if each.collective == "all_reduce")
+    assert reduced == pytest.approx(4 * sum(sizes.values()), abs=64)  # and counts of targets
+
+
+# --- break it and see ------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_keeps_gradients_is_seen(run_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, kept = planned(run_file, []).memory.allocated, list[Any]()
+    step = AutogradEngine.optimizer_step
+
+    def keeping(self: Any, *args: Any) -> Any:
+        kept.extend(p.grad for p in self._model.parameters())
+        return step(self, *args)
+
+    monkeypatch.setattr(AutogradEngine, "optimizer_step", keeping)
+    assert planned(run_file, []).memory.allocated > before * 1.03
+
+
+def test_a_doubled_activation_is_seen(run_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = planned(run_file, []).memory.allocated
+    product = nn.Linear.forward
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: product(self, x.clone()))
+    assert planned(run_file, []).memory.allocated > before * 1.03
+
+
+def test_a_wrong_bucket_size_is_seen(run_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = ["engine={name: ddp, bucket_mb: 0.01, gradient_compression: fp16}", "processes=2"]
+    before = all_reduces(planned(run_file, overrides))
+    cut = traced_ddp._cut
+
+    def larger(trained: Any, options: config.DdpEngine) -> Any:
+        return cut(trained, options.model_copy(update={"bucket_mb": 25.0}))
+
+    monkeypatch.setattr(traced_ddp, "_cut", larger)
+    assert all_reduces(planned(run_file, overrides)) < before
+
+
+def test_a_model_that_asks_for_numbers_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(
+        "import torch\nfrom torch import nn\nfrom torch.utils.data import TensorDataset\n"
+        "class Asking(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x if x.sum() > 0 else -x)\n"
+        "model, loss = Asking(4, 1), nn.MSELoss()\n"
+        "train_data = TensorDataset(torch.randn(8, 4), torch.randn(8, 1))\n"
+    )
+    run = {"workload": {"type": "module", "path": str(tmp_path / "model.py")}, "batch_size": 4, "loop": {"steps": 1}}
+    (tmp_path / "run.yaml").write_text(json.dumps(run))
+    with pytest.raises(Untraceable, match=r"needs the numbers of a tensor \(model.py, line 6\)"):
+        planned(str(tmp_path / "run.yaml"), [])
+
+
+def test_nothing_of_a_trace_stays(run_file: str) -> None:
+    planned(run_file, ["engine=fsdp", "processes=2"])
+    assert not torch.distributed.is_initialized()
+    assert nn.Linear(2, 2).to(torch.bfloat16).weight.dtype == torch.bfloat16
+    workload = read_workload(read_run(run_file, []), training=True)
+    assert not any(type(p) is not nn.Parameter for p in workload.build_model().parameters())
