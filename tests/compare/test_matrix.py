@@ -9,9 +9,9 @@ from typing import cast
 
 import pytest
 
-from drivetrain.compare.axes import read_axes
 from drivetrain.compare.matrix import Cell, Job, Matrix, build_matrix
 from drivetrain.compare.outcome import Outcome, Status
+from drivetrain.config.axes import read_axes
 from drivetrain.config.machine import Machine
 from drivetrain.errors import UserError
 

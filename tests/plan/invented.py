@@ -50,6 +50,8 @@ class Invented:
     def title(self) -> str:
         return f"{self.nodes} x {self.devices_per_node} invented devices"
 
+    no_speed = None
+
     @property
     def host(self) -> Machine:
         return Machine("cuda", "invented", self.devices_per_node, self.memory, 8, (9, 0), frozenset({"bfloat16"}))

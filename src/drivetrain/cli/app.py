@@ -37,7 +37,8 @@ VERBS: dict[str, tuple[str, ...]] = {  # verb -> its file and function in this f
     "plan": (
         "plan:plan",
         "drivetrain plan run.yaml",
-        "drivetrain plan run.yaml engine=ddp,fsdp precision=fp32,bf16-mixed processes=4",
+        "drivetrain plan run.yaml --machine 8xH100-80GB --price 2.5 --output plan",
+        "drivetrain plan run.yaml engine=ddp,fsdp,zero3 precision=fp32,bf16-mixed --machine 4xP40",
     ),
     "report": ("report:report", "drivetrain report runs/one runs/two --output page"),
     "data": ("data:data", "drivetrain data run.yaml data.max_length=256"),

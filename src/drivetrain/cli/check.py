@@ -68,6 +68,7 @@ def _rows(facts: dict[str, Any]) -> dict[str, str]:
     samples = {part: data[f"{part}_samples"] for part in ("training", "evaluation")}
     epoch = "" if facts["steps_per_epoch"] is None else f", {facts['steps_per_epoch']:,} an epoch"
     free = f"{saved['free_bytes'] / 2**30:,.1f} GiB free"
+    plan = facts.get("plan")
     return {
         "run": f"engine={run['engine']}, precision={run['precision']}, {counted(run['ranks'], 'rank')}",
         "device": run["device"],
@@ -76,6 +77,15 @@ def _rows(facts: dict[str, Any]) -> dict[str, str]:
         ),
         "length": f"{counted(facts['steps'], 'step')} of {counted(run['batch_size'], 'sample')}{epoch}",
         "model": f"{counted(model['parameters'], 'parameter')}, {model['trained_parameters']:,} trained",
+        **({} if plan is None else {"plan": _planned(plan)}),
         "folder": f"{facts['folder']} is free",
         "disk": f"{counted(saved['kept'], 'checkpoint')} of at least {size_text(saved['bytes'])} each; {free}",
     }
+
+
+def _planned(plan: dict[str, Any]) -> str:
+    from drivetrain.tracking.quantities import size_text
+
+    time = "" if plan["step_seconds"] is None else f"; {plan['step_seconds']:.3g} s a step"
+    memory = f"{size_text(plan['allocated_bytes'])} of {size_text(plan['capacity_bytes'])} a rank"
+    return f"planned: {plan['verdict']}; {memory}{time}"

@@ -30,6 +30,7 @@ def compare(
     cell_timeout: Annotated[float | None, typer.Option(min=0, help="Seconds a cell may take.")] = None,
     cell_memory: Annotated[float | None, typer.Option(min=0, help="MiB of resident memory a cell may take.")] = None,
     checkpoint: Annotated[str | None, typer.Option(help="To predict with: a folder; left out, fresh weights.")] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Plan each cell first; planned beside measured.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run all cells again.")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Run cells again that did not complete.")] = False,
     trust: TrustOption = False,
@@ -41,7 +42,7 @@ def compare(
     from drivetrain.compare.table import comparison_table
 
     again = Again.ALL if fresh else Again.FAILED if retry else Again.UNFINISHED
-    job = Job(verb.value, checkpoint)
+    job = Job(verb.value, checkpoint, plan)
     limits = Limits(cell_timeout, None if cell_memory is None else int(cell_memory * 2**20))
     try:
         comparison, where = verbs.compare(run_file, axes or [], to, seeds, job, limits, again, trust)

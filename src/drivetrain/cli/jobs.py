@@ -21,4 +21,6 @@ def start_job(checked: Checked, node: Node | None = None, **job: Any) -> Result:
 
     if job["verb"] != "train" and checked.is_first:
         print_notices(checked.notices)  # a training reports them itself, and keeps them
-    return start_at_terminal(Job(run=checked.run, notices=checked.notices, **job), node or Node())
+    return start_at_terminal(
+        Job(run=checked.run, notices=checked.notices, planned=checked.planned, **job), node or Node()
+    )

@@ -46,6 +46,8 @@ def report_table(report: RunReport) -> Table:
         "stages wait": _waiting(report),
         **{name: f"{value:.4f}" for name, value in report.metrics.items()},
         "chance": escape(report.chance),
+        "planned": "" if report.planned is None else escape(report.planned.way),
+        "departs from its plan": escape("\n".join(report.departures)),
         "mixture": escape("\n".join(map(set_text, report.mixture))),
         "checkpoint": report.checkpoint or "none",
         "best": ""

@@ -37,7 +37,7 @@ def train(
     from drivetrain.launch.prepare import checked
 
     node = Node(node_rank, rendezvous)
-    ready = checked(run_file, overrides or [], nodes, node, trust=trust)
+    ready = checked(run_file, overrides or [], nodes, node, trust=trust, anew=not resume)
     if ready.is_first and ready.run.nodes == 1 and not (resume or overwrite):  # refused before any rank is started
         from drivetrain.runtime.run_folder import RunFolder
 

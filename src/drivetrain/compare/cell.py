@@ -16,6 +16,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from drivetrain.compare.outcome import Outcome, Status
+from drivetrain.config.planned import PlannedFigures
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import OutOfMemory, RankError, RunError, UserError
 
@@ -27,6 +28,7 @@ class Request(BaseModel):
     verb: Literal["train", "predict"]
     run: RunConfig
     checkpoint: str | None  # to predict with; None: fresh weights
+    plan: bool = False  # a training is planned first
 
 
 def main(folder: Path) -> int:
@@ -61,9 +63,17 @@ def _run(request: Request) -> None:
     from drivetrain.launch.start import start
 
     if request.verb == "train":
-        start(Job(verb="train", run=request.run, overwrite=True))
+        start(Job(verb="train", run=request.run, overwrite=True, planned=_planned(request)))
     else:
         start(Job(verb="time_predictions", run=request.run, checkpoint=request.checkpoint))
+
+
+def _planned(request: Request) -> PlannedFigures | None:
+    if not request.plan:
+        return None
+    from drivetrain.launch.auto_choice import figures_as_it_stands
+
+    return figures_as_it_stands(request.run)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -28,6 +28,9 @@ DIFFERENCE = (
     "is not finite; none between batches of other sizes"
 )
 SKIPPED = "steps without an update: fp16-mixed ones that overflowed, and those that numerics.skip left out"
+PLANNED_RATE = "samples a second that the plan expected before the run"
+PLANNED_PEAK = "peak of tensors that the plan expected, of the rank that needs most"
+AGAINST_PLAN = "how far the measured value lies above (+) or below (-) the planned one"
 ENERGY = "energy that the devices took, where NVML reports it"
 CHANCE = "; chance: no better than always answering the largest class"
 METRICS = {
@@ -91,6 +94,7 @@ def columns_of(comparison: Comparison) -> list[Column]:
         *_memory(comparison),
         _of("utilisation", "utilisation_mean", lambda r: r.utilisation["mean"], _share, None, UTILISATION),
         _of("peak utilisation", "utilisation_peak", lambda r: r.utilisation["peak"], _share, None, PEAK_UTILISATION),
+        *_planned(),
         *_metrics(comparison),
         _loss_difference(comparison),
         _of("skipped steps", "skipped_steps", _skipped, _number, None, SKIPPED),
@@ -168,6 +172,36 @@ def _memory(comparison: Comparison) -> list[Column]:
     return [of(kind) for kind in kinds]
 
 
+def _planned() -> list[Column]:
+    """Returns the figures of rows that were planned, and how far the measured ones lie from them."""
+    return [
+        _of("planned samples/s", "planned_samples_per_second", _planned_rate, _number, None, PLANNED_RATE),
+        _of("rate against plan", "rate_against_plan", _rate_against_plan, _signed, None, AGAINST_PLAN),
+        _of("planned peak", "planned_peak_bytes", _planned_peak, size_text, None, PLANNED_PEAK),
+        _of("peak against plan", "peak_against_plan", _peak_against_plan, _signed, None, AGAINST_PLAN),
+    ]
+
+
+def _planned_rate(report: RunReport) -> float | None:
+    return None if report.planned is None else report.planned.samples_per_second or None
+
+
+def _planned_peak(report: RunReport) -> float | None:
+    return None if report.planned is None else report.planned.peak_bytes
+
+
+def _rate_against_plan(report: RunReport) -> float | None:
+    return _against(report.samples_per_second, _planned_rate(report))
+
+
+def _peak_against_plan(report: RunReport) -> float | None:
+    return _against(report.tensor_peak, _planned_peak(report))
+
+
+def _against(measured: float | None, planned: float | None) -> float | None:
+    return measured / planned - 1 if measured and planned else None
+
+
 def _metrics(comparison: Comparison) -> list[Column]:
     """Returns the last evaluation's metrics; the one that decides comes first."""
     names = dict.fromkeys(name for row in comparison.completed for report in row.reports for name in report.metrics)
@@ -210,6 +244,10 @@ def _number(value: float) -> str:
 
 def _share(value: float) -> str:
     return f"{value:.0%}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.1%}"
 
 
 def _joules(value: float) -> str:

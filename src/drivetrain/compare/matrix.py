@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from drivetrain.checkpoint.directory import MANIFEST
-from drivetrain.compare.axes import Axis, Choice, choices
 from drivetrain.compare.outcome import Outcome
 from drivetrain.config import rules
+from drivetrain.config.axes import Axis, Choice, choices
 from drivetrain.config.load import load
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
@@ -29,6 +29,7 @@ class Job:
 
     verb: Verb
     checkpoint: str | None  # to predict with; None: fresh weights
+    plan: bool = False  # each training is planned first
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from drivetrain.compare.axes import read_axes
 from drivetrain.compare.files import as_csv, as_json, as_markdown
 from drivetrain.compare.kept import PLOTS, ROWS, remember, remembered
 from drivetrain.compare.live import MatrixView
@@ -16,6 +15,7 @@ from drivetrain.compare.page import as_html
 from drivetrain.compare.plots import as_png, as_svg, plots
 from drivetrain.compare.result_rows import Comparison, Result, Row
 from drivetrain.compare.runner import Again, Limits, run_matrix
+from drivetrain.config.axes import read_axes
 from drivetrain.config.files import read_yaml
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.runtime import environment

@@ -6,6 +6,7 @@ import difflib
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -32,6 +33,8 @@ FOREIGN = {  # keys of configurations that `drivetrain import` reads
     *("zero_optimization", "train_micro_batch_size_per_gpu"),  # DeepSpeed
     *("compute_environment", "distributed_type"),  # Accelerate
 }
+AUTO = "auto"
+OPEN = {"engine": "single", "precision": "fp32"}  # fields that a plan can decide, and what stands there until it has
 MOST_PROBLEMS = 100
 MOST_KEY = 200  # characters of a key that a problem names
 UNION_TAGS = {  # what pydantic puts into a location to tell which kind of block it tried
@@ -59,6 +62,16 @@ def load(path: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig | None, l
             problems.extend(error.problems)
     raw.setdefault("name", path.stem)
     return validate(raw, problems)
+
+
+def left_to_the_plan(path: Path, overrides: Sequence[str] = ()) -> list[str]:
+    """Returns the fields, of OPEN, whose value is `auto`. Raises UserError for a file that cannot be read; wrong
+    overrides are for `load` to report."""
+    raw = read_yaml(path)
+    for override in overrides:
+        with suppress(UserError):
+            _apply(raw, override)
+    return [name for name in OPEN if raw.get(name) == AUTO]
 
 
 def validate(raw: dict[str, Any], problems: list[Problem]) -> tuple[RunConfig | None, list[Problem]]:
@@ -148,6 +161,9 @@ def _problem(detail: ErrorDetails, raw: dict[str, Any]) -> Problem:
     field = clipped(".".join(map(str, path)), MOST_KEY) or "run file"
     if detail["type"] == UNKNOWN:
         return unknown(field, path, raw)
+    if field in OPEN and raw.get(field) == AUTO:
+        why = "auto is decided by a plan, which train and check make; nothing decides it here"
+        return Problem(field, why, "name one; drivetrain plan shows which")
     if detail["type"] == "union_tag_invalid":
         tag, known = str(detail["ctx"]["tag"]), [name.strip("'") for name in detail["ctx"]["expected_tags"].split(", ")]
         short = [*SHORT] if path and path[0] == "engine" else []

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from drivetrain.config import training
 from drivetrain.config.adapter import Adapters
-from drivetrain.config.base import Frozen, decides_memory, doc
+from drivetrain.config.base import Frozen, JsonSchemaMadeLate, decides_memory, doc
 from drivetrain.config.engines import SINGLE, EngineConfig
 from drivetrain.config.location import Location
 from drivetrain.config.numerics import Numerics
@@ -41,9 +41,15 @@ class RunConfig(Frozen):
     quantisation_aware: QuantisationAwareBlock | None = doc(
         "Train linear layers to be quantised in the end", None, json_schema_extra=decides_memory
     )
-    precision: PrecisionName = doc(", ".join(PRECISIONS), "fp32", json_schema_extra=decides_memory)
+    precision: Annotated[PrecisionName, JsonSchemaMadeLate(lambda: {"enum": [*PRECISIONS, "auto"]})] = doc(
+        f"{', '.join(PRECISIONS)}; auto: a plan chooses (train, check)", "fp32", json_schema_extra=decides_memory
+    )
     scaler: training.Scaler = doc("Loss scaling (fp16-mixed, fp16-master)", training.Scaler())
-    engine: EngineConfig = doc("How the run is spread over devices", SINGLE, json_schema_extra=decides_memory)
+    engine: EngineConfig = doc(
+        "How the run is spread over devices; auto: a plan chooses (train, check)",
+        SINGLE,
+        json_schema_extra=decides_memory,
+    )
     processes: int | None = doc(
         "Ranks of ONE machine, one a device; left out, as many as it has GPUs",
         None,

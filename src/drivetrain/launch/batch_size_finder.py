@@ -30,6 +30,8 @@ def fitted(task: Job, folder: Path, meeting: Meeting) -> Job:
         (folder / TASK).write_text(search.model_dump_json(), encoding="utf-8")
         Attempt(folder=folder).write()
     possible = sizes(task.run)
+    if task.planned is not None:
+        Tried(planned=task.planned.micro_batch_size).write(folder)
     while Tried.read(folder).next(possible) is not None:
         try:
             one_attempt(search, folder, meeting, task.run.processes or 1)

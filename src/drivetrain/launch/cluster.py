@@ -41,7 +41,7 @@ def checked_for_cluster(run_file: Path, overrides: Sequence[str], nodes: int | N
     run, problems = load(run_file, given)
     if run is None:
         raise UserError(problems)
-    there = _machine(run)
+    there = machine_of(run)
     full, problems = rules.judged(run, problems, there)
     elsewhere = [each for each in problems if isinstance(each, MissingPath) and each.path.is_absolute()]
     refused = [each for each in problems if each not in elsewhere]
@@ -60,7 +60,7 @@ def checked_for_cluster(run_file: Path, overrides: Sequence[str], nodes: int | N
     return ClusterRun(known, given, [*_size(run, full, is_open), *missing])
 
 
-def _machine(run: RunConfig) -> Machine:
+def machine_of(run: RunConfig) -> Machine:
     """Returns a machine of the cluster: as many devices as the run takes of it."""
     device = "cpu" if run.device == "cpu" else "cuda"
     one = Machine(

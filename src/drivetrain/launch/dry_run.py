@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,9 +24,15 @@ from drivetrain.data.streams.endless import draws, known_length
 from drivetrain.engines.replaced_layers import check_installed
 from drivetrain.engines.state import kept
 from drivetrain.errors import Problem, UserError, last_line, problem
+from drivetrain.launch.auto_choice import decided
 from drivetrain.launch.prepare import Judged, judged
 from drivetrain.launch.variables import of_the_run, variables
 from drivetrain.optim.low_bit import hush
+from drivetrain.plan.catalogue import catalogue
+from drivetrain.plan.estimate import Traced
+from drivetrain.plan.estimator import NotPlanned
+from drivetrain.plan.machines import this_machine
+from drivetrain.plan.rows import row
 from drivetrain.runtime.run_folder import RunFolder, refuse_code_of_folders
 from drivetrain.tracking.build import check_trackers
 from drivetrain.training import preflight
@@ -76,11 +82,14 @@ def dry_run(
     """
     hush()
     result = DryRun()
-    found = result.collect(lambda: _judged(run_file, overrides, nodes, trust))
-    if found is None:
+    given = [*overrides, *([] if nodes is None else [f"nodes={nodes}"])]
+    choice = result.collect(lambda: decided(run_file, given, anew=not resume, trust=trust))
+    found = None if choice is None else result.collect(lambda: _judged(run_file, choice.overrides, trust))
+    if found is None or choice is None:
         return result
     run, machine = found.run, found.machine
-    result = DryRun(run, list(found.problems), notices(run, machine), {"run": _of_the_run(run, machine)})
+    notes = [*choice.notices, *notices(run, machine)]
+    result = DryRun(run, list(found.problems), notes, {"run": _of_the_run(run, machine)})
     sources = texts(run.model_dump(mode="json"))
     result.collect(lambda: RunFolder(run.folder).refuse_unless_ready(resume, overwrite, sources))
     result.collect(lambda: check_trackers(run.tracking.trackers))
@@ -89,8 +98,8 @@ def dry_run(
     return result
 
 
-def _judged(run_file: Path, overrides: Sequence[str], nodes: int | None, trust: bool) -> Judged:
-    run, problems = load(run_file, [*overrides, *([] if nodes is None else [f"nodes={nodes}"])])
+def _judged(run_file: Path, overrides: Sequence[str], trust: bool) -> Judged:
+    run, problems = load(run_file, overrides)
     if run is not None:
         refuse_code_of_folders(run, run_file, trust)
     return judged(run, problems, node=None)
@@ -124,6 +133,9 @@ def _look_at_the_work(result: DryRun, run: RunConfig, machine: Machine, is_repla
         result.collect(lambda: make_optimizer(model))
     result.facts |= {"model": _of_the_model(model)}
     result.notices += result.collect(lambda: _room(result, run, model, is_replaced)) or []
+    if result.is_ready:
+        del model  # the plan has one without numbers
+        result.collect(lambda: _plan(result, run, machine, workload))
 
 
 def _read_first(workload: Workload) -> None:
@@ -135,6 +147,29 @@ def _read_first(workload: Workload) -> None:
     except Exception as error:
         fix = "read them with `drivetrain data`, or correct the code that reads them"
         raise problem("workload", f"the first samples make no batch: {last_line(error)}", fix) from error
+
+
+def _plan(result: DryRun, run: RunConfig, machine: Machine, workload: Workload) -> None:
+    """Adds what the run would take, by a plan, to the facts. Raises UserError for what its engine refuses when it wraps
+    the model; a run that would not fit is a notice, since training finds out for certain."""
+    here = replace(this_machine(catalogue()), nodes=run.nodes, host=machine)
+    estimator = Traced(here)
+    estimator.samples.hold(run, workload)
+    try:
+        planned = row(run, run, estimator.costs(run), estimator)
+    except NotPlanned as error:
+        result.notices.append(f"no plan: {error}")
+        return
+    assert planned.costs is not None
+    result.facts["plan"] = {
+        "fits": planned.fits,
+        "allocated_bytes": planned.costs.memory.allocated,
+        "capacity_bytes": planned.capacity,
+        "step_seconds": planned.seconds,
+        "verdict": planned.verdict,
+    }
+    if planned.fits != "yes":
+        result.notices.append(f"planned: {planned.verdict}")
 
 
 def _room(result: DryRun, run: RunConfig, model: nn.Module, is_replaced: bool) -> list[str]:

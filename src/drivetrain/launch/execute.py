@@ -21,6 +21,7 @@ from drivetrain.prove.trace import trace
 from drivetrain.runtime.attempt import Attempt
 from drivetrain.runtime.hardware import detect
 from drivetrain.runtime.heartbeat import Heart
+from drivetrain.runtime.run_folder import RunFolder
 from drivetrain.training.batch_size_finder import find
 from drivetrain.training.run import run
 
@@ -46,6 +47,10 @@ def perform(task: Job, attempt: Attempt | None = None, heart: Heart | None = Non
 def _train(task: Job, attempt: Attempt, heart: Heart | None) -> Result:
     machine = detect(task.run.device)
     report, code = run(task.run, machine, task.notices, task.resume, task.overwrite, task.quiet, attempt, heart)
+    if task.planned is not None:
+        report = report.model_copy(update={"planned": task.planned})
+        if is_first_rank():
+            report.write(RunFolder(task.run.folder).report)
     return Result(code=code, value=report.model_dump())
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from drivetrain.config.planned import PlannedFigures
 from drivetrain.config.run import RunConfig
 
 Verb = Literal["train", "evaluate", "predict", "time_predictions", "trace", "fit"]
@@ -28,6 +29,7 @@ class Job(BaseModel):
     output: Path | None = None  # where predictions go; None: the screen
     steps: int = 0  # of a trace
     evaluates: bool = True  # a trace, before its first step
+    planned: PlannedFigures | None = None  # of a training whose engine or precision a plan decided
     objects: Path | None = None  # the folder of those that the run is made from, for ranks in processes of their own
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from drivetrain.config import rules
 from drivetrain.config.load import load
 from drivetrain.config.machine import Machine
 from drivetrain.config.notices import notices
+from drivetrain.config.planned import PlannedFigures
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.launch.external_launcher import OuterLauncher, accelerate_problems
@@ -25,6 +26,7 @@ class Checked:
     run: RunConfig
     notices: list[str]
     is_first: bool  # False: another process, started by another launcher, tells the result
+    planned: PlannedFigures | None = None  # where a plan decided
 
 
 def checked(
@@ -37,18 +39,24 @@ def checked(
     output: Path | None = None,
     trust: bool = False,
     model_files: bool = True,
+    anew: bool = False,
 ) -> Checked:
     """Reads and checks a run file. Raises UserError with the problems of schema and rules, and for a missing
     checkpoint.
 
     nodes: in place of the run file's. checkpoint: the one to load: best, last or a folder. data, output: of
     predictions. trust: whether Python runs that a run's own run.yaml names. model_files: whether problems that the
-    model's files show are raised too.
+    model's files show are raised too. anew: whether the run begins, so that a plan decides what is `auto`, and not the
+    run in the folder.
     """
-    run, problems = load(run_file, [*overrides, *([] if nodes is None else [f"nodes={nodes}"])])
+    from drivetrain.launch.auto_choice import decided
+
+    choice = decided(run_file, [*overrides, *([] if nodes is None else [f"nodes={nodes}"])], anew, trust)
+    run, problems = load(run_file, choice.overrides)
     if run is not None:
         refuse_code_of_folders(run, run_file, trust)
-    return judged_here(run, problems, node, checkpoint, data, output, model_files)
+    ready = judged_here(run, problems, node, checkpoint, data, output, model_files)
+    return replace(ready, notices=[*choice.notices, *ready.notices], planned=choice.planned)
 
 
 def checked_place(place: Path, overrides: Sequence[str] = (), **given: Any) -> Checked:

@@ -43,6 +43,10 @@ class Estimator(Protocol):
     def title(self) -> str:
         """The cluster in words."""
 
+    @property
+    def no_speed(self) -> str | None:
+        """Why times are not known; None where they are."""
+
     def costs(self, run: RunConfig) -> StepCosts:
         """Returns the costs of a step. Takes seconds to a minute. Raises UserError where the run cannot be set up, and
         NotPlanned where its costs cannot be found out."""

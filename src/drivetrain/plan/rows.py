@@ -150,7 +150,7 @@ class Plan:
 
 def row(run: RunConfig, base: RunConfig, costs: StepCosts, estimator: Estimator, rank: tuple[int, ...] = ()) -> Row:
     """Returns the row of a run whose costs are known. base: the user's run, from which the overrides lead to it."""
-    timing = estimator.time(run, costs)
+    timing = None if estimator.no_speed is not None else estimator.time(run, costs)
     overrides, unseen = overrides_of(run, base), estimator.unseen(run)
     emulated = run.engine.is_emulated(estimator.host.device)
     return Row(run, overrides, costs, timing, estimator.capacity(run), unseen, rank=rank, is_emulated=emulated)
@@ -183,7 +183,7 @@ def in_order(rows: Iterable[Row]) -> list[Row]:
 def chosen(rows: Sequence[Row]) -> Row | None:
     """Returns the quickest way that fits with a margin; of those that are as quick the simplest. An engine
     that is emulated on this kind of device is never chosen."""
-    fitting = [each for each in rows if each.fits == "yes" and not each.is_emulated]
+    fitting = [each for each in rows if each.fits == "yes" and not each.is_emulated and each.seconds is not None]
     quickest = min((each.seconds or 0.0 for each in fitting), default=0.0)
     alike = [each for each in fitting if (each.seconds or 0.0) <= quickest * (1 + ALIKE)]
     return min(alike, key=lambda each: (each.rank, each.seconds or 0.0), default=None)

@@ -26,13 +26,14 @@ ENGINES: tuple[dict[str, Any], ...] = (
     {"name": "fsdp", "reshard": False},
     *({"name": "deepspeed", "stage": stage} for stage in (1, 2, 3)),
 )
+SEARCHED = ("recompute", "offload_activations", "micro_batch_size", "processes")
 RECOMPUTE: tuple[bool | str, ...] = (False, "selective", True)
 
 
 @dataclass(frozen=True)
 class Space:
-    """The open choices. engines: None stands for all that can be recommended. fixed: of recompute, offload_activations,
-    micro_batch_size and processes those whose value is the user's, and is kept."""
+    """The open choices. engines: None stands for all that can be recommended. fixed: the fields of SEARCHED
+    whose value is the user's, and is kept."""
 
     precisions: tuple[str, ...]
     engines: tuple[EngineBlock, ...] | None = None

@@ -26,6 +26,7 @@ class Tried:
     fails: int | None = None
     trying: int | None = None
     least: int = 1  # fewer are too few for the model
+    planned: int | None = None  # the size that a plan expects to fit, which is tried first
 
     @classmethod
     def read(cls, folder: Path) -> Tried:
@@ -40,11 +41,13 @@ class Tried:
         return max(self.fit, default=0)
 
     def next(self, sizes: Sequence[int]) -> int | None:
-        """Returns the next of the ascending sizes: twice the largest so far until one fails, then the middle of the
-        rest."""
+        """Returns the next of the ascending sizes: the planned one, then twice the largest so far until one fails, then
+        the middle of the rest."""
         open_ = [size for size in self.possible(sizes) if self.largest < size < (self.fails or math.inf)]
         if not open_:
             return None
+        if self.planned is not None and not self.fit and self.fails is None:
+            return max((size for size in open_ if size <= self.planned), default=open_[0])
         if self.fails is not None:
             return open_[len(open_) // 2]
         return max((size for size in open_ if size <= 2 * self.largest), default=open_[0])

@@ -10,12 +10,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from drivetrain.config.files import MOST_JSON_BYTES, parsed_json, read_text
+from drivetrain.config.planned import PlannedFigures
 from drivetrain.errors import RunError
 from drivetrain.runtime.atomic_file import write_whole, writing
 from drivetrain.runtime.strict_json import dumps, restored
 from drivetrain.tracking.jsonl import FILE_NAME, read_events
-from drivetrain.tracking.quantities import rate_text
+from drivetrain.tracking.quantities import rate_text, size_text
 
+DEPARTS = 0.1  # a measured value that is so far from its plan is reported
 Status = Literal["completed", "stopped_early", "interrupted"]
 
 
@@ -57,6 +59,7 @@ class RunReport(BaseModel):
     effective_share: float | None = None  # of the time since the launch: in steps, evaluations and saves that count
     network: dict[str, float] = {}  # between the ranks, before the first step
 
+    planned: PlannedFigures | None = None  # of a run whose engine or precision a plan decided
     data: dict[str, Any]
     checkpoint: str | None  # newest
     best_checkpoint: str | None
@@ -106,6 +109,7 @@ class RunReport(BaseModel):
             "engine": self.engine + (f" on {len(self.ranks)} ranks" if len(self.ranks) > 1 else ""),
             **{name: f"{value:.4f}" for name, value in self.metrics.items()},
             **({"chance": self.chance} if self.is_chance else {}),
+            **({"departs from its plan": "; ".join(self.departures)} if self.departures else {}),
             **({"best": f"{best['metric']} {best['value']:.4f} at step {best['step']}"} if best else {}),
             **({"folder": str(self.folder)} if self._folder is not None or self.checkpoint else {}),
         }
@@ -141,6 +145,26 @@ class RunReport(BaseModel):
             return None
         share = sum(held.values()) / ((sum(held.values()) - held["frozen"]) * total / trained)
         return float(share)
+
+    @property
+    def tensor_peak(self) -> int | None:
+        """The peak bytes of tensors, on the rank that needed most."""
+        return self.peak_memory.get("allocated", self.peak_memory.get("tensor"))
+
+    @property
+    def departures(self) -> list[str]:
+        """Sentences about measured values that differ from planned ones by more than DEPARTS; empty without a plan."""
+        if self.planned is None:
+            return []
+        values = {
+            "the peak of tensors": (self.tensor_peak, self.planned.peak_bytes, size_text),
+            "the rate": (self.samples_per_second, self.planned.samples_per_second, "{:,.3g} samples/s".format),
+        }
+        return [
+            f"{name} was {text(measured)}, planned {text(planned)}: {measured / planned - 1:+.0%}"
+            for name, (measured, planned, text) in values.items()
+            if measured and planned and abs(measured / planned - 1) > DEPARTS
+        ]
 
     @property
     def is_chance(self) -> bool:

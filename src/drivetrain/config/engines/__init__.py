@@ -83,7 +83,7 @@ EngineConfig = Annotated[
     JsonSchemaMadeLate(
         lambda: {
             "anyOf": [
-                {"enum": [*ENGINES, *SHORT]},
+                {"enum": [*ENGINES, *SHORT, "auto"]},
                 {"type": "string", "pattern": f"^{LABEL}$"},
                 *(kind.model_json_schema() for kind in KINDS.values()),
             ]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivetrain.compare.axes import Axis, choices, read_axes, split
+from drivetrain.config.axes import Axis, choices, read_axes, split
 from drivetrain.errors import UserError
 
 

@@ -1,0 +1,140 @@
+"""Decides `engine: auto` and `precision: auto` before a run is checked: by a plan for this machine.
+
+A run that goes on, or whose checkpoint is read, has its engine and precision already: its folder's run.yaml has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drivetrain.config.load import OPEN, left_to_the_plan, load
+from drivetrain.config.planned import PlannedFigures
+from drivetrain.config.precision import PRECISIONS
+from drivetrain.config.rules import precision_gap
+from drivetrain.config.run import RunConfig
+from drivetrain.errors import UserError, counted, problem
+from drivetrain.plan.overrides import overrides_of
+from drivetrain.runtime.run_folder import RunFolder, refuse_code_of_folders
+
+if TYPE_CHECKING:
+    from drivetrain.config.machine import Machine
+    from drivetrain.plan.rows import Plan, Row
+
+CANDIDATES = ("fp32", "tf32", "bf16-mixed")  # weights, their sums and updates stay in fp32
+
+
+@dataclass(frozen=True)
+class Decision:
+    """overrides: the caller's, with the decided values in place of `auto`. notices: what was decided, and why."""
+
+    overrides: list[str]
+    notices: list[str] = field(default_factory=list)
+    planned: PlannedFigures | None = None
+
+
+def decided(run_file: Path, overrides: Sequence[str], anew: bool, trust: bool = False) -> Decision:
+    """Returns the overrides of a run without `auto`. Raises UserError where nothing fits, with what would.
+
+    anew: whether the run begins, so that its folder does not decide. trust: whether Python runs that a run's own
+    run.yaml names.
+    """
+    asked = left_to_the_plan(run_file, overrides)
+    if not asked:
+        return Decision([*overrides])
+    base = _base(run_file, overrides, asked, trust)
+    earlier = None if anew else _of_the_folder(base, asked)
+    if earlier is not None:
+        told = f"{' and '.join(asked)}=auto: {' '.join(earlier)}, as the run in {base.folder} has it"
+        return Decision([*overrides, *earlier], [told])
+    plan = planned(base, asked)
+    if plan.choice is None:
+        raise _nothing_fits(plan, asked)
+    values = [each for each in plan.choice.overrides if _is_new(each, base, asked)]
+    return Decision([*overrides, *values], [_why(plan, plan.choice, asked), *plan.offers], figures(plan.choice))
+
+
+def planned(base: RunConfig, asked: Sequence[str]) -> Plan:
+    """Returns the plan of a run for this machine. asked: the fields that are open."""
+    from drivetrain.plan.catalogue import catalogue
+    from drivetrain.plan.estimate import Traced
+    from drivetrain.plan.machines import this_machine
+    from drivetrain.plan.planning import fixed_of, searched
+    from drivetrain.plan.search_space import Space
+
+    here = replace(this_machine(catalogue()), nodes=base.nodes)
+    precisions = tuple(_possible(here.host)) if "precision" in asked else (base.precision,)
+    engines = None if "engine" in asked else (base.engine,)
+    return searched(base, Space(precisions, engines, fixed_of(base)), Traced(here))
+
+
+def figures_as_it_stands(run: RunConfig) -> PlannedFigures | None:
+    """Returns the planned figures of a run on this machine; None where it cannot be planned."""
+    from drivetrain.plan.as_asked import as_it_stands
+    from drivetrain.plan.catalogue import catalogue
+    from drivetrain.plan.estimate import Traced
+    from drivetrain.plan.machines import this_machine
+
+    found = as_it_stands(run, Traced(replace(this_machine(catalogue()), nodes=run.nodes)))
+    return None if found.costs is None else figures(found)
+
+
+def figures(choice: Row) -> PlannedFigures:
+    """Returns the planned figures of a row that fits."""
+    assert choice.costs is not None
+    return PlannedFigures(
+        way=" ".join(choice.overrides),
+        peak_bytes=choice.costs.memory.allocated,
+        samples_per_second=choice.samples_per_second or 0.0,
+        micro_batch_size=choice.run.micro_batch,
+    )
+
+
+def _base(run_file: Path, overrides: Sequence[str], asked: Sequence[str], trust: bool) -> RunConfig:
+    """Returns the run with stand-ins for what is open. Raises UserError with all problems of the others."""
+    run, problems = load(run_file, [*overrides, *(f"{name}={OPEN[name]}" for name in asked)])
+    if run is None or problems:
+        raise UserError(problems)
+    refuse_code_of_folders(run, run_file, trust)
+    return run
+
+
+def _of_the_folder(base: RunConfig, asked: Sequence[str]) -> list[str] | None:
+    """Returns what the run in the folder has for the open fields; None where there is none that can be read."""
+    file = RunFolder(base.folder).run_file
+    if not file.is_file():
+        return None
+    run, problems = load(file)
+    if run is None or problems:
+        return None
+    return [each for each in overrides_of(run, base) if each.partition("=")[0] in (*asked, "processes")]
+
+
+def _possible(host: Machine) -> list[str]:
+    """Returns the precisions of CANDIDATES that the machine has instructions for."""
+    found = [name for name in CANDIDATES if not [*precision_gap(name, host)]]
+    return [name for name in found if PRECISIONS[name].compute in {*host.native_dtypes, "float32"}]
+
+
+def _is_new(override: str, base: RunConfig, asked: Sequence[str]) -> bool:
+    """Returns whether an override of the choice is more than what the run has; the engine's own is, if it was open."""
+    name, _, _ = override.partition("=")
+    if name == "micro_batch_size" and base.micro_batch_size == "auto":
+        return False  # found by trying, from the planned one on
+    return name in asked or name not in OPEN
+
+
+def _why(plan: Plan, choice: Row, asked: Sequence[str]) -> str:
+    ways = f"{counted(len(plan.rows), 'way')}, {counted(plan.traces, 'trace')}, {plan.seconds:.0f} s"
+    others = [row for row in plan.rows if row.fits == "yes" and row.run.engine != choice.run.engine]
+    beside = f"; next {' '.join(others[0].overrides)} with {others[0].seconds:.3g} s" if others else ""
+    took = f"{' and '.join(asked)}=auto takes {' '.join(choice.overrides)}"
+    return f"{took}: planned {choice.seconds:.3g} s a step, the quickest that fits ({ways}){beside}"
+
+
+def _nothing_fits(plan: Plan, asked: Sequence[str]) -> UserError:
+    nearest = next((row for row in plan.rows if row.costs is not None), plan.rows[0])
+    why = f"auto: no way to run fits this machine; nearest {' '.join(nearest.overrides)}: {nearest.verdict}"
+    return problem(" and ".join(asked), why, "; ".join(plan.offers) or "take a smaller model or another machine")

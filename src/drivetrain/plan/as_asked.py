@@ -1,0 +1,70 @@
+"""A plan of ways that were named: each is traced as it stands, and nothing about it is searched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from drivetrain.config import rules
+from drivetrain.config.load import load
+from drivetrain.config.run import RunConfig
+from drivetrain.errors import Problem, UserError
+from drivetrain.plan.estimate import Traced
+from drivetrain.plan.estimator import NotPlanned
+from drivetrain.plan.rows import Plan, Row, chosen, in_order, refused, room_for_tensors, row
+from drivetrain.runtime.run_folder import refuse_code_of_folders
+
+
+def plan_as_asked(
+    run_file: Path, choices: Sequence[Sequence[str]], estimator: Traced, price: float | None = None, trust: bool = False
+) -> Plan:
+    """Returns a row for each list of overrides. Raises UserError for overrides that cannot be read, and where rules
+    refuse all of them."""
+    start = time.perf_counter()
+    rows: list[Row] = []
+    problems: list[Problem] = []
+    for number, overrides in enumerate(choices):
+        run, its = rules.judged(_read(run_file, overrides, estimator, trust), [], estimator.host)
+        problems += its
+        reason = "; ".join(f"{each.field}: {each.why}" for each in its)
+        found = refused(run, run, reason) if its else as_it_stands(run, estimator)
+        rows.append(replace(found, overrides=tuple(overrides), rank=(number,)))
+    if problems and all(each.costs is None for each in rows):
+        raise UserError(problems)
+    ordered = in_order(rows)
+    known = next((each.run for each in ordered if each.costs is not None), None)
+    return Plan(
+        machine=estimator.title,
+        devices=estimator.nodes * estimator.devices_per_node,
+        rows=tuple(ordered),
+        choice=chosen(ordered),
+        room=room_for_tensors(ordered[0].run, estimator),
+        notes=() if estimator.no_speed is None else (estimator.no_speed,),
+        steps=None if known is None else estimator.steps(known),
+        price=price,
+        traces=sum(each.costs is not None for each in rows),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def as_it_stands(run: RunConfig, estimator: Traced) -> Row:
+    """Returns the row of a run that no rule refuses, or the reason why its costs cannot be found out."""
+    try:
+        return row(run, run, estimator.costs(run), estimator)
+    except UserError as error:
+        return refused(run, run, "; ".join(f"{each.field}: {each.why}" for each in error.problems))
+    except NotPlanned as error:
+        return refused(run, run, str(error))
+
+
+def _read(run_file: Path, overrides: Sequence[str], estimator: Traced, trust: bool) -> RunConfig:
+    """Reads the run; one that spreads takes all of the cluster's machines unless it names a number."""
+    run, problems = load(run_file, overrides)
+    if run is None or problems:
+        raise UserError(problems)
+    refuse_code_of_folders(run, run_file, trust)
+    if "nodes" not in run.model_fields_set and run.engine.traits.spreads:
+        run = run.model_copy(update={"nodes": estimator.nodes})
+    return run

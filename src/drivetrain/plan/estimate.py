@@ -1,0 +1,82 @@
+"""The estimator of the product: it traces a run, and asks the calibration or the table of devices for its time."""
+
+from __future__ import annotations
+
+from drivetrain.config.machine import Machine
+from drivetrain.config.run import RunConfig
+from drivetrain.errors import RunError, UserError, last_line
+from drivetrain.plan.estimator import NotPlanned
+from drivetrain.plan.machines import Cluster
+from drivetrain.plan.room import UNSEEN, room_of_a_rank
+from drivetrain.plan.run_time import time_of
+from drivetrain.plan.samples import Samples
+from drivetrain.plan.speeds import speeds_of
+from drivetrain.plan.step_costs import StepCosts
+from drivetrain.plan.step_time import StepTime
+from drivetrain.plan.trace import fullest_step_costs
+from drivetrain.training.auto_settings import order_of, total_steps_of
+
+IRRELEVANT = {"name", "output", "tracking", "checkpoints", "evaluation", "loop", "schedule"}  # to the costs of a step
+
+
+class Traced:
+    """Costs by tracing. Data are read once, and costs are kept by run."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.samples = Samples()
+        self._costs: dict[str, StepCosts] = {}
+
+    @property
+    def nodes(self) -> int:
+        return self.cluster.nodes
+
+    @property
+    def devices_per_node(self) -> int:
+        return self.cluster.devices_per_node
+
+    @property
+    def host(self) -> Machine:
+        return self.cluster.host
+
+    @property
+    def title(self) -> str:
+        return str(self.cluster)
+
+    @property
+    def no_speed(self) -> str | None:
+        """Why times are not known: the machine is neither calibrated nor in the catalogue. None where they are."""
+        try:
+            speeds_of(self.cluster, 1)
+        except UserError as error:
+            return f"times are not known: {error.problems[0].why}; {error.problems[0].fix}"
+        return None
+
+    def costs(self, run: RunConfig) -> StepCosts:
+        key = run.model_dump_json(exclude=IRRELEVANT)
+        if key not in self._costs:
+            try:
+                self._costs[key] = fullest_step_costs(run, self.host, self.samples.of(run))
+            except UserError:
+                raise
+            except RunError as error:
+                raise NotPlanned(str(error)) from error
+            except Exception as error:  # code of models and engines that was never meant to run without numbers
+                raise NotPlanned(
+                    f"it cannot be traced: {last_line(error)}; measure it with train or compare"
+                ) from error
+        return self._costs[key]
+
+    def time(self, run: RunConfig, costs: StepCosts) -> StepTime:
+        return time_of(run, costs, self.cluster)
+
+    def capacity(self, run: RunConfig) -> int:
+        return room_of_a_rank(run, self.host)
+
+    def unseen(self, run: RunConfig) -> tuple[int, int]:
+        del run
+        return UNSEEN[self.host.device]
+
+    def steps(self, run: RunConfig) -> int:
+        """Returns the steps of the whole run."""
+        return total_steps_of(run, order_of(run, self.samples.of(run)))

@@ -1,0 +1,60 @@
+"""Plans a run file: the ways that are named as they stand, or else a search for the best one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from drivetrain.config.axes import choices, read_axes
+from drivetrain.config.load import load, resolve_key
+from drivetrain.config.run import RunConfig
+from drivetrain.errors import UserError, problem
+from drivetrain.plan.as_asked import plan_as_asked
+from drivetrain.plan.catalogue import catalogue
+from drivetrain.plan.estimate import Traced
+from drivetrain.plan.machines import cluster
+from drivetrain.plan.rows import Plan
+from drivetrain.plan.search import search
+from drivetrain.plan.search_space import SEARCHED, Space, with_global_batch
+from drivetrain.runtime.run_folder import refuse_code_of_folders
+
+
+def planned(
+    run_file: Path,
+    arguments: Sequence[str],
+    machine: str,
+    devices: Path | None = None,
+    price: float | None = None,
+    trust: bool = False,
+) -> Plan:
+    """Returns the plan of a run file.
+
+    arguments: overrides, and axes as `compare` takes them: with an axis each combination is planned as it stands,
+    without one the best way is searched. Where the machine's speed is not known, the run is planned as it stands too,
+    without times. machine: as `machines.cluster` takes it. devices: a YAML with devices of the user's own.
+    """
+    fixed, axes = read_axes(arguments)
+    estimator = Traced(cluster(machine, catalogue(devices)))
+    if axes or estimator.no_speed is not None:
+        ways = [each.overrides for each in choices(fixed, axes)]
+        return plan_as_asked(run_file, ways, estimator, price, trust)
+    base, problems = load(run_file, fixed)
+    if base is None or problems:
+        raise UserError(problems)
+    refuse_code_of_folders(base, run_file, trust)
+    named = {resolve_key(each.partition("=")[0])[0] for each in fixed}
+    engines = (base.engine,) if "engine" in named else None
+    return searched(base, Space((base.precision,), engines, fixed_of(base)), estimator, price)
+
+
+def searched(base: RunConfig, space: Space, estimator: Traced, price: float | None = None) -> Plan:
+    """Returns the plan of a search. Raises UserError where the machine's speed is not known."""
+    if estimator.no_speed is not None:
+        raise problem("engine", estimator.no_speed, "then the quickest way can be searched")
+    whole = with_global_batch(base, estimator.nodes * estimator.devices_per_node)
+    return search(base, space, estimator, estimator.steps(whole), price)
+
+
+def fixed_of(base: RunConfig) -> frozenset[str]:
+    """Returns the searched fields that the run file sets."""
+    return frozenset(name for name in SEARCHED if name in base.model_fields_set and getattr(base, name) != "auto")
