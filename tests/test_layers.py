@@ -55,7 +55,7 @@ OWNERS = {
     "transformers": {
         *("export/runtimes/plain_transformers.py", "export/runtimes/plain_peft.py", "export/runtimes/with_torch.py"),
         *("models", "data/tokenised.py", "data/token_cache.py", "engines/mesh/context_parallel.py"),
-        *("data/language/chat.py", "data/language/vocabularies.py"),
+        *("data/language/chat.py", "data/language/vocabularies.py", "generation/cache.py"),
     },
     "peft": {"models", "export/runtimes/plain_peft.py"},
     "tokenizers": {
@@ -85,6 +85,7 @@ OWNERS = {
         "engines/deepspeed/native_build.py",
     },
     "onnxruntime": {"export/runtimes/onnx_runtime.py"},
+    "llguidance": {"generation/constraints.py"},
     "typer": {"cli"},
     "safetensors": {"checkpoint", "models", "export/runtimes/exchange.py"},
     "bitsandbytes": {"models/quantised_base.py"},

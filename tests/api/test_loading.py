@@ -14,10 +14,10 @@ from torch.utils.data import TensorDataset
 from transformers import PreTrainedModel
 
 import drivetrain
-from drivetrain.api.loading import checkpoint_of, run_of
 from drivetrain.checkpoint.directory import read
 from drivetrain.cli import main
 from drivetrain.errors import UserError
+from drivetrain.inference.run_sources import checkpoint_of, run_of
 from drivetrain.workloads.build import build_workload
 from tests.test_recipes import model_of_your_own
 

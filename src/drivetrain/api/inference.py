@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.api.errors import as_a_caller_reads_them
-from drivetrain.api.loading import Folder, load, run_of
+from drivetrain.api.loading import load
 from drivetrain.api.training import prepared, started
 from drivetrain.config.engines import SINGLE
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import problem
 from drivetrain.inference import verbs
+from drivetrain.inference.run_sources import Folder, run_of
 from drivetrain.runtime.hardware import detect
 from drivetrain.runtime.run_folder import RunFolder, refuse_code_of_folders
 from drivetrain.training.report import RunReport

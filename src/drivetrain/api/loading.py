@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-import os
-from pathlib import Path
 from typing import Literal
 
 from torch import nn
 
 from drivetrain.api.errors import as_a_caller_reads_them
-from drivetrain.api.settings import read_run
-from drivetrain.checkpoint.directory import newest_good, read_manifest, steps
-from drivetrain.checkpoint.run_state import verify
-from drivetrain.config.run import RunConfig
-from drivetrain.errors import UserError, problem
+from drivetrain.errors import problem
+from drivetrain.inference.run_sources import Folder, checkpoint_of, run_of
 from drivetrain.inference.whole_model import loaded_model
-from drivetrain.runtime.run_folder import RunFolder
-from drivetrain.training.report import RunReport
-
-LOG = logging.getLogger(__name__)
-Folder = str | os.PathLike[str] | RunReport
 
 
 def load(
@@ -52,35 +41,3 @@ def load(
         run = run_of(folder)
         path = checkpoint_of(run, checkpoint)
         return loaded_model(run, path, model, adapter, trust)
-
-
-def run_of(folder: Folder) -> RunConfig:
-    """Returns the run in a folder, which may have been moved. Raises UserError if there is none."""
-    place = folder.folder if isinstance(folder, RunReport) else Path(folder).expanduser()
-    file = RunFolder(place).run_file
-    if not file.is_file():
-        why = f"{place} holds no run: it has no {file.name}" if place.is_dir() else f"there is no folder {place}"
-        raise problem("folder", why, "give the folder of a run (runs/NAME), or the report that train returned")
-    run, problems, _ = read_run(file, {"output": place})
-    if run is None or problems:
-        raise UserError(problems)
-    return run
-
-
-def checkpoint_of(run: RunConfig, given: str) -> Path:
-    """Returns the folder of the best or the last checkpoint, or the named one, without building the run."""
-    if given not in ("best", "last"):
-        if not Path(given).is_dir():
-            raise problem("checkpoint", f"{given} is no checkpoint folder", "give best, last or a folder step-...")
-        return Path(given)
-    root = RunFolder(run.folder).checkpoints
-    newest, _ = newest_good(root, verify)
-    if newest is None:
-        raise problem("checkpoint", f"{root} holds no good checkpoint", "train first, or give the folder of one")
-    wanted = (read_manifest(newest).facts.get("best") or {}).get("step")
-    if given == "last" or wanted is None:
-        return newest
-    found = next((path for path in steps(root) if read_manifest(path).step == wanted and not verify(path)), None)
-    if found is None:
-        LOG.warning("the best evaluation (step %s) has no good checkpoint: taking %s", wanted, newest)
-    return found or newest

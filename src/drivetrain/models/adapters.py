@@ -209,6 +209,11 @@ class AdapterSet:
         notes."""
         return self._origin.check(folder)
 
+    @property
+    def replaced(self) -> list[str]:
+        """Returns the modules that saved adapters hold whole, in the place of the model's."""
+        return [name for saved in self._saved.values() for name in getattr(saved.config, "modules_to_save", None) or ()]
+
     # --- virtual tokens ----------------------------------------------------------------------------------------------
 
     @property

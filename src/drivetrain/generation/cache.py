@@ -1,0 +1,196 @@
+"""Keys and values of several sequences of different lengths, one a row, which join and leave while others run.
+
+All rows end in the same column, so that a token is written into one column for all of them, and a shorter row has
+unused columns before its beginning, which the attention mask hides. This is the left padding that Transformers' masks
+(causal, sliding window) and models are made for, with any attention implementation. Buffers have room on both sides and
+for more rows: a row that joins or leaves costs a copy of that row, and a step costs a copy of one column; Transformers'
+DynamicLayer, whose contract the layers here fulfil, copies all of it in each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+)
+
+SPARE_COLUMNS = 64  # at least, in a new buffer
+
+
+class RowLayer(CacheLayerMixin):
+    """One layer's keys and values, (rows, heads, columns, width).
+
+    window: positions that a query sees, itself included; None: all. Columns that no later query sees are forgotten.
+    """
+
+    def __init__(self, window: int | None) -> None:
+        super().__init__()
+        self.window, self.is_sliding = window, window is not None
+        self.rows = self.columns = 0  # columns: those of the sequences, also the forgotten ones
+        self._begin = self._end = 0  # the kept columns in the buffers
+
+    # --- Transformers' contract ---------------------------------------------------------------------------------------
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        heads = key_states.shape[1]
+        self.keys = key_states.new_zeros(0, heads, 0, key_states.shape[3])
+        self.values = value_states.new_zeros(0, heads, 0, value_states.shape[3])
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Writes new columns, (rows, heads, new, width), and returns those that their queries see."""
+        del args, kwargs  # of layers that keep more than keys and values
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        new = key_states.shape[2]
+        self._make_room(len(key_states), 0, new)
+        self.rows = len(key_states)
+        place = slice(self._end, self._end + new)
+        self.keys[: self.rows, :, place] = key_states
+        self.values[: self.rows, :, place] = value_states
+        self._end, self.columns = self._end + new, self.columns + new
+        seen = self.kept()
+        self._forget()
+        return seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Returns the number of columns that the next `query_length` queries see, and the number before them."""
+        kept = self._width(self.columns)
+        return kept + query_length, self.columns - kept
+
+    def get_seq_length(self) -> int:
+        return self.columns
+
+    def get_max_length(self) -> int:
+        return -1 if self.window is None else self.window
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    def kept(self) -> tuple[Tensor, Tensor]:
+        """Returns views of the kept keys and values."""
+        keys, values = (buffer[: self.rows, :, self._begin : self._end] for buffer in (self.keys, self.values))
+        return keys, values
+
+    def join(self, other: RowLayer, rows: Sequence[int]) -> None:
+        """Adds copies of rows of another cache behind the own ones."""
+        if not self.is_initialized:
+            self.lazy_initialization(*other.kept())
+        self.columns = max(self.columns, other.columns)
+        width, first = self._width(self.columns), self.rows
+        self._make_room(first + len(rows), width - (self._end - self._begin), 0)
+        begin, self.rows = self._end - width, first + len(rows)
+        for buffer, given in zip((self.keys, self.values), other.kept(), strict=True):
+            buffer[:first, :, begin : self._begin] = 0  # finite: a masked value times 0 is added
+            buffer[first : self.rows, :, begin : self._end - given.shape[2]] = 0
+            buffer[first : self.rows, :, self._end - given.shape[2] : self._end] = given[list(rows)]
+        self._begin = begin
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keeps these rows, in this order. A row that moves comes from behind all kept places."""
+        for buffer in (self.keys, self.values):
+            for place, row in enumerate(rows):
+                if place != row:
+                    buffer[place] = buffer[row]
+        self.rows = len(rows)
+
+    def drop_columns(self, count: int) -> None:
+        """Drops the first columns, which no row uses any more."""
+        self.columns -= count
+        self._begin = max(self._begin, self._end - self._width(self.columns))
+
+    def _width(self, columns: int) -> int:
+        return columns if self.window is None else min(columns, self.window - 1)
+
+    def _forget(self) -> None:
+        self._begin = max(self._begin, self._end - self._width(self.columns))
+
+    def _make_room(self, rows: int, before: int, after: int) -> None:
+        """Makes buffers of which `rows` rows, and so many columns before and after the kept ones, can be written."""
+        there, _, columns, _ = self.keys.shape
+        if rows <= there and before <= self._begin and self._end + after <= columns:
+            return
+        kept = self._end - self._begin
+        needed = before + kept + after
+        size = needed + max(SPARE_COLUMNS, needed // 2)
+        more = there if rows <= there else max(rows, there + there // 2)
+        self.keys, self.values = (self._moved(buffer, more, size, before) for buffer in (self.keys, self.values))
+        self._begin, self._end = before, before + kept
+
+    def _moved(self, buffer: Tensor, rows: int, columns: int, begin: int) -> Tensor:
+        larger = buffer.new_zeros(rows, buffer.shape[1], columns, buffer.shape[3])
+        kept = buffer[: self.rows, :, self._begin : self._end]
+        larger[: self.rows, :, begin : begin + kept.shape[2]] = kept
+        return larger
+
+
+class RowCache(Cache):
+    """The cache of a model's layers: pass it as past_key_values."""
+
+    layers: list[RowLayer]
+
+    def __init__(self, windows: Sequence[int | None]) -> None:
+        """windows: of each layer, as `windows_of` gives them."""
+        super().__init__(layers=[RowLayer(window) for window in windows])
+
+    @property
+    def columns(self) -> int:
+        """The length of the longest sequence."""
+        return self.layers[0].columns
+
+    def join(self, other: RowCache, rows: Sequence[int]) -> None:
+        """Adds copies of rows of another cache behind the own ones."""
+        for own, others in zip(self.layers, other.layers, strict=True):
+            if others.is_initialized:  # a layer that uses another one's keys has none
+                own.join(others, rows)
+
+    def keep(self, rows: Sequence[int], longest: int) -> None:
+        """Keeps these rows, of which a row that moves comes from behind all kept places.
+
+        longest: the length of the longest sequence among them.
+        """
+        unused = self.columns - longest
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.keep(rows)
+                layer.drop_columns(unused)
+
+
+def windows_of(config: Any) -> list[int | None] | None:
+    """Returns each layer's sliding window, or None for a layer without one; None if a layer keeps something else than
+    keys and values (a recurrent state, an indexer's keys) or the model describes no layers.
+
+    config: of a Transformers model.
+    """
+    windows: list[int | None] = []
+    try:
+        layers = DynamicCache(config=config).layers
+    except (AttributeError, KeyError, TypeError):  # the config of a class of the user's own
+        return None
+    for layer in layers:
+        if type(layer) is DynamicSlidingWindowLayer:
+            windows.append(int(layer.sliding_window))
+        elif type(layer) is DynamicLayer:
+            windows.append(None)
+        else:
+            return None
+    return windows or None
+
+
+def padding_mask(used: Sequence[int], columns: int) -> Tensor | None:
+    """Returns which of the last `columns` columns each row uses, (rows, columns) bool; None if each uses all of them.
+
+    used: the number of columns that each row uses.
+    """
+    if min(used) >= columns:
+        return None
+    unused = columns - torch.tensor(used)
+    return torch.arange(columns)[None] >= unused[:, None]

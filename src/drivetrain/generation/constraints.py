@@ -1,0 +1,101 @@
+"""Answers in a form: a JSON schema, or a regular expression, by llguidance."""
+
+from __future__ import annotations
+
+import json
+import threading
+from functools import cached_property
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drivetrain.errors import problem
+
+Form = dict[str, Any] | str
+WHITESPACE = {
+    "whitespace_pattern": r"[ \n]{0,12}"
+}  # between JSON's signs; without a bound models go on with it forever
+
+
+class Constraints:
+    """Makes the constraints of one model's answers.
+
+    tokenizer: a fast one of Transformers'. ends: tokens that end an answer. size: ids that the model gives logits for.
+    """
+
+    def __init__(self, tokenizer: Any, ends: frozenset[int], size: int) -> None:
+        self._tokenizer, self._ends, self._size = tokenizer, ends, size
+        self._lock = threading.Lock()
+
+    def started(self, form: Form) -> TokenConstraint:
+        """Returns a constraint for one answer. form: a JSON schema, or a regular expression as a text.
+
+        Raises UserError for one that cannot be followed, and without llguidance.
+        """
+        if find_spec("llguidance") is None:
+            why = "answers in a form need llguidance, which is not installed"
+            raise problem("constraint", why, "pip install 'drivetrain[constraints]'")
+        from llguidance import LLMatcher
+
+        kind = "regular expression" if isinstance(form, str) else "JSON schema"
+        try:
+            grammar = LLMatcher.grammar_from_regex(form) if isinstance(form, str) else _of_schema(form)
+            with self._lock:
+                matcher = LLMatcher(self._vocabulary, grammar, log_level=0)
+            why = matcher.get_error() if matcher.is_error() else None
+        except (ValueError, TypeError, RecursionError) as error:
+            why = str(error)
+        if why:
+            shown = json.dumps(form, ensure_ascii=False)[:80]
+            raise problem("constraint", f"the {kind} {shown} cannot be followed: {why[:300]}", "correct or simplify it")
+        return TokenConstraint(matcher, self._size)
+
+    @cached_property
+    def _vocabulary(self) -> Any:
+        from llguidance.hf import from_tokenizer
+
+        if not getattr(self._tokenizer, "is_fast", False):
+            why = f"{type(self._tokenizer).__name__} is no fast tokenizer"
+            raise problem("constraint", why, "give a model whose tokenizer has a tokenizer.json")
+        ends = sorted(self._ends) or None
+        return from_tokenizer(self._tokenizer, n_vocab=self._size, eos_token=ends)  # type: ignore[arg-type]
+
+
+def _of_schema(schema: dict[str, Any]) -> str:
+    from llguidance import LLMatcher
+
+    grammar: str = LLMatcher.grammar_from_json_schema(schema, overrides=WHITESPACE)
+    return grammar
+
+
+class TokenConstraint:
+    """The state of one answer under a constraint."""
+
+    def __init__(self, matcher: Any, size: int) -> None:
+        self._matcher = matcher
+        self._allowed = np.zeros((1, (size + 31) // 32), dtype=np.int32)
+
+    def forbid(self, scores: Tensor) -> None:
+        """Sets the scores, (vocabulary,), of tokens that may not follow to -inf."""
+        from llguidance.numpy import fill_next_token_bitmask
+
+        fill_next_token_bitmask(self._matcher, self._allowed)
+        bits = np.unpackbits(self._allowed.view(np.uint8), bitorder="little")[: len(scores)]
+        scores.masked_fill_(torch.from_numpy(bits == 0).to(scores.device), -torch.inf)
+
+    def accept(self, token: int) -> None:
+        """Takes the token that follows."""
+        self._matcher.consume_token(token)
+
+    @property
+    def is_complete(self) -> bool:
+        """Returns whether nothing can follow but the end."""
+        return bool(self._matcher.is_stopped())
+
+    @property
+    def error(self) -> str | None:
+        """Returns why the form cannot be followed any further, where a limit of the library was met."""
+        return str(self._matcher.get_error()) if self._matcher.is_error() else None

@@ -1,0 +1,66 @@
+"""Forward passes of a model in this process, and the store of rows that suits it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.generation.cache import windows_of
+from drivetrain.generation.row_stores import Batch, CachedRows, Choose, Forward, RowStore, WholeRows
+from drivetrain.generation.sampling import Choice
+from drivetrain.models.merged_adapters import is_whole
+
+LOG = logging.getLogger(__name__)
+TRIED = ((3, 1, 4, 1, 5), (2, 7, 1))  # prompts of two lengths, with which a model's cache is tried
+
+
+class LocalForward:
+    """Runs a model that is whole in this process. prepare: called before each pass, to switch adapters."""
+
+    def __init__(self, model: nn.Module, prepare: Callable[[], None] | None = None) -> None:
+        self._model, self._prepare = model, prepare
+        self._device = next(model.parameters()).device
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch, work: Callable[[nn.Module, Batch], Tensor], choose: Choose) -> list[Choice]:
+        if self._prepare is not None:
+            self._prepare()
+        return choose(work(self._model, {name: tensor.to(self._device) for name, tensor in batch.items()}))
+
+
+def stores_of(forward: Forward, model: Any) -> Callable[[Forward], RowStore]:
+    """Returns what makes empty stores for a model, over a forward pass: with a cache where one works, which is tried.
+
+    model: before any wrapping, one of Transformers' or PEFT's (with virtual tokens, which have no cache here).
+    """
+    windows = windows_of(model.config) if is_whole(model) else None
+    if windows is not None and _agree(CachedRows(forward, model, windows), WholeRows(forward), _tolerance(model)):
+        return lambda forward: CachedRows(forward, model, windows)
+    LOG.warning("%s has no cache that works here: each token runs the whole sequence", type(model).__name__)
+    return WholeRows
+
+
+def _agree(cached: CachedRows, whole: WholeRows, tolerance: float) -> bool:
+    """Returns whether a store gives the logits of another for prompts of two lengths and a token behind each."""
+    found = []
+    for each in (cached.new(), whole.new()):
+        seen: list[Tensor] = []
+
+        def see(logits: Tensor, seen: list[Tensor] = seen) -> list[Choice]:
+            seen.append(logits.float())
+            return [Choice(0)] * len(logits)
+
+        each.start(TRIED, see)
+        each.next([6] * len(TRIED), see)
+        found.append(torch.stack(seen))
+    one, other = found
+    return bool((one - other).abs().max() <= tolerance * other.abs().max())
+
+
+def _tolerance(model: nn.Module) -> float:
+    """Returns the relative difference that rounding explains."""
+    return 1e-3 if all(each.dtype == torch.float32 for each in model.parameters()) else 5e-2

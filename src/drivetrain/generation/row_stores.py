@@ -1,0 +1,209 @@
+"""Sequences that a model continues together, one a row: with a cache of keys and values, or without one.
+
+`CachedRows` runs each token through the model once. `WholeRows` runs whole sequences for each token: for models that
+keep something else than keys and values, or count positions in their own way.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.generation.cache import RowCache, padding_mask
+from drivetrain.generation.sampling import Choice
+
+CHUNK = 2048  # tokens of prompts, padding included, that run forward at once
+MOST_LOGITS = 2**26  # numbers, where those of all a prompt's places are wanted
+Batch = dict[str, Tensor]
+Choose = Callable[[Tensor], list[Choice]]
+# places of the prompts' columns, and their logits, (rows, places, vocabulary)
+Look = Callable[[range, Tensor], None]
+
+
+class Forward(Protocol):
+    """A forward pass of the model, wherever it runs."""
+
+    def __call__(self, batch: Batch, work: Callable[[nn.Module, Batch], Tensor], choose: Choose) -> list[Choice]:
+        """Returns choose(work(model, batch)); batch: on any device."""
+
+
+def nothing(logits: Tensor) -> list[Choice]:
+    """Chooses no token: more of the prompt follows."""
+    del logits
+    return []
+
+
+class RowStore(ABC):
+    """Sequences in rows. A store begins empty, is filled by `start`, and takes rows of other stores by `join`."""
+
+    @abstractmethod
+    def start(self, prompts: Sequence[Sequence[int]], choose: Choose, look: Look | None = None) -> list[Choice]:
+        """Runs prompts through the model, into an empty store. Returns what `choose` chooses of the logits behind each,
+        (prompts, vocabulary). look: gets the logits of all places; padding stands before the shorter prompts."""
+
+    @abstractmethod
+    def next(self, tokens: Sequence[int], choose: Choose) -> list[Choice]:
+        """Continues each row by a token, and returns what is chosen of the logits behind it."""
+
+    @abstractmethod
+    def join(self, other: Self, rows: Sequence[int]) -> None:
+        """Adds copies of rows of another store behind the own ones."""
+
+    @abstractmethod
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keeps these rows, in this order. A row that moves comes from behind all kept places."""
+
+    @abstractmethod
+    def new(self) -> Self:
+        """Returns an empty store of the same model."""
+
+
+class CachedRows(RowStore):
+    def __init__(self, forward: Forward, model: Any, windows: Sequence[int | None]) -> None:
+        """model: Transformers', before any wrapping, for its configuration and what its forward pass accepts."""
+        self._forward, self._model, self._windows = forward, model, windows
+        self._cache = RowCache(windows)
+        self._lengths: list[int] = []
+        accepted = inspect.signature(model.forward).parameters
+        self._takes_positions = "position_ids" in accepted
+        self._extra = {"use_cache": True} if "use_cache" in accepted else {}
+        self._skips = "logits_to_keep" in accepted
+
+    def new(self) -> CachedRows:
+        return CachedRows(self._forward, self._model, self._windows)
+
+    def start(self, prompts: Sequence[Sequence[int]], choose: Choose, look: Look | None = None) -> list[Choice]:
+        longest = max(map(len, prompts))
+        ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
+        for row, each in enumerate(prompts):
+            ids[row, longest - len(each) :] = torch.tensor(each)
+        unused = torch.tensor([longest - len(each) for each in prompts])
+        positions = (torch.arange(longest)[None] - unused[:, None]).clamp(min=0)
+        size = max(1, CHUNK // len(prompts))
+        if look is not None:
+            size = min(size, max(1, MOST_LOGITS // (len(prompts) * self._model.config.get_text_config().vocab_size)))
+        found: list[Choice] = []
+        for begin in range(0, longest, size):
+            places = range(begin, min(begin + size, longest))
+            used = [max(0, places.stop - count) for count in unused.tolist()]
+            batch = {"ids": ids[:, places.start : places.stop], "positions": positions[:, places.start : places.stop]}
+            last = places.stop == longest
+            found = self._run(batch, used, choose if last else nothing, look and _of_places(places, look))
+        self._lengths = [len(each) for each in prompts]
+        return found
+
+    def next(self, tokens: Sequence[int], choose: Choose) -> list[Choice]:
+        places = torch.tensor(self._lengths)[:, None]
+        self._lengths = [length + 1 for length in self._lengths]
+        return self._run({"ids": torch.tensor(tokens)[:, None], "positions": places}, self._lengths, choose, None)
+
+    def _run(
+        self, batch: Batch, used: Sequence[int], choose: Choose, look: Callable[[Tensor], None] | None
+    ) -> list[Choice]:
+        """used: columns that each row uses, those of the batch included."""
+        mask = padding_mask(used, self._cache.columns + batch["ids"].shape[1])
+        if mask is not None:
+            batch = {**batch, "mask": mask}
+
+        def work(model: nn.Module, batch: Batch) -> Tensor:
+            inputs: dict[str, Any] = {"input_ids": batch["ids"], "attention_mask": batch.get("mask"), **self._extra}
+            if self._takes_positions:
+                inputs["position_ids"] = batch["positions"]
+            if self._skips and look is None:
+                inputs["logits_to_keep"] = 1
+            logits: Tensor = model(**inputs, past_key_values=self._cache).logits
+            if look is not None:
+                look(logits)
+            return logits[:, -1]
+
+        return self._forward(batch, work, choose)
+
+    def join(self, other: CachedRows, rows: Sequence[int]) -> None:
+        if not self._lengths and list(rows) == list(range(len(other._lengths))):
+            self._cache, self._lengths = other._cache, list(other._lengths)
+            return
+        self._cache.join(other._cache, rows)
+        self._lengths += [other._lengths[row] for row in rows]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        self._lengths = [self._lengths[row] for row in rows]
+        if rows:
+            self._cache.keep(rows, max(self._lengths))
+        else:
+            self._cache = RowCache(self._windows)
+
+
+class WholeRows(RowStore):
+    def __init__(
+        self,
+        forward: Forward,
+        work: Callable[[nn.Module, Batch], Tensor] | None = None,
+        collate: Callable[[Sequence[Sequence[int]]], Batch] | None = None,
+    ) -> None:
+        """work: the model, and a batch that `collate` makes of sequences → the logits behind each, (rows, vocabulary).
+        By default a plain pass over sequences that are padded at the end."""
+        self._forward = forward
+        self._work, self._collate = work or _behind, collate or padded
+        self._sequences: list[list[int]] = []
+
+    def new(self) -> WholeRows:
+        return WholeRows(self._forward, self._work, self._collate)
+
+    def start(self, prompts: Sequence[Sequence[int]], choose: Choose, look: Look | None = None) -> list[Choice]:
+        self._sequences = [list(each) for each in prompts]
+        if look is not None:
+            self._forward(padded(prompts), functools.partial(_look_at, look), nothing)
+        return self._run(choose)
+
+    def next(self, tokens: Sequence[int], choose: Choose) -> list[Choice]:
+        for sequence, token in zip(self._sequences, tokens, strict=True):
+            sequence.append(token)
+        return self._run(choose)
+
+    def _run(self, choose: Choose) -> list[Choice]:
+        return self._forward(self._collate(self._sequences), self._work, choose)
+
+    def join(self, other: WholeRows, rows: Sequence[int]) -> None:
+        self._sequences += [list(other._sequences[row]) for row in rows]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        self._sequences = [self._sequences[row] for row in rows]
+
+
+def _of_places(places: range, look: Look) -> Callable[[Tensor], None]:
+    return lambda logits: look(places, logits)
+
+
+def padded(sequences: Sequence[Sequence[int]]) -> Batch:
+    """Returns {"ids": (rows, longest) int64, padded at the end, which no place before looks at, "lengths": (rows,)}."""
+    lengths = torch.tensor([len(each) for each in sequences])
+    ids = torch.zeros(len(lengths), int(lengths.max()), dtype=torch.int64)
+    for row, each in enumerate(sequences):
+        ids[row, : len(each)] = torch.tensor(each)
+    return {"ids": ids, "lengths": lengths}
+
+
+def _behind(model: nn.Module, batch: Batch) -> Tensor:
+    logits = _logits(model, batch)
+    return logits[torch.arange(len(logits), device=logits.device), batch["lengths"] - 1]
+
+
+def _logits(model: nn.Module, batch: Batch) -> Tensor:
+    """Returns the logits of all places; not those of virtual tokens before them."""
+    logits: Tensor = model(input_ids=batch["ids"]).logits
+    return logits[:, logits.shape[1] - batch["ids"].shape[1] :]
+
+
+def _look_at(look: Look, model: nn.Module, batch: Batch) -> Tensor:
+    """Shows the logits of all places, moved to where padding stands before the shorter sequences."""
+    logits = _logits(model, batch)
+    longest = logits.shape[1]
+    places = torch.arange(longest, device=logits.device)[None] - (longest - batch["lengths"])[:, None]
+    look(range(longest), logits.gather(1, places.clamp(min=0)[..., None].expand_as(logits)))
+    return logits[:, -1]

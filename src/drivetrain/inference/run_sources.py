@@ -1,0 +1,56 @@
+"""Finds the run in a folder, and its checkpoints, without building the run."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from drivetrain.checkpoint.directory import newest_good, read_manifest, steps
+from drivetrain.checkpoint.run_state import verify
+from drivetrain.config.files import read_yaml
+from drivetrain.config.load import validate
+from drivetrain.config.run import RunConfig
+from drivetrain.errors import UserError, problem
+from drivetrain.runtime.run_folder import RunFolder
+from drivetrain.training.report import RunReport
+
+LOG = logging.getLogger(__name__)
+Folder = str | os.PathLike[str] | RunReport
+
+
+def run_of(folder: Folder) -> RunConfig:
+    """Returns the run in a folder, which may have been moved. Raises UserError if there is none."""
+    place = folder.folder if isinstance(folder, RunReport) else Path(folder).expanduser()
+    file = RunFolder(place).run_file
+    if not file.is_file():
+        why = f"{place} holds no run: it has no {file.name}" if place.is_dir() else f"there is no folder {place}"
+        raise problem("folder", why, "give the folder of a run (runs/NAME), or the report that train returned")
+    return run_in(file, output=str(place))
+
+
+def run_in(file: Path, **given: str) -> RunConfig:
+    """Returns the run of a run file. given: keys that are others. Raises UserError with all that is wrong with it."""
+    run, problems = validate({"name": file.stem, **read_yaml(file), **given}, [])
+    if run is None or problems:
+        raise UserError(problems)
+    return run
+
+
+def checkpoint_of(run: RunConfig, given: str) -> Path:
+    """Returns the folder of the best or the last checkpoint, or the named one, without building the run."""
+    if given not in ("best", "last"):
+        if not Path(given).is_dir():
+            raise problem("checkpoint", f"{given} is no checkpoint folder", "give best, last or a folder step-...")
+        return Path(given)
+    root = RunFolder(run.folder).checkpoints
+    newest, _ = newest_good(root, verify)
+    if newest is None:
+        raise problem("checkpoint", f"{root} holds no good checkpoint", "train first, or give the folder of one")
+    wanted = (read_manifest(newest).facts.get("best") or {}).get("step")
+    if given == "last" or wanted is None:
+        return newest
+    found = next((path for path in steps(root) if read_manifest(path).step == wanted and not verify(path)), None)
+    if found is None:
+        LOG.warning("the best evaluation (step %s) has no good checkpoint: taking %s", wanted, newest)
+    return found or newest

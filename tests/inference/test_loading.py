@@ -1,0 +1,181 @@
+"""Models that answer, loaded from each kind of source: as Transformers and PEFT answer with the same files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from drivetrain.data.language.conversations import Message
+from drivetrain.data.language.vocabularies import byte_tokenizer
+from drivetrain.errors import UserError
+from drivetrain.generation.requests import Request
+from drivetrain.inference.loading import LoadedModel, load_model
+from tests.generation.small_models import model_of
+from tests.generation.test_prompts import run_file
+
+Run = Callable[..., tuple[int, str, str]]
+PROMPTS = ["one", "say something else", "b"]
+
+
+def answered(model: LoadedModel, adapter: str | None = None, count: int = 8) -> list[tuple[int, ...]]:
+    requests = [Request(model.text_ids(each), count, adapter=adapter) for each in PROMPTS]
+    return [each.tokens for each in model.generator.answers(requests)]
+
+
+def generated(model: Any, tokenizer: Any, count: int = 8) -> list[tuple[int, ...]]:
+    """Transformers' own answers, one prompt after the other."""
+    found = []
+    for each in PROMPTS:
+        ids = tokenizer(each, add_special_tokens=False, return_tensors="pt")["input_ids"]
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
+        found.append(tuple(out[0, ids.shape[1] :].tolist()))
+    return found
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder of Transformers."""
+    folder = tmp_path_factory.mktemp("models") / "base"
+    model_of("llama").save_pretrained(folder)
+    byte_tokenizer(["<|end|>"]).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tones(base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two adapters of plain PEFT over it."""
+    import peft
+
+    folders = []
+    for number, targets in enumerate((["q_proj", "v_proj"], ["q_proj", "down_proj"])):
+        torch.manual_seed(number)
+        model = peft.get_peft_model(
+            AutoModelForCausalLM.from_pretrained(base),
+            peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False, task_type="CAUSAL_LM"),
+        )
+        folders.append(tmp_path_factory.mktemp("adapters") / f"tone{number}")
+        model.save_pretrained(folders[-1])
+    return folders
+
+
+def test_a_folder_of_transformers_answers_as_it_does(base: Path) -> None:
+    with closing(load_model(base)) as model:
+        assert (model.name, model.template, model.context_length, model.adapters) == ("base", None, 96, ())
+        assert answered(model) == generated(
+            AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
+        )
+        with pytest.raises(UserError, match="has no chat template"):
+            model.chat_ids([Message("user", "a")])
+
+
+def test_each_request_is_answered_by_its_adapter(base: Path, tones: Sequence[Path]) -> None:
+    import peft
+
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    plain = [generated(AutoModelForCausalLM.from_pretrained(base), tokenizer)]
+    plain += [
+        generated(peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), each), tokenizer)
+        for each in tones
+    ]
+    assert plain[0] != plain[1] != plain[2] != plain[0]
+    with closing(load_model(base, adapters={"a": tones[0], "b": tones[1]})) as model:
+        assert model.adapters == ("a", "b")
+        assert [answered(model, name) for name in (None, "a", "b", "a", None)] == [*plain, plain[1], plain[0]]
+        mixed = [Request(model.text_ids(PROMPTS[0]), 8, adapter=name) for name in ("b", None, "a")]
+        assert [each.tokens for each in model.generator.answers(mixed)] == [plain[number][0] for number in (2, 0, 1)]
+    with closing(load_model(tones[1])) as alone:  # its base stands in its own file
+        assert answered(alone) == plain[2]
+
+
+@pytest.mark.parametrize("format_", ["nf4", "int8"])
+def test_a_base_in_few_bits_answers_nearly_as_the_whole_one(format_: Any, base: Path, tones: Sequence[Path]) -> None:
+    """Its numbers are those of bitsandbytes: tests/models. Here the log-probabilities stay near, and adapters work."""
+    asked = Request((65, 66, 67), 1, top_logprobs=0, prompt_logprobs=True)
+    adapted = Request((65, 66, 67), 1, top_logprobs=0, prompt_logprobs=True, adapter="a")
+    found = {}
+    for quantised in (None, format_):
+        with closing(load_model(base, adapters={"a": tones[0]}, quantised=quantised)) as model:
+            answers = model.generator.answers([asked, adapted])
+        found[quantised] = torch.tensor([[p.logprob for p in each.prompt_logprobs if p] for each in answers])
+    difference = (found[None] - found[format_]).abs()
+    assert 0 < difference.max() < 1.5
+    assert (found[format_][0] - found[format_][1]).abs().max() > 0.01, "the adapter has an effect"
+
+
+def test_16_bits_are_what_transformers_computes(base: Path) -> None:
+    with closing(load_model(base, dtype="bfloat16")) as model:
+        known = generated(
+            AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16), AutoTokenizer.from_pretrained(base), 1
+        )
+        assert answered(model, count=1) == known
+
+
+def test_a_run_its_file_and_its_checkpoint_answer_as_transformers_with_the_run_files_template(
+    drivetrain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_file()
+    code, _, told = drivetrain("train", "run.yaml", "output=out", "--quiet")
+    assert code == 0, told
+    last = Path("out/checkpoints/step-00000006")
+    plain, tokenizer = AutoModelForCausalLM.from_pretrained(last), AutoTokenizer.from_pretrained(last)
+    known = generated(plain, tokenizer)
+    talk = [{"role": "user", "content": "say 3"}]
+    ids = tokenizer.apply_chat_template(talk, add_generation_prompt=True, return_dict=False)
+    for source, given in (("out", {"checkpoint": "last"}), (last, {}), ("out", {"checkpoint": str(last)})):
+        with closing(load_model(source, **given)) as model:  # type: ignore[arg-type]
+            assert answered(model) == known
+            assert model.chat_ids([Message("user", "say 3")]) == tuple(ids)
+
+
+def test_an_adapters_run_answers_merged_or_over_its_quantised_base(
+    base: Path, drivetrain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_file()
+    given = (
+        "workload.model.config=null",
+        f"workload.model.path={base}",
+        "data.template=chatml",
+        "adapter=lora",
+        "lr=0.1",
+    )
+    for name, more in (("plain", ()), ("nf4", ("quantised_base=nf4",))):
+        code, _, told = drivetrain("train", "run.yaml", f"output={name}", "--quiet", *given, *more)
+        assert code == 0, told
+        file = [json.loads(line) for line in Path(name, "samples.jsonl").read_text().splitlines()][-3:]
+        with closing(load_model(name, checkpoint="last")) as model:
+            requests = [Request(model.text_ids(each["prompt"]), 8) for each in file]
+            assert [each.text for each in model.generator.answers(requests)] == [each["answer"] for each in file]
+    with pytest.raises(UserError, match="has an adapter of its own"):
+        load_model("plain", adapters={"a": "plain"})
+
+
+def test_virtual_tokens_are_answered_with_as_peft_does(base: Path, tmp_path: Path) -> None:
+    import peft
+
+    torch.manual_seed(0)
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    tuned = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    tuned.save_pretrained(tmp_path / "prompt")
+    with closing(load_model(tmp_path / "prompt")) as model:
+        assert answered(model) == generated(tuned, AutoTokenizer.from_pretrained(base))
+    with pytest.raises(UserError, match="virtual tokens cannot be switched"):
+        load_model(base, adapters={"p": tmp_path / "prompt"})
+
+
+def test_a_source_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"holds no config\.json"):
+        load_model(tmp_path / "empty")
+    (tmp_path / "lost").mkdir()
+    (tmp_path / "lost" / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match="names no base"):
+        load_model(tmp_path / "lost")
