@@ -45,12 +45,12 @@ class Constraints:
             grammar = LLMatcher.grammar_from_regex(form) if isinstance(form, str) else _of_schema(form)
             with self._lock:
                 matcher = LLMatcher(self._vocabulary, grammar, log_level=0)
-            why = matcher.get_error() if matcher.is_error() else None
+            refused = str(matcher.get_error()) if matcher.is_error() else None
         except (ValueError, TypeError, RecursionError) as error:
-            why = str(error)
-        if why:
+            refused = str(error)
+        if refused:
             shown = json.dumps(form, ensure_ascii=False)[:80]
-            raise problem("constraint", f"the {kind} {shown} cannot be followed: {why[:300]}", "correct or simplify it")
+            raise problem("constraint", f"the {kind} {shown} cannot be followed: {refused[:300]}", "correct or simplify it")
         return TokenConstraint(matcher, self._size)
 
     @cached_property
@@ -61,7 +61,7 @@ class Constraints:
             why = f"{type(self._tokenizer).__name__} is no fast tokenizer"
             raise problem("constraint", why, "give a model whose tokenizer has a tokenizer.json")
         ends = sorted(self._ends) or None
-        return from_tokenizer(self._tokenizer, n_vocab=self._size, eos_token=ends)  # type: ignore[arg-type]
+        return from_tokenizer(self._tokenizer, n_vocab=self._size, eos_token=ends)
 
 
 def _of_schema(schema: dict[str, Any]) -> str:
