@@ -50,7 +50,8 @@ class Constraints:
             refused = str(error)
         if refused:
             shown = json.dumps(form, ensure_ascii=False)[:80]
-            raise problem("constraint", f"the {kind} {shown} cannot be followed: {refused[:300]}", "correct or simplify it")
+            why = f"the {kind} {shown} cannot be followed: {refused[:300]}"
+            raise problem("constraint", why, "correct or simplify it")
         return TokenConstraint(matcher, self._size)
 
     @cached_property
