@@ -36,13 +36,11 @@ def test_a_character_comes_with_its_last_byte(text: str) -> None:
 
 @given(TEXTS, st.lists(TEXTS.filter(bool), max_size=3))
 def test_a_text_ends_before_its_first_stop_string(text: str, stops: list[str]) -> None:
-    found = "".join(pieces(list(text.encode()), stops))
-    begins = [place for stop in stops if (place := text.find(stop)) >= 0]
-    ends = {place + len(stop): place for stop in stops if (place := text.find(stop)) >= 0}
-    # of two stop strings the one that is complete first ends the text; of those the one that begins first
-    first = min(ends, default=None)
-    expected = text if first is None else text[: min(place for place in begins if place <= ends[first])]
-    assert found == expected or (text[: len(found)] == found and min(begins) >= len(found) >= min(begins))
+    """The first that is complete; of several that are complete with one character, the one that begins first."""
+    begun = (text[:length] for length in range(1, len(text) + 1))
+    ended = ([each.find(stop) for stop in stops if stop in each] for each in begun)
+    expected = next((text[: min(places)] for places in ended if places), text)
+    assert "".join(pieces(list(text.encode()), stops)) == expected
 
 
 def test_what_may_begin_a_stop_string_waits() -> None:
