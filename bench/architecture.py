@@ -37,7 +37,8 @@ LAYERS: list[tuple[str, list[tuple[str, str, bool]]]] = [
         "one run",
         [
             ("training", "one loop for every engine", True),
-            ("inference", "evaluate, predict", False),
+            ("inference", "evaluate, predict, serve", False),
+            ("web", "guards of a server", False),
             ("generation", "prompts answered", False),
         ],
     ),

@@ -30,6 +30,8 @@ VERBS: dict[str, tuple[str, ...]] = {  # verb -> its file and function in this f
         "drivetrain predict run.yaml -o predictions.csv",
         'drivetrain predict run.yaml --text "Good."',
     ),
+    "chat": ("chat:chat", "drivetrain chat runs/mine", "drivetrain chat runs/mine --compare runs/other"),
+    "serve": ("serve:serve", "drivetrain serve runs/mine", "drivetrain serve runs/mine --port 0 --key-file keys.txt"),
     "compare": (
         "compare:compare",
         "drivetrain compare run.yaml precision=fp32,bf16-mixed engine=single,ddp --seeds 5",

@@ -16,6 +16,14 @@ path_option = functools.partial(typer.Option, parser=usable_path)
 
 RunFile = Annotated[Path, path_argument(metavar="RUN.YAML", help="Run file.", show_default=False)]
 RunPlace = Annotated[Path, path_argument(metavar="RUN", help="Run file, or the folder of a run.", show_default=False)]
+ModelPlace = Annotated[
+    Path,
+    path_argument(
+        metavar="MODEL",
+        help="Folder of a run, a checkpoint, an adapter or a Transformers model; or a run file.",
+        show_default=False,
+    ),
+]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides, e.g. precision=bf16-mixed lr=3e-4.")
 ]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
 from drivetrain.config.machine import Machine
 from drivetrain.config.optimizers import KINDS
 from drivetrain.config.run import RunConfig
-from drivetrain.errors import Problem
+from drivetrain.errors import Problem, problem
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,9 @@ OPTIONAL = {
     "pytorch_optimizer": Package("lowrank", "optimizer.name=galore"),
     "tensorboard": Package("tensorboard", "the tensorboard tracker"),
     "datasets": Package("hub", "data sets named by hub id"),
+    "fastapi": Package("serve", "drivetrain serve"),
+    "uvicorn": Package("serve", "drivetrain serve"),
+    "prometheus_client": Package("serve", "drivetrain serve: /metrics"),
 }
 
 
@@ -39,6 +42,14 @@ def installed() -> frozenset[str]:
 
 def remedy(package: str) -> str:
     return f"pip install 'drivetrain[{OPTIONAL[package].extra}]'"
+
+
+def require(field: str, packages: Sequence[str]) -> None:
+    """Raises UserError naming those of the optional packages that are not installed, with the command that adds them.
+    field: the verb or option that needs them."""
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise problem(field, f"it needs {' and '.join(missing)}, not installed here", remedy(missing[0]))
 
 
 def needed(run: RunConfig) -> Iterator[tuple[str, str, str]]:

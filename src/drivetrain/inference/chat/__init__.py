@@ -1,0 +1,1 @@
+"""Talks with models at a terminal, or through a pipe."""

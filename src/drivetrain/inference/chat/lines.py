@@ -1,0 +1,75 @@
+"""Where a chat's messages come from: a terminal, with editing and history, or a pipe, a line each."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import WordCompleter
+from prompt_toolkit.history import FileHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+from drivetrain.errors import problem
+from drivetrain.inference.chat.chat import ReadLine
+
+CONTINUES = "\\"  # at the end of a piped line: the message goes on
+
+
+def history_file() -> Path:
+    """Returns the file of what was typed: under $XDG_STATE_HOME, or ~/.local/state (XDG Base Directory
+    Specification)."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser())
+    return state / "drivetrain" / "chat_history"
+
+
+def terminal_lines(history: Path, commands: Sequence[str]) -> ReadLine:
+    """Returns what reads a message at a terminal. history: a file that the own user alone may read."""
+    history.parent.mkdir(parents=True, exist_ok=True)
+    history.touch(mode=0o600)
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _send(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    @keys.add("c-j")
+    def _new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    session: PromptSession[str] = PromptSession(
+        history=FileHistory(str(history)),
+        key_bindings=keys,
+        multiline=True,
+        prompt_continuation="  ",
+        completer=WordCompleter(list(commands), sentence=True),
+        complete_while_typing=False,
+    )
+    return lambda: session.prompt("> ")
+
+
+def piped_lines(source: IO[bytes] | None = None) -> ReadLine:
+    """Returns what reads messages of a pipe. Raises UserError for bytes that are not UTF-8."""
+    stream = sys.stdin.buffer if source is None else source
+
+    def one() -> str:
+        line = stream.readline()
+        if not line:
+            raise EOFError
+        try:
+            return line.decode("utf-8-sig").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            why = f"a line is not UTF-8: {error.reason} at byte {error.start + 1}"
+            raise problem("stdin", why, "convert it to UTF-8") from None
+
+    def message() -> str:
+        text = one()
+        while text.endswith(CONTINUES):
+            text = f"{text[: -len(CONTINUES)]}\n{one()}"
+        return text
+
+    return message

@@ -1,0 +1,131 @@
+"""Conversations as OpenAI's API sends them: messages, functions, and which of these has to be called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from drivetrain.data.language.conversations import Message
+from drivetrain.data.language.openai_messages import read_openai
+from drivetrain.data.language.row_schema import RowError, RowSchema
+from drivetrain.data.language.tool_calls import read_tools
+from drivetrain.inference.serve.served import Served
+from drivetrain.web.refusals import Refusal
+
+FORM = RowSchema("openai")
+MOST_MESSAGES, MOST_TOOLS = 4096, 256
+
+
+class ChatMessage(BaseModel):
+    """A message. content: a text, or parts of text."""
+
+    model_config = ConfigDict(extra="allow")
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[dict[str, Any]] | None = None
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
+Tools = Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS, fail_fast=True)] | None
+ToolChoice = Literal["none", "auto", "required"] | dict[str, Any] | None
+
+
+def read_messages(messages: Sequence[Mapping[str, Any]], served: Served) -> list[Message]:
+    """Returns the messages in the form of chat templates. Raises Refusal (400) for one that is none, and for one that
+    holds a control token of the model's: it would end the message there and begin another, as another speaker."""
+    try:
+        found = read_openai({"messages": list(messages)}, FORM)
+    except RowError as error:
+        raise Refusal(400, str(error), "invalid_message", "messages") from None
+    control = _control_tokens(served.model.tokenizer)
+    for place, message in enumerate(found):
+        token = next((each for each in control if each in message.content), None)
+        if token is not None:
+            why = f"message {place + 1} has the control token {token}, which only the chat template may write"
+            raise Refusal(400, why, "control_token", f"messages[{place}].content")
+    return found
+
+
+def _control_tokens(tokenizer: Any) -> list[str]:
+    return [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special and str(token).strip()]
+
+
+def offered(tools: Tools, choice: ToolChoice) -> tuple[tuple[Mapping[str, Any], ...], dict[str, Any] | None]:
+    """Returns the functions that the model may call, and the JSON schema that its reply obeys where it has to call.
+
+    Raises Refusal (400) for what is no function.
+    """
+    try:
+        found = read_tools(tools)
+    except RowError as error:
+        raise Refusal(400, str(error), "invalid_tool", "tools") from None
+    other = next((tool["type"] for tool in found if tool["type"] != "function"), None)
+    if other is not None:
+        raise Refusal(400, f"tools of type {other} are not supported: functions are", "invalid_tool", "tools")
+    if choice in (None, "auto"):
+        return found, None
+    if choice == "none":
+        return (), None
+    wanted = found if choice == "required" else _named(found, choice)
+    if not wanted:
+        raise Refusal(400, "tool_choice wants a function that tools does not have", "invalid_tool", "tool_choice")
+    return found, _schema_of_a_call(wanted)
+
+
+def _named(tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> list[Mapping[str, Any]]:
+    given = choice if isinstance(choice, dict) else {}
+    function = given.get("function", given)
+    name = function.get("name") if isinstance(function, dict) else None
+    return [tool for tool in tools if tool["function"]["name"] == name]
+
+
+def _schema_of_a_call(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the schema of a reply that is a bare call: generation/replies.py reads it in any form."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": tool["function"]["name"]},
+                "arguments": tool["function"].get("parameters") or {"type": "object"},
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    return calls[0] if len(calls) == 1 else {"anyOf": calls}
+
+
+def constraint_of(format_: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Returns the JSON schema that `response_format` asks for. Raises Refusal (400)."""
+    kind = (format_ or {"type": "text"}).get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    if kind == "json_schema":
+        assert format_ is not None, "a format of this kind was given"
+        inner = format_.get("json_schema", format_)  # the Responses API has its fields one level up
+        schema = inner.get("schema") if isinstance(inner, dict) else None
+        if isinstance(schema, dict):
+            return schema
+        raise Refusal(
+            400, "a format of type json_schema needs a schema: an object", "invalid_format", "response_format"
+        )
+    why = f"{kind!r} was given; known are text, json_object and json_schema"
+    raise Refusal(400, f"response_format.type: {why}", "invalid_format", "response_format")
+
+
+def prompt_ids(served: Served, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Returns the tokens of the prompt. Raises Refusal (400) where the model's template refuses the conversation."""
+    if served.model.template is None:
+        why = f"{served.name} has no chat template: it continues texts (/v1/completions)"
+        raise Refusal(400, why, "no_chat_template", "model")
+    if tools and served.form is None:
+        raise Refusal(400, "the model's chat template has no place for tools", "no_tools", "tools")
+    try:
+        return list(served.model.chat_ids(messages, tools))
+    except Exception as error:  # templates raise what they like
+        why = f"the model's chat template refuses the conversation: {error}"
+        raise Refusal(400, why, "template_refused", "messages") from None

@@ -1,0 +1,57 @@
+"""Serves a loaded model until it is stopped."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from drivetrain.errors import Problem, UserError
+from drivetrain.inference.serve.app import Guards, application
+from drivetrain.inference.serve.metrics import Metrics
+from drivetrain.inference.serve.served import Served
+from drivetrain.web.keys import Keys
+from drivetrain.web.limits import Places
+from drivetrain.web.server import Address, run
+
+if TYPE_CHECKING:
+    from drivetrain.inference.loading import LoadedModel
+
+
+@dataclass(frozen=True)
+class Limits:
+    """answers: in the making at once, those that wait among them; seconds: of one request; per_minute: requests of each
+    caller; stop_seconds: for answers in the making once the server is stopped."""
+
+    answers: int = 512
+    seconds: float = 600.0
+    per_minute: int | None = None
+    stop_seconds: int = 30
+
+
+def check_address(address: Address, keys: Keys) -> None:
+    """Raises UserError for an address that other machines reach, without a key."""
+    if address.is_public and not keys:
+        why = f"other machines reach {address.host}, and there is no key"
+        fix = "give --key-file FILE, or stay at 127.0.0.1 and reach it through ssh -L"
+        raise UserError([Problem("--host", why, fix)])
+
+
+def serve(
+    model: LoadedModel,
+    listening: socket.socket,
+    address: Address,
+    keys: Keys,
+    names: Sequence[str],
+    limits: Limits,
+    ready: Callable[[], None],
+) -> None:
+    """Serves until Ctrl-C or SIGTERM, and closes the model. names: of the host, besides localhost."""
+    places = Places(limits.answers)
+    served = Served(model, places, Metrics(places), limits.seconds)
+    guards = Guards(keys, names, address.is_public, limits.per_minute)
+    try:
+        run(application(served, guards), listening, limits.stop_seconds, ready)
+    finally:
+        served.close()

@@ -1,0 +1,119 @@
+"""Starts and stops a web server: the address that it binds, and an orderly end."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import signal
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from drivetrain.errors import problem
+from drivetrain.web.connections import GuardedConnection
+
+MOST_CONNECTIONS = 900  # a process may have 1,024 files open on most systems
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens: a host and a port (0: a free one), or a Unix socket."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    unix_socket: Path | None = None
+
+    @property
+    def is_public(self) -> bool:
+        """Whether other machines can reach it."""
+        if self.unix_socket is not None or self.host == "localhost":
+            return False
+        try:
+            return not ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return True  # a name
+
+
+def bound(address: Address) -> socket.socket:
+    """Returns a listening socket. Raises UserError where it cannot be had."""
+    try:
+        if address.unix_socket is not None:
+            return _unix_socket(address.unix_socket)
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        return socket.create_server((address.host, address.port), family=family, backlog=2048)
+    except OSError as error:
+        where = address.unix_socket or f"{address.host}:{address.port}"
+        fix = "give another --port (0 takes a free one), or end the program that has it"
+        raise problem("--port", f"cannot listen on {where}: {error.strerror or error}", fix) from None
+
+
+def _unix_socket(path: Path) -> socket.socket:
+    """Makes a socket that the own user alone may open. One that a server left behind is replaced."""
+    if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(str(path)) != 0:
+                path.unlink()
+    found = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        found.bind(str(path))
+    except OSError:
+        found.close()
+        raise
+    finally:
+        os.umask(before)
+    found.listen(2048)
+    return found
+
+
+def run(app: ASGIApp, listening: socket.socket, stop_seconds: int, ready: Callable[[], None]) -> None:
+    """Serves until Ctrl-C or SIGTERM. Answers in the making then have `stop_seconds`; a second Ctrl-C cuts them short.
+
+    ready: called once it accepts connections.
+    """
+    server = _Server(configured(app, stop_seconds), ready)
+    with _signals_end_here():
+        server.run(sockets=[listening])
+
+
+def configured(app: ASGIApp, stop_seconds: int) -> uvicorn.Config:
+    """Returns uvicorn's settings."""
+    return uvicorn.Config(
+        app,
+        http=GuardedConnection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # a client's address is its own, not what it writes into X-Forwarded-For
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_graceful_shutdown=stop_seconds,
+    )
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+
+@contextmanager
+def _signals_end_here() -> Iterator[None]:
+    """uvicorn raises the signals that ended it once more when it is done; they were meant for it alone."""
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
