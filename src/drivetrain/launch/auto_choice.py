@@ -52,8 +52,8 @@ def decided(run_file: Path, overrides: Sequence[str], anew: bool, trust: bool = 
     plan = planned(base, asked)
     if plan.choice is None:
         raise _nothing_fits(plan, asked)
-    values = [each for each in plan.choice.overrides if _is_new(each, base, asked)]
-    return Decision([*overrides, *values], [_why(plan, plan.choice, asked), *plan.offers], figures(plan.choice))
+    values = [each for each in _values(plan.choice.run, base, asked) if _is_new(each, base, asked)]
+    return Decision([*overrides, *values], [_why(plan, plan.choice, values, asked), *plan.offers], figures(plan.choice))
 
 
 def planned(base: RunConfig, asked: Sequence[str]) -> Plan:
@@ -109,7 +109,16 @@ def _of_the_folder(base: RunConfig, asked: Sequence[str]) -> list[str] | None:
     run, problems = load(file)
     if run is None or problems:
         return None
-    return [each for each in overrides_of(run, base) if each.partition("=")[0] in (*asked, "processes")]
+    return [each for each in _values(run, base, asked) if each.partition("=")[0] in (*asked, "processes")]
+
+
+def _values(run: RunConfig, base: RunConfig, asked: Sequence[str]) -> list[str]:
+    """Returns the overrides that lead from the base to a run; an open precision always, though the stand-in is the
+    same."""
+    found = [*overrides_of(run, base)]
+    if "precision" in asked and run.precision == base.precision:
+        found.insert(1, f"precision={run.precision}")
+    return found
 
 
 def _possible(host: Machine) -> list[str]:
@@ -126,11 +135,11 @@ def _is_new(override: str, base: RunConfig, asked: Sequence[str]) -> bool:
     return name in asked or name not in OPEN
 
 
-def _why(plan: Plan, choice: Row, asked: Sequence[str]) -> str:
+def _why(plan: Plan, choice: Row, values: Sequence[str], asked: Sequence[str]) -> str:
     ways = f"{counted(len(plan.rows), 'way')}, {counted(plan.traces, 'trace')}, {plan.seconds:.0f} s"
     others = [row for row in plan.rows if row.fits == "yes" and row.run.engine != choice.run.engine]
     beside = f"; next {' '.join(others[0].overrides)} with {others[0].seconds:.3g} s" if others else ""
-    took = f"{' and '.join(asked)}=auto takes {' '.join(choice.overrides)}"
+    took = f"{' and '.join(asked)}=auto takes {' '.join(values)}"
     return f"{took}: planned {choice.seconds:.3g} s a step, the quickest that fits ({ways}){beside}"
 
 
