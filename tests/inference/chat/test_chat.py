@@ -60,7 +60,7 @@ def test_a_pipe_is_answered_line_by_line_and_the_model_reads_all_before() -> Non
     out, notes, answered, _ = talked("你好\nAnd now?\n", model, system="Be kind.")
     first, second = out.splitlines()
     assert first.startswith("<|im_start|>system Be kind.<|im_end|> <|im_start|>user 你好<|im_end|>")
-    assert f"<|im_start|>assistant {first}<|im_end|> <|im_start|>user And now?" in second
+    assert f"<|im_start|>assistant {first.rstrip()}<|im_end|> <|im_start|>user And now?" in second
     assert answered
     assert not notes
 
@@ -170,7 +170,7 @@ def test_calls_that_cannot_be_made_say_why(tmp_path: Path) -> None:
         ("def f(*x: int): ...", "cannot be given by its name"),
         ("x = 1", "defines no public function"),
         ("1 / 0", "ZeroDivisionError"),
-        ("def f(x: complex): ...", "no JSON schema"),
+        ("class A: ...\ndef f(x: A): ...", "no JSON schema"),
     ],
 )
 def test_a_file_without_usable_functions_is_refused(text: str, why: str, tmp_path: Path) -> None:
@@ -240,10 +240,11 @@ def terminal(tmp_path: Path) -> Any:
     file.write_text(textwrap.dedent(PROGRAM))
     paths = os.pathsep.join(path for path in sys.path if path)
     environment = {**os.environ, "PYTHONPATH": paths, "XDG_STATE_HOME": str(tmp_path), "TERM": "xterm-256color"}
+    environment["PROMPT_TOOLKIT_NO_CPR"] = "1"  # pexpect answers no questions about the cursor
     child = pexpect.spawn(
         sys.executable, [str(file)], env=environment, encoding="utf-8", timeout=60, dimensions=(30, 100)
     )
-    child.expect("> ")
+    child.expect(">")
     yield child
     child.close(force=True)
 
@@ -252,22 +253,22 @@ def test_a_chat_at_a_terminal(terminal: Any, tmp_path: Path) -> None:
     terminal.send("早上好\r")
     terminal.expect("\x1b\\[1mBold")  # bold, and no asterisks
     terminal.expect("你好, number 1")
-    terminal.expect("> ")
+    terminal.expect(">")
     terminal.send("endless\r")
     terminal.expect("endless endless")
     terminal.sendintr()  # stops the answer, and not the chat
     terminal.expect("stopped")
-    terminal.expect("> ")
+    terminal.expect(">")
     terminal.send("two\x1b\rlines\r")  # Esc Enter begins a line
     terminal.expect("number 3")
-    terminal.expect("> ")
+    terminal.expect(">")
     terminal.sendintr()  # at an empty line
     terminal.expect("/quit ends the chat")
     terminal.send("/reset\r")
     terminal.expect("begins anew")
     terminal.send("\x1b[A\x1b[A\r")  # two up in the history
     terminal.expect("number 1")
-    terminal.expect("> ")
+    terminal.expect(">")
     terminal.sendeof()
     terminal.expect("ended (.*)\r\n")
     assert terminal.match[1] == "['two\\nlines', '**Bold** and 你好, num']"

@@ -52,7 +52,7 @@ def server() -> Iterator[Running]:
         (CHAT, {"messages": [USER], "wat": 1}, "wat=1 is not supported: no such field is known"),
         (CHAT, {"messages": [USER], "stop": ["x"] * 17}, "stop"),
         (CHAT, {"messages": [USER], "tools": [{"type": "function"}]}, "tool 1 has no name"),
-        (CHAT, {"messages": [USER], "tools": [{"type": "web_search", "name": "x"}]}, "tools of type web_search"),
+        (CHAT, {"messages": [USER], "tools": [{"type": "web_search", "name": "x"}]}, "tools of type 'web_search'"),
         (CHAT, {"messages": [USER], "tool_choice": "required"}, "a function that tools does not have"),
         (CHAT, {"messages": [USER], "response_format": {"type": "xml"}}, "'xml' was given"),
         (CHAT, {"messages": [USER], "response_format": {"type": "json_schema"}}, "needs a schema"),

@@ -52,7 +52,7 @@ def test_a_cut_answer_is_incomplete(server: Running) -> None:
 )
 def test_a_stream_builds_the_response_that_is_sent_whole(reply: str, kinds: list[str]) -> None:
     def items(output: Any) -> list[Any]:
-        left = {"id", "call_id"}
+        left = {"id", "call_id", "parsed_arguments"}
         return [{key: value for key, value in each.model_dump().items() if key not in left} for each in output]
 
     with (

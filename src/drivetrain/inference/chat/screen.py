@@ -1,4 +1,4 @@
-"""What a chat prints: Markdown that grows on a terminal, plain text elsewhere."""
+"""The screen of a chat: Markdown that grows on a terminal, plain text elsewhere."""
 
 from __future__ import annotations
 

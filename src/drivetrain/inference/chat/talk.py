@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Settings:
-    """What a user sets for all models of a chat. temperature: None for each model's own; seed: None for another one
+    """Settings of a user for all models of a chat. temperature: None for each model's own; seed: None for another one
     with each reply."""
 
     system: str | None = None

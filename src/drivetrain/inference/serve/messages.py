@@ -11,6 +11,7 @@ from drivetrain.data.language.conversations import Message
 from drivetrain.data.language.openai_messages import read_openai
 from drivetrain.data.language.row_schema import RowError, RowSchema
 from drivetrain.data.language.tool_calls import read_tools
+from drivetrain.errors import shown
 from drivetrain.inference.serve.served import Served
 from drivetrain.web.refusals import Refusal
 
@@ -56,13 +57,13 @@ def offered(tools: Tools, choice: ToolChoice) -> tuple[tuple[Mapping[str, Any], 
 
     Raises Refusal (400) for what is no function.
     """
+    other = next((kind for tool in tools or [] if (kind := tool.get("type", "function")) != "function"), None)
+    if other is not None:
+        raise Refusal(400, f"tools of type {shown(other)} are not supported: functions are", "invalid_tool", "tools")
     try:
         found = read_tools(tools)
     except RowError as error:
         raise Refusal(400, str(error), "invalid_tool", "tools") from None
-    other = next((tool["type"] for tool in found if tool["type"] != "function"), None)
-    if other is not None:
-        raise Refusal(400, f"tools of type {other} are not supported: functions are", "invalid_tool", "tools")
     if choice in (None, "auto"):
         return found, None
     if choice == "none":
