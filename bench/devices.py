@@ -20,7 +20,7 @@ HEAD = """# Devices and networks that plans know
 Made by `bench/devices.py` from the catalogue (devices.yaml in src/drivetrain/plan); [plan](../how-to/plan.md) shows how
 to add your own. Rates are the makers' dense peaks in 10^12 floating-point operations a second, memory as nvidia-smi
 shows it, links are one direction in GB/s. Numbers in brackets are sources, below. The makers' files could not be opened
-where this table was made: their figures were compared with other publications that repeat them.
+where this table was made: most figures were compared with other publications that repeat them, some with none.
 """
 
 
