@@ -107,7 +107,7 @@ class WorkloadBlock(Frozen):
     @property
     def is_causal(self) -> bool:
         """Whether each position of the model attends to earlier ones alone."""
-        return "CausalLM" in self.AUTO_CLASS
+        return "CausalLM" in self.auto_class
 
     @property
     def has_classes(self) -> bool:

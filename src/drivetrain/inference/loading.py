@@ -173,7 +173,7 @@ def _opened(source: Path, checkpoint: str, trust: bool) -> _Opened:
 
 def _of_run(folder: Path, checkpoint: str, trust: bool) -> _Opened:
     run = run_of(folder)
-    if run.workload.AUTO_CLASS != "AutoModelForCausalLM":
+    if run.workload.auto_class != "AutoModelForCausalLM":
         raise problem("model", f"the run in {folder} trains no model that writes texts", "give a language model's")
     path = checkpoint_of(run, checkpoint)
     keeps = run.quantised_base is not None  # merging would unpack the base
