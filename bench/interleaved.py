@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
+from drivetrain.compare.busy import busy_seconds, own_seconds
 
 BENCH = Path(__file__).resolve().parent
 LIMIT_CORES = 0.05  # more foreign processor time than this share of a core disturbs a measurement
@@ -134,11 +133,11 @@ class ForeignWork:
     """Processor time of all but this process and the children it waited for, stolen time included."""
 
     def __init__(self) -> None:
-        self._start, self._busy, self._own = time.perf_counter(), _busy_seconds(), _own_seconds()
+        self._start, self._busy, self._own = time.perf_counter(), busy_seconds(), own_seconds()
 
     def cores(self, children_seconds: float = 0.0) -> float:
         """Per second since the start, never below 0. children_seconds: used by children not waited for yet."""
-        foreign = (_busy_seconds() - self._busy) - (_own_seconds() - self._own) - children_seconds
+        foreign = (busy_seconds() - self._busy) - (own_seconds() - self._own) - children_seconds
         return max(0.0, foreign / (time.perf_counter() - self._start))
 
 
@@ -153,14 +152,3 @@ def wait_until_idle(limit_cores: float = LIMIT_CORES) -> bool:
         elif time.perf_counter() - quiet_since >= IDLE_SECONDS:
             return True
     return False
-
-
-def _busy_seconds() -> float:
-    times = psutil.cpu_times()
-    guest = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # counted in user and nice already
-    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - guest)
-
-
-def _own_seconds() -> float:
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)

@@ -287,7 +287,7 @@ def test_a_stream_says_what_was_looked_at(drivetrain: Drivetrain) -> None:
     write_lines(Path("train.jsonl"), [*LOST, *ROWS * 20])
     code, out, _ = drivetrain("data", "run.yaml", "stream=true")
     assert code == 0
-    assert "a stream: all but rows and samples is of the first 256 rows of each data set" in out
+    assert "a stream: all figures but those of rows and samples are of the first 256 rows of each data set" in out
     refused = "train would refuse this: workload.data.bad_rows: 7 of 256 rows cannot be used"
     assert f"{refused}; give workload.data.bad_rows=drop" in out
 

@@ -73,12 +73,12 @@ def test_advice_takes_the_quickest_of_those_as_good(tmp_path: Path) -> None:
     found = comparison(
         tmp_path, fp32=row(105, 0.91, 2**22), bf16=row(195, 0.91, 2**20), rough=row(400, 0.5, 2**20), broken=[None] * 5
     )
-    told = advice(found)
-    assert told.startswith(
+    text = advice(found)
+    assert text.startswith(
         "Choose bf16: 1.86 times (1.80 to 1.92 with noise) the samples a second of fp32; slower: fp32"
     )
-    assert "accuracy 0.9100; worse by accuracy: rough (0.5000)" in told
-    assert "0.25 times its peak tensor memory" in told
+    assert "accuracy 0.9100; worse by accuracy: rough (0.5000)" in text
+    assert "0.25 times its peak tensor memory" in text
 
 
 def test_advice_keeps_the_reference_where_nothing_as_good_is_quicker(tmp_path: Path) -> None:
@@ -90,11 +90,11 @@ def test_advice_keeps_the_reference_where_nothing_as_good_is_quicker(tmp_path: P
 
 def test_no_winner_is_named_where_rates_differ_by_noise(tmp_path: Path) -> None:
     found = comparison(tmp_path / "one", fp32=[report(100)], bf16=[report(109)], slow=[report(50)])
-    told = advice(found)
-    assert told.startswith(
+    text = advice(found)
+    assert text.startswith(
         "No winner: fp32 and bf16 are equally quick but for noise. Keep fp32, the first of them: slower"
     )
-    assert "slow (0.46 times)" in told
+    assert "slow (0.46 times)" in text
     assert judged(found).winner is None
     assert chosen(found) is found.rows[0]
     wide = {"fp32": [report(r) for r in (60, 100, 140, 90)], "bf16": [report(r) for r in (95, 130, 165, 100)]}
@@ -105,10 +105,10 @@ def test_no_winner_is_named_where_rates_differ_by_noise(tmp_path: Path) -> None:
 
 
 def test_one_seed_says_what_was_not_tested(tmp_path: Path) -> None:
-    told = advice(comparison(tmp_path / "one", fp32=[report(100)], bf16=[report(200)]))
-    assert told.startswith("Choose bf16: 2.00 times")
-    assert "Each row is one run of one seed: how speed and accuracy vary from run to run was not tested" in told
-    assert "--seeds 5 tests it" in told
+    text = advice(comparison(tmp_path / "one", fp32=[report(100)], bf16=[report(200)]))
+    assert text.startswith("Choose bf16: 2.00 times")
+    assert "Each row is one run of one seed: how speed and accuracy vary from run to run was not tested" in text
+    assert "--seeds 5 tests it" in text
     assert "was not tested" not in advice(comparison(tmp_path / "five", fp32=seeds(100), bf16=seeds(200)))
 
 
@@ -127,9 +127,9 @@ def test_a_run_that_varied_within_is_not_trusted_by_itself(tmp_path: Path) -> No
 
 def test_a_disturbed_run_is_named_and_does_not_decide(tmp_path: Path) -> None:
     alone = disturbed(comparison(tmp_path / "one", fp32=[report(100)], bf16=[report(300)]), "fp32", [0])
-    told = advice(alone)
-    assert told.startswith("No row can be chosen: other programs disturbed the runs of fp32, so that its speed")
-    assert "Other programs took processor time during fp32 (seed 0: 40%): these rates mean little." in told
+    text = advice(alone)
+    assert text.startswith("No row can be chosen: other programs disturbed the runs of fp32, so that its speed")
+    assert "Other programs took processor time during fp32 (seed 0: 40%): these rates mean little." in text
     assert chosen(alone) is None
     assert advice(disturbed(alone, "bf16", [0])).startswith("No row can be chosen: other programs disturbed the runs")
     made = comparison(tmp_path / "five", fp32=[*seeds(100)[:4], report(10)], bf16=seeds(130))
@@ -145,12 +145,12 @@ def test_accuracies_are_equal_within_their_standard_error(tmp_path: Path) -> Non
         return comparison(tmp_path / str(samples), **made)
 
     # of 200 samples the difference of two shares near 0.9 has a standard error of 0.029, of 20,000 one of 0.0029
-    told = advice(over(200, best=(100, 0.92), quick=(200, 0.90)))
-    assert told.startswith("Choose quick: 2.00 times")
-    assert "accuracy 0.9000, not told apart from the best (0.9200) by differences up to 0.06" in told
-    told = advice(over(20000, best=(100, 0.92), quick=(200, 0.90)))
-    assert told.startswith("Choose best: ")
-    assert "worse by accuracy: quick (0.9000)" in told
+    text = advice(over(200, best=(100, 0.92), quick=(200, 0.90)))
+    assert text.startswith("Choose quick: 2.00 times")
+    assert "accuracy 0.9000; noise alone makes differences from the best (0.9200) of up to 0.06" in text
+    text = advice(over(20000, best=(100, 0.92), quick=(200, 0.90)))
+    assert text.startswith("Choose best: ")
+    assert "worse by accuracy: quick (0.9000)" in text
 
 
 def test_accuracies_are_compared_seed_by_seed(tmp_path: Path) -> None:
@@ -158,18 +158,18 @@ def test_accuracies_are_compared_seed_by_seed(tmp_path: Path) -> None:
     levels = (0.80, 0.90, 0.85, 0.92, 0.78)
     better = [report(100, level + 0.03 + 0.001 * (i % 2)) for i, level in enumerate(levels)]
     worse = [report(300, level) for level in levels]
-    told = advice(comparison(tmp_path / "pairs", better=better, worse=worse))
-    assert told.startswith("Choose better: ")
-    told = advice(comparison(tmp_path / "mixed", better=better[::-1], worse=worse))
-    assert told.startswith("Choose worse: 3.00 times")
+    text = advice(comparison(tmp_path / "pairs", better=better, worse=worse))
+    assert text.startswith("Choose better: ")
+    text = advice(comparison(tmp_path / "mixed", better=better[::-1], worse=worse))
+    assert text.startswith("Choose worse: 3.00 times")
 
 
-def test_engines_of_one_precision_are_not_told_apart_by_accuracy(tmp_path: Path) -> None:
+def test_engines_of_one_precision_do_not_differ_by_accuracy(tmp_path: Path) -> None:
     data = {"evaluation_samples": 10_000}
     found = comparison(
         tmp_path, single=seeds(100, 0.94, data=data), zero2=seeds(31, 0.96, data=data), bf16=seeds(30, 0.5, data=data)
     )
-    told = advice(
+    text = advice(
         described(
             found,
             single={"precision": "fp32", "batch_size": 8, "engine": {"name": "single"}},
@@ -177,9 +177,9 @@ def test_engines_of_one_precision_are_not_told_apart_by_accuracy(tmp_path: Path)
             bf16={"precision": "bf16", "batch_size": 8, "engine": {"name": "single"}},
         )
     )
-    assert told.startswith("Choose single: nothing as good is quicker; slower: zero2 (0.31 times)")
-    assert "Equal but for the engine, so not told apart by accuracy: single and zero2 (prove checks it)." in told
-    assert "worse by accuracy: bf16" in told
+    assert text.startswith("Choose single: nothing as good is quicker; slower: zero2 (0.31 times)")
+    assert "Equal but for the engine, so accuracy does not choose between single and zero2 (prove checks it)." in text
+    assert "worse by accuracy: bf16" in text
 
 
 def test_a_batch_for_each_device_makes_engines_other_runs(tmp_path: Path) -> None:
@@ -197,9 +197,9 @@ def test_a_model_at_chance_chooses_nothing(tmp_path: Path) -> None:
     data = {"evaluation_samples": 300, "largest_class": {"class": "yes", "share": 0.5333}, "classes": 2}
     metrics = {"accuracy": 0.5333, "loss": 0.69, "macro_f1": 0.348}
     made = {"data": data, "metrics": metrics}
-    told = advice(comparison(tmp_path / "all", fp32=seeds(100, **made), bf16=seeds(150, **made)))
-    assert told.startswith("No row can be chosen: by accuracy every row is at chance (always answering yes has 0.5333)")
-    assert "bf16 is the quickest beyond noise" in told
+    text = advice(comparison(tmp_path / "all", fp32=seeds(100, **made), bf16=seeds(150, **made)))
+    assert text.startswith("No row can be chosen: by accuracy every row is at chance (always answering yes has 0.5333)")
+    assert "bf16 is the quickest beyond noise" in text
     lucky = {**made, "metrics": {**metrics, "accuracy": 0.56}}  # 0.9 standard errors above
     assert advice(comparison(tmp_path / "lucky", fp32=seeds(100, **lucky), bf16=seeds(150, **lucky))).startswith(
         "No row"
@@ -207,9 +207,9 @@ def test_a_model_at_chance_chooses_nothing(tmp_path: Path) -> None:
     # engines of one precision are compared by speed, whatever was learned
     found = comparison(tmp_path / "engines", single=seeds(100, **made), ddp=seeds(150, **made))
     single, ddp = ({"batch_size": 8, "engine": {"name": name}} for name in ("single", "ddp"))
-    told = advice(described(found, single=single, ddp=ddp))
-    assert told.startswith("Choose ddp: 1.50 times")
-    assert "At chance by accuracy: single and ddp" in told
+    text = advice(described(found, single=single, ddp=ddp))
+    assert text.startswith("Choose ddp: 1.50 times")
+    assert "At chance by accuracy: single and ddp" in text
 
 
 def test_a_metric_whose_noise_is_not_known_chooses_nothing(tmp_path: Path) -> None:
@@ -238,9 +238,9 @@ def test_a_metric_that_is_not_finite_is_worse(tmp_path: Path) -> None:
     def row(rate: float, loss: float) -> list[Any]:
         return seeds(rate, metrics={"loss": loss}, best={"step": 1, "metric": "loss", "value": loss})
 
-    told = advice(comparison(tmp_path, fine=row(100, 1.0), burst=row(200, float("inf"))))
-    assert told.startswith("Choose fine: ")
-    assert "worse by loss: burst (inf)" in told
+    text = advice(comparison(tmp_path, fine=row(100, 1.0), burst=row(200, float("inf"))))
+    assert text.startswith("Choose fine: ")
+    assert "worse by loss: burst (inf)" in text
 
 
 def test_advice_says_when_there_is_none(tmp_path: Path) -> None:
@@ -252,9 +252,9 @@ def test_advice_says_when_there_is_none(tmp_path: Path) -> None:
 
 def test_advice_never_chooses_what_a_cpu_computed_in_an_engines_place(tmp_path: Path) -> None:
     stand_in = report(500, engaged={"emulated": True})
-    told = advice(comparison(tmp_path, single=[report(100)], dp=[stand_in]))
-    assert told.startswith("Choose single: the only row that can be considered.")
-    assert told.endswith("Not considered: dp on a CPU, whose replicas are threads; its speed does not predict a GPU's.")
+    text = advice(comparison(tmp_path, single=[report(100)], dp=[stand_in]))
+    assert text.startswith("Choose single: the only row that can be considered.")
+    assert text.endswith("Not considered: dp on a CPU, whose replicas are threads; its speed does not predict a GPU's.")
     assert "times" not in advice(comparison(tmp_path / "first", dp=[stand_in], single=[report(100)])), "no measure"
     assert advice(comparison(tmp_path / "alone", dp=[stand_in])).startswith("No row can be recommended: dp on a CPU")
 
@@ -264,9 +264,9 @@ def test_advice_on_different_models_names_the_metric_first_and_says_that_they_di
     found = comparison(tmp_path, run=[report(100, 0.6, data=data)], mine=[report(3000, 1.0, data=data)])
     workload = {"type": "text_classification", "data": {"train": "a.csv"}}
     run, mine = ({"workload": {**workload, "model": {"path": model}}} for model in ("bert", "tiny"))
-    told = advice(described(found, run=run, mine=mine))
-    assert told.startswith("Choose mine: accuracy 1.0000; worse by accuracy: run (0.6000); 30.00 times")
-    assert "The rows have different models: their speeds compare those" in told
+    text = advice(described(found, run=run, mine=mine))
+    assert text.startswith("Choose mine: accuracy 1.0000; worse by accuracy: run (0.6000); 30.00 times")
+    assert "The rows have different models: their speeds compare those" in text
 
 
 def test_rows_of_one_model_with_another_kernel_are_settings(tmp_path: Path) -> None:

@@ -104,8 +104,8 @@ def _sets(report: Report, console: Console) -> None:
         if "drawn rows" in each:
             _say(console, f"of {escape(each['name'])} at most {each['drawn rows']:,} rows are used, drawn at random")
     if report["stream"]:
-        told = "all but rows and samples is"
-        _say(console, f"a stream: {told} of the first {report['looked at']:,} rows of each data set")
+        looked_at = f"the first {report['looked at']:,} rows of each data set"
+        _say(console, f"a stream: all figures but those of rows and samples are of {looked_at}")
 
 
 def _reasons(report: Report, console: Console) -> None:
@@ -224,9 +224,9 @@ def _sample(report: Report, console: Console) -> None:
     if "chosen" in sample:
         _pair(sample, console)
         return
-    told = f"{sample['from']}: {sample['target tokens']:,} of its {sample['tokens']:,} tokens are trained on"
+    trained_on = f"{sample['from']}: {sample['target tokens']:,} of its {sample['tokens']:,} tokens are trained on"
     which = "all but the first" if all(piece["trained"] for piece in sample["pieces"]) else f"those in {OPEN} {CLOSE}"
-    _say(console, f"\n[bold]first sample[/] {escape(told)}, {which}")
+    _say(console, f"\n[bold]first sample[/] {escape(trained_on)}, {which}")
     console.print(_marked(sample["pieces"]), soft_wrap=not console.is_terminal)
 
 

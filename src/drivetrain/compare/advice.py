@@ -137,7 +137,7 @@ def _quality(verdict: Verdict, quality: Quality, first: Row) -> Iterator[str]:
     if group is quality.best or value == best:
         yield named
     elif (limit := quality.limit(group)) is not None and abs(value - best) > AS_GOOD * abs(best):
-        yield f"{named}, not told apart from the best ({best:.4f}) by differences up to {limit:.4f}"
+        yield f"{named}; noise alone makes differences from the best ({best:.4f}) of up to {limit:.4f}"
     else:
         yield f"{named}, within {AS_GOOD:.0%} of the best ({best:.4f})"
     if verdict.worse:
@@ -165,7 +165,8 @@ def _notes(comparison: Comparison, verdict: Verdict, rows: Sequence[Row]) -> Ite
     equal = [group for group in groups(verdict.considered) if len(group) > 1]
     if equal and verdict.quality is not None:
         names = "; ".join(_names(group) for group in equal)
-        yield f"Equal but for the engine, so not told apart by {verdict.quality.metric}: {names} (prove checks it)."
+        metric = verdict.quality.metric
+        yield f"Equal but for the engine, so {metric} does not choose between {names} (prove checks it)."
     if verdict.quality is not None and verdict.at_chance and verdict.chosen is not None:
         level = chance_level(verdict.at_chance[0])
         yield f"At chance by {verdict.quality.metric}: {_names(verdict.at_chance)} ({level})."

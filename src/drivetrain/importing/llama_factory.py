@@ -77,8 +77,8 @@ def _fp8(given: KeyReader, driver: str | None) -> bool:
     if can:
         given.set("fp8", "precision", "fp8-mixed", "the first linear layer too; there it stays in 16 bits")
         torchao = given.word("fp8_backend", "auto") in ("auto", "torchao")
-        told = "fp8-mixed is torchao's" if torchao else "torchao's scales, taken anew from each tensor"
-        given.note("fp8_backend", "unneeded" if torchao else "changed", told)
+        why = "fp8-mixed is torchao's" if torchao else "torchao's scales, taken anew from each tensor"
+        given.note("fp8_backend", "unneeded" if torchao else "changed", why)
         given.off("fp8_enable_fsdp_float8_all_gather", why="weights are gathered as they are kept: the same numbers")
     elif given.switch("fp8"):
         given.lose("fp8", "DeepSpeed has no fp8 here; take FSDP, or bf16")
@@ -105,9 +105,9 @@ def _recompute(given: KeyReader) -> None:
 
 def _unwritten(found: llama_language.Unwritten) -> dict[str, Handler]:
     """Notes the workload's keys where none is written."""
-    told = fated(found.fate, f"no workload is written: {found.why}")
+    handler = fated(found.fate, f"no workload is written: {found.why}")
     decides = fated(found.fate, found.why, found.alters)
-    handlers = dict.fromkeys(OF_WORKLOAD, told)
+    handlers = dict.fromkeys(OF_WORKLOAD, handler)
     return {**handlers, found.key: decides}
 
 

@@ -12,18 +12,13 @@ from typing import TYPE_CHECKING
 
 from drivetrain.config.load import OPEN, left_to_the_plan, load
 from drivetrain.config.planned import PlannedFigures
-from drivetrain.config.precision import PRECISIONS
-from drivetrain.config.rules import precision_gap
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import UserError, counted, problem
 from drivetrain.plan.overrides import overrides_of
 from drivetrain.runtime.run_folder import RunFolder, refuse_code_of_folders
 
 if TYPE_CHECKING:
-    from drivetrain.config.machine import Machine
     from drivetrain.plan.rows import Plan, Row
-
-CANDIDATES = ("fp32", "tf32", "bf16-mixed")  # weights, their sums and updates stay in fp32
 
 
 @dataclass(frozen=True)
@@ -47,8 +42,8 @@ def decided(run_file: Path, overrides: Sequence[str], anew: bool, trust: bool = 
     base = _base(run_file, overrides, asked, trust)
     earlier = None if anew else _of_the_folder(base, asked)
     if earlier is not None:
-        told = f"{' and '.join(asked)}=auto: {' '.join(earlier)}, as the run in {base.folder} has it"
-        return Decision([*overrides, *earlier], [told])
+        notice = f"{' and '.join(asked)}=auto: {' '.join(earlier)}, as the run in {base.folder} has it"
+        return Decision([*overrides, *earlier], [notice])
     plan = planned(base, asked)
     if plan.choice is None:
         raise _nothing_fits(plan, asked)
@@ -61,13 +56,10 @@ def planned(base: RunConfig, asked: Sequence[str]) -> Plan:
     from drivetrain.plan.catalogue import catalogue
     from drivetrain.plan.estimate import Traced
     from drivetrain.plan.machines import this_machine
-    from drivetrain.plan.planning import fixed_of, searched
-    from drivetrain.plan.search_space import Space
+    from drivetrain.plan.planning import searched, space_of
 
     here = replace(this_machine(catalogue()), nodes=base.nodes)
-    precisions = tuple(_possible(here.host)) if "precision" in asked else (base.precision,)
-    engines = None if "engine" in asked else (base.engine,)
-    return searched(base, Space(precisions, engines, fixed_of(base)), Traced(here))
+    return searched(base, space_of(base, here.host, asked), Traced(here))
 
 
 def figures_as_it_stands(run: RunConfig) -> PlannedFigures | None:
@@ -119,12 +111,6 @@ def _values(run: RunConfig, base: RunConfig, asked: Sequence[str]) -> list[str]:
     if "precision" in asked and run.precision == base.precision:
         found.insert(1, f"precision={run.precision}")
     return found
-
-
-def _possible(host: Machine) -> list[str]:
-    """Returns the precisions of CANDIDATES that the machine has instructions for."""
-    found = [name for name in CANDIDATES if not [*precision_gap(name, host)]]
-    return [name for name in found if PRECISIONS[name].compute in {*host.native_dtypes, "float32"}]
 
 
 def _is_new(override: str, base: RunConfig, asked: Sequence[str]) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from drivetrain.config.axes import choices, read_axes
-from drivetrain.config.load import load, resolve_key
+from drivetrain.config.load import OPEN, left_to_the_plan, load, resolve_key
+from drivetrain.config.machine import Machine
+from drivetrain.config.precision import PRECISIONS
+from drivetrain.config.rules import precision_gap
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import UserError, problem
 from drivetrain.plan.as_asked import plan_as_asked
@@ -17,6 +20,8 @@ from drivetrain.plan.rows import Plan
 from drivetrain.plan.search import search
 from drivetrain.plan.search_space import SEARCHED, Space, with_global_batch
 from drivetrain.runtime.run_folder import refuse_code_of_folders
+
+CANDIDATES = ("fp32", "tf32", "bf16-mixed")  # weights, their sums and updates stay in fp32
 
 
 def planned(
@@ -38,13 +43,27 @@ def planned(
     if axes or estimator.no_speed is not None:
         ways = [each.overrides for each in choices(fixed, axes)]
         return plan_as_asked(run_file, ways, estimator, price, trust)
-    base, problems = load(run_file, fixed)
+    asked = left_to_the_plan(run_file, fixed)
+    base, problems = load(run_file, [*fixed, *(f"{name}={OPEN[name]}" for name in asked)])
     if base is None or problems:
         raise UserError(problems)
     refuse_code_of_folders(base, run_file, trust)
     named = {resolve_key(each.partition("=")[0])[0] for each in fixed}
-    engines = (base.engine,) if "engine" in named else None
-    return searched(base, Space((base.precision,), engines, fixed_of(base)), estimator, price)
+    if "engine" not in named:  # the file's own engine is one of those that are searched
+        asked = [*asked, "engine"]
+    return searched(base, space_of(base, estimator.host, asked), estimator, price)
+
+
+def space_of(base: RunConfig, host: Machine, asked: Collection[str]) -> Space:
+    """Returns the ways to search. asked: those of the fields engine and precision that are open; the others are as the
+    run has them. A precision is taken from CANDIDATES where the host has instructions for it."""
+    able = (name for name in CANDIDATES if PRECISIONS[name].compute in {*host.native_dtypes, "float32"})
+    precisions = [name for name in able if not [*precision_gap(name, host)]]
+    return Space(
+        tuple(precisions) if "precision" in asked else (base.precision,),
+        None if "engine" in asked else (base.engine,),
+        fixed_of(base),
+    )
 
 
 def searched(base: RunConfig, space: Space, estimator: Traced, price: float | None = None) -> Plan:
