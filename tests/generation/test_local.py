@@ -110,6 +110,22 @@ def test_a_model_that_fails_ends_its_requests_and_answers_the_next(
     assert "2 requests failed" in caplog.text
 
 
+def test_an_adapter_that_cannot_begin_ends_its_requests_alone(
+    model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(generator_of(model)) as generator:
+
+        def fails(_: str | None) -> None:
+            raise MemoryError("no room to begin")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(generator, "_make_batch", fails)
+            with pytest.raises(MemoryError, match="to begin"):
+                generator.answers([Request((1, 2), 5)])
+        assert len(generator.answers([Request((1, 2), 5)])[0].tokens) == 5
+    assert "could not begin" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("request_", "why"),
     [

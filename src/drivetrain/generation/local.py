@@ -137,15 +137,21 @@ class LocalGenerator:
             arrived, cancelled = self._arrived, self._cancelled
             self._arrived, self._cancelled = [], set()
         for running in arrived:
-            adapter = running.request.adapter
-            if adapter not in self._batches:
-                self._batches[adapter] = self._make_batch(adapter)
-            self._batches[adapter].add(running)
+            try:
+                self._batch_of(running.request.adapter).add(running)
+            except Exception as error:  # ends this request, and not the thread that all others wait for
+                LOG.exception("a request could not begin")
+                running.fail(error)
         if cancelled:
             for running in [each for batch in self._batches.values() for each in batch.requests]:
                 if running.number in cancelled:
                     running.cancel()
         return not self._closed
+
+    def _batch_of(self, adapter: str | None) -> RunningBatch:
+        if adapter not in self._batches:
+            self._batches[adapter] = self._make_batch(adapter)
+        return self._batches[adapter]
 
     def _is_busy(self) -> bool:
         return any(batch.requests for batch in self._batches.values())

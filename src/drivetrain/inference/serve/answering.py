@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 
+from drivetrain.generation.local import joined
 from drivetrain.generation.requests import Answer, Generator, Piece, Request
 from drivetrain.inference.serve.metrics import Metrics
 from drivetrain.web.refusals import Refusal
@@ -130,16 +131,3 @@ async def _forward(
         queue.put_nowait((place, None))
     except Refusal as refusal:
         queue.put_nowait((place, refusal))
-
-
-def joined(pieces: Sequence[Piece]) -> Answer:
-    """Returns the answer that these pieces make up; the last has its finish reason."""
-    finish = pieces[-1].finish_reason
-    assert finish is not None, "the last piece ends the answer"
-    return Answer(
-        text="".join(piece.text for piece in pieces),
-        tokens=tuple(token for piece in pieces for token in piece.tokens),
-        finish_reason=finish,
-        logprobs=tuple(each for piece in pieces for each in piece.logprobs),
-        prompt_logprobs=pieces[0].prompt_logprobs,
-    )
