@@ -104,7 +104,7 @@ def failing(*_: Any, **__: Any) -> int:
 def test_a_failing_count_is_one_warning_and_a_blank(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = nn.Linear(8, 4)
     expected, whole, _ = measured(layer)
-    monkeypatch.setattr(flops, "_formula", lambda _: failing)
+    monkeypatch.setattr(flops, "formula_of", lambda _: failing)
     monkeypatch.setattr(meters, "peaks", failing)
     monkeypatch.setattr(meters, "matmul_rate", failing)
     found, summary, said = measured(layer)
@@ -118,7 +118,7 @@ def test_a_failing_count_is_one_warning_and_a_blank(monkeypatch: pytest.MonkeyPa
 
 
 def test_an_error_of_the_step_itself_is_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flops, "_formula", lambda _: failing)
+    monkeypatch.setattr(flops, "formula_of", lambda _: failing)
 
     def broken(_: Tensor) -> None:
         raise ValueError("of the model")

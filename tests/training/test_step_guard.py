@@ -391,7 +391,11 @@ def held_back(name: str, optimizer: str, devices: int = 1) -> bool:
     assert all(held)
     assert not norms[bad].isfinite()
     assert len(norms) == bad + 3
-    return all(torch.equal(a, b) for a, b in zip(engine.tensors(), before.tensors(), strict=True))
+    states = [
+        [tensor for part, held in each.held_tensors().items() if part != "gradients" for tensor in held]
+        for each in (engine, before)
+    ]
+    return all(torch.equal(a, b) for a, b in zip(*states, strict=True))
 
 
 def _of(optimizer: str) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from drivetrain.config.files import read_json
+
 DRAWN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -23,7 +25,7 @@ def generation_settings(folder: Path, model: Any) -> GenerationSettings:
 
     found = getattr(model, "generation_config", None)
     if (folder / "generation_config.json").is_file():
-        found = GenerationConfig.from_pretrained(folder)
+        found = GenerationConfig.from_dict(read_json(folder / "generation_config.json"))
     if found is None:
         return GenerationSettings()
     ends = found.eos_token_id

@@ -57,6 +57,18 @@ class _Call:
         return cls(wanted, targets.shape, count, places, flat[places])
 
 
+@dataclass
+class _Current:
+    """The forward pass that runs now. Copies of a model share it, since one of them runs at a time: the head of a
+    reference is called for the head of the model that it was copied from."""
+
+    call: _Call | None = None
+
+    def __deepcopy__(self, memo: Any) -> _Current:
+        del memo
+        return self
+
+
 class TargetHead:
     """The head of a Transformers causal language model. No parameter is renamed and no module replaced.
 
@@ -68,7 +80,7 @@ class TargetHead:
         logits are many (`fused_loss.are_many`). before: positions that the model puts before those of each sample."""
         self._before, self.always = before, fused is True
         self.fallback: str | None = None
-        self.call: _Call | None = None
+        self.current = _Current()
         head = output_layer(model)
         if head is None:
             self.fallback = f"{type(model).__name__} names no layer that gives its logits: all of them are computed"
@@ -114,17 +126,12 @@ class TargetHead:
                 return found[:, 0], found[:, 1].long()
             return cross_entropy_of_each(found, call.targets[: call.count]), found.argmax(-1)
 
-    def __deepcopy__(self, memo: Any) -> TargetHead:
-        """Returns itself: copies of a model share it, of which one runs at a time."""
-        del memo
-        return self
-
     def _forward(self, model: nn.Module, inputs: Mapping[str, Any], call: _Call) -> tuple[Tensor, _Call]:
-        self.call = call
+        self.current.call = call
         try:
             given = model(**inputs).logits
         finally:
-            self.call = None
+            self.current.call = None
         if not call.selected:
             given = given[:, self._before :]
         if not call.selected and self.fallback is None:
@@ -135,7 +142,7 @@ class TargetHead:
         """Selects hidden states. A state of another batch shape (a part of its sequences, a replica's share) passes
         unchanged."""
         del head
-        call, hidden = self.call, args[0] if args else None
+        call, hidden = self.current.call, args[0] if args else None
         if call is None or not isinstance(hidden, Tensor) or isinstance(hidden, DTensor):
             return None
         samples, length = call.shape
@@ -163,7 +170,7 @@ class _LossHead(nn.Linear):
     owner: TargetHead
 
     def forward(self, input: Tensor) -> Tensor:
-        call = self.owner.call
+        call = self.owner.current.call
         if call is None or not call.selected or call.wanted == "logits":
             return super().forward(input)
         if isinstance(self.weight, DTensor) or isinstance(input, DTensor):

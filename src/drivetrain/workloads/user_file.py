@@ -60,7 +60,7 @@ class UserFile:
         self.path, self._options = path, options
         self.text = path.read_bytes() if path.is_file() else b""  # of what is trained, whatever becomes of the file
         with self.telling("it failed while it was read"):
-            self._module = _imported(path)
+            self._module = imported(path)
         self._check()
 
     def _check(self) -> None:
@@ -198,7 +198,8 @@ class _AlwaysCompiled(SourceFileLoader):
         raise OSError(f"no bytecode of {path} is kept")  # Python then compiles, and writes none
 
 
-def _imported(path: Path) -> ModuleType:
+def imported(path: Path) -> ModuleType:
+    """Runs a user's Python file, and returns its module. Raises whatever the file raises."""
     specification = importlib.util.spec_from_file_location(f"drivetrain_user_{path.stem}", path)
     if specification is None or specification.loader is None:
         raise problem(FIELD, f"{path} is no Python file", "give a file that ends in .py")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import runpy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from drivetrain.errors import Problem, UserError, last_line, problem
 from drivetrain.generation.replies import Call
+from drivetrain.workloads.user_file import imported
 
 FIELD = "--tools"
-MODULE = "drivetrain_chat_tools"  # the file's __name__: no "__main__", so that a script's own start does not run
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,13 @@ def read_functions(file: Path) -> list[Function]:
     if not file.is_file():
         raise problem(FIELD, f"there is no file {file}", "give a Python file that defines functions")
     try:
-        names = runpy.run_path(str(file), run_name=MODULE)
+        module = imported(file)
     except Exception as error:  # the user's own code runs here
         raise problem(FIELD, f"{file} fails: {last_line(error)}", "correct it") from error
-    own = [value for name, value in names.items() if inspect.isfunction(value) and not name.startswith("_")]
+    own = [value for name, value in vars(module).items() if inspect.isfunction(value) and not name.startswith("_")]
     found, problems = [], []
     for function in own:
-        if function.__module__ != MODULE:
+        if function.__module__ != module.__name__:
             continue  # imported
         try:
             found.append(Function(function.__name__, function, _arguments(function)))
