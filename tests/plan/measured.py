@@ -17,6 +17,8 @@ from drivetrain.training.auto_settings import order_of
 from drivetrain.training.batching import window_slice
 from drivetrain.training.windows import windows_of
 
+MEASURED = 4  # steps: gloo's thread may let go of a buffer after the rank went on, which only adds to a step's peak
+
 
 def read_run(run_file: str, overrides: Sequence[str]) -> RunConfig:
     run, problems = load(Path(run_file), overrides)
@@ -27,8 +29,8 @@ def read_run(run_file: str, overrides: Sequence[str]) -> RunConfig:
 
 
 def measured_peaks(run_file: str, cases: Sequence[Sequence[str]]) -> list[tuple[int, int]]:
-    """The bytes of the second step's peak under each list of overrides, on this rank, and the number of flat buckets of
-    gradients that the engine keeps."""
+    """Returns for each list of overrides the bytes of a step's peak on this rank, once the optimizer has its state, and
+    the number of flat buckets of gradients that the engine keeps."""
     return [measured_peak(read_run(run_file, overrides)) for overrides in cases]
 
 
@@ -38,14 +40,16 @@ def measured_peak(run: RunConfig) -> tuple[int, int]:
         workload, engine = assemble(run, machine, Communicator(), training=True)
         order, mine = order_of(run, workload), window_slice(run, machine, workload, engine)
         [window] = windows_of(run, workload, engine, order, range(1), mine, workers=False)
-        for _ in range(2):
+        peaks = []
+        for _ in range(1 + MEASURED):
             with TensorPeak() as peak:
                 batches = [tensor for batch in window.micro_batches for tensor in batch.tensors.values()]
                 peak.track([*engine.tensors(), *batches])
                 engine.statistics.keep()
                 engine.forward_backward(window.micro_batches)
                 engine.optimizer_step(1.0)
-        assert peak.failure is None
+            assert peak.failure is None
+            peaks.append(peak.peak_bytes)
         buckets = len(engine.held_tensors()["gradients"])
         engine.close()
-    return peak.peak_bytes, buckets
+    return min(peaks[1:]), buckets
