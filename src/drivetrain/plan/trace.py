@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
+import warnings
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +25,10 @@ from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError, UserError
 from drivetrain.measure import flops, observer
 from drivetrain.numerics.torch_precision import arithmetic
+from drivetrain.plan import trace_answers
 from drivetrain.plan.memory import MemoryRecord
 from drivetrain.plan.step_costs import StepCosts
+from drivetrain.plan.trace_answers import OwnNumbers
 from drivetrain.plan.trace_batches import first_window, without_numbers
 from drivetrain.plan.trace_model import built_fake
 from drivetrain.plan.trace_operations import OperationRecord
@@ -35,7 +38,8 @@ from drivetrain.training.auto_settings import rows_of
 from drivetrain.workloads.base import Workload
 
 DECIDES = (DataDependentOutputException, DynamicOutputShapeException)  # a number of a tensor decides what comes next
-OURS = (__file__, observer.__file__, flops.__file__)  # files that stand between a model and torch while it is traced
+# files that stand between a model and torch while it is traced
+OURS = (__file__, observer.__file__, flops.__file__, trace_answers.__file__)
 CUDA_GRANULARITY = 512  # bytes; c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize
 
 
@@ -88,11 +92,16 @@ def _traced(run: RunConfig, machine: Machine, workload: Workload, rank: int) -> 
     memory = MemoryRecord(CUDA_GRANULARITY if machine.device == "cuda" else 1)
     operations = OperationRecord()
     with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        # DeepSpeed checks how its flat tensors are aligned
+        warnings.filterwarnings("ignore", "(?s)Accessing the data pointer of FakeTensor")
         ranks = stack.enter_context(fake_ranks(rank, run.world_size))
         stack.enter_context(arithmetic(run.precision_spec, on_cpu))
         stack.enter_context(built_fake(workload, mode))
         stack.enter_context(mode)
+        stack.enter_context(OwnNumbers())
         engine = assemble_around(workload, run, on_cpu, ranks, part=memory.part, traced=True)
+        stack.callback(engine.close)
         with real_numbers():
             workload.rows = rows_of(run, machine, workload, compiles=False)
             window = first_window(run, on_cpu, workload, engine)
@@ -103,7 +112,6 @@ def _traced(run: RunConfig, machine: Machine, workload: Workload, rank: int) -> 
             with operations:
                 _step(engine, batches, memory)
         trained = engine.engaged().trained_parameters
-        engine.close()
     for failure in (memory.failure, operations.failure):
         if failure is not None:
             raise failure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,10 +40,13 @@ def fake_ranks(rank: int, world: int) -> Iterator[TracedRanks]:
     A group of one is made too, which engines that shard ask for.
     """
     assert not dist.is_initialized(), "a trace runs in a process that belongs to no group of ranks"
-    hook = sys.excepthook  # which dist replaces by one that names the rank
+    hook, before = sys.excepthook, dict(os.environ)  # dist replaces the hook by one that names the rank
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))  # as DeepSpeed reads them
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     try:
         yield TracedRanks(rank, world)
     finally:
         dist.destroy_process_group()
         sys.excepthook = hook
+        os.environ.clear()
+        os.environ.update(before)

@@ -26,12 +26,12 @@ from drivetrain.engines.base import Engaged, HeldPart, StepGuard, StepResult
 from drivetrain.engines.deepspeed import partitions
 from drivetrain.engines.deepspeed.config import zero_json
 from drivetrain.engines.deepspeed.native_build import deepspeed_ready, swap_folder
-from drivetrain.engines.deepspeed.wrap import InAutocast, wrap_deepspeed
+from drivetrain.engines.deepspeed.wrap import InAutocast, without_fused_sgd, wrap_deepspeed
 from drivetrain.engines.state import check_trained, chosen, group_with, kept, refuse_scalars
 from drivetrain.errors import RunError
 from drivetrain.models.quantised_base import weights_of_codes
 from drivetrain.numerics.torch_precision import autocast
-from drivetrain.optim.optimizers import OptimizerFactory, plainly
+from drivetrain.optim.optimizers import OptimizerFactory
 from drivetrain.runtime.scratch import Scratch
 
 LOG = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ class DeepspeedEngine(AutogradEngine):
     _groups: list[list[str]]  # parameter names of each group of the optimizer
     _swap: Scratch | None = None  # what nvme means to this run
     _told_of_idle = False
+    _put_back: Callable[[], None]  # what DeepSpeed replaced
 
     # --- setting up --------------------------------------------------------------------------------------------------
 
@@ -64,7 +65,7 @@ class DeepspeedEngine(AutogradEngine):
 
     def _build_optimizer(self, build: OptimizerFactory) -> torch.optim.Optimizer:
         """Returns torch's optimizer, over the flat partitions that ZeRO puts in place of the parameters."""
-        made = build(self._model, _without_fused_sgd)
+        made = build(self._model, without_fused_sgd)
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         self._groups = [[names[id(p)] for p in group["params"]] for group in made.param_groups]
         self._forward = self._zero = self._initialised(self._forward, made)
@@ -73,8 +74,12 @@ class DeepspeedEngine(AutogradEngine):
         return made
 
     def _initialised(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Any:
-        self._linear = nn.functional.linear  # stage 3 puts one in its place that keeps no gathered weight
-        engine = wrap_deepspeed(model, optimizer, self._json(model))
+        self._put_back = partitions.replaced_parts(self._options.traced)
+        try:
+            engine = wrap_deepspeed(model, optimizer, self._json(model))
+        except BaseException:
+            self._put_back()
+            raise
         partitions.share_masters(engine.optimizer)
         return engine
 
@@ -124,6 +129,8 @@ class DeepspeedEngine(AutogradEngine):
 
     def _check_shards(self, what: str, own: int, total: int) -> None:
         """Checks that the ranks together hold one copy, beside the padding of partitions."""
+        if self._options.traced:
+            return
         world = self._ranks.world
         together = int(self._ranks.sum(torch.tensor(own, device=self._device)))
         padding = world * world * 64 * (1 + len(list(self._model.parameters())))
@@ -321,6 +328,7 @@ class DeepspeedEngine(AutogradEngine):
             return held
         states = [value for state in self._optimizer.state.values() for value in state.values()]
         held["parameters"] += partitions.masters_apart(self._zero.optimizer)
+        held["gradients"] = partitions.gradient_buffers(self._zero.optimizer)
         return {**held, "optimizer": [value for value in states if isinstance(value, Tensor)]}
 
     def close(self) -> None:
@@ -332,16 +340,7 @@ class DeepspeedEngine(AutogradEngine):
                 if companion.forward is not companion.model:
                     forward: Any = companion.forward
                     forward.destroy()
-            nn.functional.linear = self._linear
+            self._put_back()
         if self._swap is not None:
             self._swap.close()
             self._swap = None
-
-
-def _without_fused_sgd(
-    cls: type[torch.optim.Optimizer], groups: list[dict[str, Any]], arguments: dict[str, Any]
-) -> torch.optim.Optimizer:
-    """Switches torch's fused SGD off: it needs its momentum before the first step, and ZeRO's partitions come later."""
-    if cls is torch.optim.SGD:
-        arguments = {key: value for key, value in arguments.items() if key != "fused"}
-    return plainly(cls, groups, arguments)

@@ -5,12 +5,15 @@ Functions that return whole tensors are called by all ranks alike; a parameter i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
+from deepspeed.comm import comm
 from deepspeed.runtime.zero import GatheredParameters
+from deepspeed.runtime.zero import utils as zero_utils
 from deepspeed.utils import (
+    groups,
     safe_get_full_fp32_param,
     safe_get_full_grad,
     safe_get_local_fp32_param,
@@ -25,6 +28,39 @@ from torch import Tensor, nn
 from drivetrain.distributed.shard import Shard
 
 T = TypeVar("T")
+
+
+def ranks_agree() -> Callable[[], None]:
+    """Prepares DeepSpeed for a group whose ranks are not there. Returns a function that ends this.
+
+    Stage 3 takes its own lists for those of the first rank, with which it compares them: without numbers there is
+    nothing to exchange. The groups that DeepSpeed keeps for the life of the process are put aside, since they are of
+    other ranks.
+    """
+    length, lists = zero_utils.assert_lst_len_same_as_other_ranks, zero_utils.get_lst_from_rank0
+    world, backend = groups._WORLD_GROUP, comm.cdb
+    zero_utils.assert_lst_len_same_as_other_ranks = lambda _: None
+    zero_utils.get_lst_from_rank0 = lambda own: own
+    groups._WORLD_GROUP = comm.cdb = None
+
+    def end() -> None:
+        zero_utils.assert_lst_len_same_as_other_ranks, zero_utils.get_lst_from_rank0 = length, lists
+        groups._WORLD_GROUP, comm.cdb = world, backend
+
+    return end
+
+
+def replaced_parts(traced: bool) -> Callable[[], None]:
+    """Returns a function that puts back what DeepSpeed replaces in this process from now on: stage 3 puts a linear
+    product in place of torch's that keeps no gathered weight. traced: the ranks are not there."""
+    linear, end = nn.functional.linear, ranks_agree() if traced else None
+
+    def put_back() -> None:
+        nn.functional.linear = linear
+        if end is not None:
+            end()
+
+    return put_back
 
 
 def is_sharded(parameter: Tensor) -> bool:
@@ -193,8 +229,16 @@ def masters_apart(optimizer: Any) -> list[Tensor]:
     return [master for master in masters(optimizer) if not master.numel() or master.data_ptr() not in places]
 
 
+def gradient_buffers(optimizer: Any) -> list[Tensor]:
+    """Returns the flat buffers in which stage 3 keeps gradients between steps: its shards, and a bucket of each
+    dtype."""
+    buckets = getattr(optimizer, "ipg_buckets", {}) if hasattr(optimizer, "grad_partitions_flat_buffer") else {}
+    found = [getattr(optimizer, "grad_partitions_flat_buffer", None), *(each.buffer for each in buckets.values())]
+    return [each for each in found if each is not None]
+
+
 def held_bytes(model: nn.Module, zero: Any, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Counts master weights beside the shards as optimizer state; DeepSpeed does not report the gradients' buffers."""
+    """Counts master weights beside the shards as optimizer state, and no buffers of gradients."""
     found = {"frozen": 0, "trained": 0}
     for parameter in model.parameters():
         found["trained" if parameter.requires_grad else "frozen"] += held(parameter).nbytes

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from drivetrain.errors import problem
+from drivetrain.optim.optimizers import plainly
 
 
 class InAutocast(nn.Module):
@@ -34,3 +35,12 @@ def wrap_deepspeed(model: nn.Module, optimizer: torch.optim.Optimizer | None, js
     except (ValueError, AssertionError) as error:  # pydantic's among them: values that only DeepSpeed checks
         raise problem("engine.config", f"DeepSpeed refuses it: {error}", "correct the key that it names") from error
     return engine
+
+
+def without_fused_sgd(
+    cls: type[torch.optim.Optimizer], groups: list[dict[str, Any]], arguments: dict[str, Any]
+) -> torch.optim.Optimizer:
+    """Switches torch's fused SGD off: it needs its momentum before the first step, and ZeRO's partitions come later."""
+    if cls is torch.optim.SGD:
+        arguments = {key: value for key, value in arguments.items() if key != "fused"}
+    return plainly(cls, groups, arguments)
