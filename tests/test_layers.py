@@ -40,6 +40,7 @@ LAYERS = [
     ["web"],
     ["inference", "doctor"],
     ["prove", "plan"],
+    ["profile"],
     ["launch"],
     ["compare", "importing", "replay"],
     ["checkpoint/convert"],
@@ -77,7 +78,7 @@ OWNERS = {
         *("inference/chat/chat.py", "inference/chat/screen.py"),
     },
     "matplotlib": {"compare/plots.py", "compare/page.py"},
-    "jinja2": {"compare/page.py", "plan/page.py", "data/language/chat.py"},
+    "jinja2": {"compare/page.py", "plan/page.py", "profile/page.py", "data/language/chat.py"},
     "pytorch_optimizer": {"optim/low_rank.py"},
     "filelock": {
         "compare/runner.py",

@@ -42,6 +42,11 @@ VERBS: dict[str, tuple[str, ...]] = {  # verb -> its file and function in this f
         "drivetrain plan run.yaml --machine 8xH100-80GB --price 2.5 --output plan",
         "drivetrain plan run.yaml engine=ddp,fsdp,zero3 precision=fp32,bf16-mixed --machine 4xP40",
     ),
+    "profile": (
+        "profile:profile",
+        "drivetrain profile run.yaml",
+        "drivetrain profile run.yaml engine=fsdp processes=2 --steps 10 --try",
+    ),
     "report": ("report:report", "drivetrain report runs/one runs/two --output page"),
     "data": ("data:data", "drivetrain data run.yaml data.max_length=256"),
     "prove": ("prove:prove", "drivetrain prove run.yaml engine=fsdp processes=2"),

@@ -23,7 +23,7 @@ def fitted(task: Job, folder: Path, meeting: Meeting) -> Job:
     if known is not None and task.verb == "train":
         told = f"micro_batch_size is {known}, as the run in the folder has it: --overwrite looks for it anew"
         return _with(task, known).model_copy(update={"notices": [*task.notices, told]})
-    if known is not None or task.verb not in ("train", "trace"):
+    if known is not None or task.verb not in ("train", "trace", "profile"):
         return _with(task, known)
     search = task.model_copy(update={"verb": "fit"})
     with writing(folder, then="start again"):

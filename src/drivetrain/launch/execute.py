@@ -12,11 +12,12 @@ from drivetrain.inference import timing, verbs
 from drivetrain.inference.prediction_file import write_predictions
 from drivetrain.launch.group import group_of_one
 from drivetrain.launch.job import Job, Result
-from drivetrain.launch.variables import of_the_run, variables
+from drivetrain.launch.variables import QUIET_PROFILER, of_the_run, variables
 from drivetrain.memory.allocator import grow_segments
 from drivetrain.memory.limit import limited
 from drivetrain.objects import held
 from drivetrain.optim.low_bit import hush
+from drivetrain.profile.recording import record
 from drivetrain.prove.trace import trace
 from drivetrain.runtime.attempt import Attempt
 from drivetrain.runtime.hardware import detect
@@ -93,6 +94,11 @@ def _trace(task: Job) -> Result:
     return Result(code=0, value=found.model_dump())
 
 
+def _profile(task: Job) -> Result:
+    with variables(QUIET_PROFILER):
+        return Result(code=0, value=record(task.run, detect(task.run.device), task.steps, task.output))
+
+
 def _tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
@@ -102,4 +108,5 @@ _PERFORMERS = {
     "predict": _predict,
     "time_predictions": _time_predictions,
     "trace": _trace,
+    "profile": _profile,
 }

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from drivetrain.config.planned import PlannedFigures
 from drivetrain.config.run import RunConfig
 
-Verb = Literal["train", "evaluate", "predict", "time_predictions", "trace", "fit"]
+Verb = Literal["train", "evaluate", "predict", "time_predictions", "trace", "fit", "profile"]
 
 
 class Job(BaseModel):
@@ -26,8 +26,8 @@ class Job(BaseModel):
     checkpoint: str | None = None  # best, last or a folder
     data: str | None = None  # what to predict for
     texts: list[str] = []  # what to predict for in place of data
-    output: Path | None = None  # where predictions go; None: the screen
-    steps: int = 0  # of a trace
+    output: Path | None = None  # where predictions or profiles go; None: the screen, and nowhere
+    steps: int = 0  # of a trace or a profile
     evaluates: bool = True  # a trace, before its first step
     planned: PlannedFigures | None = None  # of a training whose engine or precision a plan decided
     objects: Path | None = None  # the folder of those that the run is made from, for ranks in processes of their own

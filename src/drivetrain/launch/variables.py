@@ -20,6 +20,8 @@ RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000"}
 # together.
 KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 
+QUIET_PROFILER = {"KINETO_LOG_LEVEL": "99"}  # torch's profiler writes its stages to stderr
+
 
 def of_the_run(run: RunConfig, device: str) -> dict[str, str]:
     """Returns the variables that DeepSpeed, Accelerate, Transformers and oneDNN read. device: "cpu" or "cuda"."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from markupsafe import Markup
 
 from drivetrain.errors import counted
 from drivetrain.plan.columns import columns, shown_rows
-from drivetrain.plan.page_bars import bars, timeline
+from drivetrain.plan.page_bars import bars, memory_over_a_step
 from drivetrain.plan.page_chart import chart
 from drivetrain.plan.questions import path_of
 from drivetrain.plan.rows import Plan
@@ -51,10 +52,14 @@ def as_html(plan: Plan, name: str, command: str) -> str:
         rows=[{"chosen": row is plan.choice, "texts": [column.text(plan, row) for column in shown]} for row in rows],
         left_out=left_out,
         bars=Markup(bars([row for row in rows if row.costs is not None][:MOST_BARS])),
-        timeline=Markup("" if plan.choice is None else timeline(plan.choice)),
+        timeline=Markup(memory_over_a_step(_timeline(plan))),
     )
 
 
 def _model(plan: Plan) -> str:
     known = next((row.costs for row in plan.rows if row.costs is not None), plan.base)
     return "" if known is None else f"{counted(known.trained_parameters, 'trained parameter')}"
+
+
+def _timeline(plan: Plan) -> Sequence[tuple[str, int]]:
+    return () if plan.choice is None or plan.choice.costs is None else plan.choice.costs.memory.timeline

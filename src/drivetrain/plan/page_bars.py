@@ -66,9 +66,8 @@ def _bar(row: Row, y: float, scale: float) -> list[str]:
     return found
 
 
-def timeline(row: Row) -> str:
-    """Returns memory over a step of the row: bytes alive, phase after phase. Empty where no trace has it."""
-    points = () if row.costs is None else row.costs.memory.timeline
+def memory_over_a_step(points: Sequence[tuple[str, int]]) -> str:
+    """Returns a curve of a trace's points: the phase of the step, and the bytes alive. Empty without points."""
     if len(points) < 2:
         return ""
     height, top, left = 200.0, 20.0, 80.0

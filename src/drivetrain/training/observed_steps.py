@@ -47,9 +47,21 @@ class _Numbers:
 class ObservedSteps:
     """The loop of a run on an engine, without evaluations and listeners."""
 
-    def __init__(self, run: RunConfig, machine: Machine, workload: Workload, engine: Engine, order: Order) -> None:
+    def __init__(
+        self,
+        run: RunConfig,
+        machine: Machine,
+        workload: Workload,
+        engine: Engine,
+        order: Order,
+        stopwatch: Stopwatch | None = None,
+        workers: bool = False,
+    ) -> None:
+        """stopwatch: times the loop's parts. workers: whether samples are loaded as in training; else in this process,
+        where those who look on can count them."""
         self._run = run.model_copy(update={"tracking": run.tracking.model_copy(update={"log_every": 1})})
         self._machine, self._workload, self._engine, self._order = machine, workload, engine, order
+        self._stopwatch, self._workers = stopwatch or Stopwatch(torch.device(machine.device)), workers
         self.total = total_steps_of(run, order)
 
     def go(
@@ -69,8 +81,7 @@ class ObservedSteps:
         if progress.step >= until:
             return []
         first, numbers = progress.step + 1, _Numbers(troubled)
-        stopwatch = Stopwatch(torch.device(self._machine.device))
-        meters = Meters(self._machine, self._run.precision_spec, self._engine, False, stopwatch)
+        meters = Meters(self._machine, self._run.precision_spec, self._engine, False, self._stopwatch)
         around = LoopHooks(
             evaluate=None,
             save=lambda reached: save(reached) if reached.step == until else None,
@@ -84,8 +95,7 @@ class ObservedSteps:
         )
         mine = window_slice(self._run, self._machine, self._workload, self._engine)
         steps = range(progress.step, until)
-        # samples are loaded in this process, where who looks on can count them
-        windows = windows_of(self._run, self._workload, self._engine, self._order, steps, mine, workers=False)
+        windows = windows_of(self._run, self._workload, self._engine, self._order, steps, mine, workers=self._workers)
         with meters:
             train(self._engine, windows, self._run, self.total, self._order.steps_per_epoch, progress, around)
         return [numbers.of[step] for step in range(first, until + 1)]

@@ -1,0 +1,138 @@
+"""`drivetrain profile`: takes the steps, asks the plan what should be quicker, and tries it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from drivetrain.config.machine import Machine
+from drivetrain.config.run import RunConfig
+from drivetrain.errors import RankError, RunError, UserError
+from drivetrain.launch.job import Job
+from drivetrain.launch.prepare import checked
+from drivetrain.launch.start import start
+from drivetrain.plan.as_asked import plan_as_asked
+from drivetrain.plan.catalogue import catalogue
+from drivetrain.plan.estimate import Traced
+from drivetrain.plan.machines import cluster
+from drivetrain.plan.rows import Row
+from drivetrain.profile.suggestions import Suggestion, suggestions
+
+WARMING = "a few that warm up"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """plain_seconds: of a step, with the suggestion; None where it could not run, and failure has why."""
+
+    overrides: tuple[str, ...]
+    plain_seconds: float | None
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """measured: as `profile.recording.record` returns it. planned: the plan's row of the run, if it can be traced."""
+
+    run: RunConfig
+    machine: Machine
+    measured: dict[str, Any]
+    planned: Row | None
+    suggestions: list[Suggestion]
+    trials: list[Trial] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def slowest(self) -> int:
+        """The rank whose steps lasted longest."""
+        ranks = self.measured["ranks"]
+        return max(range(len(ranks)), key=lambda rank: ranks[rank]["step"])
+
+    @property
+    def timeline(self) -> Sequence[tuple[str, int]]:
+        """The planned bytes alive over a step, phase after phase; empty where it cannot be traced."""
+        return () if self.planned is None or self.planned.costs is None else self.planned.costs.memory.timeline
+
+    def as_object(self) -> dict[str, Any]:
+        """Returns the profile as `--json` prints it and profile.json holds it."""
+        memory = None if self.planned is None or self.planned.costs is None else self.planned.costs.memory
+        return {
+            "engine": self.run.engine.label,
+            "precision": self.run.precision,
+            "ranks_number": self.run.world_size,
+            "device": self.machine.device,
+            **self.measured,
+            "planned_memory": None if memory is None else {"allocated_bytes": memory.allocated, "parts": memory.parts},
+            "suggestions": [each.as_object() for each in self.suggestions],
+            "trials": [vars(each) for each in self.trials],
+            "notes": self.notes,
+        }
+
+
+def profile(
+    run_file: Path,
+    overrides: Sequence[str],
+    steps: int,
+    folder: Path,
+    tries: int,
+    trust: bool,
+    say: Callable[[str], None],
+) -> Profile:
+    """Profiles a run file. tries: how many suggestions are measured. folder: exists, and gets the traces."""
+    from drivetrain.runtime.hardware import detect
+
+    ready = checked(run_file, overrides, trust=trust)
+    say(f"{steps} steps without the profiler, then {steps} with it, after {WARMING}")
+    measured = start(Job(verb="profile", run=ready.run, steps=steps, output=folder, notices=ready.notices)).value
+    ranks = measured["ranks"]
+    slowest = max(ranks, key=lambda rank: rank["step"])
+    plans = _Plans(run_file, overrides, trust)
+    found = suggestions(ready.run, slowest, measured["workers"], plans.seconds)
+    trials = [_tried(run_file, overrides, each.overrides, steps, trust, say) for each in found[:tries]]
+    machine = detect(ready.run.device)
+    return Profile(ready.run, machine, measured, plans.row(()), found, trials, [*ready.notices, *plans.notes])
+
+
+def _tried(
+    run_file: Path,
+    overrides: Sequence[str],
+    added: tuple[str, ...],
+    steps: int,
+    trust: bool,
+    say: Callable[[str], None],
+) -> Trial:
+    say(f"the same with {' '.join(added)}")
+    try:
+        ready = checked(run_file, [*overrides, *added], trust=trust)
+        found = start(Job(verb="profile", run=ready.run, steps=steps)).value
+    except (UserError, RunError, RankError) as error:
+        return Trial(added, None, str(error).splitlines()[0])
+    return Trial(added, found["plain_seconds"])
+
+
+class _Plans:
+    """The plan's rows of the run file on this machine, by added overrides. notes: why there are no times."""
+
+    def __init__(self, run_file: Path, overrides: Sequence[str], trust: bool) -> None:
+        self._file, self._overrides, self._trust = run_file, overrides, trust
+        self._estimator = Traced(cluster("this machine", catalogue(None)))
+        self._rows: dict[tuple[str, ...], Row | None] = {}
+        no_speed = self._estimator.no_speed
+        self.notes = [] if no_speed is None else [f"nothing is suggested by the plan: {no_speed}"]
+
+    def seconds(self, added: Sequence[str]) -> float | None:
+        """Returns the planned seconds of a step; None where the way does not fit, or its time is not known."""
+        found = None if self.notes else self.row(tuple(added))
+        return None if found is None or found.fits == "no" else found.seconds
+
+    def row(self, added: tuple[str, ...]) -> Row | None:
+        if added not in self._rows:
+            try:
+                plan = plan_as_asked(self._file, [[*self._overrides, *added]], self._estimator, trust=self._trust)
+            except (UserError, RunError, RankError):
+                self._rows[added] = None
+            else:
+                self._rows[added] = plan.rows[0]
+        return self._rows[added]

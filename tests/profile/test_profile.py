@@ -1,0 +1,89 @@
+"""`drivetrain profile` as a user types it: on one process and on two ranks, with its page, its traces and its tries."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from drivetrain.cli.app import app
+
+WORKLOAD = """
+import time
+import torch
+from torch import nn
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 400
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return torch.full((64,), float(index % 2)), index % 2
+
+train_data = evaluation_data = Slow()
+loss = nn.CrossEntropyLoss()
+
+def build_model():
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+"""
+RUN = """
+workload: {type: module, path: workload.py}
+batch_size: 16
+loop: {steps: 20}
+optimizer: {name: sgd, lr: 0.1}
+loader: {workers: 0}
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "workload.py").write_text(WORKLOAD)
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN)
+    return path
+
+
+def profiled(*arguments: str) -> dict:
+    result = CliRunner().invoke(app, ["profile", *arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_a_slow_data_set_is_found_and_more_workers_save_what_was_waited_for(run_file: Path) -> None:
+    found = profiled(str(run_file), "--steps", "4", "--try")
+    (rank,) = found["ranks"]
+    assert rank["parts"]["data"] > 0.8 * 16 * 0.002
+    assert list(rank["parts"])[:4] == ["data", "forward", "backward", "optimizer"]
+    first = found["suggestions"][0]
+    assert first["overrides"] == ["loader.workers=1"]
+    (trial,) = [each for each in found["trials"] if each["overrides"] == first["overrides"]]
+    assert trial["plain_seconds"] is not None
+    folder = Path("profiles/run")
+    page = (folder / "profile.html").read_text()
+    assert "waiting for samples" in page
+    assert "src=" not in page
+    assert "://" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert json.loads((folder / "profile.json").read_text()) == found
+    with gzip.open(folder / "rank-0.trace.json.gz") as file:
+        names = {event.get("name") for event in json.load(file)["traceEvents"]}
+    assert {"part: data", "module: 0", "aten::addmm"} <= names
+    assert not Path("runs").exists(), "nothing of the training is kept"
+
+
+def test_two_ranks_show_what_they_exchange(run_file: Path) -> None:
+    found = profiled(str(run_file), "engine=ddp", "processes=2", "--steps", "3", "-o", "here")
+    assert len(found["ranks"]) == 2
+    assert all(rank["exchange"] > 0 for rank in found["ranks"])
+    assert all(rank["exposed_exchange"] <= rank["exchange"] for rank in found["ranks"])
+    assert sorted(each.name for each in Path("here").glob("*.gz")) == ["rank-0.trace.json.gz", "rank-1.trace.json.gz"]
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_any_step(run_file: Path) -> None:
+    Path("taken").write_text("a file")
+    result = CliRunner().invoke(app, ["profile", str(run_file), "-o", "taken"])
+    assert result.exit_code != 0
+    assert "warm up" not in result.output
