@@ -80,5 +80,5 @@ def _ways(run: RunConfig, rank: dict[str, Any]) -> Iterator[tuple[tuple[str, ...
     if run.micro_batch_limit is not None and run.micro_batch_limit < share:
         larger = min(share, 2 * run.micro_batch_limit)
         yield (f"micro_batch_size={larger}",), "larger products use the device better", False
-    if run.precision == "fp32":
+    if run.precision_spec.compute == "float32":
         yield ("precision=bf16-mixed",), "16-bit products are quicker where the device has instructions for them", True
