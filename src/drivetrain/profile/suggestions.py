@@ -1,4 +1,4 @@
-"""Suggests what to try next: changes of the run file that should make a step quicker, by the profile and by the plan."""
+"""Suggests what to try next: changes of the run file that should make a step quicker, by profile and plan."""
 
 from __future__ import annotations
 
