@@ -12,8 +12,7 @@ import pytest
 
 from drivetrain.data.language.vocabularies import byte_tokenizer
 from drivetrain.errors import UserError
-from drivetrain.generation.local import joined
-from drivetrain.generation.requests import Piece, Request, Sampling
+from drivetrain.generation.requests import Piece, Request, Sampling, joined
 from tests.generation.small_models import PLACES, generator_of, model_of, prompts
 
 

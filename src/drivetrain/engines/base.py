@@ -110,6 +110,7 @@ class Engine(ABC):
     term_shares: Tensor | None = None  # (terms,), this rank's shares of the last window's terms, where it has several
     term_names: Sequence[str] = ()
     auxiliary: Mapping[str, Callable[..., Any]]  # the wrapped models beside the trained one, by name
+    runs_own_batches = True  # whether each rank may run forward a batch of its own, of any shape, and keep a cache
     counts_samples = True  # False on a rank whose samples another one has as well
 
     @abstractmethod

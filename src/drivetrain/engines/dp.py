@@ -32,6 +32,7 @@ def wrap_dp(
 
 class DpEngine(AloneEngine):
     _config: config.DpEngine
+    runs_own_batches = False  # each batch is divided among the replicas
 
     def _wrap(self, model: nn.Module) -> nn.Module:
         return wrap_dp(model, self._device, self._options.devices, one_by_one=self._options.traced)

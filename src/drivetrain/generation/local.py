@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.generation.constraints import Constraints
-from drivetrain.generation.requests import Answer, Piece, Receiver, Request, Sampling
+from drivetrain.generation.requests import Answer, Piece, Receiver, Request, Sampling, joined
 from drivetrain.generation.running_batch import RunningBatch
 from drivetrain.generation.sequence import Running, Vocabulary
 
@@ -199,18 +199,3 @@ class _Collected:
     def answer(self) -> Answer:
         self._over.wait()
         return joined(self._pieces)
-
-
-def joined(pieces: Sequence[Piece]) -> Answer:
-    """Returns the answer of these pieces. Raises the error with which it ended, if there is one."""
-    last = pieces[-1]
-    if last.error is not None:
-        raise last.error
-    assert last.finish_reason is not None, "the last piece has the reason"
-    return Answer(
-        "".join(piece.text for piece in pieces),
-        tuple(token for piece in pieces for token in piece.tokens),
-        last.finish_reason,
-        tuple(each for piece in pieces for each in piece.logprobs),
-        tuple(each for piece in pieces for each in piece.prompt_logprobs),
-    )

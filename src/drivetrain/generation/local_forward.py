@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +16,7 @@ from drivetrain.generation.sampling import Choice
 from drivetrain.models.merged_adapters import is_whole
 
 LOG = logging.getLogger(__name__)
+CACHE_SHARE = 0.5  # of the memory that is free
 TRIED = ((3, 1, 4, 1, 5), (2, 7, 1))  # prompts of two lengths, with which a model's cache is tried
 
 
@@ -42,6 +44,18 @@ def stores_of(forward: Forward, model: Any) -> Callable[[Forward], RowStore]:
         return lambda forward: CachedRows(forward, model, windows)
     LOG.warning("%s has no cache that works here: each token runs the whole sequence", type(model).__name__)
     return WholeRows
+
+
+def cells_of(model: Any) -> int:
+    """Returns the number of positions whose keys and values fit into CACHE_SHARE of the free memory."""
+    weight = model.get_input_embeddings().weight
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", 1)
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kept = 2 * config.num_hidden_layers * (getattr(config, "num_key_value_heads", None) or heads) * width
+    bytes_each = kept * weight.element_size()
+    free = torch.cuda.mem_get_info(weight.device)[0] if weight.is_cuda else psutil.virtual_memory().available
+    return max(1, int(CACHE_SHARE * free) // bytes_each)
 
 
 def _agree(cached: CachedRows, whole: WholeRows, tolerance: float) -> bool:

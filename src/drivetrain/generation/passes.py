@@ -6,7 +6,7 @@ batches, or whose answers are complete, repeats one whose results it drops. All 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from torch import nn
@@ -14,7 +14,7 @@ from torch import nn
 from drivetrain.data.loader import MicroBatch
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
-from drivetrain.generation.prompts import uncompiled
+from drivetrain.generation.answering import Answering
 from drivetrain.workloads.base import Batch, Workload
 from drivetrain.workloads.generating import Generates, Prompt
 from drivetrain.workloads.loss_contract import LossContext
@@ -51,31 +51,8 @@ class Passes:
         draws: a number for each, which with the run's seed decides what is drawn for it, independently of other
         prompts. Raises ValueError if one comes twice.
         """
-        workload = self._workload
-        assert isinstance(workload, Generates), "the workload's model writes no tokens"
-        asked = dict(zip(draws, prompts, strict=True))
-        if len(asked) < len(prompts):  # prompts of one number would get one answer
-            raise ValueError(f"{len(prompts)} prompts have {len(asked)} different draws: give each its own")
-        written: dict[int, list[int]] = {number: [] for number in asked}
-        while True:
-            going = [n for n, prompt in asked.items() if not workload.is_over(prompt, written[n])]
-            sequences = {n: [*asked[n].ids, *written[n]] for n in going}
-            everyone = self._ranks.all_gather(_first(sequences))
-            some = next((each for each in everyone if each), None)
-            if some is None:
-                return [written[number] for number in draws]
-            batch = MicroBatch(workload.next_batch(sequences or some))
-            with uncompiled():
-                [rows] = self._engine.without_gradient([batch], workload.predict)
-            for number, token in zip(going, self._agreed([row["token"] for row in rows]), strict=False):
-                written[number].append(token)
-
-    def _agreed(self, tokens: list[int]) -> list[int]:
-        """Makes ranks that share samples go on with the same tokens, even if the last bits of their logits differ."""
-        rank = self._engine.data_rank
-        everyone = self._ranks.all_gather((rank, self._engine.counts_samples, tokens))
-        return next(found for other, counts, found in everyone if other == rank and counts)
-
-
-def _first(sequences: Mapping[int, Sequence[int]]) -> dict[int, Sequence[int]]:
-    return {number: ids for number, ids in list(sequences.items())[:1]}
+        assert isinstance(self._workload, Generates), "the workload's model writes no tokens"
+        if len(set(draws)) < len(prompts):  # prompts of one number would get one answer
+            raise ValueError(f"{len(prompts)} prompts have {len(set(draws))} different draws: give each its own")
+        answering = Answering(self._engine, self._workload, self._ranks, self._batch_size)
+        return [list(answer.tokens) for answer in answering.own(prompts, draws)]

@@ -71,6 +71,21 @@ class Answer:
     prompt_logprobs: tuple[Logprob | None, ...] = ()  # one a prompt token; the first has none
 
 
+def joined(pieces: Sequence[Piece]) -> Answer:
+    """Returns the answer of these pieces. Raises the error with which it ended, if there is one."""
+    last = pieces[-1]
+    if last.error is not None:
+        raise last.error
+    assert last.finish_reason is not None, "the last piece has the reason"
+    return Answer(
+        "".join(piece.text for piece in pieces),
+        tuple(token for piece in pieces for token in piece.tokens),
+        last.finish_reason,
+        tuple(each for piece in pieces for each in piece.logprobs),
+        tuple(each for piece in pieces for each in piece.prompt_logprobs),
+    )
+
+
 class Receiver(Protocol):
     """Called with each piece of one answer, from the thread that generates. It must return at once."""
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
 import torch
 from torch import nn
 
@@ -22,7 +21,7 @@ from drivetrain.data.tokenised import load_tokenizer
 from drivetrain.errors import problem
 from drivetrain.generation.constraints import Constraints
 from drivetrain.generation.local import LocalGenerator, MakeBatch
-from drivetrain.generation.local_forward import LocalForward, stores_of
+from drivetrain.generation.local_forward import LocalForward, cells_of, stores_of
 from drivetrain.generation.requests import Generator, Sampling
 from drivetrain.generation.running_batch import RunningBatch
 from drivetrain.inference.run_sources import checkpoint_of, run_in, run_of
@@ -41,7 +40,6 @@ from drivetrain.runtime.run_folder import RunFolder
 LOG = logging.getLogger(__name__)
 FIELD = "workload.model"  # whose keys the messages about a model's folder name
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-CACHE_SHARE = 0.5  # of the memory that is free once the model is loaded
 Dtype = Literal["float32", "bfloat16", "float16"]
 Format = Literal["nf4", "int8", "int4", "int8-torchao"]
 
@@ -127,20 +125,8 @@ def _batches(model: Any, switch: AdapterSwitch | None, max_rows: int) -> MakeBat
     def forward(adapter: str | None) -> LocalForward:
         return LocalForward(model, None if switch is None else functools.partial(switch.choose, adapter))
 
-    stores, cells = stores_of(forward(None), model), _cells(model)
+    stores, cells = stores_of(forward(None), model), cells_of(model)
     return lambda adapter: RunningBatch(stores(forward(adapter)), max_rows, cells)
-
-
-def _cells(model: Any) -> int:
-    """Returns the number of positions whose keys and values fit into CACHE_SHARE of the free memory."""
-    weight = model.get_input_embeddings().weight
-    config = model.config.get_text_config()
-    heads = getattr(config, "num_attention_heads", 1)
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kept = 2 * config.num_hidden_layers * (getattr(config, "num_key_value_heads", None) or heads) * width
-    bytes_each = kept * weight.element_size()
-    free = torch.cuda.mem_get_info(weight.device)[0] if weight.is_cuda else psutil.virtual_memory().available
-    return max(1, int(CACHE_SHARE * free) // bytes_each)
 
 
 # --- sources ----------------------------------------------------------------------------------------------------------

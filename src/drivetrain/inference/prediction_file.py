@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,29 +40,95 @@ def _holds_predictions(path: Path) -> bool:
         return False
 
 
-def write_predictions(rows: Iterator[dict[str, Any]], path: Path) -> int:
-    """Writes JSON Lines or, if the name ends in .csv, CSV. Written aside and renamed; returns the number of rows."""
-    path = followed(path)  # a link stays
-    aside = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    count = 0
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with aside.open("w", encoding="utf-8", newline="") as file:
-            write = _csv_writer(file) if path.suffix == ".csv" else _json_writer(file)
+class PredictionFile:
+    """JSON Lines or, if the name ends in .csv, CSV: written aside, and renamed when all rows are there.
+
+    JSON Lines that a kill or an error cut short stay aside, with the request they answer; the same request goes on with
+    them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = followed(path)  # a link stays
+        self._aside = self._path.with_name(f".{self._path.name}.partial")
+        self._request = self._path.with_name(f".{self._path.name}.request.json")
+        self._is_csv = path.suffix == ".csv"
+        self._done = 0
+
+    def begin(self, request: dict[str, Any]) -> int:
+        """Returns the number of rows that there are already of the same request."""
+        with self._reported():
+            self._done = 0 if self._is_csv or self._earlier() != request else _whole_lines(self._aside)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if not self._done:
+                self._forget()
+            if not self._is_csv:
+                self._request.write_text(json.dumps(request), encoding="utf-8")
+        return self._done
+
+    def write(self, rows: Iterator[dict[str, Any]]) -> int:
+        """Writes the rows that follow, and returns the number of all."""
+        try:
+            with self._reported():
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                for row, write in self._written(rows):
+                    write(row)
+                    self._done += 1
+                self._aside.replace(self._path)
+                self._request.unlink(missing_ok=True)
+        except BaseException:
+            if self._is_csv or not self._done:
+                self._forget()
+            raise
+        return self._done
+
+    def _written(self, rows: Iterator[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Any]]:
+        with self._aside.open("a" if self._done else "w", encoding="utf-8", newline="") as file:
+            write = _csv_writer(file) if self._is_csv else _json_writer(file)
             for row in rows:
-                write(row)
-                count += 1
-        aside.replace(path)
-    except OSError as error:
-        raise problem("--output", f"{path} cannot be written: {error.strerror}", "give another file") from None
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)  # still there only if something failed
+                yield row, write
+
+    def _earlier(self) -> Any:
+        try:
+            return json.loads(self._request.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def _forget(self) -> None:
+        for path in (self._aside, self._request):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            why = f"{self._path} cannot be written: {error.strerror}"
+            raise problem("--output", why, "give another file") from None
+
+
+def _whole_lines(path: Path) -> int:
+    """Cuts a line that a kill left half off a file; returns the number of those that remain."""
+    try:
+        with path.open("r+b") as file:
+            count = end = 0
+            for line in file:
+                if line.endswith(b"\n"):
+                    count, end = count + 1, end + len(line)
+            file.truncate(end)
+    except FileNotFoundError:
+        return 0
     return count
 
 
 def _json_writer(file: Any) -> Any:
-    return lambda row: file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    """Each row is in the file when its writing is over: a kill takes none of them."""
+
+    def write(row: dict[str, Any]) -> None:
+        file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        file.flush()
+
+    return write
 
 
 def _csv_writer(file: Any) -> Any:

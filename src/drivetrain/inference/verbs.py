@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
-from drivetrain.data.loader import MicroBatch, evaluation_batches
 from drivetrain.distributed.communicator import Communicator
-from drivetrain.engines.base import Engine
 from drivetrain.errors import problem
-from drivetrain.generation.prompts import answers
+from drivetrain.inference.predicted_rows import PredictedRows, request_of
 from drivetrain.inference.weights import find_checkpoint, load_into
 from drivetrain.numerics.torch_precision import arithmetic
 from drivetrain.training.assemble import assemble
@@ -41,50 +39,32 @@ def evaluate(run: RunConfig, machine: Machine, checkpoint: str) -> dict[str, Any
 
 
 def predict(
-    run: RunConfig, machine: Machine, checkpoint: str, data: str | None, texts: Sequence[str] = ()
+    run: RunConfig,
+    machine: Machine,
+    checkpoint: str,
+    data: str | None,
+    texts: Sequence[str] = (),
+    begin: Callable[[dict[str, Any]], int] = lambda request: 0,
 ) -> Iterator[dict[str, Any]]:
     """Yields one row a sample, in order: {"sample": name or number, ...the sample itself, ...what the workload
     predicts}, and its answer where the workload generates answers.
 
-    data: a file or a folder; None: the evaluation data. texts: in place of them. On several ranks all must exhaust it;
-    the first one yields the rows.
+    data: a file or a folder; None: the evaluation data. texts: in place of them; a language model answers them. begin:
+    called on the first rank with all that decides the rows; returns the number of those that are there already, which
+    are passed over. On several ranks all must exhaust the rows; the first one yields them.
     """
     with arithmetic(run.precision_spec, machine):
         ranks = Communicator()
         workload, engine = assemble(run, machine, ranks, training=False)
-        samples = workload.text_samples(texts) if texts else workload.prediction_samples(data)
-        load_into(engine, find_checkpoint(run, workload, checkpoint))
-        batches = evaluation_batches(
-            samples, workload.collate, run.evaluation_batch, run.loader, engine.data_rank, engine.data_world
-        )
-        if isinstance(workload, Generates) and workload.answers_samples:
-            rows = _answered(run, workload, engine, ranks, samples, batches)
+        prompts = workload.prompts_of(texts) if texts and isinstance(workload, Generates) else None
+        samples: Samples | None = None
+        if prompts is None:
+            samples = workload.text_samples(texts) if texts else workload.prediction_samples(data)
+        path = find_checkpoint(run, workload, checkpoint)
+        load_into(engine, path)
+        start = ranks.on_first(lambda: begin(request_of(run, path, data, texts)))
+        rows = PredictedRows(run, workload, engine, ranks)
+        if samples is None:
+            yield from rows.of_prompts(prompts or (), start)
         else:
-            rows = engine.predict(batches)
-        for number, (name, row) in enumerate(zip(samples.names if ranks.is_first else [], rows, strict=True)):
-            yield {"sample": name, **workload.described(samples, number), **row}
-
-
-def _answered(
-    run: RunConfig,
-    workload: Generates,
-    engine: Engine,
-    ranks: Communicator,
-    samples: Samples,
-    batches: Iterable[MicroBatch],
-) -> Iterator[dict[str, Any]]:
-    """Adds answers to rows with prompts, a batch of each rank at a time: as many prompts at once as samples. Samples
-    without a prompt have the same columns."""
-    without = dict.fromkeys(("prompt", "answer", "reference"))
-    size, start = run.evaluation_batch, 0
-    for batch in batches:
-        predicted = list(engine.predict([batch]))
-        stop = min(start + size * engine.data_world, len(samples))
-        prompts = workload.prompts_for(samples, range(start, stop))
-        numbers, found = list(prompts), dict[int, dict[str, Any]]()
-        for first in range(0, len(numbers), size):
-            part = {number: prompts[number] for number in numbers[first : first + size]}
-            found |= answers(engine, workload, ranks, part)
-        for number, row in enumerate(predicted, start):
-            yield {**row, **found.get(number, without)}
-        start = stop
+            yield from rows.of_samples(samples, start)

@@ -9,7 +9,7 @@ from typing import Any
 
 from drivetrain.distributed.communicator import is_first_rank
 from drivetrain.inference import timing, verbs
-from drivetrain.inference.prediction_file import write_predictions
+from drivetrain.inference.prediction_file import PredictionFile
 from drivetrain.launch.group import group_of_one
 from drivetrain.launch.job import Job, Result
 from drivetrain.launch.variables import QUIET_PROFILER, of_the_run, variables
@@ -69,11 +69,13 @@ def _evaluate(task: Job) -> Result:
 def _predict(task: Job) -> Result:
     """Returns the number of rows; they go to the job's output or, one JSON object a line, to the screen."""
     assert task.checkpoint is not None
-    rows = verbs.predict(task.run, detect(task.run.device), task.checkpoint, task.data, task.texts)
+    file = None if task.output is None else PredictionFile(task.output)
+    begin = {} if file is None else {"begin": file.begin}
+    rows = verbs.predict(task.run, detect(task.run.device), task.checkpoint, task.data, task.texts, **begin)
     if not is_first_rank():
         return Result(code=0, value=sum(1 for _ in rows))
-    if task.output is not None:
-        return Result(code=0, value=write_predictions(rows, task.output))
+    if file is not None:
+        return Result(code=0, value=file.write(rows))
     count = sum(1 for row in rows if _print(row))
     return Result(code=0, value=count)
 

@@ -49,6 +49,17 @@ def output_layer(model: Any) -> nn.Module | None:
         return None
 
 
+def language_part(model: nn.Module) -> Any:
+    """Returns Transformers' model, or PEFT's with virtual tokens, within what an engine wrapped around it; None if
+    there is none."""
+    from transformers import PreTrainedModel
+
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) or hasattr(module, "peft_config"):
+            return module
+    return None
+
+
 def freeze_all_but_last(model: nn.Module, blocks: int) -> int:
     """Trains the last of the repeated blocks alone: embeddings, head and the norms around them are frozen too, as under
     LLaMA-Factory's finetuning_type=freeze. Returns the number of trained parameters.

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import nn
 
+from drivetrain.config.language import Generation
 from drivetrain.workloads.base import Batch, Samples, Workload
 from drivetrain.workloads.loss_contract import LossContext
 
@@ -69,7 +70,7 @@ class MakesSamples(Workload):
 
 
 class Generates(ABC):
-    """A workload that can continue prompts, token by token: generation/ does it."""
+    """A workload whose model can continue prompts: generation/ does it."""
 
     @property
     @abstractmethod
@@ -86,14 +87,33 @@ class Generates(ABC):
         """Returns number of one of these samples → the prompt to answer beside its prediction, if it has one."""
 
     @abstractmethod
-    def next_batch(self, sequences: Mapping[int, Sequence[int]]) -> Batch:
-        """Returns a batch. sequences: prompt's number → its ids and those that follow so far. `predict` returns
-        {"token": id} of each."""
+    def prompts_of(self, texts: Sequence[str]) -> Sequence[Prompt]:
+        """Returns the prompts that texts of a user are. Raises UserError for one that cannot be answered."""
+
+    @property
+    @abstractmethod
+    def settings(self) -> Generation:
+        """Returns how answers are chosen, and how long they may be."""
+
+    @property
+    @abstractmethod
+    def seed(self) -> int:
+        """Returns the seed of what is drawn."""
+
+    @property
+    @abstractmethod
+    def ends(self) -> frozenset[int]:
+        """Returns the tokens that end an answer."""
+
+    @property
+    @abstractmethod
+    def places(self) -> int | None:
+        """Returns the length of the longest sequence that the model has positions for; None if there is no bound."""
 
     @abstractmethod
-    def is_over(self, prompt: Prompt, new: Sequence[int]) -> bool:
-        """Returns whether nothing follows these new tokens."""
+    def decoded(self, ids: Sequence[int]) -> str:
+        """Returns the text of tokens."""
 
     @abstractmethod
-    def answer(self, new: Sequence[int]) -> str:
-        """Returns the text of the new tokens."""
+    def batch_of(self, sequences: Sequence[Sequence[int]]) -> Batch:
+        """Returns a batch of which `predict` returns {"logits": (vocabulary,)} of each: those behind a sequence."""

@@ -20,7 +20,14 @@ from drivetrain.workloads.base import Batch, BestMetric, Outputs, Samples
 from drivetrain.workloads.exporting import Dialogue, PlainBatch
 from drivetrain.workloads.generating import Generates, Prompt
 from drivetrain.workloads.language_build import build_language_model
-from drivetrain.workloads.language_prompts import Continuation, dialogues_of, prompts_of, prompts_of_samples
+from drivetrain.workloads.language_prompts import (
+    behind,
+    dialogues_of,
+    ends_of,
+    own_prompt,
+    prompts_of,
+    prompts_of_samples,
+)
 from drivetrain.workloads.language_workload import IGNORED, NAMES, LanguageSamplesWorkload
 from drivetrain.workloads.metrics import Accuracy, Metric
 
@@ -29,7 +36,8 @@ class LanguageModelWorkload(LanguageSamplesWorkload, Generates):
     def __init__(self, config: LanguageModel, seed: int) -> None:
         super().__init__(config, seed)
         self._prompts = prompts_of(config, self._reader, self.evaluation)
-        self._continuation = Continuation(config.generate or Generation(), self._reader, seed)
+        self._ends, self._seed = ends_of(self._reader), seed
+        self._places: int | None = None  # until a model is built
 
     def build_model(self) -> nn.Module:
         parts = self.adapters, self.fake_quantiser
@@ -37,7 +45,7 @@ class LanguageModelWorkload(LanguageSamplesWorkload, Generates):
         self._head, self._packs = built.head, built.packed is not None
         if built.packed is not None:
             built.packed.rows = lambda: self.rows
-        self._continuation.places = context_length(built.model.config)
+        self._places = context_length(built.model.config)
         for note in built.notes:
             self._reader.warn(note)
         given = {"input_ids", "position_ids"} if built.takes_positions else {"input_ids"}
@@ -83,11 +91,10 @@ class LanguageModelWorkload(LanguageSamplesWorkload, Generates):
         return Outputs(losses.sum(), count, likeliest, targets[targets != IGNORED])
 
     def predict(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
-        """Returns each sample's loss and number of targets; for a batch that `next_batch` made, the next tokens."""
+        """Returns each sample's loss and number of targets; for a batch that `batch_of` made, the logits behind it."""
         targets = batch["targets"]
-        if "draws" in batch:
-            logits = self._head.logits_at_targets(model, self._given(batch), targets)
-            return [{"token": token} for token in self._continuation.chosen(logits, batch["draws"])]
+        if "behind" in batch:
+            return [{"logits": row.cpu()} for row in self._head.logits_at_targets(model, self._given(batch), targets)]
         losses, _ = self._head.losses_and_argmax(model, self._given(batch), targets)
         sample_of = self._sample_of(batch)
         rows, samples = sample_of[targets != IGNORED], int(sample_of.max()) + 1
@@ -129,17 +136,33 @@ class LanguageModelWorkload(LanguageSamplesWorkload, Generates):
     def prompts_for(self, samples: Samples, numbers: Iterable[int]) -> Mapping[int, Prompt]:
         return prompts_of_samples(samples, numbers, self._reader.tokenizer)
 
-    def next_batch(self, sequences: Mapping[int, Sequence[int]]) -> Batch:
+    def prompts_of(self, texts: Sequence[str]) -> Sequence[Prompt]:
+        return [own_prompt(text, self._reader, self._config, "--text") for text in texts]
+
+    @property
+    def settings(self) -> Generation:
+        return self._config.generate or Generation()
+
+    @property
+    def seed(self) -> int:
+        return self._seed
+
+    @property
+    def ends(self) -> frozenset[int]:
+        return self._ends
+
+    @property
+    def places(self) -> int | None:
+        return self._places
+
+    def decoded(self, ids: Sequence[int]) -> str:
+        return str(self._reader.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def batch_of(self, sequences: Sequence[Sequence[int]]) -> Batch:
         rows, self.rows = self.rows, None  # they grow with each token
-        batch = self._laid_out(self._continuation.samples(sequences))
+        batch = self._laid_out(behind(sequences))
         self.rows = rows
-        return {**batch, "draws": self._continuation.draws(sequences)}
-
-    def is_over(self, prompt: Prompt, new: Sequence[int]) -> bool:
-        return self._continuation.is_over(prompt, new)
-
-    def answer(self, new: Sequence[int]) -> str:
-        return self._continuation.answer(new)
+        return {**batch, "behind": torch.ones(len(sequences), dtype=torch.bool)}
 
     # --- its plain form, for other software ------------------------------------------------------------------------
 
@@ -153,11 +176,7 @@ class LanguageModelWorkload(LanguageSamplesWorkload, Generates):
     def dialogues(self, count: int) -> list[Dialogue]:
         return dialogues_of(self._reader, count)
 
-    @property
-    def ends(self) -> frozenset[int]:
-        return frozenset(self._continuation.ends)
-
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         save_description(model, folder)
-        generation_config(model, self._continuation.ends, self._reader.tokenizer).save_pretrained(folder)
+        generation_config(model, self._ends, self._reader.tokenizer).save_pretrained(folder)
         self._reader.tokenizer.save_pretrained(folder)

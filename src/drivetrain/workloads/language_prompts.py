@@ -1,16 +1,14 @@
-"""Prompts of a language model at each evaluation, and their continuation: batches for the next token, ends."""
+"""Prompts of a language model at each evaluation, and what ends an answer to them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from drivetrain.config.language import Generation, LanguageModel
 from drivetrain.data.language.chat import ChatTemplate
@@ -43,7 +41,7 @@ def prompts_of(config: LanguageModel, reader: LanguageReader, evaluation: Joined
     if evaluation is None:
         fix = "give workload.data.evaluation or evaluation_fraction, or leave it out"
         raise problem(FIELD, "prompts are answered at each evaluation, and there are no evaluation data", fix)
-    found = [*_of_data(config, asked, reader, evaluation), *(_own(text, reader, config) for text in asked.prompts)]
+    found = [*_of_data(config, asked, reader, evaluation), *(own_prompt(text, reader, config, f"{FIELD}.prompts") for text in asked.prompts)]
     if not found:
         why = f"of the evaluation data, no prompt is shorter than length ({config.data.length})"
         raise problem(f"{FIELD}.samples", why, f"raise workload.data.length, or give {FIELD}.prompts")
@@ -128,7 +126,9 @@ def _of_conversation(conversation: Conversation, template: ChatTemplate, tokeniz
     return Prompt(_text(tokenizer, ids), tuple(ids), "\n".join([*([reply.content] if reply.content else []), *calls]))
 
 
-def _own(text: str, reader: LanguageReader, config: LanguageModel) -> Prompt:
+def own_prompt(text: str, reader: LanguageReader, config: LanguageModel, field: str) -> Prompt:
+    """Returns the prompt that a user's text is: a message to answer, or a text to continue. Raises UserError on `field`
+    for one that leaves no room for an answer, or that the template refuses."""
     if reader.template is None:
         ids = reader.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     else:
@@ -137,10 +137,10 @@ def _own(text: str, reader: LanguageReader, config: LanguageModel) -> Prompt:
             ids = reader.template.prompt_ids([*system, Message("user", text)])
         except Exception as error:  # templates raise what they like
             why = f"{reader.template.name} refuses {text[:40]!r}: {error}"
-            raise problem(f"{FIELD}.prompts", why, "give a prompt that it takes") from None
+            raise problem(field, why, "give a prompt that it takes") from None
     if not 0 < len(ids) < config.data.length:
         why = f"{text[:40]!r} has {len(ids)} tokens, of a length of {config.data.length}"
-        raise problem(f"{FIELD}.prompts", why, "give a prompt that leaves room for an answer")
+        raise problem(field, why, "give a prompt that leaves room for an answer")
     return Prompt(_text(reader.tokenizer, ids), tuple(ids))
 
 
@@ -149,54 +149,14 @@ def _text(tokenizer: Any, ids: Sequence[int]) -> str:
     return text
 
 
-# --- token by token ---------------------------------------------------------------------------------------------------
+def behind(sequences: Sequence[Sequence[int]]) -> list[Sample]:
+    """Returns samples with a token behind each sequence that is its only target: the place where logits are wanted."""
+    targets = [np.arange(len(ids) + 1) == len(ids) for ids in sequences]
+    tokens = [np.array([*ids, 0], dtype=np.int32) for ids in sequences]
+    return list(zip(tokens, targets, strict=True))
 
 
-class Continuation:
-    """Continues prompts with one model. places: the longest sequence that it has positions for."""
-
-    def __init__(self, asked: Generation, reader: LanguageReader, seed: int) -> None:
-        self._asked, self._tokenizer, self._seed = asked, reader.tokenizer, seed
-        self.ends = _ends(reader)
-        self.places: int | None = None
-
-    def samples(self, sequences: Mapping[int, Sequence[int]]) -> list[Sample]:
-        """Returns samples with a token behind each that is its only target: the place where the next one is wanted."""
-        targets = [np.arange(len(ids) + 1) == len(ids) for ids in sequences.values()]
-        tokens = [np.array([*ids, 0], dtype=np.int32) for ids in sequences.values()]
-        return list(zip(tokens, targets, strict=True))
-
-    def draws(self, sequences: Mapping[int, Sequence[int]]) -> Tensor:
-        """Returns (N,) int64: seeds, each of one prompt's token at one place."""
-        words = [np.random.SeedSequence([self._seed, number, len(ids)]) for number, ids in sequences.items()]
-        return torch.tensor([int(each.generate_state(1, np.uint64)[0] >> 1) for each in words], dtype=torch.int64)
-
-    def chosen(self, logits: Tensor, draws: Tensor) -> list[int]:
-        """Chooses from (N, vocabulary) a token each: the likeliest, or one drawn by softmax(logits / temperature).
-
-        Drawn as the largest of logits / temperature + Gumbel noise (Gumbel 1954), from generators of their own.
-        """
-        if self._asked.temperature:
-            noise = torch.stack([_gumbel(seed, logits.shape[1]) for seed in draws.tolist()])
-            logits = logits.float().cpu() / self._asked.temperature + noise
-        found: list[int] = logits.argmax(-1).tolist()
-        return found
-
-    def is_over(self, prompt: Prompt, new: Sequence[int]) -> bool:
-        full = self.places is not None and len(prompt.ids) + len(new) >= self.places
-        return full or len(new) >= self._asked.max_new_tokens or bool(new and new[-1] in self.ends)
-
-    def answer(self, new: Sequence[int]) -> str:
-        """Returns the answer without the token that ends it."""
-        return _text(self._tokenizer, new[:-1] if new and new[-1] in self.ends else new)
-
-
-def _gumbel(seed: int, size: int) -> Tensor:
-    uniform = torch.rand(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return -(-uniform.clamp(min=1e-300).log()).log()
-
-
-def _ends(reader: LanguageReader) -> set[int]:
+def ends_of(reader: LanguageReader) -> frozenset[int]:
     """Returns the tokenizer's eos, and the special token with which the template ends a reply."""
     ends = set() if reader.tokenizer.eos_token_id is None else {int(reader.tokenizer.eos_token_id)}
     if reader.template is not None:
@@ -205,4 +165,4 @@ def _ends(reader: LanguageReader) -> set[int]:
             made = reader.template.tokenised([talk], "responses")
             last = made.ids[made.targets][-1:].tolist()
             ends |= {*last} & reader.tokenizer.added_tokens_decoder.keys()
-    return ends
+    return frozenset(ends)

@@ -1,0 +1,164 @@
+"""Answers prompts through an engine, as training, evaluation and prediction have it.
+
+Where each rank can run batches of its own (`Engine.runs_own_batches`), prompts are dealt to the ranks, and the whole of
+an answer is one piece of work that the engine lets a rank do with its model, cache included. A forward pass may still
+talk to other ranks, which gather weights or sum activations; so all ranks take equally many, and those that share
+samples go on with the same tokens. Engines whose ranks compute a batch together (replicas of dp, stages, parts of
+sequences) run whole sequences through their `predict`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.data.loader import MicroBatch
+from drivetrain.distributed.communicator import Communicator
+from drivetrain.engines.base import Engine
+from drivetrain.generation.local_forward import LocalForward, cells_of, stores_of
+from drivetrain.generation.requests import Answer, Piece, Request, Sampling, joined
+from drivetrain.generation.row_stores import Batch, Choose, Forward, RowStore, WholeRows, nothing
+from drivetrain.generation.running_batch import RunningBatch
+from drivetrain.generation.sampling import Choice
+from drivetrain.generation.sequence import Running
+from drivetrain.models.language_options import language_part
+from drivetrain.workloads.generating import Generates, Prompt
+
+MakeStore = Callable[[Forward], RowStore]
+
+
+class Answering:
+    """Answers prompts by one engine and workload. All ranks call its methods together. rows: answers at once."""
+
+    def __init__(self, engine: Engine, workload: Generates, ranks: Communicator, rows: int) -> None:
+        self._engine, self._workload, self._ranks, self._rows = engine, workload, ranks, rows
+        self._stores: MakeStore | None = None  # once the model's cache was tried
+
+    def own(self, prompts: Sequence[Prompt], draws: Sequence[int], top_logprobs: int | None = None) -> list[Answer]:
+        """Returns the answers to this rank's prompts, in their order.
+
+        draws: a number for each prompt, which with the run's seed decides what is drawn for it, independently of other
+        prompts.
+        """
+        requests = [self._request(*each, top_logprobs) for each in zip(prompts, draws, strict=True)]
+        with _uncompiled():
+            if self._engine.runs_own_batches:
+                return self._with_own_model(requests)
+            forward = _Together(self._engine, self._ranks)
+            return self._run(requests, self._whole(forward), forward, 2**62)
+
+    def dealt(self, prompts: Mapping[int, Prompt], top_logprobs: int | None = None) -> dict[int, Answer]:
+        """Returns number → answer of these prompts, which are the same on all ranks; so are the answers."""
+        engine = self._engine
+        numbers = list(prompts)
+        if not engine.runs_own_batches:
+            return dict(zip(numbers, self.own(list(prompts.values()), numbers, top_logprobs), strict=True))
+        mine = numbers[engine.data_rank :: engine.data_world]
+        found = self.own([prompts[number] for number in mine], mine, top_logprobs)
+        own = dict(zip(mine, found, strict=True)) if engine.counts_samples else {}
+        everyone = {number: answer for part in self._ranks.all_gather(own) for number, answer in part.items()}
+        return {number: everyone[number] for number in numbers}
+
+    def _request(self, prompt: Prompt, draw: int, top_logprobs: int | None) -> Request:
+        settings = self._workload.settings
+        sampling = Sampling(temperature=settings.temperature, seed=self._workload.seed, draw=draw)
+        return Request(prompt.ids, settings.max_new_tokens, sampling, top_logprobs=top_logprobs)
+
+    def _with_own_model(self, requests: Sequence[Request]) -> list[Answer]:
+        found: list[Answer] = []
+
+        def work(model: nn.Module, _: Batch) -> None:
+            forward = LocalForward(model)
+            own = language_part(model)
+            if self._stores is None:
+                self._stores = WholeRows if own is None else stores_of(forward, own)
+            in_step: Forward = forward if self._engine.is_alone else _InStep(forward, self._engine, self._ranks)
+            cells = 2**62 if own is None else cells_of(own)
+            found.extend(self._run(requests, self._stores(in_step), in_step, cells))
+
+        self._engine.without_gradient([MicroBatch({"ids": torch.zeros(1, 1, dtype=torch.int64)})], work)
+        return found
+
+    def _run(self, requests: Sequence[Request], store: RowStore, forward: Forward, cells: int) -> list[Answer]:
+        """Prompts of like length begin together; the answers are in the order of the requests."""
+        batch = RunningBatch(store, self._rows, cells)
+        pieces: list[list[Piece]] = [[] for _ in requests]
+        for number in sorted(range(len(requests)), key=lambda each: (len(requests[each].ids), requests[each].ids)):
+            batch.add(self._running(requests[number], number, pieces[number].append))
+        while batch.requests:
+            batch.step()
+        if isinstance(forward, _InStep):
+            forward.wait_for_others(lambda: store.new().start([[0]], nothing))
+        return [joined(each) for each in pieces]
+
+    def _running(self, request: Request, number: int, receive: Callable[[Piece], None]) -> Running:
+        workload = self._workload
+        places = workload.places
+        most = request.max_new_tokens if places is None else max(0, places - len(request.ids))
+        return Running(number, request, receive, workload.decoded, workload.ends, most)
+
+    def _whole(self, forward: Forward) -> WholeRows:
+        return WholeRows(forward, _unused, self._workload.batch_of)
+
+
+def samples(answering: Answering, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
+    """Returns {"prompt", "answer", "reference"} of each prompt. All ranks call it together."""
+    found = answering.dealt(dict(enumerate(prompts)))
+    return [
+        {"prompt": prompt.text, "answer": found[number].text, "reference": prompt.reference}
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+class _InStep:
+    """A forward pass that all ranks take together: those that are ready wait for the others."""
+
+    def __init__(self, forward: Forward, engine: Engine, ranks: Communicator) -> None:
+        self._forward, self._engine, self._ranks = forward, engine, ranks
+        self._waits = False
+
+    def __call__(self, batch: Batch, work: Callable[[nn.Module, Batch], Tensor], choose: Choose) -> list[Choice]:
+        if not self._waits:
+            self._ranks.all_gather(True)
+        return self._agreed(self._forward(batch, work, choose))
+
+    def wait_for_others(self, fill: Callable[[], Any]) -> None:
+        """Takes passes whose results are dropped, until no rank has one to take. fill: takes one."""
+        self._waits = True
+        while any(self._ranks.all_gather(False)):
+            fill()
+
+    def _agreed(self, choices: list[Choice]) -> list[Choice]:
+        """Makes ranks that share samples go on with the same tokens, even if the last bits of their logits differ."""
+        rank = self._engine.data_rank
+        everyone = self._ranks.all_gather((rank, self._engine.counts_samples, choices))
+        return next(found for other, counts, found in everyone if other == rank and counts)
+
+
+class _Together:
+    """A forward pass of a batch that all ranks compute together, by the engine's `predict`."""
+
+    def __init__(self, engine: Engine, ranks: Communicator) -> None:
+        self._engine, self._ranks = engine, ranks
+
+    def __call__(self, batch: Batch, work: Callable[[nn.Module, Batch], Tensor], choose: Choose) -> list[Choice]:
+        del work  # the workload's own
+        # all ranks of a data-parallel engine have the same prompts: those of the first count
+        rows = list(self._engine.predict([MicroBatch(batch, counts=self._engine.data_rank == 0)]))
+        return self._ranks.on_first(lambda: choose(torch.stack([row["logits"] for row in rows])))
+
+
+def _unused(model: nn.Module, batch: Batch) -> Tensor:
+    raise AssertionError("the engine's predict runs the model")
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """Runs without compilation: sequences grow with each token, and every length would be compiled. A compiler that was
+    never imported has compiled nothing."""
+    has_compiled = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if has_compiled else nullcontext()

@@ -1,0 +1,91 @@
+"""The rows of predictions: what the workload predicts for each sample, and a language model's answers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from drivetrain.config.run import RunConfig
+from drivetrain.data.loader import evaluation_batches
+from drivetrain.distributed.communicator import Communicator
+from drivetrain.engines.base import Engine
+from drivetrain.generation.answering import Answering
+from drivetrain.generation.requests import Answer
+from drivetrain.workloads.base import Samples, Workload
+from drivetrain.workloads.generating import Generates, Prompt
+
+ROUNDS = 16  # batches of each rank whose samples are answered together, so that few wait for the longest answer
+WITHOUT = dict.fromkeys(("prompt", "answer", "reference", "answer_tokens", "logprob", "finish_reason"))
+
+
+class PredictedRows:
+    """Yields rows on the first rank; all ranks must exhaust them."""
+
+    def __init__(self, run: RunConfig, workload: Workload, engine: Engine, ranks: Communicator) -> None:
+        self._run, self._workload, self._engine, self._ranks = run, workload, engine, ranks
+        self._answering: Answering | None = None
+        if isinstance(workload, Generates):
+            self._answering = Answering(engine, workload, ranks, run.evaluation_batch)
+
+    def of_prompts(self, prompts: Sequence[Prompt], start: int) -> Iterator[dict[str, Any]]:
+        """Yields {"sample": number, ...its answer} of each prompt from `start` on."""
+        assert self._answering is not None, "the workload generates"
+        size = ROUNDS * self._run.evaluation_batch * self._engine.data_world
+        for first in range(start, len(prompts), size):
+            part = dict(enumerate(prompts[first : first + size], first))
+            for number, row in self._answers(part).items():
+                if self._ranks.is_first:
+                    yield {"sample": number, **row}
+
+    def of_samples(self, samples: Samples, start: int) -> Iterator[dict[str, Any]]:
+        """Yields {"sample": name, ...} of each sample from `start` on. Samples without a prompt have an answer's
+        columns too."""
+        world, size = self._engine.data_world, self._run.evaluation_batch
+        cuts = [range(first, min(first + size, len(samples))) for first in range(start, len(samples), size)]
+        workload = self._workload
+        answers = isinstance(workload, Generates) and workload.answers_samples
+        at_once = ROUNDS * world if answers else len(cuts)
+        for turn in range(0, len(cuts), at_once):
+            part = cuts[turn : turn + at_once]
+            batches = evaluation_batches(
+                samples, workload.collate, size, self._run.loader, self._engine.data_rank, world, part
+            )
+            rows = self._engine.predict(batches)
+            numbers = range(part[0].start, part[-1].stop)
+            found: dict[int, dict[str, Any]] = {}
+            if isinstance(workload, Generates) and answers:
+                predicted = list(rows)
+                found = self._answers(workload.prompts_for(samples, numbers))
+                rows = ({**row, **found.get(number, WITHOUT)} for number, row in zip(numbers, predicted, strict=False))
+            for number, row in zip(numbers if self._ranks.is_first else (), rows, strict=True):
+                yield {"sample": samples.names[number], **workload.described(samples, number), **row}
+
+    def _answers(self, prompts: Mapping[int, Prompt]) -> dict[int, dict[str, Any]]:
+        assert self._answering is not None, "the workload generates"
+        found = self._answering.dealt(prompts, top_logprobs=0)
+        return {number: _row(prompts[number], answer) for number, answer in found.items()}
+
+
+def _row(prompt: Prompt, answer: Answer) -> dict[str, Any]:
+    """logprob: the sum of the tokens' log-probabilities under the model, the end token's among them."""
+    return {
+        "prompt": prompt.text,
+        "answer": answer.text,
+        "reference": prompt.reference,
+        "answer_tokens": len(answer.tokens),
+        "logprob": round(sum(each.logprob for each in answer.logprobs), 6),
+        "finish_reason": answer.finish_reason,
+    }
+
+
+def request_of(run: RunConfig, checkpoint: Path, data: str | None, texts: Sequence[str]) -> dict[str, Any]:
+    """Returns all that decides the rows of a prediction, to recognise the same request again."""
+    files = [checkpoint, *sorted(checkpoint.glob("*.json")), *([Path(data)] if data is not None else [])]
+    return {
+        "run": hashlib.sha256(run.model_dump_json().encode()).hexdigest(),
+        "files": [[str(file), file.stat().st_mtime_ns] for file in files if file.exists()],
+        "data": data,
+        "texts": list(texts),
+    }
