@@ -14,9 +14,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from drivetrain.config.language import LanguageModel
 from drivetrain.data.language.template_sources import FOLDER
+from drivetrain.distributed.communicator import Communicator
 from drivetrain.errors import UserError
+from drivetrain.generation.answering import Answering
 from drivetrain.workloads.language_model import LanguageModelWorkload
 from tests.tiny_language import LLAMA, talk, write_lines
+from tests.tiny_workload import tiny_engine
 
 Run = Callable[..., tuple[int, str, str]]
 TALKS = [talk(f"say {number % 4}", f"it is {number % 4}") for number in range(32)]
@@ -142,15 +145,70 @@ def test_prompts_of_a_stream_are_those_of_its_rows(tmp_path: Path) -> None:
     assert [each.reference for each in whole.prompts] == [f"it is {number}" for number in range(4)]
 
 
-def test_an_answer_ends_with_its_token_at_the_most_or_where_positions_do(tmp_path: Path) -> None:
+def test_a_run_ends_answers_where_its_positions_and_its_replies_end(tmp_path: Path) -> None:
     work = workload(tmp_path, generate={"max_new_tokens": 1000})
     torch.manual_seed(0)
-    work.build_model()
+    engine = tiny_engine(work)
     prompt, end = work.prompts[0], work._reader.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert end in work.ends
+    [answer] = Answering(engine, work, Communicator(), 1).own([prompt], [0])
     room = LLAMA["max_position_embeddings"] - len(prompt.ids)  # type: ignore[operator]
-    assert [work.is_over(prompt, [65] * count) for count in (0, room - 1, room)] == [False, False, True]
-    assert work.is_over(prompt, [65, end])
-    assert work.answer([65, 66, end]) == work.answer([65, 66]) == "AB"
+    assert len(answer.tokens) == room or answer.tokens[-1] in work.ends
+    assert work.decoded([65, 66, end]) == "AB"
+
+
+def test_texts_are_answered_one_a_row(drivetrain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the run file asks for no answers."""
+    monkeypatch.chdir(tmp_path)
+    run_file()
+    trained(drivetrain, "out", "workload.generate=null")
+    given = ("predict", "run.yaml", "output=out", "--checkpoint", "last")
+    code, output, told = drivetrain(
+        *given, "workload.generate={max_new_tokens: 6}", "--text", "say 2", "--text", "你好"
+    )
+    assert code == 0, told
+    rows = [json.loads(line) for line in output.splitlines()]
+    folder = "out/checkpoints/step-00000006"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    for number, (row, text) in enumerate(zip(rows, ("say 2", "你好"), strict=True)):
+        said = [{"role": "user", "content": text}]
+        assert row["prompt"] == tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
+        ids = tokenizer(row["prompt"], add_special_tokens=False, return_tensors="pt")["input_ids"]
+        found = model.generate(ids, max_new_tokens=6, do_sample=False, output_logits=True, return_dict_in_generate=True)
+        new = found.sequences[0, ids.shape[1] :]
+        assert row["answer"] == tokenizer.decode(new, skip_special_tokens=True)
+        logprobs = torch.cat(found.logits).log_softmax(-1).gather(1, new[:, None])
+        assert row["logprob"] == pytest.approx(float(logprobs.sum()), abs=1e-3)
+        assert (row["sample"], row["reference"], row["answer_tokens"]) == (number, None, len(new))
+        assert row["finish_reason"] == ("stop" if new[-1] in model.generation_config.eos_token_id else "length")
+    assert drivetrain(*given)[0] == 0, "the loss alone, of data"
+    code, _, told = drivetrain(*given, "--text", "x" * 200)
+    assert (code, "of a length of 96" in told) == (2, True)
+
+
+def test_predictions_that_broke_off_go_on(drivetrain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_file()
+    trained(drivetrain, "out")
+    given = ("predict", "run.yaml", "output=out", "--checkpoint", "last", "evaluation.batch_size=1", "--output")
+    assert drivetrain(*given, "whole.jsonl")[0] == 0
+    answered: list[int] = []
+    real = Answering.dealt
+
+    def dealt(self: Answering, prompts: Any, top_logprobs: int | None = None) -> Any:
+        if answered and breaks:
+            raise RuntimeError("the power went out")
+        answered.extend(prompts)
+        return real(self, prompts, top_logprobs)
+
+    monkeypatch.setattr(Answering, "dealt", dealt)
+    breaks = True
+    assert drivetrain(*given, "cut.jsonl")[0] == 1
+    assert not Path("cut.jsonl").exists()
+    breaks = False
+    assert drivetrain(*given, "cut.jsonl")[0] == 0
+    assert answered == list(range(len(TALKS))), "each once"
+    assert Path("cut.jsonl").read_text() == Path("whole.jsonl").read_text()
 
 
 @pytest.mark.parametrize(

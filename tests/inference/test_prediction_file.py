@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +12,22 @@ import pytest
 
 from drivetrain.config.load import validate
 from drivetrain.errors import UserError
-from drivetrain.inference.prediction_file import check_place, write_predictions
+from drivetrain.inference.prediction_file import PredictionFile, check_place
 
 
 def test_predictions_are_written_whole_as_json_lines_or_csv(tmp_path: Path) -> None:
     rows = [{"sample": "a, b", "label": "ü"}, {"sample": 'say "x"', "label": "2"}]
-    assert write_predictions(iter(rows), tmp_path / "deep" / "out.csv") == 2
+    assert PredictionFile(tmp_path / "deep" / "out.csv").write(iter(rows)) == 2
     with (tmp_path / "deep" / "out.csv").open(newline="") as file:
         assert list(csv.DictReader(file)) == rows
-    assert write_predictions(iter(rows), tmp_path / "out.jsonl") == 2
+    assert PredictionFile(tmp_path / "out.jsonl").write(iter(rows)) == 2
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == rows
 
 
 def test_predictions_that_cannot_be_written_are_reported_and_leave_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
-        write_predictions(iter([{"sample": 1}]), tmp_path / "file" / "out.csv")
+        PredictionFile(tmp_path / "file" / "out.csv").write(iter([{"sample": 1}]))
 
 
 def test_a_failure_on_the_way_leaves_no_half_file(tmp_path: Path) -> None:
@@ -36,7 +37,7 @@ def test_a_failure_on_the_way_leaves_no_half_file(tmp_path: Path) -> None:
 
     (tmp_path / "out.csv").write_text("earlier")
     with pytest.raises(RuntimeError, match="broken"):
-        write_predictions(rows(), tmp_path / "out.csv")
+        PredictionFile(tmp_path / "out.csv").write(rows())
     assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
     assert (tmp_path / "out.csv").read_text() == "earlier"
 
@@ -59,8 +60,8 @@ def test_predictions_never_replace_what_they_are_made_from(tmp_path: Path, monke
         with pytest.raises(UserError, match=f"{path.name} is a file that the run is made from"):
             check_place(path, run, "./new.csv")
     check_place(Path("earlier.csv"), run, "./new.csv")
-    write_predictions(iter([{"sample": 1, "prediction": 2}]), Path("earlier.csv"))
-    write_predictions(iter([{"sample": 1, "prediction": 2}]), Path("earlier.jsonl"))
+    PredictionFile(Path("earlier.csv")).write(iter([{"sample": 1, "prediction": 2}]))
+    PredictionFile(Path("earlier.jsonl")).write(iter([{"sample": 1, "prediction": 2}]))
     for name in ("earlier.csv", "earlier.jsonl", "none.csv"):
         check_place(Path(name), run, None)
     Path("events.jsonl").write_text('{"time": "now"}\n')
@@ -78,7 +79,7 @@ def test_values_stand_under_their_own_names_though_a_row_lacks_some(tmp_path: Pa
         {"sample": "a", "reference": "x", "probabilities": {"x": 0.1, "y": 0.9}},
         {"sample": "b", "probabilities": {"y": 0.8, "x": 0.2}},
     ]
-    write_predictions(iter(rows), tmp_path / "p.csv")
+    PredictionFile(tmp_path / "p.csv").write(iter(rows))
     assert (tmp_path / "p.csv").read_text().splitlines() == [
         "sample,reference,probabilities.x,probabilities.y",
         "a,x,0.1,0.9",
@@ -97,5 +98,41 @@ def test_rows_that_have_no_common_columns_are_refused_in_a_table(
     rows: list[dict[str, Any]], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=words):
-        write_predictions(iter(rows), tmp_path / "p.csv")
+        PredictionFile(tmp_path / "p.csv").write(iter(rows))
     assert not (tmp_path / "p.csv").exists()
+
+
+def test_json_lines_that_a_kill_cut_short_go_on_where_they_stopped(tmp_path: Path) -> None:
+    path, request = tmp_path / "out.jsonl", {"run": "a"}
+
+    def broken() -> Iterator[dict[str, Any]]:
+        yield {"sample": 0}
+        yield {"sample": 1}
+        raise KeyboardInterrupt
+
+    first = PredictionFile(path)
+    assert first.begin(request) == 0
+    with pytest.raises(KeyboardInterrupt):
+        first.write(broken())
+    with (tmp_path / ".out.jsonl.partial").open("a") as file:
+        file.write('{"sam')  # as a kill leaves it
+    again = PredictionFile(path)
+    assert again.begin(request) == 2
+    assert again.write(iter([{"sample": 2}])) == 3
+    assert [json.loads(line)["sample"] for line in path.read_text().splitlines()] == [0, 1, 2]
+    assert [each.name for each in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def test_what_another_request_left_is_not_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    for request in ({"run": "a"}, {"run": "b"}):
+        file = PredictionFile(path)
+        assert file.begin(request) == 0
+
+        def rows() -> Iterator[dict[str, Any]]:
+            yield {"sample": 0}
+            raise RuntimeError
+
+        with pytest.raises(RuntimeError):
+            file.write(rows())
+    assert PredictionFile(path).begin({"run": "b"}) == 1

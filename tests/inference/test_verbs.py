@@ -16,7 +16,7 @@ from drivetrain.config.load import load
 from drivetrain.config.run import RunConfig
 from drivetrain.config.training import Loader
 from drivetrain.errors import UserError
-from drivetrain.inference.prediction_file import write_predictions
+from drivetrain.inference.prediction_file import PredictionFile
 from drivetrain.inference.verbs import evaluate, predict
 from drivetrain.runtime.hardware import detect
 from drivetrain.training.run import run
@@ -156,7 +156,7 @@ def test_memory_does_not_grow_with_the_samples_that_are_predicted_or_evaluated(
 
     tracemalloc.start()
     try:
-        assert write_predictions(counted(), tmp_path / "rows.jsonl") == samples
+        assert PredictionFile(tmp_path / "rows.jsonl").write(counted()) == samples
         assert held[late] - held[early] < 50_000  # the rows alone are a fifth of a megabyte, or a whole one
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]

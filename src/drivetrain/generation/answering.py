@@ -10,7 +10,7 @@ sequences) run whole sequences through their `predict`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -21,7 +21,7 @@ from drivetrain.data.loader import MicroBatch
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.generation.local_forward import LocalForward, cells_of, stores_of
-from drivetrain.generation.requests import Answer, Piece, Request, Sampling, joined
+from drivetrain.generation.requests import Answer, Piece, Receiver, Request, Sampling, joined
 from drivetrain.generation.row_stores import Batch, Choose, Forward, RowStore, WholeRows, nothing
 from drivetrain.generation.running_batch import RunningBatch
 from drivetrain.generation.sampling import Choice
@@ -89,14 +89,14 @@ class Answering:
         batch = RunningBatch(store, self._rows, cells)
         pieces: list[list[Piece]] = [[] for _ in requests]
         for number in sorted(range(len(requests)), key=lambda each: (len(requests[each].ids), requests[each].ids)):
-            batch.add(self._running(requests[number], number, pieces[number].append))
+            batch.add(self._running(requests[number], number, _Kept(pieces[number])))
         while batch.requests:
             batch.step()
         if isinstance(forward, _InStep):
             forward.wait_for_others(lambda: store.new().start([[0]], nothing))
         return [joined(each) for each in pieces]
 
-    def _running(self, request: Request, number: int, receive: Callable[[Piece], None]) -> Running:
+    def _running(self, request: Request, number: int, receive: Receiver) -> Running:
         workload = self._workload
         places = workload.places
         most = request.max_new_tokens if places is None else max(0, places - len(request.ids))
@@ -113,6 +113,14 @@ def samples(answering: Answering, prompts: Sequence[Prompt]) -> list[dict[str, A
         {"prompt": prompt.text, "answer": found[number].text, "reference": prompt.reference}
         for number, prompt in enumerate(prompts)
     ]
+
+
+class _Kept:
+    def __init__(self, pieces: list[Piece]) -> None:
+        self._pieces = pieces
+
+    def __call__(self, piece: Piece) -> None:
+        self._pieces.append(piece)
 
 
 class _InStep:
@@ -153,7 +161,7 @@ class _Together:
         return self._ranks.on_first(lambda: choose(torch.stack([row["logits"] for row in rows])))
 
 
-def _unused(model: nn.Module, batch: Batch) -> Tensor:
+def _unused(_: nn.Module, __: Batch) -> Tensor:
     raise AssertionError("the engine's predict runs the model")
 
 

@@ -13,7 +13,7 @@ from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.generation.answering import Answering
 from drivetrain.generation.requests import Answer
-from drivetrain.workloads.base import Samples, Workload
+from drivetrain.workloads.base import NamedSamples, Workload
 from drivetrain.workloads.generating import Generates, Prompt
 
 ROUNDS = 16  # batches of each rank whose samples are answered together, so that few wait for the longest answer
@@ -39,7 +39,7 @@ class PredictedRows:
                 if self._ranks.is_first:
                     yield {"sample": number, **row}
 
-    def of_samples(self, samples: Samples, start: int) -> Iterator[dict[str, Any]]:
+    def of_samples(self, samples: NamedSamples, start: int) -> Iterator[dict[str, Any]]:
         """Yields {"sample": name, ...} of each sample from `start` on. Samples without a prompt have an answer's
         columns too."""
         world, size = self._engine.data_world, self._run.evaluation_batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -69,23 +70,20 @@ class PredictionFile:
         """Writes the rows that follow, and returns the number of all."""
         try:
             with self._reported():
+                first = list(islice(rows, 1))  # before the file is opened: what makes the rows may call `begin`
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                for row, write in self._written(rows):
-                    write(row)
-                    self._done += 1
+                with self._aside.open("a" if self._done else "w", encoding="utf-8", newline="") as file:
+                    write = _csv_writer(file) if self._is_csv else _json_writer(file)
+                    for row in chain(first, rows):
+                        write(row)
+                        self._done += 1
                 self._aside.replace(self._path)
                 self._request.unlink(missing_ok=True)
         except BaseException:
-            if self._is_csv or not self._done:
+            if not self._done or not self._request.exists():
                 self._forget()
             raise
         return self._done
-
-    def _written(self, rows: Iterator[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Any]]:
-        with self._aside.open("a" if self._done else "w", encoding="utf-8", newline="") as file:
-            write = _csv_writer(file) if self._is_csv else _json_writer(file)
-            for row in rows:
-                yield row, write
 
     def _earlier(self) -> Any:
         try:

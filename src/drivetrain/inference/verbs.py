@@ -15,7 +15,7 @@ from drivetrain.inference.weights import find_checkpoint, load_into
 from drivetrain.numerics.torch_precision import arithmetic
 from drivetrain.training.assemble import assemble
 from drivetrain.training.run import evaluate as evaluate_workload
-from drivetrain.workloads.base import Samples
+from drivetrain.workloads.base import NamedSamples
 from drivetrain.workloads.generating import Generates
 
 
@@ -44,7 +44,7 @@ def predict(
     checkpoint: str,
     data: str | None,
     texts: Sequence[str] = (),
-    begin: Callable[[dict[str, Any]], int] = lambda request: 0,
+    begin: Callable[[dict[str, Any]], int] = lambda _: 0,
 ) -> Iterator[dict[str, Any]]:
     """Yields one row a sample, in order: {"sample": name or number, ...the sample itself, ...what the workload
     predicts}, and its answer where the workload generates answers.
@@ -57,7 +57,7 @@ def predict(
         ranks = Communicator()
         workload, engine = assemble(run, machine, ranks, training=False)
         prompts = workload.prompts_of(texts) if texts and isinstance(workload, Generates) else None
-        samples: Samples | None = None
+        samples: NamedSamples | None = None
         if prompts is None:
             samples = workload.text_samples(texts) if texts else workload.prediction_samples(data)
         path = find_checkpoint(run, workload, checkpoint)

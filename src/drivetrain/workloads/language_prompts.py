@@ -41,7 +41,8 @@ def prompts_of(config: LanguageModel, reader: LanguageReader, evaluation: Joined
     if evaluation is None:
         fix = "give workload.data.evaluation or evaluation_fraction, or leave it out"
         raise problem(FIELD, "prompts are answered at each evaluation, and there are no evaluation data", fix)
-    found = [*_of_data(config, asked, reader, evaluation), *(own_prompt(text, reader, config, f"{FIELD}.prompts") for text in asked.prompts)]
+    own = [own_prompt(text, reader, config, f"{FIELD}.prompts") for text in asked.prompts]
+    found = [*_of_data(config, asked, reader, evaluation), *own]
     if not found:
         why = f"of the evaluation data, no prompt is shorter than length ({config.data.length})"
         raise problem(f"{FIELD}.samples", why, f"raise workload.data.length, or give {FIELD}.prompts")
