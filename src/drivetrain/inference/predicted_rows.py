@@ -41,9 +41,10 @@ class PredictedRows:
 
     def of_samples(self, samples: NamedSamples, start: int) -> Iterator[dict[str, Any]]:
         """Yields {"sample": name, ...} of each sample from `start` on. Samples without a prompt have an answer's
-        columns too."""
+        columns too. The batch in which `start` lies runs whole: outputs depend on their batch in the last bits."""
         world, size = self._engine.data_world, self._run.evaluation_batch
-        cuts = [range(first, min(first + size, len(samples))) for first in range(start, len(samples), size)]
+        firsts = range(start // size * size, len(samples), size)
+        cuts = [range(first, min(first + size, len(samples))) for first in firsts]
         workload = self._workload
         answers = isinstance(workload, Generates) and workload.answers_samples
         at_once = ROUNDS * world if answers else len(cuts)
@@ -60,7 +61,8 @@ class PredictedRows:
                 found = self._answers(workload.prompts_for(samples, numbers))
                 rows = ({**row, **found.get(number, WITHOUT)} for number, row in zip(numbers, predicted, strict=False))
             for number, row in zip(numbers if self._ranks.is_first else (), rows, strict=True):
-                yield {"sample": samples.names[number], **workload.described(samples, number), **row}
+                if number >= start:
+                    yield {"sample": samples.names[number], **workload.described(samples, number), **row}
 
     def _answers(self, prompts: Mapping[int, Prompt]) -> dict[int, dict[str, Any]]:
         assert self._answering is not None, "the workload generates"
