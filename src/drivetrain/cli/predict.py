@@ -24,7 +24,10 @@ def predict(
     to: Annotated[Path | None, path_option("--output", "-o", help="File .jsonl or .csv; left out, the screen.")] = None,
     trust: TrustOption = False,
 ) -> None:
-    """Predict with a checkpoint, one row a sample, in order: for the evaluation data, or for data that you name."""
+    """Predict with a checkpoint, one row a sample, in order: for the evaluation data, or for data that you name.
+
+    What a kill left of a .jsonl is continued by the same command.
+    """
     from drivetrain.inference.request import asked_for
     from drivetrain.launch.prepare import checked_place
 
