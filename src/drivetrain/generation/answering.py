@@ -27,6 +27,7 @@ from drivetrain.generation.running_batch import RunningBatch
 from drivetrain.generation.sampling import Choice
 from drivetrain.generation.sequence import Running
 from drivetrain.models.language_options import language_part
+from drivetrain.workloads.base import Workload
 from drivetrain.workloads.generating import Generates, Prompt
 
 MakeStore = Callable[[Forward], RowStore]
@@ -106,13 +107,23 @@ class Answering:
         return WholeRows(forward, _unused, self._workload.batch_of)
 
 
-def samples(answering: Answering, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
-    """Returns {"prompt", "answer", "reference"} of each prompt. All ranks call it together."""
-    found = answering.dealt(dict(enumerate(prompts)))
-    return [
-        {"prompt": prompt.text, "answer": found[number].text, "reference": prompt.reference}
-        for number, prompt in enumerate(prompts)
-    ]
+def sampler(
+    engine: Engine, workload: Workload, ranks: Communicator, rows: int
+) -> Callable[[], list[dict[str, Any]]] | None:
+    """Returns what answers the workload's own prompts, if it has any: {"prompt", "answer", "reference"} of each. All
+    ranks call it together. rows: answers at once."""
+    if not isinstance(workload, Generates) or not workload.prompts:
+        return None
+    prompts, answering = workload.prompts, Answering(engine, workload, ranks, rows)
+
+    def samples() -> list[dict[str, Any]]:
+        found = answering.dealt(dict(enumerate(prompts)))
+        return [
+            {"prompt": prompt.text, "answer": found[number].text, "reference": prompt.reference}
+            for number, prompt in enumerate(prompts)
+        ]
+
+    return samples
 
 
 class _Kept:

@@ -20,7 +20,7 @@ from drivetrain.data.order import Order
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.errors import problem
-from drivetrain.generation.answering import Answering, samples
+from drivetrain.generation.answering import sampler
 from drivetrain.measure.meters import Meters
 from drivetrain.measure.throughput import Stopwatch
 from drivetrain.memory.garbage import collecting
@@ -46,7 +46,6 @@ from drivetrain.training.report import RunReport, Status
 from drivetrain.training.run_checkpoints import RunCheckpoints
 from drivetrain.training.workload_rules import best_metric
 from drivetrain.workloads.base import Workload
-from drivetrain.workloads.generating import Generates
 
 INTERRUPTED_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
@@ -171,7 +170,7 @@ def _train(parts: TrainingContext, resume: bool) -> RunReport:
         stop=lambda: ranks.any_asked(parts.stop.signal_number is not None),
         best_metric=metric,
         meters=parts.meters,
-        generate=_generation(workload, engine, ranks, config.evaluation_batch),
+        generate=sampler(engine, workload, ranks, config.evaluation_batch),
         troubled=Anomalies(parts.folder.trouble, config, engine, workload, ranks, order, cutting, events.send),
         cut_smaller=cutting.cut_smaller,
     )
@@ -262,15 +261,6 @@ def evaluate(config: RunConfig, workload: Workload, engine: Engine, part: range 
 def _evaluation(parts: TrainingContext, order: Order, progress: Progress) -> Callable[[], dict[str, float]]:
     own = functools.partial(evaluate, parts.config, parts.workload, parts.engine)
     return EvaluationBySet(own, parts.workload, order, progress, parts.config.evaluation.by_set, parts.events.send)
-
-
-def _generation(
-    workload: Workload, engine: Engine, ranks: Communicator, rows: int
-) -> Callable[[], list[dict[str, Any]]] | None:
-    """Answers prompts at each evaluation, if the workload has any."""
-    if not isinstance(workload, Generates) or not workload.prompts:
-        return None
-    return functools.partial(samples, Answering(engine, workload, ranks, rows), workload.prompts)
 
 
 def _started(parts: TrainingContext, total_steps: int, progress: Progress, epoch_samples: int | None) -> RunStarted:

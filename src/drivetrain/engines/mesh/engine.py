@@ -71,8 +71,7 @@ class MeshEngine(AutogradEngine):
         self.data_rank, self.data_world = place.at["dp"], place.dp
         # tensor ranks draw the same for what they hold copies of; between layers that share sequences there is none
         self.random_stream = ranks.rank if config.sequence_parallel else ranks.rank // config.tp
-        self.counts_samples = place.leads_samples
-        self.runs_own_batches = config.pp == config.cp == 1 and not config.sequence_parallel
+        self.counts_samples, self.runs_own_batches = place.leads_samples, place.runs_own_batches
 
     @property
     def _averaged_over(self) -> int:

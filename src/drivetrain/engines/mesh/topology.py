@@ -44,6 +44,7 @@ class MeshPosition:
     """
 
     def __init__(self, config: MeshEngine, ranks: Communicator, device_type: str) -> None:
+        self._cuts_sequences = config.sequence_parallel
         self.pp, self.cp, self.tp, self.dp = config.pp, config.cp, config.tp, config.data_degree(ranks.world)
         self.degrees = {"pp": self.pp, "dp": self.dp, "cp": self.cp, "tp": self.tp}
         if self.pp * self.dp * self.cp * self.tp != ranks.world:
@@ -80,6 +81,11 @@ class MeshPosition:
     def leads_samples(self) -> bool:
         """Whether this rank is the one that counts samples, among the ranks that work on the same ones."""
         return self.at["pp"] == self.at["cp"] == self.at["tp"] == 0
+
+    @property
+    def runs_own_batches(self) -> bool:
+        """Whether ranks run whole sequences through the whole model, of batches of their own (tensor ranks: alike)."""
+        return self.pp == self.cp == 1 and not self._cuts_sequences
 
     @property
     def leads(self) -> bool:
