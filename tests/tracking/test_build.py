@@ -49,7 +49,7 @@ def test_a_users_tracker_hears_every_event_in_order_and_is_closed(tmp_path: Path
     ("name", "said"),
     [
         ("progres", "did you mean progress"),
-        ("wandb", "others as package.module:Class"),
+        ("comet", "others as package.module:Class"),
         ("nowhere.at:All", "nowhere"),
         ("own_trackers:Mien", "did you mean own_trackers:Mine"),
         ("own_trackers:NoTracker", "is no Tracker"),

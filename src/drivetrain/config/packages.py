@@ -28,10 +28,19 @@ OPTIONAL = {
     ),
     "pytorch_optimizer": Package("lowrank", "optimizer.name=galore"),
     "tensorboard": Package("tensorboard", "the tensorboard tracker"),
+    "wandb": Package("wandb", "the wandb tracker"),
+    "mlflow": Package("mlflow", "the mlflow tracker"),
+    "trackio": Package("trackio", "the trackio tracker"),
+    "swanlab": Package("swanlab", "the swanlab tracker"),
     "datasets": Package("hub", "data sets named by hub id"),
     "fastapi": Package("serve", "drivetrain serve"),
     "uvicorn": Package("serve", "drivetrain serve"),
-    "prometheus_client": Package("serve", "drivetrain serve: /metrics"),
+    "prometheus_client": Package("serve", "drivetrain serve: /metrics; the prometheus tracker"),
+}
+# tracker -> the package that it needs
+TRACKERS = {
+    **{name: name for name in ("tensorboard", "wandb", "mlflow", "trackio", "swanlab")},
+    "prometheus": "prometheus_client",
 }
 
 
@@ -67,8 +76,9 @@ def needed(run: RunConfig) -> Iterator[tuple[str, str, str]]:
     optimizer = KINDS.get(run.optimizer.name)
     if optimizer is not None and not optimizer.is_torchs:
         yield "optimizer.name", optimizer.name, optimizer.package
-    if "tensorboard" in run.tracking.trackers:
-        yield "tracking.trackers", "its tracker", "tensorboard"
+    for tracker in run.tracking.trackers:
+        if tracker in TRACKERS:
+            yield "tracking.trackers", tracker, TRACKERS[tracker]
 
 
 def package_problems(run: RunConfig, machine: Machine) -> Iterator[Problem]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from drivetrain.config.packages import TRACKERS
 from drivetrain.config.translation import Fate
 from drivetrain.errors import problem
 from drivetrain.importing.key_reader import KeyReader
@@ -130,10 +131,11 @@ def trackers(given: KeyReader) -> None:
     value = given.take("report_to", [])
     names = [str(name).lower() for name in (value if isinstance(value, list) else [value])]
     wanted = [name for name in names if name not in NOBODY]
-    others = [name for name in wanted if name != "tensorboard"]
+    kept = [name for name in wanted if name in TRACKERS]
+    others = [name for name in wanted if name not in TRACKERS]
     why = f"{', '.join(others)}: write a tracker and give its import path in tracking.trackers" if others else ""
-    if "tensorboard" in wanted:
-        given.set("report_to", "tracking.trackers", ["progress", "tensorboard"], why)
+    if kept:
+        given.set("report_to", "tracking.trackers", ["progress", *kept], why)
     elif others:
         given.note("report_to", "refused", why)
     else:

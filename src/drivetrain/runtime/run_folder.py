@@ -22,6 +22,7 @@ from drivetrain.runtime.lock import refuse_if_held
 from drivetrain.trust.named_code import refuse_named_code
 
 LINKS = ("best", "last")  # to checkpoints of the run
+_RECORDS = ("trackers.json", "tensorboard", "wandb", "swanlab", "mlflow.db", "metrics.prom")  # of trackers
 _MARKS = ("events.jsonl", "environment.json")  # each run begins with the first
 
 NEXT_LINE = "\x85"
@@ -30,7 +31,7 @@ NEXT_LINE = "\x85"
 @dataclass(frozen=True)
 class RunFolder:
     """run.yaml (resolved), environment.json, events.jsonl, samples.jsonl, report.json, checkpoints/, best and last
-    (links to two of them), tensorboard/, trouble/ (anomalies), hangs/."""
+    (links to two of them), trouble/ (anomalies), hangs/, and the records of trackers: tensorboard/, wandb/, ..."""
 
     path: Path
 
@@ -58,8 +59,8 @@ class RunFolder:
     def results(self) -> list[Path]:
         """Files that a run leaves and that an overwriting run removes; last those that distinguish it from a project's
         own files."""
-        names = ("run.yaml", "samples.jsonl", "report.json", "checkpoints", "tensorboard", "trouble", "hangs", *_MARKS)
-        return [self.path / name for name in (*LINKS, *names)]
+        names = ("run.yaml", "samples.jsonl", "report.json", "checkpoints", "trouble", "hangs", *_MARKS)
+        return [self.path / name for name in (*LINKS, *_RECORDS, *names)]
 
     @property
     def has_trained(self) -> bool:

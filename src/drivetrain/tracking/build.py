@@ -18,6 +18,11 @@ from drivetrain.trust.import_path import import_object
 
 TRACKERS = {
     "tensorboard": "drivetrain.tracking.tensorboard:TensorBoardTracker",
+    "wandb": "drivetrain.tracking.wandb:WandbTracker",
+    "mlflow": "drivetrain.tracking.mlflow:MlflowTracker",
+    "trackio": "drivetrain.tracking.trackio:TrackioTracker",
+    "swanlab": "drivetrain.tracking.swanlab:SwanlabTracker",
+    "prometheus": "drivetrain.tracking.prometheus:PrometheusTracker",
 }
 BUILT_IN = ("progress", "jsonl", *TRACKERS)
 
