@@ -23,10 +23,7 @@ Curve = list[tuple[int, float]]
 LOSSES: Curve = [(1, 3.0), (2, 2.5), (3, 2.25), (4, 2.0)]
 WHOLE, LAST, HEADER, BLOCK = 1, 4, 7, 32768  # of LevelDB's log format
 # services' own code warns of what it uses itself
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("DeprecationWarning", "ResourceWarning")]
 
 
 def step(number: int, loss: float) -> StepDone:

@@ -41,5 +41,6 @@ class TrackioTracker(CurveTracker):
         self._run.log(numbers, step=step)
 
     def finish(self, status: str) -> None:
+        del status  # a record has no outcome
         with redirect_stdout(io.StringIO()):
             self._run.finish()
