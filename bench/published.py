@@ -196,7 +196,7 @@ CASES = [
     foundry("7b", "8xA100-80GB", 6, 4641, 8, fitted=True),
     foundry("7b", "8xH100-80GB", 6, 10643, 8),
     foundry("13b", "8xA100-80GB", 2, 2262, 8),
-    foundry("13b", "8x8xH100-80GB", 2, 4800, 64),
+    foundry("13b", "8x8xH100-80GB", 2, 4800, 64, fitted=True),
     foundry("30b", "8xA100-80GB", 3, 916, 8, "full"),
     foundry("30b", "2x8xH100-80GB", 10, 2263, 16, "full"),
     foundry("70b", "8x8xA100-80GB@roce-200", 8, 410, 64, "full"),

@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import drivetrain
+from drivetrain.config import rules
 from drivetrain.errors import RunError, UserError
+from drivetrain.launch import auto_choice
+from drivetrain.plan.as_asked import as_it_stands
+from drivetrain.plan.catalogue import catalogue
+from drivetrain.plan.estimate import Traced
+from drivetrain.plan.machines import this_machine
+from drivetrain.plan.rows import Plan
 from drivetrain.tracking.events import Event, StepDone, Tracker
 
 X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
@@ -206,3 +213,23 @@ def test_the_command_line_says_that_objects_are_python_s(
         main(["train", "run/run.yaml", "--resume"])
     assert ended.value.code == 2
     assert "resume=True" in capsys.readouterr().err
+
+
+def test_a_plan_leaves_the_callers_model_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, seen = network(), []
+
+    def planned(base: Any, asked: Any) -> Any:
+        seen.append(asked)
+        traced = Traced(this_machine(catalogue()))
+        found = as_it_stands(rules.judged(base, [], traced.host)[0], traced)
+        assert found.costs is not None, found.reason
+        return Plan("this machine", 1, (found,), found)
+
+    monkeypatch.setattr(auto_choice, "planned", planned)
+    report = trained(tmp_path, net, batch_size=64, epochs=5, engine="auto", optimizer={"name": "sgd", "lr": 0.5})
+    assert seen == [["engine"]]
+    assert report.engine == "single"
+    expected = network()
+    trained(tmp_path, expected, batch_size=64, epochs=5, optimizer={"name": "sgd", "lr": 0.5}, overwrite=True)
+    for name, weight in expected.state_dict().items():
+        torch.testing.assert_close(net.state_dict()[name], weight, rtol=0, atol=0)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from drivetrain import UserError, train
 from drivetrain.config.planned import PlannedFigures
 from drivetrain.config.run import RunConfig
 from drivetrain.launch import auto_choice
@@ -111,3 +112,21 @@ def test_only_what_departs_by_more_than_a_tenth_is_reported() -> None:
     assert told == "the peak of tensors was 2,048.0 MiB, planned 1,024.0 MiB: +100%"
     (told,) = report(peak_memory={"tensor": 2**30}, samples_per_second=50.0)
     assert told == "the rate was 50 samples/s, planned 100 samples/s: -50%"
+
+
+@pytest.mark.usefixtures("one_device", "here")
+def test_python_takes_the_plans_choice_and_resume_keeps_it(one_device: Invented) -> None:
+    report = train("digits.yaml", engine="auto", precision="auto", quiet=True)
+    assert (report.engine, report.precision) == ("single", "bf16-mixed")
+    assert report.planned is not None
+    asked = len(one_device.asked)
+    again = train("digits.yaml", set={"engine": "auto", "precision": "auto", "loop.steps": 6}, resume=True, quiet=True)
+    assert (again.engine, again.precision, again.steps) == ("single", "bf16-mixed", 6)
+    assert len(one_device.asked) == asked
+
+
+@pytest.mark.usefixtures("here")
+def test_python_is_refused_where_something_else_is_wrong_too() -> None:
+    with pytest.raises(UserError) as refused:
+        train("digits.yaml", engine="auto", batch_sise=8)
+    assert [each.field for each in refused.value.problems] == ["batch_sise"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from drivetrain.config.engines import block_of
 from drivetrain.config.files import read_yaml
-from drivetrain.config.load import place_in, resolve_key, validate
+from drivetrain.config.load import left_open, place_in, resolve_key, validate
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError, problem
 
@@ -32,6 +32,13 @@ def read_run(
     if file is not None:
         raw.setdefault("name", file.stem)
     return *validate(raw, problems), file
+
+
+def open_fields(run_file: RunFile | None, given: Mapping[str, Any]) -> list[str]:
+    """Returns the fields that are left to a plan."""
+    raw, _ = raw_of(run_file)
+    with_arguments(raw, given)
+    return left_open(raw)
 
 
 def raw_of(run_file: RunFile | None) -> tuple[dict[str, Any], Path | None]:

@@ -6,6 +6,7 @@ import signal
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from torch import nn
 from drivetrain.api.errors import as_a_caller_reads_them
 from drivetrain.api.notebook import in_notebook, shown_here
 from drivetrain.api.objects import sorted_out, trackers
-from drivetrain.api.settings import RunFile, read_run
+from drivetrain.api.settings import RunFile, open_fields, read_run
 from drivetrain.checkpoint.directory import read
+from drivetrain.config.files import parsed_yaml
+from drivetrain.config.load import OPEN
 from drivetrain.distributed.rng import restore_rng_state, rng_state
 from drivetrain.errors import PeerError, RankError, RunError, UserError, problem
+from drivetrain.launch.auto_choice import Decision, decided_of
 from drivetrain.launch.external_launcher import OuterLauncher
 from drivetrain.launch.job import Job, Node, Result
 from drivetrain.launch.prepare import Checked, judged_here
@@ -94,7 +98,7 @@ def train(
     with as_a_caller_reads_them(has_objects=model is not None and not isinstance(model, Mapping)):
         if resume and overwrite:
             raise _both()
-        ready, objects = prepared(run_file, arguments, settings, set, trust)
+        ready, objects = prepared(run_file, arguments, settings, set, trust, anew=not resume)
         if ready.is_first and ready.run.nodes == 1 and not (resume or overwrite):
             RunFolder(ready.run.folder).refuse_if_busy()
         result = started(ready, objects, verb="train", resume=resume, overwrite=overwrite, quiet=quiet)
@@ -111,23 +115,41 @@ def prepared(
     settings: Mapping[str, Any],
     dotted: Mapping[str, Any] | None = None,
     trust: bool = False,
+    anew: bool = False,
     **asked: Any,
 ) -> tuple[Checked, dict[str, Any]]:
     """Returns a run that can start here, and the objects it is made from. Raises UserError with all problems.
 
-    trust: whether Python runs that a run's own run.yaml names. asked: checkpoint, data, output, as `judged_here` takes
-    them.
+    trust: whether Python runs that a run's own run.yaml names. anew: whether the run begins, so that a plan decides
+    what is `auto`, and not the run in the folder. asked: checkpoint, data, output, as `judged_here` takes them.
     """
     keys, objects = sorted_out(arguments)
     given = {**keys, **settings}
     if "trackers" in given:
         given["trackers"], classes = trackers(given["trackers"])
         objects |= classes
-    run, problems, file = read_run(_with_length(run_file, given, dotted, "model" in objects), given, dotted)
-    if run is not None and file is not None:
-        refuse_code_of_folders(run, file, trust)
+    source, given = _with_length(run_file, given, dotted, "model" in objects), {**given, **(dotted or {})}
     with held.holding(objects):
-        return judged_here(run, problems, **asked), objects
+        choice = _decided(source, given, trust, anew)
+        values = {key: parsed_yaml(text) for key, _, text in (each.partition("=") for each in choice.overrides)}
+        run, problems, file = read_run(source, {**given, **values})
+        if run is not None and file is not None:
+            refuse_code_of_folders(run, file, trust)
+        ready = judged_here(run, problems, **asked)
+    return replace(ready, notices=[*choice.notices, *ready.notices], planned=choice.planned), objects
+
+
+def _decided(source: RunFile | None, given: Mapping[str, Any], trust: bool, anew: bool) -> Decision:
+    """Returns what a plan decides of the run's engine and precision."""
+    asked = open_fields(source, given)
+    if not asked:
+        return Decision([])
+    base, problems, file = read_run(source, {**given, **{name: OPEN[name] for name in asked}})
+    if base is None or problems:
+        raise UserError(problems)
+    if file is not None:
+        refuse_code_of_folders(base, file, trust)
+    return decided_of(base, asked, anew)
 
 
 def _with_length(
@@ -141,7 +163,7 @@ def _with_length(
 
 def started(ready: Checked, objects: Mapping[str, Any], **job: Any) -> Result:
     """Does a verb's work, in as many processes as the run asks for."""
-    task = Job(run=ready.run, notices=ready.notices, **job)
+    task = Job(run=ready.run, notices=ready.notices, planned=ready.planned, **job)
     with held.holding(objects), _sent(objects, task) as sent:
         if _starts_processes(task):
             if task.verb != "train" or not in_notebook():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -71,6 +71,11 @@ def left_to_the_plan(path: Path, overrides: Sequence[str] = ()) -> list[str]:
     for override in overrides:
         with suppress(UserError):
             _apply(raw, override)
+    return left_open(raw)
+
+
+def left_open(raw: Mapping[str, Any]) -> list[str]:
+    """Returns the fields, of OPEN, whose value is `auto` in the keys of a run file."""
     return [name for name in OPEN if raw.get(name) == AUTO]
 
 

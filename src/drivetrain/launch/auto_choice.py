@@ -39,16 +39,24 @@ def decided(run_file: Path, overrides: Sequence[str], anew: bool, trust: bool = 
     asked = left_to_the_plan(run_file, overrides)
     if not asked:
         return Decision([*overrides])
-    base = _base(run_file, overrides, asked, trust)
+    found = decided_of(_base(run_file, overrides, asked, trust), asked, anew)
+    return replace(found, overrides=[*overrides, *found.overrides])
+
+
+def decided_of(base: RunConfig, asked: Sequence[str], anew: bool) -> Decision:
+    """Does the same for a run with stand-ins for the open fields. Returns the overrides of these alone.
+
+    asked: the open ones.
+    """
     earlier = None if anew else _of_the_folder(base, asked)
     if earlier is not None:
         notice = f"{' and '.join(asked)}=auto: {' '.join(earlier)}, as the run in {base.folder} has it"
-        return Decision([*overrides, *earlier], [notice])
+        return Decision(earlier, [notice])
     plan = planned(base, asked)
     if plan.choice is None:
         raise _nothing_fits(plan, asked)
     values = [each for each in _values(plan.choice.run, base, asked) if _is_new(each, base, asked)]
-    return Decision([*overrides, *values], [_why(plan, plan.choice, values, asked), *plan.offers], figures(plan.choice))
+    return Decision(values, [_why(plan, plan.choice, values, asked), *plan.offers], figures(plan.choice))
 
 
 def planned(base: RunConfig, asked: Sequence[str]) -> Plan:
