@@ -137,12 +137,12 @@ class _Replayer:
 
     # --- to the step -------------------------------------------------------------------------------------------------
 
-    def _started(self, step: int, ranks: Communicator) -> tuple[Progress, str]:
+    def _started(self, step: int, communicator: Communicator) -> tuple[Progress, str]:
         """Returns the newest state before the step: one kept after an anomaly, a checkpoint, or the beginning of the
         run."""
         metric, number = best_metric(self._run, self._workload), self._workload.train
         checkpoints = RunCheckpoints(
-            self._folder.checkpoints, self._run, self._engine, ranks, metric, number, self._tell
+            self._folder.checkpoints, self._run, self._engine, communicator, metric, number, self._tell
         )
         kept = steps(self._folder.checkpoints) + steps(folder_of(self._folder.trouble, step))
         for path in sorted((path for path in kept if _step_of(path) < step), key=_step_of, reverse=True):

@@ -227,8 +227,8 @@ def _take_weights(model: nn.Module, report: RunReport, ready: Checked) -> None:
     own = model.state_dict()
     if own.keys() != saved.keys() or any(own[name].shape != saved[name].shape for name in own):
         beside = "adapter" if ready.run.adapter is not None else "other layers"
-        told = f"the model keeps the weights it had: the run trained it with {beside}"
-        warnings.warn(f"{told}; drivetrain.load({str(report.folder)!r}, model=...) gives both", stacklevel=3)
+        note = f"the model keeps the weights it had: the run trained it with {beside}"
+        warnings.warn(f"{note}; drivetrain.load({str(report.folder)!r}, model=...) gives both", stacklevel=3)
         return
     model.load_state_dict({name: saved[name] for name in own})
 

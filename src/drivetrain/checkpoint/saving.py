@@ -42,7 +42,7 @@ def save(
     parts: Mapping[str, State],
     facts: Mapping[str, Any],
     assets: Assets | None = None,
-    ranks: Communicator | None = None,
+    communicator: Communicator | None = None,
 ) -> Path:
     """Writes a checkpoint of `parts` ("model": {name: tensor}, others any state) and returns its folder.
 
@@ -51,8 +51,10 @@ def save(
     earlier checkpoints as they were, if the disk is full, the folder cannot be written, or a part holds a value that
     has no form in a checkpoint.
     """
-    ranks, target = ranks or Communicator(), root / f"step-{step:08d}"
-    saving = _Saving(root, ranks, ranks.on_first(lambda: hidden(target, "partial")))  # by the first rank's name
+    communicator, target = communicator or Communicator(), root / f"step-{step:08d}"
+    saving = _Saving(
+        root, communicator, communicator.on_first(lambda: hidden(target, "partial"))
+    )  # by the first rank's name
     try:
         saving.begin(parts)
         saving.write()
@@ -61,9 +63,9 @@ def save(
         saving.first(lambda: saving.seal(target, step, facts, checksums))
     except (OSError, SafetensorError, Formless) as error:
         failure = error
-        raise ranks.on_first(lambda: _save_failed(root, step, saving.needed, failure)) from error
+        raise communicator.on_first(lambda: _save_failed(root, step, saving.needed, failure)) from error
     finally:
-        if ranks.is_first:
+        if communicator.is_first:
             shutil.rmtree(saving.aside, ignore_errors=True)  # there only if the save failed or was interrupted
     return target
 
@@ -71,8 +73,8 @@ def save(
 class _Saving:
     """One save, in steps that all ranks take together."""
 
-    def __init__(self, root: Path, ranks: Communicator, aside: Path) -> None:
-        self._root, self._ranks = root, ranks
+    def __init__(self, root: Path, communicator: Communicator, aside: Path) -> None:
+        self._root, self._ranks = root, communicator
         self.aside, self.needed = aside, 0
 
     def first(self, do: Callable[[], None]) -> None:
@@ -80,10 +82,10 @@ class _Saving:
 
     def begin(self, parts: Mapping[str, State]) -> None:
         """Makes the folder, and in it every file at its full size."""
-        told = self._ranks.on_each(lambda: self._outlined(parts))
-        names = list(dict.fromkeys(name for outlines in told for name in outlines))
+        of_ranks = self._ranks.on_each(lambda: self._outlined(parts))
+        names = list(dict.fromkeys(name for outlines in of_ranks for name in outlines))
         empty = Outline({}, {})
-        self._plans = {name: plan_of([outlines.get(name, empty) for outlines in told]) for name in names}
+        self._plans = {name: plan_of([outlines.get(name, empty) for outlines in of_ranks]) for name in names}
         self.needed = sum(plan.layout.size for plan in self._plans.values())
         self.first(self._prepare)
 

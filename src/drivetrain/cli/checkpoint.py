@@ -181,14 +181,14 @@ def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _step(step: int, progress: dict[str, Any]) -> str:
-    told = [f"{step:,}"]
+    counts = [f"{step:,}"]
     if progress["updates"] is not None and progress["updates"] != step:
-        told.append(f"{progress['updates']:,} updates")
+        counts.append(f"{progress['updates']:,} updates")
     if progress["samples"] is not None:
-        told.append(f"{progress['samples']:,} samples")
+        counts.append(f"{progress['samples']:,} samples")
     if progress["epochs"] is not None:
-        told.append(f"{progress['epochs']:.4g} epochs")
-    return ", ".join(told)
+        counts.append(f"{progress['epochs']:.4g} epochs")
+    return ", ".join(counts)
 
 
 def _size(size: int) -> str:

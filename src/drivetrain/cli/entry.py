@@ -20,7 +20,7 @@ def main(arguments: list[str] | None = None) -> None:
     # the deepspeed launcher adds --local_rank=N, which LOCAL_RANK says as well
     own = [word for word in given if not word.startswith(("--local_rank=", "--local-rank="))]
     try:
-        code: Any = _told(functools.partial(app, args=own))
+        code: Any = _reported(functools.partial(app, args=own))
     except SystemExit as end:  # typer ends every command with one
         code = end.code
     if "torch.distributed" in sys.modules:
@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _told(command: Callable[[], Any]) -> int:
+def _reported(command: Callable[[], Any]) -> int:
     try:
         command()
     except UserError as error:

@@ -15,7 +15,7 @@ from rich.table import Column, Table
 
 from drivetrain.config.engines import ENGINES, SHORT
 from drivetrain.config.field_paths import owned_fields
-from drivetrain.config.unknown import elsewhere_told
+from drivetrain.config.unknown import elsewhere_hint
 from drivetrain.errors import problem
 
 Row = tuple[str, str, str]
@@ -61,7 +61,7 @@ def _meant(word: str, keys: Sequence[str]) -> str:
     near."""
     if word in ENGINES or word in SHORT:
         return f"it is an engine: write engine={word}; drivetrain fields engine lists the engines' keys"
-    if found := elsewhere_told(word):
+    if found := elsewhere_hint(word):
         return found
     ends = sorted({key.rsplit(".", 1)[-1] for key in keys})
     near = difflib.get_close_matches(word.rsplit(".", 1)[-1], ends, n=1)

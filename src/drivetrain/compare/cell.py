@@ -53,8 +53,8 @@ def _judged(request: Request) -> tuple[Status, str]:
         import traceback
 
         sys.stderr.write(error.traceback if isinstance(error, RankError) else traceback.format_exc())  # into the log
-        told = _line(error) if isinstance(error, RankError) else f"{type(error).__name__}: {_line(error)}"
-        return ("out of memory" if _is_out_of_memory(error) else "failed"), told
+        message = _line(error) if isinstance(error, RankError) else f"{type(error).__name__}: {_line(error)}"
+        return ("out of memory" if _is_out_of_memory(error) else "failed"), message
     return "completed", ""
 
 
@@ -81,8 +81,8 @@ def _is_out_of_memory(error: Exception) -> bool:
     RuntimeError."""
     import torch
 
-    told = ("not enough memory", "can't allocate memory", "Cannot allocate memory", "out of memory")
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in str(error) for words in told)
+    message = ("not enough memory", "can't allocate memory", "Cannot allocate memory", "out of memory")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in str(error) for words in message)
 
 
 def _line(error: Exception) -> str:

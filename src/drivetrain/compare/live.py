@@ -58,7 +58,7 @@ class MatrixView:
         place = self._place()
         self._running = None
         self._outcomes.append((outcome, kept))
-        self._refresh(f"cell {place}  {_name(cell)}: {_said(outcome, kept)}")
+        self._refresh(f"cell {place}  {_name(cell)}: {_described(outcome, kept)}")
 
     def _place(self) -> str:
         return f"{len(self._outcomes) + 1}/{len(self._matrix.cells)}"
@@ -84,7 +84,7 @@ class MatrixView:
         if number < len(self._outcomes):
             outcome, kept = self._outcomes[number]
             colour = "green" if outcome.status == "completed" else "red"
-            return f"[{colour}]{escape(_said(outcome, kept))}[/]"
+            return f"[{colour}]{escape(_described(outcome, kept))}[/]"
         if self._running is None or self._running is not self._matrix.cells[number]:
             return "[dim]waiting[/]"
         glance = self._glance
@@ -100,7 +100,7 @@ def _name(cell: Cell) -> str:
     return f"{cell.choice.label} (seed {cell.seed})" if cell.run is not None else cell.choice.label
 
 
-def _said(outcome: Outcome, kept: bool) -> str:
+def _described(outcome: Outcome, kept: bool) -> str:
     if outcome.status == "completed":
         return "there already" if kept else f"completed in {outcome.seconds:.1f} s"
     return f"{outcome.status}: {outcome.reason}"

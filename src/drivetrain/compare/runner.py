@@ -171,12 +171,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _crash(code: int, cell: Cell) -> str:
     lines = (cell.folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    said = f": {lines[-1][:200]}" if lines else ""
+    last_line = f": {lines[-1][:200]}" if lines else ""
     if code >= 0:
-        return f"the process ended with code {code}{said}"
+        return f"the process ended with code {code}{last_line}"
     name = signal.Signals(-code).name
     hint = "; the system does that when memory runs out" if name == "SIGKILL" else ""
-    return f"the process was ended by {name}{hint}{said}"
+    return f"the process was ended by {name}{hint}{last_line}"
 
 
 @contextlib.contextmanager

@@ -68,10 +68,10 @@ class Adapter(Frozen):
         """Returns whether the adapter at the path is a DoRA. False for an unreadable file, which is reported when it is
         loaded."""
         try:
-            told = read_json(self.path.expanduser() / "adapter_config.json") if self.path else {}
+            described = read_json(self.path.expanduser() / "adapter_config.json") if self.path else {}
         except UserError:
             return False
-        return bool(told.get("use_dora"))
+        return bool(described.get("use_dora"))
 
     @property
     def function(self) -> dict[str, Any] | None:

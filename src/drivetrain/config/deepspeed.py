@@ -104,12 +104,12 @@ def _autocast(key: str, value: Any, into: Translation) -> None:
         return
     halves = ("fp16", "float16", "half", "torch.float16")
     into.set(f"{key}.enabled", "precision", "fp16-mixed" if value.get("dtype") in halves else "bf16-mixed")
-    told = {
+    handlers = {
         "dtype": fated("mapped", "the precision names it"),
         "lower_precision_safe_modules": fated("unneeded", "autocast keeps its own list of operators"),
         "fp32_grad_accum_dtype": fated("unneeded", "gradients are summed in fp32"),
     }
-    translated({name: given for name, given in value.items() if name != "enabled"}, told, into, f"{key}.")
+    translated({name: given for name, given in value.items() if name != "enabled"}, handlers, into, f"{key}.")
 
 
 # --- optimizer and schedule ------------------------------------------------------------------------------------------

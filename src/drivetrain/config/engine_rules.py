@@ -73,8 +73,8 @@ def _foreign_problems(run: RunConfig, where: str, found: Translation) -> Iterato
     for note in found.with_fate("refused", "later"):
         yield Problem(f"{where}.{note.key}", _why(note), "take it out, or correct it")
     for notes in found.conflicts():
-        said = ", ".join(f"{note.key} says {note.value}" for note in notes)
-        yield Problem(f"{where} ({notes[0].to})", f"{said}, and they mean one thing", "keep one of them")
+        statements = ", ".join(f"{note.key} says {note.value}" for note in notes)
+        yield Problem(f"{where} ({notes[0].to})", f"{statements}, and they mean one thing", "keep one of them")
     for field, wanted in found.settings.items():
         if field == "engine.name" or (field.startswith("engine.") and where != "engine.config"):
             continue

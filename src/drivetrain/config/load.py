@@ -17,7 +17,7 @@ from drivetrain.config.engines import ENGINES, SHORT, block_of
 from drivetrain.config.field_paths import TAGS, blocks_of, field_paths
 from drivetrain.config.files import BrokenText, parsed_yaml, read_yaml
 from drivetrain.config.run import RunConfig
-from drivetrain.config.unknown import elsewhere_told, owners_of, siblings, unknown
+from drivetrain.config.unknown import elsewhere_hint, owners_of, siblings, unknown
 from drivetrain.errors import Problem, UserError, clipped, problem, shown
 
 UNKNOWN, MISSING = "extra_forbidden", "missing"  # pydantic's names of these errors
@@ -149,7 +149,7 @@ def resolve_key(key: str) -> list[str]:
         owners = {owner for owner in owners if owner[0] != "engine"}  # whose config is a file of its own
         if len(owners) == 1:
             return [*owners.pop(), *parts[length:]]
-    fix = elsewhere_told(parts[-1]) or _nearest(key, [".".join(path) for path in paths])
+    fix = elsewhere_hint(parts[-1]) or _nearest(key, [".".join(path) for path in paths])
     raise problem(key, "there is no such field", fix)
 
 

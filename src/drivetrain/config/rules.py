@@ -39,9 +39,9 @@ def check_anywhere(run: RunConfig) -> list[Problem]:
 
 def judged(run: RunConfig, found: Sequence[Problem], machine: Machine) -> tuple[RunConfig, list[Problem]]:
     """Returns the run with its open fields filled in for this machine, and all problems, at most one a field."""
-    told = {problem.field for problem in found}  # a field that was taken out is not reported missing too
+    reported = {problem.field for problem in found}  # a field that was taken out is not reported missing too
     run = resolved(run, machine)
-    return run, [*found, *(problem for problem in check(run, machine) if problem.field not in told)]
+    return run, [*found, *(problem for problem in check(run, machine) if problem.field not in reported)]
 
 
 # --- what cannot work ----------------------------------------------------------------------------------------------

@@ -35,8 +35,8 @@ class Translation:
     def set(self, key: str, to: str, value: Any, why: str = "") -> None:
         """Records that the key became the field `to`; why: what is not quite the same."""
         self.settings[to] = value
-        said = f"{to}: {value}" + (f"; {why}" if why else "")
-        self.notes.append(Note(key, "changed" if why else "mapped", said, to, value))
+        description = f"{to}: {value}" + (f"; {why}" if why else "")
+        self.notes.append(Note(key, "changed" if why else "mapped", description, to, value))
 
     def note(self, key: str, fate: Fate, why: str, alters: bool = False) -> None:
         self.notes.append(Note(key, fate, why, alters=alters))

@@ -66,13 +66,13 @@ def unknown(field: str, path: Sequence[Any], raw: Any) -> Problem:
     if name in RunConfig.model_fields:
         fix = f"write {name} at the top of the run file (on the command line {name}=...)"
         return Problem(field, f"there is no such key here, but {name} is a key of its own", fix)
-    if told := elsewhere_told(name, raw):
-        return Problem(field, "there is no such key here", told)
+    if hint := elsewhere_hint(name, raw):
+        return Problem(field, "there is no such key here", hint)
     fix = f"known here: {', '.join(sorted(set(known)))}" if 0 < len(known) <= 20 else "see drivetrain fields"
     return Problem(field, "there is no such key", fix)
 
 
-def elsewhere_told(name: str, raw: Any = None) -> str:
+def elsewhere_hint(name: str, raw: Any = None) -> str:
     """Returns where a run file has a key of this name, or its counterpart there; "" where it has neither.
 
     raw: the run file, whose kinds of workload and engine come first.

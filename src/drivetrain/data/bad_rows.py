@@ -29,9 +29,9 @@ def by_reason(bad: Sequence[BadRow]) -> list[str]:
     for row in bad:
         groups.setdefault(PARTICULARS.sub("", row.why), []).append(row)
     largest = sorted(groups.values(), key=len, reverse=True)
-    told = [f"{len(rows):,} because {rows[0].why} (first {rows[0].where})" for rows in largest[:MOST_REASONS]]
+    reasons = [f"{len(rows):,} because {rows[0].why} (first {rows[0].where})" for rows in largest[:MOST_REASONS]]
     others = sum(map(len, largest[MOST_REASONS:]))
-    return [*told, f"{others:,} for other reasons"] if others else told
+    return [*reasons, f"{others:,} for other reasons"] if others else reasons
 
 
 def too_many(name: str, bad: Sequence[BadRow], rows: int, most: float, field: str) -> list[Problem]:

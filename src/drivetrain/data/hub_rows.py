@@ -21,11 +21,11 @@ def open_hub(
         if not len(dataset):
             raise problem(field, f"{name} has no rows in its split {split}", "choose another split or data set")
         return HubRows(name, dataset)
-    told = (dataset.info.splits or {}).get(split)
-    if told is None or not told.num_examples:
+    listed = (dataset.info.splits or {}).get(split)
+    if listed is None or not listed.num_examples:
         fix = "download it (stream: false), or name a whole split"
         raise problem(field, f"{name} does not state how many rows its split {split} has, which a stream needs", fix)
-    return StreamedHubRows(name, dataset, told.num_examples)
+    return StreamedHubRows(name, dataset, listed.num_examples)
 
 
 class HubRows:

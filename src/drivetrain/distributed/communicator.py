@@ -108,7 +108,7 @@ class Communicator:
             try:
                 box[0] = do()
             except Exception as error:  # or the others would wait for ever
-                own, box[1] = error, self._told(error, UserError, RunError)
+                own, box[1] = error, self._described(error, UserError, RunError)
                 if isinstance(error, OSError):  # a full disk
                     box[1] = RunError(str(error))
         dist.broadcast_object_list(box, src=0, group=self._control)
@@ -117,7 +117,7 @@ class Communicator:
             raise own if own is not None and isinstance(failure, PeerError) else failure
         return cast(T, result)
 
-    def _told(self, error: Exception, *known: type[Exception]) -> Exception:
+    def _described(self, error: Exception, *known: type[Exception]) -> Exception:
         """Returns the error that the other ranks get, in a form that can be pickled."""
         if isinstance(error, known):
             return error
@@ -134,7 +134,7 @@ class Communicator:
             outcome = do(), None
         except Exception as error:  # or the others would wait for ever
             own = error
-            outcome = None, self._told(error, OSError, TypeError, ValueError, UserError, RunError)
+            outcome = None, self._described(error, OSError, TypeError, ValueError, UserError, RunError)
         outcomes = self.all_gather(outcome)
         for rank, (_, failure) in enumerate(outcomes):
             if failure is not None:

@@ -54,17 +54,17 @@ def _together(given: Sequence[Sequence[str]], seconds: float) -> Answer:
     children = [_started(arguments) for arguments in given]
     deadline = time.monotonic() + seconds
     try:
-        said = [child.communicate(timeout=max(0.0, deadline - time.monotonic())) for child in children]
+        outputs = [child.communicate(timeout=max(0.0, deadline - time.monotonic())) for child in children]
     except subprocess.TimeoutExpired:
         for child in children:
             child.kill()
             child.communicate()  # closes its pipes
         return "no", f"hangs: no answer within {seconds:.0f} s"
-    for child, (_, err) in zip(children, said, strict=True):
+    for child, (_, err) in zip(children, outputs, strict=True):
         if child.returncode != 0:
             lines = err.strip().splitlines()
             return "no", f"exit code {child.returncode}: {lines[-1][:300] if lines else 'without an error'}"
-    return "yes", json.loads(said[0][0].splitlines()[-1])
+    return "yes", json.loads(outputs[0][0].splitlines()[-1])
 
 
 def _started(arguments: Sequence[str]) -> subprocess.Popen[str]:

@@ -11,10 +11,10 @@ from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine, EngineOptions
 
 
-def build_engine(config: EngineConfig, options: EngineOptions, ranks: Communicator) -> Engine:
+def build_engine(config: EngineConfig, options: EngineOptions, communicator: Communicator) -> Engine:
     module, _, cls = config.traits.implementation.partition(":")
     with redirect_stdout(sys.stderr):  # DeepSpeed logs to where it is when imported; stdout is for results
         found = import_module(f"{__name__}.{module}")
-    engine = getattr(found, cls)(config.driving, options, ranks)
+    engine = getattr(found, cls)(config.driving, options, communicator)
     assert isinstance(engine, Engine)
     return engine

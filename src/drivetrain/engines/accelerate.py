@@ -36,7 +36,7 @@ from drivetrain.errors import RunError
 HOOKS = {"none": "NO", "fp16": "FP16", "bf16": "BF16"}
 
 
-def accelerator(device: torch.device, world: int, *, told_gpus: bool = False, **plugins: Any) -> Any:
+def accelerator(device: torch.device, world: int, *, as_gpus: bool = False, **plugins: Any) -> Any:
     """Returns a fresh Accelerator among the ranks of the joined group; raises RunError if it sees other ranks."""
     if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed, which Accelerate imports, warns of its guess
@@ -47,9 +47,9 @@ def accelerator(device: torch.device, world: int, *, told_gpus: bool = False, **
     AcceleratorState._reset_state(reset_partial_state=True)  # it is kept for the life of the process otherwise
     on_cpu = device.type == "cpu"
     state = PartialState(cpu=on_cpu)
-    if on_cpu and told_gpus:
+    if on_cpu and as_gpus:
         state.distributed_type = DistributedType.MULTI_GPU
-    made = Accelerator(cpu=on_cpu and not told_gpus, mixed_precision="no", device_placement=False, **plugins)
+    made = Accelerator(cpu=on_cpu and not as_gpus, mixed_precision="no", device_placement=False, **plugins)
     if made.num_processes != world:
         raise RunError(f"engine=accelerate: Accelerate sees {made.num_processes} ranks, but the run has {world}")
     return made
@@ -102,7 +102,7 @@ class AccelerateFsdp(FsdpEngine):
         if options.hybrid is not None:
             sizes = {"dp_replicate_size": world // options.hybrid, "dp_shard_size": options.hybrid}
             axes = {"parallelism_config": ParallelismConfig(**sizes)}
-        made = accelerator(self._device, world, told_gpus=True, fsdp_plugin=plugin, **axes)
+        made = accelerator(self._device, world, as_gpus=True, fsdp_plugin=plugin, **axes)
         with _embeddings_answered(model), CodesMayBeSharded():
             wrapped, _ = made.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         assert isinstance(wrapped, nn.Module)
@@ -146,7 +146,7 @@ class AccelerateDeepspeed(DeepspeedEngine):
 
         self._linear = nn.functional.linear
         plugin = DeepSpeedPlugin(hf_ds_config=self._json(model))
-        made = accelerator(self._device, self._ranks.world, told_gpus=True, deepspeed_plugin=plugin)
+        made = accelerator(self._device, self._ranks.world, as_gpus=True, deepspeed_plugin=plugin)
         engine = made.prepare(model) if optimizer is None else made.prepare(model, optimizer)[0]
         plugin.dschf = None  # as long as it lives Transformers builds models in pieces, those of a later engine too
         return engine

@@ -18,7 +18,7 @@ from drivetrain.optim import low_bit, low_rank
 
 T = TypeVar("T")
 
-Told = Callable[[Tensor], Any]  # a held tensor → as it is to be told: itself, this rank's piece, the whole
+Describe = Callable[[Tensor], Any]  # a held tensor → as it is to be described: itself, this rank's piece, the whole
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -69,7 +69,9 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     model.load_state_dict({name: placed_as(weights[name], held[name]) for name in weights}, strict=False)
 
 
-def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, told: Told = piece_of) -> dict[str, Any]:
+def optimizer_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, describe: Describe = piece_of
+) -> dict[str, Any]:
     """Returns optimizer.state_dict() with names for numbers: {"state": {name: ...}, "param_groups": [{"params":
     [name]}]}.
 
@@ -78,7 +80,7 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, told: To
     names = _names_by_position(model, optimizer)
     saved = optimizer.state_dict()
     groups = [{**group, "params": [names[i] for i in group["params"]]} for group in saved["param_groups"]]
-    state = {names[i]: _told_values(values, told) for i, values in saved["state"].items()}
+    state = {names[i]: _described_values(values, describe) for i, values in saved["state"].items()}
     return {"state": state, "param_groups": groups}
 
 
@@ -109,13 +111,13 @@ def check_trained(own: Collection[str], here: Collection[str], saved: Iterable[M
     before = {name for group in saved for name in group["params"]}
     frozen = [name for name in here if name in before and name not in own]
     added = [name for name in own if name not in before]
-    told = [
+    describe = [
         f"{what} {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         for what, names in (("it was without", added), ("it had, and this run freezes,", frozen))
         if names
     ]
-    if told:
-        why = f"the checkpoint's optimizer is of other parameters: {'; '.join(told)}"
+    if describe:
+        why = f"the checkpoint's optimizer is of other parameters: {'; '.join(describe)}"
         fix = "train the same ones, or start a new run with the checkpoint's folder as model.path or as its weights"
         raise problem("--resume", why, fix)
 
@@ -157,16 +159,16 @@ def held_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
 HIDDEN = "__bnb_optimizer_quant_state__"  # where bitsandbytes' state_dict puts codes and scales, away from FSDP1
 
 
-def _told_values(values: dict[str, Any], told: Told) -> dict[str, Any]:
+def _described_values(values: dict[str, Any], describe: Describe) -> dict[str, Any]:
     values = {**values, **values.get(HIDDEN, {})}
     values.pop(HIDDEN, None)
-    return {key: _told_value(value, told) for key, value in values.items()}
+    return {key: _described_value(value, describe) for key, value in values.items()}
 
 
-def _told_value(value: Any, told: Told) -> Any:
+def _described_value(value: Any, describe: Describe) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return quantised.parts(value) if quantised.is_quantised(value) else told(value)
+    return quantised.parts(value) if quantised.is_quantised(value) else describe(value)
 
 
 def _placed_value(value: Any, parameter: Tensor) -> Any:

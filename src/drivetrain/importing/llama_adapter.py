@@ -130,9 +130,9 @@ def _rates(given: KeyReader) -> None:
 def _stacked(given: KeyReader, paths: Sequence[str], with_new: bool) -> None:
     """Sets a list of adapters: the trained one, above frozen ones."""
     found = given.found
-    said = {name: found.translation.settings.pop(name) for name in [*found.translation.settings] if _is_of(name)}
-    said = {name: found.defaults.pop(name).value for name in [*found.defaults] if _is_of(name)} | said
-    trained: dict[str, Any] = {name.removeprefix("adapter."): value for name, value in said.items()}
+    moved = {name: found.translation.settings.pop(name) for name in [*found.translation.settings] if _is_of(name)}
+    moved = {name: found.defaults.pop(name).value for name in [*found.defaults] if _is_of(name)} | moved
+    trained: dict[str, Any] = {name.removeprefix("adapter."): value for name, value in moved.items()}
     below = paths if with_new else paths[:-1]
     if not with_new:
         trained["path"] = paths[-1]

@@ -180,9 +180,9 @@ def _sources(given: KeyReader) -> None:
 
 def _source(given: KeyReader, name: str, weight: float | None) -> Any:
     samples = given.count("max_samples", 0) or None
-    said = {"samples": samples, "weight": weight}
-    said = {key: value for key, value in said.items() if value is not None}
-    return {"path": name, **said} if said else name
+    entry = {"samples": samples, "weight": weight}
+    entry = {key: value for key, value in entry.items() if value is not None}
+    return {"path": name, **entry} if entry else name
 
 
 def _weights(given: KeyReader, count: int) -> list[float | None]:

@@ -97,7 +97,7 @@ def _sets(given: KeyReader, path: str) -> dict[str, Any] | None:
 
 
 def _without(given: KeyReader, why: Unwritten) -> None:
-    told = fated(why.fate, f"no workload is written: {why.why}")
+    reported = fated(why.fate, f"no workload is written: {why.why}")
     for name in (*TOGETHER, *KEYS):
         if name not in given.raw:
             continue
@@ -105,7 +105,7 @@ def _without(given: KeyReader, why: Unwritten) -> None:
         value = given.raw[name]
         keys = [f"{name}.{part}" for part in value] if isinstance(value, dict) and value else [name]
         for key in keys:
-            handler = fated(why.fate, why.why, why.alters) if key == why.key else told
+            handler = fated(why.fate, why.why, why.alters) if key == why.key else reported
             handler(given.prefix + key, value, given.found.translation)
 
 
@@ -203,8 +203,8 @@ def _quantised(given: KeyReader) -> None:
         block.set("quantization_bit", "quantised_base.format", FORMATS[bits], "" if bits == 4 else WEIGHTS_ALONE)
         if bits == 4:
             block.set("double_quantization", "quantised_base.double", block.switch("double_quantization", True))
-        told = ("quantization_bit", "double_quantization") if bits == 4 else ("quantization_bit",)
-        block.off(*(key for key in block.raw if key not in told), why="quantised_base and precision set it")
+        reported = ("quantization_bit", "double_quantization") if bits == 4 else ("quantization_bit",)
+        block.off(*(key for key in block.raw if key not in reported), why="quantised_base and precision set it")
 
 
 def _has_adapter(given: KeyReader) -> bool:
@@ -230,10 +230,10 @@ def _data(given: KeyReader) -> None:
 
 
 def _set(block: Mapping[str, Any]) -> dict[str, Any]:
-    said = {"path": block["path"], "formatting": FORMS[block["converter"]], "samples": block.get("size")}
+    described = {"path": block["path"], "formatting": FORMS[block["converter"]], "samples": block.get("size")}
     if block.get("source", "hf_hub") == "hf_hub":
-        said["split"] = block.get("split")
-    return {name: value for name, value in said.items() if value is not None}
+        described["split"] = block.get("split")
+    return {name: value for name, value in described.items() if value is not None}
 
 
 KEYS: dict[str, Handler] = {

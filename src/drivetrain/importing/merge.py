@@ -59,7 +59,7 @@ def _field(name: str, saying: Sequence[TranslatedFile], joined: Joined) -> None:
         if agree(their, value):
             continue
         if other in firm:
-            why = f"{_said(first, name)}, but {_said(other, name)}"
+            why = f"{_stated(first, name)}, but {_stated(other, name)}"
             joined.problems.append(Problem(name, why, "correct one of them, or leave it out there"))
         else:
             _yield(other, name, f"{first.source.label} says {value}")
@@ -71,7 +71,7 @@ def _is_soft(found: TranslatedFile, name: str) -> bool:
     return name in found.soft or value is False or value in ("auto", "none")
 
 
-def _said(found: TranslatedFile, name: str) -> str:
+def _stated(found: TranslatedFile, name: str) -> str:
     key = found.key_of(name)
     return f"{found.source.label} says {found.translation.settings[name]}" + (f" ({key})" if key else "")
 
@@ -113,7 +113,7 @@ def _one_batch(joined: Joined) -> None:
     ranks = joined.settings.get("processes")
     ranks = None if ranks is None else ranks * joined.settings.get("nodes", 1) // _sharing(joined)
     if "batch_size_per_device" not in other.soft and ranks is not None and whole != each * ranks:
-        why = f"{_said(first, 'batch_size')}, but {_said(other, 'batch_size_per_device')} on {ranks} devices"
+        why = f"{_stated(first, 'batch_size')}, but {_stated(other, 'batch_size_per_device')} on {ranks} devices"
         joined.problems.append(Problem("batch_size", why, "correct one of them, or leave it out there"))
     _yield(other, "batch_size_per_device", f"{first.source.label} says batch_size: {whole}")
     del joined.settings["batch_size_per_device"], joined.by["batch_size_per_device"]
@@ -126,5 +126,5 @@ def _sharing(joined: Joined) -> int:
 
 def _one_of(pair: tuple[str, ...], joined: Joined) -> None:
     if all(name in joined.settings for name in pair):
-        why = " and ".join(_said(joined.by[name], name) for name in pair)
+        why = " and ".join(_stated(joined.by[name], name) for name in pair)
         joined.problems.append(Problem(" and ".join(pair), f"{why}: a run has one of them", "leave one of them out"))

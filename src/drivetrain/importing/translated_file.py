@@ -123,11 +123,11 @@ def settle(found: TranslatedFile) -> None:
             off = {note: Note(note.key, "unneeded", f"{on} is on") for note in saying if not note.value}
             found.translation.notes = [off.get(note, note) for note in found.notes]
         else:
-            said = ", ".join(f"{note.key} says {in_yaml(note.value)}" for note in saying)
+            statements = ", ".join(f"{note.key} says {in_yaml(note.value)}" for note in saying)
             keys = " and ".join(note.key for note in saying)
             taken = in_yaml(found.translation.settings[name])
             found.problems.append(
-                Problem(keys, f"{said}, and all of them mean {name}", f"keep one of them; {taken} would be taken")
+                Problem(keys, f"{statements}, and all of them mean {name}", f"keep one of them; {taken} would be taken")
             )
 
 

@@ -171,10 +171,10 @@ def _names(name: str, note: Note) -> bool:
 
 def _readable(note: Note) -> Note:
     """Returns a key with its value as in the run file; Python would write None, True and quotes."""
-    said = f"{note.to}: {note.value}"
-    if not note.to or not note.why.startswith(said):
+    prefix = f"{note.to}: {note.value}"
+    if not note.to or not note.why.startswith(prefix):
         return note
-    return replace(note, why=f"{note.to}: {in_yaml(note.value)}{note.why.removeprefix(said)}")
+    return replace(note, why=f"{note.to}: {in_yaml(note.value)}{note.why.removeprefix(prefix)}")
 
 
 def _driver(source: Source) -> str | None:

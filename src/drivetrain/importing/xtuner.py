@@ -247,11 +247,11 @@ def _hooks(given: KeyReader, iterations: int) -> None:
             saved.note("max_keep_ckpts", "changed", "checkpoints.keep_last sets how many are kept")
         saved.rest(dict.fromkeys(saved.raw, fated("unneeded", "a checkpoint holds all that resuming needs")))
     if isinstance(hooks.take("logger"), dict):
-        told = hooks.block("logger")
-        if told.has("interval"):
-            every = _cadence(told, "interval")
-            told.set("interval", "tracking.log_every", max(1, every // iterations), _divided(every, iterations))
-        told.rest(dict.fromkeys(told.raw, RUNTIME))
+        logger = hooks.block("logger")
+        if logger.has("interval"):
+            every = _cadence(logger, "interval")
+            logger.set("interval", "tracking.log_every", max(1, every // iterations), _divided(every, iterations))
+        logger.rest(dict.fromkeys(logger.raw, RUNTIME))
     hooks.rest(dict.fromkeys(hooks.raw, RUNTIME))
 
 

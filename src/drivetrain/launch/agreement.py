@@ -32,14 +32,14 @@ def agree(store: dist.Store, rank: int, world: int, own: Software) -> list[str]:
     if rank == 0:
         everyone = [json.loads(store.get(str(number))) for number in range(world)]
         store.set("answer", json.dumps(differences(everyone)))
-    told: dict[str, list[str]] = json.loads(store.get("answer"))
+    answer: dict[str, list[str]] = json.loads(store.get("answer"))
     store.set(f"read {rank}", "")
-    if told["problems"]:
+    if answer["problems"]:
         if rank == 0:  # the store may end with this process
             with suppress(dist.DistError, RuntimeError):
                 store.wait([f"read {number}" for number in range(world)], timedelta(seconds=ANSWER_SECONDS))
-        raise UserError([Problem("versions", why, FIX) for why in told["problems"]])
-    return told["warnings"] if rank == 0 else []
+        raise UserError([Problem("versions", why, FIX) for why in answer["problems"]])
+    return answer["warnings"] if rank == 0 else []
 
 
 def differences(everyone: Sequence[Software]) -> dict[str, list[str]]:

@@ -21,8 +21,8 @@ def fitted(task: Job, folder: Path, meeting: Meeting) -> Job:
     """Returns the task with the largest size that fits. Raises OutOfMemory if not even one sample does."""
     known = number_of_before(task)
     if known is not None and task.verb == "train":
-        told = f"micro_batch_size is {known}, as the run in the folder has it: --overwrite looks for it anew"
-        return _with(task, known).model_copy(update={"notices": [*task.notices, told]})
+        notice = f"micro_batch_size is {known}, as the run in the folder has it: --overwrite looks for it anew"
+        return _with(task, known).model_copy(update={"notices": [*task.notices, notice]})
     if known is not None or task.verb not in ("train", "trace", "profile"):
         return _with(task, known)
     search = task.model_copy(update={"verb": "fit"})

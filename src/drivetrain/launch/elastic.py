@@ -154,7 +154,7 @@ def _result(folder: Path, failure: ChildFailedError | None) -> Result:
 
 
 def _silent(
-    failure: ChildFailedError | None, told: set[int], explained: Sequence[RankOutcome]
+    failure: ChildFailedError | None, reported: set[int], explained: Sequence[RankOutcome]
 ) -> tuple[int, int] | None:
     """Returns the rank that ended first without an error, and its exit code; None if another rank's error came before.
 
@@ -168,7 +168,7 @@ def _silent(
     found = [
         (process.timestamp, rank, process.exitcode)
         for rank, process in failure.failures.items()
-        if rank not in told and process.exitcode not in follows and process.timestamp - zero <= first_error
+        if rank not in reported and process.exitcode not in follows and process.timestamp - zero <= first_error
     ]
     _, rank, code = min(found, default=(0, -1, 0))
     return (rank, code) if found else None

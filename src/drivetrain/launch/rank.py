@@ -68,8 +68,8 @@ def _fitted(task: Job, world: int, local: int) -> Job:
     problems = rules.check(run, detect(run.device))
     if problems:
         raise UserError(problems)
-    told = f"{world} of {task.run.world_size} ranks are there; the global batch stays {run.global_batch}"
-    return task.model_copy(update={"run": run, "notices": [*task.notices, told]})
+    notice = f"{world} of {task.run.world_size} ranks are there; the global batch stays {run.global_batch}"
+    return task.model_copy(update={"run": run, "notices": [*task.notices, notice]})
 
 
 def _leave(outcome: RankOutcome, folder: Path, parent: int) -> None:

@@ -33,7 +33,7 @@ class Meeting:
         self._number = 0
         self._store: TCPStore | None = None
         if run.nodes > 1:
-            with self._told():
+            with self._described():
                 self._store = self._joined()
                 self._number = int(self._store.compare_set(NUMBER, "", "0"))
 
@@ -61,7 +61,7 @@ class Meeting:
         if self._store is None:
             return
         time.sleep(SETTLING_SECONDS)
-        with self._told():
+        with self._described():
             if self._store.check([OVER]):
                 raise RankError("another node ended the run: its output has the reason")
             # the first node counts it up; the others read it
@@ -70,7 +70,7 @@ class Meeting:
     def try_smaller(self) -> None:
         """Tells the other nodes that their ranks were ended for smaller micro-batches."""
         if self._store is not None:
-            with self._told():
+            with self._described():
                 self._store.set(f"{SMALLER}{self._number}", "1")
 
     def tries_smaller(self) -> bool:
@@ -78,7 +78,7 @@ class Meeting:
         if self._store is None:
             return False
         time.sleep(SETTLING_SECONDS)
-        with self._told():
+        with self._described():
             return bool(self._store.check([f"{SMALLER}{self._number}"]))
 
     @property
@@ -141,7 +141,7 @@ class Meeting:
         return parse_rendezvous_endpoint(self._node.rendezvous, default_port=-1)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _described(self) -> Iterator[None]:
         try:
             yield
         except (RuntimeError, ValueError) as error:  # torch's errors of network and stores are RuntimeErrors

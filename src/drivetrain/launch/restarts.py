@@ -63,8 +63,8 @@ def _until_done(task: Job, folder: Path, meeting: Meeting) -> Result:
                 raise
             run = smaller
             meeting.try_smaller()
-            told = f"{shortage}. Going on with micro-batches of at most {run.micro_batch}"
-            task = task.model_copy(update={"notices": [*task.notices, told]})
+            message = f"{shortage}. Going on with micro-batches of at most {run.micro_batch}"
+            task = task.model_copy(update={"notices": [*task.notices, message]})
         except Died as death:
             if not meeting.tries_smaller():
                 causes.append(str(death))
@@ -88,5 +88,5 @@ def _for_good(causes: Sequence[str], last: Died) -> RankError:
     if len(causes) == 1:
         return last
     earlier = "; ".join(f"{number}. {cause}" for number, cause in enumerate(causes[:-1], start=1))
-    told = f"{last}. It was started {len(causes)} times, as max_restarts={len(causes) - 1} allows; before: {earlier}"
-    return RankError(told, last.traceback)
+    message = f"{last}. It was started {len(causes)} times, as max_restarts={len(causes) - 1} allows; before: {earlier}"
+    return RankError(message, last.traceback)

@@ -172,7 +172,7 @@ class Meters:
         """Returns the samples a second since the last call."""
         return self._throughput.recent()
 
-    def summary(self, ranks: Communicator) -> dict[str, Any]:
+    def summary(self, communicator: Communicator) -> dict[str, Any]:
         """Returns the measured fields of a RunReport: for all ranks together, and for each."""
         memory = self._tried("peak memory", lambda: peaks(self._device)) or {}
         # after the peaks, to which it would add, and not before the first step, which would wait for it
@@ -181,7 +181,7 @@ class Meters:
             memory = {"tensor": self._tensors.of_a_step(self._held()), **memory}
         flops = None if self._flops_per_element is None else self._flops_per_element * self._elements
         mine = RankSummary(memory, self._sampler.summary(), flops, self._sent, yardstick)
-        everyone = ranks.all_gather(mine)
+        everyone = communicator.all_gather(mine)
         rate = self._throughput.steady_rate()
         yardsticks = [other.matmul_rate for other in everyone]
         kinds = [kind for kind in memory if all(kind in other.peak_memory for other in everyone)]
@@ -232,5 +232,5 @@ class RankSummary:
     def short(self, rank: int) -> dict[str, Any]:
         """Returns the row of the report's list of ranks."""
         shares = {key: self.utilisation[key] for key in ("mean", "peak")}
-        told = {"rank": rank, "peak_memory": self.peak_memory, "utilisation": shares}
-        return told if self.sent is None else {**told, "sent_bytes_per_step": self.sent}
+        figures = {"rank": rank, "peak_memory": self.peak_memory, "utilisation": shares}
+        return figures if self.sent is None else {**figures, "sent_bytes_per_step": self.sent}

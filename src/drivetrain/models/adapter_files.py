@@ -54,8 +54,8 @@ class Saved:
             raise self._of_another_base(lacking)
 
     def _of_another_base(self, why: str) -> Exception:
-        told = self.config.base_model_name_or_path
-        fix = f"it names {told} as its base: give that as workload.model.path" if told else "give its base's path"
+        base = self.config.base_model_name_or_path
+        fix = f"it names {base} as its base: give that as workload.model.path" if base else "give its base's path"
         return problem("adapter.path", f"the adapter in {self.folder} is of another model: {why}", fix)
 
 

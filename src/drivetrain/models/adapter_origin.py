@@ -28,8 +28,8 @@ class Origin:
         Returns remarks for the user.
         """
         check_base(folder, self.fingerprint, "workload.model")
-        told, problems = told_in(folder), []
-        for name, function in (told.get("functions") or {}).items():
+        described, problems = description_in(folder), []
+        for name, function in (described.get("functions") or {}).items():
             now = self.functions.get(name) or {}
             for key, value in (function or {}).items() if now else ():
                 if now.get(key) != value:
@@ -37,27 +37,27 @@ class Origin:
                     problems.append(Problem(f"adapter.{key}", why, f"give {value}"))
         if problems:
             raise UserError(problems)
-        if told and told.get("quantised_base") != self.quantised_base:
-            before, now = _shown(told.get("quantised_base")), _shown(self.quantised_base)
+        if described and described.get("quantised_base") != self.quantised_base:
+            before, now = _shown(described.get("quantised_base")), _shown(self.quantised_base)
             return [f"the adapter in {folder} was trained over {before}, and works over {now} here"]
         return []
 
 
-def told_in(folder: Path) -> dict[str, Any]:
+def description_in(folder: Path) -> dict[str, Any]:
     """Reads the record. Empty if other software wrote the adapter, or the file cannot be read."""
     try:
-        told = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        described = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return described if isinstance(described, dict) else {}
 
 
 def check_base(folder: Path, fingerprint: str | None, field: str) -> None:
     """Raises UserError if an adapter was trained on other weights than this run's. Files of other software do not state
     this."""
-    told = told_in(folder)
-    if fingerprint is not None and told.get("fingerprint") not in (None, fingerprint):
-        base = told.get("path") or "another model"
+    described = description_in(folder)
+    if fingerprint is not None and described.get("fingerprint") not in (None, fingerprint):
+        base = described.get("path") or "another model"
         why = f"the adapter in {folder} was trained on {base}, whose weights are other ones"
         raise problem(field, why, "give the base it was trained on as workload.model.path")
 

@@ -66,8 +66,8 @@ class FakeQuantiser:
     def write(self, model: nn.Module, folder: Path) -> None:
         """Writes beside the weights for which format they were trained, and which layers the model without adapters
         has."""
-        told = {**self._config.model_dump(), "layers": _prepared(model)}
-        (folder / FILE).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        described = {**self._config.model_dump(), "layers": _prepared(model)}
+        (folder / FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
 
 
 def _prepared(model: nn.Module) -> list[str]:

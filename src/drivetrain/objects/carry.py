@@ -100,10 +100,10 @@ def _unpicklable(objects: Mapping[str, Any], error: Exception) -> UserError:
         if why is not None:
             where = _within(each, name, MOST_DEPTH)
             part = "" if where == name else f" ({where})"
-            told = f"it cannot be sent to the processes of the ranks: {why}{part}"
-            problems.append(Problem(name, told, FIX))
-    told = f"they cannot be sent to the processes of the ranks: {last_line(error)}"
-    return UserError(problems or [Problem("arguments", told, FIX)])
+            why_not = f"it cannot be sent to the processes of the ranks: {why}{part}"
+            problems.append(Problem(name, why_not, FIX))
+    why_not = f"they cannot be sent to the processes of the ranks: {last_line(error)}"
+    return UserError(problems or [Problem("arguments", why_not, FIX)])
 
 
 def _refusal(given: Any) -> str | None:

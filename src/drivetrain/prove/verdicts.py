@@ -88,8 +88,8 @@ def _same_curve(precision: Precision, asked: Trace, reference: Trace, rounding: 
     where = _first_parameter(asked, reference, rounding, least)
     if where:
         return Verdict("same curve", False, where.removeprefix("; "))
-    told = f"loss and gradient norm differ by at most {worst:.1e} over {len(asked.losses)} steps"
-    return Verdict("same curve", True, f"{told}, where {allowed_there:.1e} is allowed")
+    difference_text = f"loss and gradient norm differ by at most {worst:.1e} over {len(asked.losses)} steps"
+    return Verdict("same curve", True, f"{difference_text}, where {allowed_there:.1e} is allowed")
 
 
 def _first_parameter(asked: Trace, reference: Trace, rounding: Trace, least: float) -> str:

@@ -33,8 +33,8 @@ class Attempt:
 
     def write(self) -> None:
         assert self.folder is not None
-        told = {name: value for name, value in asdict(self).items() if name != "folder"}
-        write_whole(self.folder / _FILE, json.dumps(told))
+        fields = {name: value for name, value in asdict(self).items() if name != "folder"}
+        write_whole(self.folder / _FILE, json.dumps(fields))
 
     @property
     def notices(self) -> list[str]:

@@ -26,8 +26,8 @@ def flops_text(rate: float) -> str:
 
 def set_text(found: Mapping[str, Any]) -> str:
     """Formats one data set of a mixture: "identity: 4,096 samples, 20.0 %; loss 2.8986 token_accuracy 0.8514"."""
-    told = f"{found['name']}: {found['samples']:,} samples, {found['share']:.1%}"
+    text = f"{found['name']}: {found['samples']:,} samples, {found['share']:.1%}"
     values = "  ".join(
         f"{name} {value:.4f}" for name, value in found.items() if name not in ("name", "samples", "share")
     )
-    return f"{told}; {values}" if values else told
+    return f"{text}; {values}" if values else text

@@ -47,13 +47,13 @@ class Anomalies:
         run: RunConfig,
         engine: Engine,
         workload: Workload,
-        ranks: Communicator,
+        communicator: Communicator,
         order: Order,
         cutting: Batching,
         send: Callable[[Event], None],
     ) -> None:
         self._root, self._run, self._engine, self._workload = root, run, engine, workload
-        self._ranks, self._order, self._cutting, self._send = ranks, order, cutting, send
+        self._ranks, self._order, self._cutting, self._send = communicator, order, cutting, send
         self._generators = rng_state()
 
     def __call__(self, trouble: Anomaly) -> None:
@@ -85,7 +85,7 @@ class Anomalies:
             return False
         numbers, (epoch, _) = trouble.numbers, self._order.batch(trouble.step - 1)
         ranks = [replace(self._cutting.slice, data_rank=rank) for rank in range(self._cutting.slice.data_world)]
-        told = {
+        facts = {
             "step": trouble.step,
             "epoch": epoch,
             "trouble": trouble.kind,
@@ -102,7 +102,7 @@ class Anomalies:
         }
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / FILE).write_text(dumps(told, indent=2) + "\n", encoding="utf-8")
+            (folder / FILE).write_text(dumps(facts, indent=2) + "\n", encoding="utf-8")
             return True
         return False
 

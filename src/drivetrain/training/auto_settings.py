@@ -103,13 +103,13 @@ def chosen(run: RunConfig, machine: Machine, workload: Workload, compiled: str |
     why = wanted.why_not if compiled or not wanted.what else "the model has no blocks that repeat"
     workers = workers_for(workload.train) if run.loader.workers == "auto" else 0
     given_back = run.allocator == "auto" and not keeps_freed_memory(run, machine)
-    told = {
+    settings = {
         "row_tokens": rows and rows.tokens,
         "not_compiled": why,
         "loader_workers": workers,
         "allocator": "system" if given_back else None,
     }
-    return {name: value for name, value in told.items() if value}
+    return {name: value for name, value in settings.items() if value}
 
 
 def keeps_freed_memory(run: RunConfig, machine: Machine) -> bool:

@@ -38,11 +38,11 @@ def window_slice(config: RunConfig, machine: Machine, workload: Workload, engine
     return Slice(engine.data_rank, engine.data_world, config.micro_batch, lengths)
 
 
-def check_shares(order: Order, mine: Slice, engine: Engine, ranks: Communicator) -> None:
+def check_shares(order: Order, mine: Slice, engine: Engine, communicator: Communicator) -> None:
     """Raises RunError unless the ranks' samples of the first step are disjoint and together the global batch."""
     _, indices = order.batch(0)
     own = [int(index) for piece in mine.pieces(indices) for index in piece] if engine.counts_samples else []
-    taken = Counter(index for share in ranks.all_gather(own) for index in share)
+    taken = Counter(index for share in communicator.all_gather(own) for index in share)
     wanted = Counter(indices.tolist())
     more, fewer = sorted((taken - wanted).elements()), sorted((wanted - taken).elements())
     if more or fewer:
@@ -94,10 +94,10 @@ class Batching:
             return uncut(progress, samples)
         self._take(smaller, progress)
         why = f"step {progress.step + 1}: out of memory with {samples} samples at once"
-        told = f"{why}; it is made again, and the run goes on, with {self._now}"
+        reported = f"{why}; it is made again, and the run goes on, with {self._now}"
         if self._engine.statistics:
-            told += ". BatchNorm's statistics are those of a micro-batch: from here on the curve is another"
-        self._send(Warned(message=told))
+            reported += ". BatchNorm's statistics are those of a micro-batch: from here on the curve is another"
+        self._send(Warned(message=reported))
         return self._windows(progress)
 
     def _bounded(self) -> RunConfig:

@@ -129,9 +129,9 @@ class _Looking:
     def _put_hooks(self, model: nn.Module) -> None:
         self._buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
         for name, module in model.named_modules():
-            told = name.removeprefix(WRAPPERS) or "the model"
-            self._look_at_weights(told, module)
-            self._handles.append(module.register_forward_hook(self._hook(told, type(module).__name__)))
+            label = name.removeprefix(WRAPPERS) or "the model"
+            self._look_at_weights(label, module)
+            self._handles.append(module.register_forward_hook(self._hook(label, type(module).__name__)))
 
     def _look_at_weights(self, name: str, module: nn.Module) -> None:
         own = [local_part(p.detach()) for p in module.parameters(recurse=False)]

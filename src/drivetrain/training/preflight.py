@@ -23,32 +23,34 @@ from drivetrain.errors import Problem, UserError
 from drivetrain.runtime import environment
 from drivetrain.workloads.base import Samples, Workload
 
-MOST_TOLD = 8  # differences of one kind
+MOST_REPORTED = 8  # differences of one kind
 REDUCED_BYTES = 2**20
 # values of the optimizer's state for each trained one, where it is known to keep at least these
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def agree(config: RunConfig, ranks: Communicator) -> None:
+def agree(config: RunConfig, communicator: Communicator) -> None:
     """Raises UserError unless all ranks have the same versions and the same run; called before anything is built."""
-    if ranks.world == 1:
+    if communicator.world == 1:
         return
     install = "install the same everywhere; drivetrain doctor shows what is there"
-    problems = differences(ranks, "versions", environment.versions(), install)
+    problems = differences(communicator, "versions", environment.versions(), install)
     run = dict(_flat(config.model_dump(mode="json")))
-    problems += differences(ranks, "run file", run, "give every machine the same run file and overrides")
+    problems += differences(communicator, "run file", run, "give every machine the same run file and overrides")
     if problems:
         raise UserError(problems)
 
 
-def same_data(workload: Workload, ranks: Communicator) -> None:
+def same_data(workload: Workload, communicator: Communicator) -> None:
     """Raises UserError unless all ranks have as many samples, and the first, middle and last ones look the same."""
-    if ranks.world == 1:
+    if communicator.world == 1:
         return
     found = {f"train {name}": value for name, value in fingerprint(workload.train).items()}
     if workload.evaluation is not None:
         found |= {f"evaluation {name}": value for name, value in fingerprint(workload.evaluation).items()}
-    problems = differences(ranks, "workload.data", found, "give every machine the same files, and no chance in reading")
+    problems = differences(
+        communicator, "workload.data", found, "give every machine the same files, and no chance in reading"
+    )
     if problems:
         raise UserError(problems)
 
@@ -69,13 +71,13 @@ def _piece(config: RunConfig) -> int:
     return min(config.micro_batch, -(-config.global_batch // config.data_parallel_size))
 
 
-def differences(ranks: Communicator, field: str, own: Mapping[str, Any], fix: str) -> list[Problem]:
+def differences(communicator: Communicator, field: str, own: Mapping[str, Any], fix: str) -> list[Problem]:
     """Returns a problem for each value that is not the same on all ranks, with the ranks that have it. Equal on all
     ranks."""
-    if len(set(ranks.all_gather(_digest(json.dumps(own, sort_keys=True, default=str).encode())))) == 1:
+    if len(set(communicator.all_gather(_digest(json.dumps(own, sort_keys=True, default=str).encode())))) == 1:
         return []
-    told = holders(ranks.all_gather(dict(own))).values()
-    return [Problem(field, why, fix) for why in told][:MOST_TOLD]
+    differing = holders(communicator.all_gather(dict(own))).values()
+    return [Problem(field, why, fix) for why in differing][:MOST_REPORTED]
 
 
 def holders(everyone: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -145,20 +147,20 @@ def checkpoint_bytes(config: RunConfig, shapes: Mapping[str, torch.Size], traine
     return (weights + states * trained) * BYTES[config.precision_spec.parameters]
 
 
-def timed_all_reduce(ranks: Communicator, device: torch.device) -> dict[str, float]:
+def timed_all_reduce(communicator: Communicator, device: torch.device) -> dict[str, float]:
     """Returns seconds for the smallest all-reduce, and bytes a second of a larger one; the best of some."""
-    if ranks.world == 1:
+    if communicator.world == 1:
         return {}
     small, large = (torch.zeros(count, device=device) for count in (1, REDUCED_BYTES // 4))
     return {
-        "all_reduce_latency_seconds": min(_seconds(ranks, small) for _ in range(6)),
-        "all_reduce_bytes_per_second": REDUCED_BYTES / min(_seconds(ranks, large) for _ in range(4)),
+        "all_reduce_latency_seconds": min(_seconds(communicator, small) for _ in range(6)),
+        "all_reduce_bytes_per_second": REDUCED_BYTES / min(_seconds(communicator, large) for _ in range(4)),
     }
 
 
-def _seconds(ranks: Communicator, tensor: Tensor) -> float:
+def _seconds(communicator: Communicator, tensor: Tensor) -> float:
     start = time.perf_counter()
-    ranks.sum(tensor)
+    communicator.sum(tensor)
     if tensor.is_cuda:
         torch.cuda.synchronize(tensor.device)
     return time.perf_counter() - start

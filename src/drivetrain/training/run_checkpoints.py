@@ -36,18 +36,18 @@ class RunCheckpoints:
         root: Path,
         run: RunConfig,
         engine: Engine,
-        ranks: Communicator,
+        communicator: Communicator,
         metric: BestMetric,
         samples: Samples,
         send: Callable[[Event], None],
     ) -> None:
-        self._root, self._run, self._engine, self._ranks, self._metric = root, run, engine, ranks, metric
+        self._root, self._run, self._engine, self._ranks, self._metric = root, run, engine, communicator, metric
         self._send = send
         # the order of the data is a function of these; a resumed run must not change them under way
         self._order: dict[str, Any] = {"seed": run.seed, "batch_size": run.global_batch}
         self._order |= order_key(samples, by_epochs=run.loop.steps is None)
         self._samples = samples
-        self._writing_ranks, self._writer, self._under_way = ranks, None, None
+        self._writing_ranks, self._writer, self._under_way = communicator, None, None
         self._host_copies = HostCopies()
         if run.checkpoints.asynchronous:
             self._writing_ranks = Communicator("saving")
@@ -146,8 +146,10 @@ class RunCheckpoints:
         state = read(path)
         training, before = state["training"], read_manifest(path).facts.get("precision")
         if before not in (None, self._run.precision):
-            told = f"the checkpoint was made with precision={before}, and the run goes on with {self._run.precision}"
-            self._send(Warned(message=told))
+            reported = (
+                f"the checkpoint was made with precision={before}, and the run goes on with {self._run.precision}"
+            )
+            self._send(Warned(message=reported))
         self._same_order(training["order"])
         self._same_optimizer(training.get("optimizer", self._run.optimizer.name))
         self._same_length(training.get("length") or self._length)
@@ -196,8 +198,10 @@ class RunCheckpoints:
             return
         progress.best, progress.evaluations_without_gain = self._ranks.on_first(self._best_kept), 0
         left = "none was evaluated by it" if progress.best is None else f"the best is of step {progress.best['step']}"
-        told = f"the best was chosen by {before} so far, and is by {now} from here on: of the checkpoints kept, {left}"
-        self._send(Warned(message=told))
+        reported = (
+            f"the best was chosen by {before} so far, and is by {now} from here on: of the checkpoints kept, {left}"
+        )
+        self._send(Warned(message=reported))
 
     def _best_kept(self) -> dict[str, Any] | None:
         """Returns the best evaluation in the progress."""

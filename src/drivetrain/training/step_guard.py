@@ -241,9 +241,9 @@ def spike(numbers: Numbers, factor: float | None) -> str | None:
         ("loss", numbers.loss, numbers.usual_loss),
         ("gradient norm", numbers.norm, numbers.usual_norm),
     )
-    told = [
+    spikes = [
         f"the {name} is {value:.4g}, {value / median:.0f} times its recent median ({median:.4g})"
         for name, value, median in named
         if median is not None and value > limit(median, factor)
     ]
-    return " and ".join(told) or None
+    return " and ".join(spikes) or None

@@ -169,14 +169,14 @@ class ImageClassificationWorkload(Classifier, Exportable):
     def build_model(self) -> nn.Module:
         model_config = self._config.model
         config = None if model_config.config is None else {**model_config.config, **self._derived}
-        trusted, told = model_config.trust_remote_code, self._warn
+        trusted, warn = model_config.trust_remote_code, self._warn
         model = build_classifier(
             HEAD,
             model_config.path,
             config,
             self._classes,
             "workload.model",
-            told,
+            warn,
             trusted=trusted,
             adapters=self.adapters,
         )

@@ -106,14 +106,14 @@ class UserFile:
 
     def misnamed(self) -> list[str]:
         """Returns definitions of the file that nothing reads, though they look as if they should be read."""
-        said = []
+        remarks = []
         for name in self._own_names():
             meant = _meant(name)
             if name in DECIDED_BY_THE_RUN_FILE:
-                said.append(f"{name} is not read: {DECIDED_BY_THE_RUN_FILE[name]} of the run file decides")
+                remarks.append(f"{name} is not read: {DECIDED_BY_THE_RUN_FILE[name]} of the run file decides")
             elif meant is not None and not self.has(meant) and not any(map(self.has, _instead(meant))):
-                said.append(f"{name} is not read; did you mean {meant}?")
-        return [f"{self.path.name}: {what}" for what in said]
+                remarks.append(f"{name} is not read; did you mean {meant}?")
+        return [f"{self.path.name}: {what}" for what in remarks]
 
     def _own_names(self) -> list[str]:
         """Returns public names of the file's own, without imported ones."""

@@ -251,12 +251,12 @@ class UserModuleWorkload(Exportable):
             has = ", ".join(map(repr, batch))
             raise problem(FIELD, f"a batch has no 'target', but {has}", "name it so, or define loss_sum and count")
         output, target = _output(model, batch), batch["target"]
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             summed = self._loss(output, target)
         if not isinstance(summed, Tensor) or summed.numel() != 1:
             raise problem(FIELD, f"the loss gives {_described(summed)}, not one number", "give the mean")
-        if any("target size" in str(warning.message) for warning in said):  # MSELoss and its like warn only
+        if any("target size" in str(warning.message) for warning in caught):  # MSELoss and its like warn only
             shapes = f"the output is {tuple(output.shape)}, the target {tuple(target.shape)}"
             raise problem(FIELD, f"{shapes}: the loss would compare each with all", "give them one shape")
         self._try_metrics(output, target)

@@ -152,12 +152,12 @@ def _saved(run: RunConfig, workload: Workload, engine: Engine, progress: Progres
 
 def _own(theirs: Theirs, run: RunConfig, progress: Progress) -> Iterator[Note]:
     """Yields the state that no format holds in a form with which this project could go on."""
-    told = any("schedul" in note.item for note in theirs.notes)
+    has_schedule = any("schedul" in note.item for note in theirs.notes)
     yield Note("step", carried=True, what=f"{progress.step}, {progress.updates} updates, {progress.samples:,} samples")
     if progress.step:
         what = f"the run goes on with batch {progress.step + 1} of its own order (seed {run.seed})"
         yield Note("position in the data", carried=False, what=what)
-        if not told:
+        if not has_schedule:
             what = f"the run file's schedule goes on at update {progress.updates}"
             yield Note("learning-rate schedule", carried=False, what=what)
     yield Note("random states", carried=False, what=f"generators begin at seed {run.seed}: dropout draws other masks")

@@ -47,7 +47,7 @@ def write(saved: Ours, folder: Path, dtype: torch.dtype | None) -> list[Note]:
     states = _model_states(saved)
     torch.save(states, tag / "mp_rank_00_model_states.pt")
     torch.save(states, tag / "zero_pp_rank_0_mp_rank_00_model_states.pt")
-    return list(_told(saved, moments))
+    return list(_described(saved, moments))
 
 
 def refuse_path(name: str) -> None:
@@ -102,7 +102,7 @@ def _model_states(saved: Ours) -> dict[str, Any]:
     }
 
 
-def _told(saved: Ours, moments: list[str]) -> list[Note]:
+def _described(saved: Ours, moments: list[str]) -> list[Note]:
     notes = [Note("weights", carried=True, what=f"{len(saved.trained)} trained, as fp32 masters")]
     if saved.untrained:
         notes.append(Note("buffers, frozen weights", carried=False, what=f"{len(saved.untrained)} lie {NO_BUFFERS}"))

@@ -21,7 +21,9 @@ def read_alpaca(row: Mapping[str, Any], form: RowSchema) -> list[Message]:
     else:
         response = text(form.value(row, "response"), names["response"])
     pairs.append((f"{instruction}\n{query}" if query else instruction, response))
-    return [message for asked, said in pairs for message in (Message("user", asked), Message("assistant", said))]
+    return [
+        message for asked, answered in pairs for message in (Message("user", asked), Message("assistant", answered))
+    ]
 
 
 def _history(value: Any) -> list[tuple[str, str]]:

@@ -214,11 +214,11 @@ class ChatTemplate:
             raise problem(self._field, why, "choose chatml or another, or mark replies in it with {% generation %}")
         own = own or [(shared, len(text))]
         own[-1] = (own[-1][0], self._end_of_turn(text, *own[-1]))
-        said = "".join(text[start:end] for start, end in own)
-        if THOUGHT in conversation.messages[reply].content and THOUGHT not in said:
+        trained_text = "".join(text[start:end] for start, end in own)
+        if THOUGHT in conversation.messages[reply].content and THOUGHT not in trained_text:
             raise _UnsuitableError(f"{self.name} leaves out what a reply has before {THOUGHT}: {SERVES}")
         unended = bool(marks) and text[own[-1][1] :].lstrip().startswith(self._special)
-        unended = unended and not said.rstrip().endswith(self._special)
+        unended = unended and not trained_text.rstrip().endswith(self._special)
         return Rendered(text, tuple(Span(start, end, reply) for start, end in own), unended)
 
     def _everything(self, conversation: Conversation, replies: Sequence[int]) -> Rendered:

@@ -30,5 +30,5 @@ def placeholders_note(conversations: Sequence[Conversation], name: str, among: s
         return None
     more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     filled = ", ".join(f"'{each}': ..." for each in found[:SHOWN])
-    told = f"{count:,} conversations of {among}{name} hold {', '.join(found[:SHOWN])}{more}, learnt as they stand"
-    return f"{told}; to put something in their place, give the data set replace: {{{filled}}}"
+    sentence = f"{count:,} conversations of {among}{name} hold {', '.join(found[:SHOWN])}{more}, learnt as they stand"
+    return f"{sentence}; to put something in their place, give the data set replace: {{{filled}}}"

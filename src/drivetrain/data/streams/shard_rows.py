@@ -67,8 +67,8 @@ class ShardRows:
     def identity(self) -> str:
         """Returns names and sizes of the files, in short."""
         sizes = [each.path.stat().st_size if isinstance(each, LineShard) else each.known for each in self.shards]
-        told = list(zip((each.name for each in self.shards), sizes, strict=True))
-        return blake2b(repr(told).encode(), digest_size=6).hexdigest()
+        described = list(zip((each.name for each in self.shards), sizes, strict=True))
+        return blake2b(repr(described).encode(), digest_size=6).hexdigest()
 
 
 def open_shards(path: str, field: str, root: Path) -> ShardRows:

@@ -115,7 +115,7 @@ def _until_it_ends(folder: Path, patience: float) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def swap_folder(parent: Path | None, ranks: Communicator) -> Scratch:
+def swap_folder(parent: Path | None, communicator: Communicator) -> Scratch:
     """Returns a folder of this run alone: DeepSpeed's own file names are the same in every run."""
     assert parent is not None, "a rule asks for it"
     made: list[Scratch] = []
@@ -126,7 +126,7 @@ def swap_folder(parent: Path | None, ranks: Communicator) -> Scratch:
             made.append(scratch.make(parent))
         return made[0].path
 
-    path = ranks.on_first(made_by_first)
+    path = communicator.on_first(made_by_first)
     with _on_its_disk():
         parent.mkdir(parents=True, exist_ok=True)  # on the disks of other machines
         return made[0] if made else scratch.join(path)

@@ -113,9 +113,9 @@ class Ulysses:
         if others:
             raise problem("engine.cp", f"some layers are {', '.join(others)}, and parts are not cut so", "leave cp out")
         slides = bool(window) and getattr(text, "use_sliding_window", True)
-        for layer, told in calls:
+        for layer, recorded in calls:
             slides_here = slides if kinds is None or layer is None else kinds[layer] == "sliding_attention"
-            if slides_here and told != window:
+            if slides_here and recorded != window:
                 why = f"the attention of layer {layer} does not get its window ({window})"
                 raise problem("engine.cp", why, "leave cp out")
 

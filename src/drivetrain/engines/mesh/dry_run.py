@@ -63,11 +63,11 @@ class Trial:
         options: EngineOptions,
         config: MeshEngine,
         place: MeshPosition,
-        ranks: Communicator,
+        communicator: Communicator,
         beside: LossContext = NO_CONTEXT,
     ) -> None:
         """beside: the auxiliary models as they were built, whole."""
-        self._ranks, self._beside, self._found = ranks, beside, Statistics()
+        self._ranks, self._beside, self._found = communicator, beside, Statistics()
         self._workload, self._device, self._config, self._place = workload, options.device, config, place
         self._precision = options.precision
         shares = min(place.dp, SHARES)

@@ -55,12 +55,12 @@ class RankPart:
         return {name: p.numel() * self.stands.get(name, 1) for name, p in own.named_parameters()}
 
     def check_pieces(
-        self, held: Held, copies: Callable[[Tensor], float], ranks: Communicator, device: torch.device
+        self, held: Held, copies: Callable[[Tensor], float], communicator: Communicator, device: torch.device
     ) -> None:
         """Raises RunError unless the ranks hold all of each parameter together. copies: ranks that hold the same
         piece."""
         pieces = sum(count / copies(held.whole(name)) for name, count in self.held(held).items())
-        found = int(ranks.sum(torch.tensor(pieces, dtype=torch.float64, device=device)).round())
+        found = int(communicator.sum(torch.tensor(pieces, dtype=torch.float64, device=device)).round())
         total = sum(self.sizes.values())
         if found != total:
             raise RunError(f"engine=mesh: the ranks hold {found:,} different parameters together, not {total:,}")

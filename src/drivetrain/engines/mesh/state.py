@@ -65,7 +65,9 @@ def shards(parameter: Tensor) -> int:
     return count
 
 
-def stages_items(ranks: Communicator, stages: int, speaks: bool, own: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def stages_items(
+    communicator: Communicator, stages: int, speaks: bool, own: Iterable[tuple[str, Any]]
+) -> dict[str, Any]:
     """Returns the items of all stages on the first rank, one after the other; nothing elsewhere.
 
     own: this stage's, whose making may need all of its ranks. speaks: whether this rank sends them.
@@ -73,18 +75,18 @@ def stages_items(ranks: Communicator, stages: int, speaks: bool, own: Iterable[t
     found: dict[str, Any] = {}
     twice: list[str] = []
     for name, value in own:
-        if ranks.is_first:
+        if communicator.is_first:
             found[name] = value
         elif speaks:
-            ranks.send_to_first((name, value))
-    if ranks.is_first:
+            communicator.send_to_first((name, value))
+    if communicator.is_first:
         for stage in range(1, stages):
-            source = stage * (ranks.world // stages)
-            while (item := ranks.receive(source)) is not None:
+            source = stage * (communicator.world // stages)
+            while (item := communicator.receive(source)) is not None:
                 twice += [item[0]] if item[0] in found else []
                 found[item[0]] = item[1]
     elif speaks:
-        ranks.send_to_first(None)
+        communicator.send_to_first(None)
     if twice:
         raise RunError(f"two stages have {', '.join(twice)}, and one would be lost")
     return found

@@ -117,12 +117,12 @@ def _split(rows: Sequence[Row], is_first: Any) -> tuple[list[Row], list[Row]]:
 
 
 def _each(rows: Sequence[Row]) -> str:
-    told = []
+    reported = []
     for row in rows[:4]:
         who = f"process {row.pulse.process} on {row.host}"
-        told.append(f"{who if len(rows) == 1 else f'rank {row.rank} ({who})'}, in {row.pulse.where}{_in(row)}")
-        told += row.standing.children
-    return "; ".join(told)
+        reported.append(f"{who if len(rows) == 1 else f'rank {row.rank} ({who})'}, in {row.pulse.where}{_in(row)}")
+        reported += row.standing.children
+    return "; ".join(reported)
 
 
 def _in(row: Row) -> str:
@@ -172,11 +172,11 @@ def table(rows: Sequence[Row]) -> str:
 
 def in_full(rows: Sequence[Row]) -> str:
     """Returns the table, and for each rank its stacks and all collectives under way."""
-    told = [blame(rows), "", table(rows)]
+    reported = [blame(rows), "", table(rows)]
     for row in rows:
         found = row.standing
         who = f"rank {row.rank}, process {row.pulse.process} on {row.host}"
-        told += [f"{who}, {STATES[row.state]}, in {row.pulse.where}"]
-        told += [f"under way: {each}" for each in found.pending]
-        told += [*found.children, found.stacks or "it did not answer with its stack", ""]
-    return "\n".join(told)
+        reported += [f"{who}, {STATES[row.state]}, in {row.pulse.where}"]
+        reported += [f"under way: {each}" for each in found.pending]
+        reported += [*found.children, found.stacks or "it did not answer with its stack", ""]
+    return "\n".join(reported)

@@ -100,8 +100,8 @@ def _of_stack(stack: Sequence[traceback.FrameSummary], stacks: str) -> Standing:
     own = [each for each in stack if not each.filename.startswith(("<", *_THEIRS)) or each.filename.startswith(_OWN)]
     users = [each for each in own if not each.filename.startswith(_OWN)]
     return Standing(
-        inner=_told(stack[-1]) if stack else "",
-        own=_told((users or own)[-1]) if own else "",
+        inner=_described(stack[-1]) if stack else "",
+        own=_described((users or own)[-1]) if own else "",
         call=_call(stack),
         stacks=stacks,
     )
@@ -117,7 +117,7 @@ def _call(stack: Sequence[traceback.FrameSummary]) -> str:
     return "backward" if any(_BACKWARD in each.filename and each.name == "backward" for each in stack) else ""
 
 
-def _told(frame: traceback.FrameSummary) -> str:
+def _described(frame: traceback.FrameSummary) -> str:
     return f"{os.path.basename(frame.filename)}:{frame.lineno} {frame.name}"
 
 

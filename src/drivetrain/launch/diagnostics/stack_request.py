@@ -74,18 +74,18 @@ class Alone:
     """The side of a process without a watchdog: it reports once that nothing goes on, and does not end."""
 
     def __init__(self, seconds: int | None) -> None:
-        self._seconds, self._told = seconds, False
+        self._seconds, self._reported = seconds, False
 
     def __call__(self, heart: Heart, still: float) -> None:
         if self._seconds is None or still < self._seconds:
-            self._told = False
-        elif not self._told:
-            self._told = True
+            self._reported = False
+        elif not self._reported:
+            self._reported = True
             pulse, found = heart.read(), standing(heart.main)
             waits = f", waiting in {found.waits_in}" if found.waits_in else ""
             children = "".join(f"; {child}" for child in found.children)
-            told = f"rank {pulse.rank}: nothing has gone on for {still:.0f} s ({pulse.where}{waits})"
-            sys.stderr.write(f"{told}{children}. It stands here:\n{found.stacks}")
+            reported = f"rank {pulse.rank}: nothing has gone on for {still:.0f} s ({pulse.where}{waits})"
+            sys.stderr.write(f"{reported}{children}. It stands here:\n{found.stacks}")
             sys.stderr.flush()
 
 
@@ -104,11 +104,13 @@ def ask(folder: Path, wanted: Mapping[int, Pulse], stopped: Mapping[int, Pulse] 
                 found = json.loads((folder / f"answer-{local}.json").read_text())
                 if found["asked"] == number:
                     answers[local] = found["whole"], Standing.of(found["standing"])
-    told = {local: answer for local, (_, answer) in answers.items()}
-    silent = {local: pulse for local, pulse in wanted.items() if local not in told}
+    reported = {local: answer for local, (_, answer) in answers.items()}
+    silent = {local: pulse for local, pulse in wanted.items() if local not in reported}
     for local, pulse in (silent | dict(stopped or {})).items():
-        told[local] = _by_signal(folder / f"stacks-{local}", pulse.process, stopped is not None and local in stopped)
-    return told
+        reported[local] = _by_signal(
+            folder / f"stacks-{local}", pulse.process, stopped is not None and local in stopped
+        )
+    return reported
 
 
 def _by_signal(file: Path, process: int, is_stopped: bool) -> Standing:

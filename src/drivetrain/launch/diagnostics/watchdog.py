@@ -73,7 +73,7 @@ class Watch:
     def _look_at(self, running: Mapping[int, Pulse], now: float) -> None:
         own: dict[Hashable, object] = {pulse.process: pulse.moves for pulse in running.values()}
         self._meeting.tell("moves", str(sum(pulse.moves for pulse in running.values())))
-        others = {f"node {node}": told for node, told in self._meeting.heard("moves").items()}
+        others = {f"node {node}": reported for node, reported in self._meeting.heard("moves").items()}
         still = self._moves.look(now, own | others)
         self._beats.look(now, {pulse.process: pulse.beats for pulse in running.values()})
         gone = tuple(pulse.process for pulse in running.values() if state_of(pulse) == "gone")
@@ -132,7 +132,7 @@ class Watch:
         while len(found) < len(self._meeting.heard("moves")) and time.monotonic() < until:
             time.sleep(0.5)
             found = self._meeting.heard("rows")
-        return [Row.of(row) for told in found.values() for row in json.loads(told)]
+        return [Row.of(row) for reported in found.values() for row in json.loads(reported)]
 
     def _keep(self, text: str) -> Path | None:
         """Writes the report into the run's folder, if there is one."""
@@ -147,14 +147,14 @@ class Watch:
         return None
 
 
-def left_quietly(folder: Path, told: Mapping[int, Any]) -> str | None:
+def left_quietly(folder: Path, reported: Mapping[int, Any]) -> str | None:
     """Finds the rank that failed first: the one that ended with exit code 0 and without a report, before its peers'
     connection errors.
 
     told: when each rank reported how it ended, by time.monotonic.
     """
     for pulse in pulses(folder).values():
-        if pulse.rank not in told and pulse.time < min(told.values()) and state_of(pulse) == "gone":
+        if pulse.rank not in reported and pulse.time < min(reported.values()) and state_of(pulse) == "gone":
             return f"rank {pulse.rank} ended without an error, by an exit of its own{seen(pulse)}"
     return None
 
