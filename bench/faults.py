@@ -106,8 +106,8 @@ class NodeLoss:
             run.launch_again(self.node)
             return True
         codes = [launcher.wait(MOST_SECONDS) for launcher in run.launchers[1:]]
-        assert all(codes), f"a node goes on without the first one, exit codes {codes}: {run.said}"
-        assert "The run failed." in run.printed_since, run.said
+        assert all(codes), f"a node goes on without the first one, exit codes {codes}: {run.printed}"
+        assert "The run failed." in run.printed_since, run.printed
         run.launch("--resume")
         return True
 
@@ -133,10 +133,10 @@ class FullDisk:
         if code == 0:
             return False
         text = run.printed_since
-        assert code in (1, 2), f"exit code {code}: {run.said}"
+        assert code in (1, 2), f"exit code {code}: {run.printed}"
         # a start on a disk that is full already is refused before any work
         ways = (r"[Nn]o space left.*--(resume|overwrite)", r"MiB free make room")
-        assert re.search(ways[code - 1], text), f"it does not say so: {run.said}"
+        assert re.search(ways[code - 1], text), f"it does not say so: {run.printed}"
         run.launch("--resume")
         return True
 
@@ -153,7 +153,7 @@ class Pause:
         victim.suspend()
         time.sleep(run.dice.uniform(*PAUSE_SECONDS))
         with_state = victim.status() if victim.is_running() else "gone"
-        assert with_state == psutil.STATUS_STOPPED, f"rank {victim} is {with_state}, not stopped: {run.said}"
+        assert with_state == psutil.STATUS_STOPPED, f"rank {victim} is {with_state}, not stopped: {run.printed}"
         victim.resume()
         return [victim.pid]
 
@@ -177,11 +177,11 @@ class Stop:
     def follow(self, run: Disturbed, victims: list[int]) -> bool:
         until = time.monotonic() + MOST_SECONDS
         while psutil.pid_exists(victims[0]):
-            assert time.monotonic() < until, f"the stopped rank {victims} is not ended: {run.said}"
+            assert time.monotonic() < until, f"the stopped rank {victims} is not ended: {run.printed}"
             time.sleep(0.05)
         until = time.monotonic() + MOST_SECONDS
         while f"is stopped by a signal (SIGSTOP): process {victims[0]}" not in run.printed_since:
-            assert time.monotonic() < until, f"the stopped rank {victims} is not named: {run.said}"
+            assert time.monotonic() < until, f"the stopped rank {victims} is not named: {run.printed}"
             time.sleep(0.05)
         return True
 

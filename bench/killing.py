@@ -82,7 +82,7 @@ class Disturbed:
             for launcher in self.launchers:
                 launcher.kill()
         self.lasted = time.monotonic() - self.launched
-        assert not any(codes), f"exit codes {codes}: {self.said}"
+        assert not any(codes), f"exit codes {codes}: {self.printed}"
         self._check_starts()
         return time.monotonic() - started
 
@@ -110,7 +110,7 @@ class Disturbed:
         return [rank for rank in found if rank.pid not in self._gone]
 
     @property
-    def said(self) -> str:
+    def printed(self) -> str:
         """Returns the end of what was printed."""
         return self._log.read_text(errors="replace")[-4000:]
 
@@ -154,7 +154,7 @@ class Disturbed:
     def _polled(self, pause: float = 0.02) -> Iterator[None]:
         until = time.monotonic() + MOST_SECONDS
         while all(launcher.poll() is None for launcher in self.launchers):
-            assert time.monotonic() < until, f"nothing happens: {self.said}"
+            assert time.monotonic() < until, f"nothing happens: {self.printed}"
             yield
             time.sleep(pause)
 

@@ -142,7 +142,7 @@ def test_evaluation_and_prediction_use_the_adapter(folder: Path, drivetrain: Com
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "words"),
     [
         (["adapter.rank=0"], "adapter.rank: 0 was given"),
         (["adapter.ranks=4"], "did you mean rank"),
@@ -165,11 +165,11 @@ def test_evaluation_and_prediction_use_the_adapter(folder: Path, drivetrain: Com
     ],
 )
 def test_what_cannot_work_is_refused_before_any_work(
-    settings: list[str], told: str, folder: Path, drivetrain: Command
+    settings: list[str], words: str, folder: Path, drivetrain: Command
 ) -> None:
     code, _, err = drivetrain("train", f"{folder}/run.yaml", f"output={folder}/refused", *settings)
     assert code == 2
-    assert told in err
+    assert words in err
     assert not (folder / "refused").exists()
 
 

@@ -145,10 +145,10 @@ def test_fields_named_with_their_block_exist() -> None:
 
 def test_the_styles_of_a_plan_are_all_reported() -> None:
     section = (ROOT / "docs/reference/workloads.md").read_text().split("### tensor_parallel\n")[1]
-    told = set(
+    words = set(
         re.findall(r"`(\w+)`", " ".join(line.partition("|")[2].partition("|")[0] for line in section.splitlines()))
     )
-    assert told == {*STYLES, *SAME}
+    assert words == {*STYLES, *SAME}
 
 
 def losses_of_the_plan_shown(file: Path, degrees: dict[str, Any]) -> list[float]:

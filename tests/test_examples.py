@@ -60,9 +60,9 @@ def test_every_script_has_its_run_file() -> None:
 def test_a_plain_script_and_its_run_file_both_train(checkout: Path, name: str) -> None:
     ranks, engine = SCRIPTS[name]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    told = json.loads(done(checkout, *torchrun, f"examples/plain/{name}.py", str(STEPS)).strip().splitlines()[-1])
-    assert told["samples_per_second"] > 0
-    assert math.isfinite(told["loss"])
+    words = json.loads(done(checkout, *torchrun, f"examples/plain/{name}.py", str(STEPS)).strip().splitlines()[-1])
+    assert words["samples_per_second"] > 0
+    assert math.isfinite(words["loss"])
     done(checkout, "-m", "drivetrain", "train", f"examples/plain/{name}.yaml", *FEW)
     report = json.loads((checkout / "runs" / name / "report.json").read_text())
     assert (report["status"], report["steps"], report["engine"]) == ("completed", STEPS, engine)

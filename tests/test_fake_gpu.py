@@ -40,9 +40,9 @@ def test_an_evaluation_stays_on_the_device(kind: str, outcomes: dict[str, str]) 
 
 
 @pytest.mark.parametrize(
-    ("plant", "said"),
+    ("plant", "words"),
     [("wrong device", "at least two devices, fakegpu:0 and cpu"), ("a number asked for", "_local_scalar_dense")],
 )
-def test_what_was_planted_is_found(plant: str, said: str, outcomes: dict[str, str]) -> None:
+def test_what_was_planted_is_found(plant: str, words: str, outcomes: dict[str, str]) -> None:
     assert plant in PLANTED
-    assert said in outcomes[plant]
+    assert words in outcomes[plant]

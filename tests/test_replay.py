@@ -158,10 +158,10 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_word(run: Path) -> None:
     shutil.rmtree(run / "trouble")
     damaged = run / "checkpoints" / "step-00000006"
     (damaged / "model.safetensors").write_bytes(b"cut")
-    said: list[str] = []
-    found = replay(run, 8, said.append, trust=True)
-    assert said[0].startswith(f"{damaged} is passed over: ")
-    assert "model.safetensors" in said[0]
+    words: list[str] = []
+    found = replay(run, 8, words.append, trust=True)
+    assert words[0].startswith(f"{damaged} is passed over: ")
+    assert "model.safetensors" in words[0]
     assert Path(found.start).name == "step-00000003"
     assert found.repeated
 

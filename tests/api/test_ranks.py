@@ -95,13 +95,13 @@ def test_a_script_without_a_guard_trains_what_only_it_defines(tmp_path: Path) ->
         command, cwd=tmp_path, capture_output=True, text=True, timeout=400, env=environment, check=False
     )
     assert done.returncode == 0, done.stderr
-    said = dict(line.split(" ", 1) for line in done.stdout.splitlines())
-    assert float(said["largest"]) < 1e-6
-    assert "train_data" in said["refused"]
-    assert "(train_data.lock)" in said["refused"]
-    assert said["begun"] == "False"
-    assert "only rank 1 sees this" in said["failed"]
-    assert "rank 1" in said["failed"]
+    words = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert float(words["largest"]) < 1e-6
+    assert "train_data" in words["refused"]
+    assert "(train_data.lock)" in words["refused"]
+    assert words["begun"] == "False"
+    assert "only rank 1 sees this" in words["failed"]
+    assert "rank 1" in words["failed"]
 
 
 def test_tensors_travel_beside_the_pickle_and_stay_what_they_are(tmp_path: Path) -> None:

@@ -35,15 +35,15 @@ def test_what_counts_of_a_step_is_what_each_rank_took_for_it_last(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("history", "told"),
+    ("history", "words"),
     [
         ({1: (0, [0, 1]), 3: (1, [0, 1])}, r"steps \[2\] are missing"),
         ({1: (0, [0, 1]), 2: (0, [1]), 3: (1, [0])}, "epoch 0 repeats samples"),
         ({1: (0, [0]), 2: (1, [1]), 3: (1, [0])}, "epoch 0 leaves samples out"),
     ],
 )
-def test_a_step_or_a_sample_that_is_missing_or_there_twice_is_noticed(history: Any, told: str) -> None:
-    with pytest.raises(AssertionError, match=told):
+def test_a_step_or_a_sample_that_is_missing_or_there_twice_is_noticed(history: Any, words: str) -> None:
+    with pytest.raises(AssertionError, match=words):
         check_each_once(history, 3, 2)
 
 
@@ -128,7 +128,7 @@ def test_a_death_that_was_no_fault_and_one_that_was_not_counted_are_noticed(tmp_
 
 
 @pytest.mark.parametrize(
-    ("report", "told"),
+    ("report", "words"),
     [
         ({"seconds": 5.0, "effective_share": 0.5}, None),
         ({"seconds": -5.0, "effective_share": 0.5}, "are negative"),
@@ -136,12 +136,12 @@ def test_a_death_that_was_no_fault_and_one_that_was_not_counted_are_noticed(tmp_
         ({"seconds": 0.5, "effective_share": 1.0}, "1.0"),
     ],
 )
-def test_times_that_a_clocks_jump_went_into_are_noticed(tmp_path: Path, report: Any, told: str | None) -> None:
+def test_times_that_a_clocks_jump_went_into_are_noticed(tmp_path: Path, report: Any, words: str | None) -> None:
     run = Disturbed(tmp_path, Path("run"), (), random.Random(0), {}, lasted=10.0)
-    if told is None:
+    if words is None:
         check_times(run, report)
         return
-    with pytest.raises(AssertionError, match=told):
+    with pytest.raises(AssertionError, match=words):
         check_times(run, report)
 
 

@@ -29,7 +29,7 @@ class Standing:
     def __init__(self, *processes: subprocess.Popen[bytes]) -> None:
         self.processes, self.dice, self.launched = processes, random.Random(0), list[tuple[str, ...]]()
         self.launchers = [process for process in processes if process.args[-1] == "launcher"]  # type: ignore[index]
-        self.said = self.printed_since = ""
+        self.printed = self.printed_since = ""
         self.disk: Disk | None = None
 
     def ranks(self, node: int | None = None) -> list[psutil.Process]:

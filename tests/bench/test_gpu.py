@@ -122,9 +122,9 @@ def test_without_a_package_that_every_part_needs_nothing_runs(
     monkeypatch.setattr(command, "installed", lambda name: None if name in ("typer", "matplotlib") else "1.0")
     monkeypatch.setattr("sys.argv", ["gpu", "--device", "cpu"])
     assert command.main() == 1
-    said = capsys.readouterr().out
-    assert "typer, matplotlib" in said
-    assert "no part can run without typer;" in said
+    words = capsys.readouterr().out
+    assert "typer, matplotlib" in words
+    assert "no part can run without typer;" in words
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")

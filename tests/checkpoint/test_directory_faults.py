@@ -25,9 +25,16 @@ def parts(version: int, numbers: int = 8) -> dict[str, Any]:
     return {"model": {"w": torch.full((numbers,), float(version))}, "training": {"version": version}}
 
 
-def assert_only_the_first_is_there(root: Path, error: pytest.ExceptionInfo[RunError], *said: str) -> None:
+def assert_only_the_first_is_there(root: Path, error: pytest.ExceptionInfo[RunError], *words: str) -> None:
     message = str(error.value)
-    for text in ("step 2 could not be saved", "MiB needed", "MiB free", f"{root / 'step-00000001'}", "--resume", *said):
+    for text in (
+        "step 2 could not be saved",
+        "MiB needed",
+        "MiB free",
+        f"{root / 'step-00000001'}",
+        "--resume",
+        *words,
+    ):
         assert text in message
     assert [path.name for path in root.iterdir()] == ["step-00000001"], "nothing half-written is left"
     found, _ = newest_good(root)

@@ -124,9 +124,9 @@ def test_a_state_that_cannot_be_restored_is_skipped_with_its_reason_and_the_one_
     assert directory.verify(newer) == [], "its checksums are right"
     [wrong] = verify(newer)
     assert why in wrong
-    step, told = goes_on_from(newer.parent)
+    step, reported = goes_on_from(newer.parent)
     assert step == 1
-    assert told[0].startswith(f"checkpoint skipped: {newer.name}: ")
+    assert reported[0].startswith(f"checkpoint skipped: {newer.name}: ")
 
 
 def test_of_depth_without_end_nothing_breaks(newer: Path) -> None:

@@ -56,7 +56,7 @@ def share(rank: int, world: int) -> dict[str, Any]:
 
 def saved(root: Path) -> None:
     ranks = Communicator()
-    save(root, 7, share(ranks.rank, ranks.world), {"metric": 1.0}, ranks=ranks)
+    save(root, 7, share(ranks.rank, ranks.world), {"metric": 1.0}, communicator=ranks)
 
 
 def test_many_ranks_write_the_files_that_one_writes(ranks: Pools, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def failing(root: Path) -> list[str]:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    save(root, 1, share(ranks.rank, ranks.world), {}, ranks=ranks)
+    save(root, 1, share(ranks.rank, ranks.world), {}, communicator=ranks)
     for name, bad in (("fill", full), ("differing", lambda *_: ["embed"]), ("", None)):
         parts = share(ranks.rank, ranks.world)
         if ranks.rank == 1 and bad is not None:
@@ -89,11 +89,11 @@ def failing(root: Path) -> list[str]:
         elif ranks.rank == 1:
             parts["training"] = {"tags": {1}}
         try:
-            save(root, 2, parts, {}, ranks=ranks)
+            save(root, 2, parts, {}, communicator=ranks)
         except RunError as error:
             heard.append(str(error))
         saving.fill, saving.differing = fill, differing
-    save(root, 3, share(ranks.rank, ranks.world), {}, ranks=ranks)
+    save(root, 3, share(ranks.rank, ranks.world), {}, communicator=ranks)
     return heard
 
 
@@ -145,22 +145,22 @@ def test_a_fault_in_any_call_of_a_save_leaves_the_earlier_checkpoint(step: int, 
             faults = Faults(monkeypatch, number)
             try:
                 save(tmp_path, step, later, {})
-                told = None
+                words = None
             except RunError as error:
-                told = str(error)
+                words = str(error)
         newest, skipped = newest_good(tmp_path)
         assert newest is not None
         assert skipped == []
         if not faults.failed:
-            assert told is None
+            assert words is None
             assert same(load(newest), later)
             break
         failed.add(faults.failed)
         found = load(newest)
-        if told is not None:
-            assert "Input/output error" in told
+        if words is not None:
+            assert "Input/output error" in words
         assert same(found, state()) or same(found, later), "one or the other, whole"
-        assert told is not None or same(found, later), f"{faults.failed} failed in silence"
+        assert words is not None or same(found, later), f"{faults.failed} failed in silence"
         for path in tmp_path.iterdir():
             if path != newest:
                 shutil.rmtree(path)
@@ -191,7 +191,7 @@ def test_a_save_that_loses_the_others_takes_nothing_away_but_its_own(
             raise RuntimeError("Connection closed by peer")
 
     with pytest.raises((RuntimeError, KeyboardInterrupt)):
-        save(tmp_path / "run" / "checkpoints", 1, state(), {}, ranks=Losing())
+        save(tmp_path / "run" / "checkpoints", 1, state(), {}, communicator=Losing())
     assert (tmp_path / "workload.py").read_text() == "mine"
 
 
@@ -218,7 +218,7 @@ def shifted(root: Path) -> list[str]:
     kept = HostCopies().of(parts, apart=True)
     for held in (parts["model"]["embed"].tensor, parts["optimizer"]["state"]["embed"]["exp_avg"].tensor):
         held.fill_(-1)
-    save(root, 7, kept, {}, ranks=ranks)
+    save(root, 7, kept, {}, communicator=ranks)
     dist.barrier()
     return [str(os.getpid())]
 

@@ -118,12 +118,12 @@ REFUSED = {
 def test_bad_input_is_refused_before_work_with_what_why_and_what_to_do(
     case: str, drivetrain: Callable[..., tuple[int, str, str]]
 ) -> None:
-    change, arguments, said = REFUSED[case]
+    change, arguments, reported = REFUSED[case]
     change()
     code, out, err = drivetrain("train", *arguments)
     assert code == 2, err
     assert "Traceback" not in out + err
-    for words in said:
+    for words in reported:
         assert words in err, err
     assert len(err) < 2000  # one screen
     assert not list(Path().glob("runs/*/checkpoints")), "work was started"
@@ -312,12 +312,12 @@ def test_a_checkpoint_that_is_not_there_is_reported_before_any_rank_is_started(
     verb: str, monkeypatch: pytest.MonkeyPatch, drivetrain: Callable[..., tuple[int, str, str]]
 ) -> None:
     monkeypatch.setattr("drivetrain.launch.start.start", lambda *_: pytest.fail("ranks were started"))
-    for option, said in (
+    for option, reported in (
         {(): "checkpoints holds no good checkpoint", ("--checkpoint", "ab"): "ab is no checkpoint"}
     ).items():
         code, _, err = drivetrain(verb, "digits.yaml", "engine=mesh-dp2", *option)
         assert code == 2, err
-        assert said in err
+        assert reported in err
         assert "refused before any work" in err
 
 

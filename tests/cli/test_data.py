@@ -161,10 +161,10 @@ def test_what_leaves_nothing_to_show_is_refused_in_words(case: str, drivetrain: 
     from drivetrain.data.language.vocabularies import byte_tokenizer
 
     byte_tokenizer().save_pretrained("plain")
-    overrides, said = REFUSED[case]
+    overrides, words = REFUSED[case]
     code, out, err = drivetrain("data", "run.yaml", *overrides)
     assert (code, out) == (2, "")
-    assert said in err
+    assert words in err
 
 
 def test_no_model_is_made_and_no_process_started(drivetrain: Drivetrain) -> None:

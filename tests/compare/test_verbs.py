@@ -138,7 +138,7 @@ def test_cells_refused_by_a_rule_are_rows_and_no_failure(drivetrain: Call) -> No
 
 
 def test_a_matrix_that_cannot_start_at_all_is_refused(drivetrain: Call) -> None:
-    for arguments, said in (
+    for arguments, words in (
         (["run.yaml", "precision=tf32,fp17"], "fp17"),
         (["rum.yaml", "precision=fp32"], "no such file"),
         (["run.yaml", "precision=fp32,fp32"], "given twice"),
@@ -146,7 +146,7 @@ def test_a_matrix_that_cannot_start_at_all_is_refused(drivetrain: Call) -> None:
     ):
         code, _, err = drivetrain("compare", *arguments)
         assert code == 2
-        assert said in err
+        assert words in err
     assert not list(Path().glob("runs/*/cells/*"))
     code, _, err = drivetrain("report", "nowhere", "own.py")
     assert code == 2

@@ -58,7 +58,9 @@ def test_without_axes_there_is_the_run_as_it_is() -> None:
 def test_all_problems_of_the_axes_come_at_once() -> None:
     with pytest.raises(UserError) as caught:
         read_axes(["precision=fp32,fp32", "lr=1,", "optimizer.lr=2", "batchsize=1,2", "fp32"])
-    told = [found.why for found in caught.value.problems]
-    assert len(told) == 5
-    for why, words in zip(told, ("given twice", "empty", "given twice", "no such field", "is no axis"), strict=True):
+    reported = [found.why for found in caught.value.problems]
+    assert len(reported) == 5
+    for why, words in zip(
+        reported, ("given twice", "empty", "given twice", "no such field", "is no axis"), strict=True
+    ):
         assert words in why

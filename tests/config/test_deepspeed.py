@@ -91,9 +91,9 @@ CONTRADICTIONS = {
 
 @pytest.mark.parametrize("key", CONTRADICTIONS)
 def test_what_contradicts_the_run_file_is_reported(key: str) -> None:
-    value, told = CONTRADICTIONS[key]
+    value, words = CONTRADICTIONS[key]
     found = rules.check(run({"name": "deepspeed", "config": {key: value}}), CPU)
-    assert any(told in str(problem) for problem in found), found
+    assert any(words in str(problem) for problem in found), found
 
 
 HUGGING_FACE = {  # the shape that Transformers' and LLaMA-Factory's users have
@@ -139,7 +139,7 @@ def test_a_json_that_agrees_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "words"),
     [
         ({"gradient_cliping": 1.0}, "no such key"),
         ({"amp": {"enabled": True}}, "Apex"),
@@ -149,13 +149,13 @@ def test_a_json_that_agrees_is_taken() -> None:
         ({"optimizer": {"type": "OneBitAdam"}}, "import path"),
     ],
 )
-def test_what_cannot_be_had_is_refused_with_the_reason(config: dict[str, Any], told: str) -> None:
+def test_what_cannot_be_had_is_refused_with_the_reason(config: dict[str, Any], words: str) -> None:
     (problem,) = rules.check(run({"name": "deepspeed", "config": config}), CPU)
-    assert told in problem.why
+    assert words in problem.why
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "words"),
     [
         ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "fp16.enabled says fp16-master, bf16.enabled says"),
         (
@@ -167,8 +167,8 @@ def test_what_cannot_be_had_is_refused_with_the_reason(config: dict[str, Any], t
         ),
     ],
 )
-def test_a_json_that_contradicts_itself_is_refused(config: dict[str, Any], told: str) -> None:
-    assert any(told in problem.why for problem in rules.check(run({"name": "deepspeed", "config": config}), CPU))
+def test_a_json_that_contradicts_itself_is_refused(config: dict[str, Any], words: str) -> None:
+    assert any(words in problem.why for problem in rules.check(run({"name": "deepspeed", "config": config}), CPU))
 
 
 EVERYWHERE = {
@@ -185,8 +185,8 @@ EVERYWHERE = {
 
 
 def test_every_key_is_reported_with_what_became_of_it() -> None:
-    told = {note.key for note in deepspeed.translate(EVERYWHERE).notes}
-    assert told >= set(leaves(EVERYWHERE)), set(leaves(EVERYWHERE)) - told
+    words = {note.key for note in deepspeed.translate(EVERYWHERE).notes}
+    assert words >= set(leaves(EVERYWHERE)), set(leaves(EVERYWHERE)) - words
 
 
 def test_an_offload_block_gives_device_and_path_and_passes_on_the_rest() -> None:
@@ -210,18 +210,20 @@ def test_an_optimizer_that_torch_has_is_taken_by_its_name() -> None:
 
 
 def test_a_warm_up_by_the_logarithm_is_reported_to_rise_linearly() -> None:
-    def told(**params: Any) -> list[str]:
+    def words(**params: Any) -> list[str]:
         found = deepspeed.translate({"scheduler": {"type": "WarmupLR", "params": params}})
         return [note.key for note in found.with_fate("changed")]
 
-    assert told() == told(warmup_type="log") == ["scheduler.params.warmup_type"]
-    assert not told(warmup_type="linear")
+    assert words() == words(warmup_type="log") == ["scheduler.params.warmup_type"]
+    assert not words(warmup_type="linear")
 
 
 def test_keys_without_effect_are_named_in_a_notice() -> None:
-    said = notices(run({"name": "deepspeed", "config": {"steps_per_print": 10, "wall_clock_breakdown": False}}), CPU)
-    assert any("steps_per_print" in line for line in said)
-    assert not any("wall_clock_breakdown" in line for line in said), "it goes on to DeepSpeed"
+    reported = notices(
+        run({"name": "deepspeed", "config": {"steps_per_print": 10, "wall_clock_breakdown": False}}), CPU
+    )
+    assert any("steps_per_print" in line for line in reported)
+    assert not any("wall_clock_breakdown" in line for line in reported), "it goes on to DeepSpeed"
 
 
 @pytest.mark.parametrize(

@@ -92,9 +92,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("given", "said"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_is_refused_before_anything_is_read(given: dict[str, Any], said: str) -> None:
-    assert said in problems(**given)
+@pytest.mark.parametrize(("given", "reported"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_is_refused_before_anything_is_read(given: dict[str, Any], reported: str) -> None:
+    assert reported in problems(**given)
 
 
 def test_names_of_a_registry_are_no_files(tmp_path: Path) -> None:
@@ -121,15 +121,15 @@ def test_engines_that_need_a_sample_a_row_get_padded_batches_and_say_so(engine: 
 
 
 @pytest.mark.parametrize(
-    ("tp", "fused", "told"), [(2, "auto", True), (2, True, True), (2, False, False), (1, True, False)]
+    ("tp", "fused", "words"), [(2, "auto", True), (2, True, True), (2, False, False), (1, True, False)]
 )
 def test_a_head_that_tensor_parallelism_splits_gives_logits_and_a_note_says_so(
-    tp: int, fused: bool | str, told: bool
+    tp: int, fused: bool | str, words: bool
 ) -> None:
     engine = {"name": "mesh", "tp": tp, "dp": 2}
     run = config(model={**MODEL, "fused_loss": fused}, run={"engine": engine, "processes": 2 * tp})
-    said = [notice for notice in notices(run, CPU) if notice.startswith("workload.model.fused_loss has no effect")]
-    assert len(said) == told
+    reported = [notice for notice in notices(run, CPU) if notice.startswith("workload.model.fused_loss has no effect")]
+    assert len(reported) == words
 
 
 def test_each_stage_is_an_entry_that_names_a_workload_there_is() -> None:

@@ -103,7 +103,7 @@ def test_a_config_cannot_be_changed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reported"),
     [
         ("", "the file is empty"),
         ("# only a comment\n", "the file is empty"),
@@ -116,8 +116,8 @@ def test_a_config_cannot_be_changed() -> None:
         ("a: \x07\n", "broken YAML"),
     ],
 )
-def test_a_file_that_is_no_run_file_is_reported_with_why(text: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=said):
+def test_a_file_that_is_no_run_file_is_reported_with_why(text: str, reported: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=reported):
         load(written(tmp_path, text))
 
 
@@ -152,7 +152,7 @@ def test_a_key_may_be_cut_short_where_one_field_ends_so(key: str, path: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("key", "said"),
+    ("key", "reported"),
     [
         ("every_steps", "write checkpoints.every_steps or evaluation.every_steps"),
         ("learning_rate", "there is no such field"),
@@ -160,8 +160,8 @@ def test_a_key_may_be_cut_short_where_one_field_ends_so(key: str, path: str) -> 
         ("batchsize", "did you mean batch_size"),
     ],
 )
-def test_a_key_that_fits_no_field_or_several_is_reported_with_which_are_near(key: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_a_key_that_fits_no_field_or_several_is_reported_with_which_are_near(key: str, reported: str) -> None:
+    with pytest.raises(UserError, match=reported):
         resolve_key(key)
 
 
@@ -210,8 +210,8 @@ def test_all_problems_of_the_schema_come_at_once(tmp_path: Path) -> None:
     raw["optimizer"] |= {"lr": "quick"}  # type: ignore[operator]
     del raw["workload"]["data"]["source"]  # type: ignore[attr-defined]
     _, problems = load(written(tmp_path, json.dumps(raw)))
-    told = {found.field for found in problems}
-    assert {"batch_size", "optimiser", "precision", "optimizer.lr", "workload.data.source"} <= told
+    words = {found.field for found in problems}
+    assert {"batch_size", "optimiser", "precision", "optimizer.lr", "workload.data.source"} <= words
     assert "did you mean optimizer?" in {found.fix for found in problems}
 
 

@@ -63,7 +63,7 @@ def test_fp8_states_need_a_gpu_that_has_fp8_or_a_cpu() -> None:
 
 
 def test_betas_and_eps_without_effect_are_reported() -> None:
-    said = " ".join(notices(config(optimizer={"name": "adafactor", "betas": (0.8, 0.9), "eps": 1e-6}), CPU))
-    assert "optimizer.betas has no effect: adafactor has none" in said
-    assert "optimizer.eps has no effect" in said
+    words = " ".join(notices(config(optimizer={"name": "adafactor", "betas": (0.8, 0.9), "eps": 1e-6}), CPU))
+    assert "optimizer.betas has no effect: adafactor has none" in words
+    assert "optimizer.eps has no effect" in words
     assert "optimizer." not in " ".join(notices(config(optimizer={"name": "galore", "betas": (0.8, 0.9)}), CPU))

@@ -44,12 +44,14 @@ def test_what_is_missing_is_reported_with_the_extra_that_brings_it(name: str, tm
     run = run_of(block, tmp_path)
     assert {package for _, _, package in needed(run)} == packages
 
-    def told(installed: frozenset[str]) -> list[str]:
+    def words(installed: frozenset[str]) -> list[str]:
         found = rules.check(run, replace(CPU, packages=installed))
         return [problem.fix for problem in found if "not installed" in problem.why]
 
-    assert sorted(told(frozenset())) == sorted(f"pip install 'drivetrain[{OPTIONAL[each].extra}]'" for each in packages)
-    assert told(frozenset(OPTIONAL)) == []
+    assert sorted(words(frozenset())) == sorted(
+        f"pip install 'drivetrain[{OPTIONAL[each].extra}]'" for each in packages
+    )
+    assert words(frozenset(OPTIONAL)) == []
 
 
 def test_each_extra_exists_and_brings_its_package() -> None:

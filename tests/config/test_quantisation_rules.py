@@ -50,8 +50,8 @@ def test_quantisation_aware_training_works_everywhere_but_on_a_mesh(form: str) -
     ],
 )
 def test_what_quantisation_aware_training_does_not_go_with(changes: dict[str, Any], field: str, why: str) -> None:
-    [(told, reason)] = refused(**({"quantisation_aware": "int4-weight"} | changes)).items()
-    assert told == field
+    [(words, reason)] = refused(**({"quantisation_aware": "int4-weight"} | changes)).items()
+    assert words == field
     assert why in reason
 
 

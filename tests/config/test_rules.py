@@ -151,12 +151,12 @@ def test_an_h100_takes_every_precision(precision: str) -> None:
     spread = {"engine": "zero2", "processes": 2} if PRECISIONS[precision].cast else {}
     run = config(precision=precision, optimizer={"name": "sgd"}, **spread)
     assert not rules.check(run, H100)
-    told = [notice for notice in notices(run, H100) if "precision=bf16-master" not in notice]
-    assert not told
+    words = [notice for notice in notices(run, H100) if "precision=bf16-master" not in notice]
+    assert not words
 
 
 @pytest.mark.parametrize(
-    ("machine", "changes", "told"),
+    ("machine", "changes", "words"),
     [
         (H100, {}, True),
         (H100, {"precision": "bf16-master"}, False),
@@ -166,18 +166,18 @@ def test_an_h100_takes_every_precision(precision: str) -> None:
     ids=["mixed", "master", "an engine without", "cpu"],
 )
 def test_on_a_gpu_bf16_mixed_is_offered_what_casts_once_a_step(
-    machine: Machine, changes: dict[str, Any], told: bool
+    machine: Machine, changes: dict[str, Any], words: bool
 ) -> None:
-    said = notices(config(**{"precision": "bf16-mixed", **changes}), machine)
-    assert any("precision=bf16-master casts them once a step" in notice for notice in said) is told
+    reported = notices(config(**{"precision": "bf16-mixed", **changes}), machine)
+    assert any("precision=bf16-master casts them once a step" in notice for notice in reported) is words
 
 
 @pytest.mark.parametrize(
     ("precision", "emulated"), [("fp32", False), ("bf16", True), ("fp16-mixed", True), ("bf16-mixed", True)]
 )
 def test_a_cpu_without_16_bit_arithmetic_says_that_it_emulates(precision: str, emulated: bool) -> None:
-    said = " ".join(notices(config(precision=precision), CPU))
-    assert ("emulated" in said) == emulated
+    reported = " ".join(notices(config(precision=precision), CPU))
+    assert ("emulated" in reported) == emulated
     native = replace(CPU, native_dtypes=frozenset({"float32", "bfloat16", "float16"}))
     assert "emulated" not in " ".join(notices(config(precision=precision), native))
 
@@ -197,8 +197,8 @@ WITHOUT_EFFECT = {
 
 @pytest.mark.parametrize("field", WITHOUT_EFFECT)
 def test_a_setting_without_effect_is_reported(field: str) -> None:
-    (said,) = notices(config(**WITHOUT_EFFECT[field]), CPU)
-    assert said.startswith(f"{field} has no effect")
+    (reported,) = notices(config(**WITHOUT_EFFECT[field]), CPU)
+    assert reported.startswith(f"{field} has no effect")
 
 
 def test_one_process_is_what_a_single_engine_has() -> None:
@@ -214,8 +214,8 @@ def test_a_length_set_twice_is_reported_with_how_to_take_one_back() -> None:
 def test_a_split_that_is_not_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "test.csv").touch()
     data = workload(TEXTS, evaluation=str(tmp_path / "test.csv"), evaluation_fraction=0.2)
-    (said,) = notices(config(workload=data), CPU)
-    assert said.startswith("workload.data.evaluation_fraction has no effect")
+    (reported,) = notices(config(workload=data), CPU)
+    assert reported.startswith("workload.data.evaluation_fraction has no effect")
 
 
 def test_a_resolved_run_file_with_all_defaults_spelled_out_is_not_commented_on() -> None:
@@ -240,12 +240,12 @@ def test_settings_that_have_an_effect_are_not_mentioned() -> None:
 
 
 def test_adams_eps_that_vanishes_in_fp16_is_reported() -> None:
-    for optimizer, said in (
+    for optimizer, reported in (
         ({"name": "adamw"}, True),
         ({"name": "adamw", "eps": 1e-6}, False),
         ({"name": "sgd"}, False),
     ):
-        assert ("eps" in " ".join(notices(config(precision="fp16", optimizer=optimizer), H100))) == said
+        assert ("eps" in " ".join(notices(config(precision="fp16", optimizer=optimizer), H100))) == reported
 
 
 @pytest.mark.parametrize(
@@ -271,8 +271,8 @@ def test_rules_are_free_of_torch() -> None:
     "changes", [{"offload_activations": True}, {"engine": {"name": "fsdp", "offload": True}, "processes": 2}]
 )
 def test_what_a_cpu_run_offloads_is_reported_to_save_nothing(changes: dict[str, Any]) -> None:
-    (said,) = notices(config(**changes), CPU)
-    assert said.startswith("offloading saves nothing here")
+    (reported,) = notices(config(**changes), CPU)
+    assert reported.startswith("offloading saves nothing here")
     assert not any("offloading" in notice for notice in notices(config(**changes), H100))
 
 
@@ -280,9 +280,9 @@ def test_what_a_cpu_run_offloads_is_reported_to_save_nothing(changes: dict[str, 
 def test_one_length_of_rows_that_are_not_packed_is_reported_to_have_no_effect(more: dict[str, Any]) -> None:
     talks = {"type": "language_model", "stage": "sft", "model": {"config": {"model_type": "llama"}}}
     data = {"train": "talks.jsonl", "fixed_rows": True}
-    assert not any("fixed_rows" in said for said in notices(config(workload={**talks, "data": data}), CPU))
-    said = notices(config(workload={**talks, "data": {**data, **more}}), CPU)
-    assert any(each.startswith("workload.data.fixed_rows has no effect") for each in said)
+    assert not any("fixed_rows" in reported for reported in notices(config(workload={**talks, "data": data}), CPU))
+    reported = notices(config(workload={**talks, "data": {**data, **more}}), CPU)
+    assert any(each.startswith("workload.data.fixed_rows has no effect") for each in reported)
 
 
 NOT_UNPADDED: list[dict[str, Any]] = [

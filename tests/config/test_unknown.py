@@ -19,24 +19,24 @@ loop: {steps: 1}
 """
 
 
-def told(tmp_path: Path, *overrides: str) -> str:
+def words(tmp_path: Path, *overrides: str) -> str:
     (tmp_path / "run.yaml").write_text(RUN)
     _, problems = load(tmp_path / "run.yaml", overrides)
     return "\n".join(map(str, problems))
 
 
 def test_a_key_of_another_workload_is_called_that(tmp_path: Path) -> None:
-    found = told(tmp_path, "workload.data.stream_buffer=5")
+    found = words(tmp_path, "workload.data.stream_buffer=5")
     assert "image_classification has no such key: it is of text_classification and language_model" in found
     assert "did you mean" not in found
 
 
 def test_a_key_that_stands_at_the_top_of_the_run_file_is_reported_with_its_place(tmp_path: Path) -> None:
-    assert "write adapter at the top of the run file" in told(tmp_path, "workload.adapter=lora")
+    assert "write adapter at the top of the run file" in words(tmp_path, "workload.adapter=lora")
 
 
 def test_a_misspelt_key_is_reported_with_the_nearest_of_its_own_workload(tmp_path: Path) -> None:
-    assert "did you mean image_size?" in told(tmp_path, "workload.data.image_sise=8")
+    assert "did you mean image_size?" in words(tmp_path, "workload.data.image_sise=8")
 
 
 @pytest.mark.parametrize(
@@ -44,12 +44,12 @@ def test_a_misspelt_key_is_reported_with_the_nearest_of_its_own_workload(tmp_pat
     [("optimizer.learning_rate", "lr"), ("optimizer.lerning_rate", "lr"), ("loop.max_steps", "steps")],
 )
 def test_a_key_as_other_trainers_call_it_is_reported_with_its_name_here(tmp_path: Path, given: str, meant: str) -> None:
-    found = told(tmp_path, "optimizer={name: adamw}", f"{given}=1")
+    found = words(tmp_path, "optimizer={name: adamw}", f"{given}=1")
     assert f"{given}: there is no such key\n    did you mean {meant}?" in found
 
 
 def test_an_option_of_another_engine_names_that_engine(tmp_path: Path) -> None:
-    found = told(tmp_path, "engine=ddp", "engine.reshard=true")
+    found = words(tmp_path, "engine=ddp", "engine.reshard=true")
     assert "ddp has no such key: it is of fsdp" in found
 
 
@@ -60,18 +60,18 @@ MISSPELT = [("fdsp", "fsdp"), ("zeroo2", "zero2"), ("acelerate-ddp", "accelerate
 def test_a_misspelt_engine_is_reported_with_the_nearest_of_the_long_and_the_short_names(
     tmp_path: Path, given: str, meant: str
 ) -> None:
-    found = told(tmp_path, f"engine={given}")
+    found = words(tmp_path, f"engine={given}")
     assert f"did you mean {meant}?" in found
     assert "zero1, zero2, zero3" in found
 
 
 def test_a_wrong_choice_is_reported_once(tmp_path: Path) -> None:
-    found = told(tmp_path, "data.source=folders")
+    found = words(tmp_path, "data.source=folders")
     assert found.count("workload.data.source") == 1
 
 
 def test_a_key_of_another_workload_is_reported_once_and_its_value_is_not_checked_as_another_key(tmp_path: Path) -> None:
-    found = told(tmp_path, "workload.data.text_column=0.3")
+    found = words(tmp_path, "workload.data.text_column=0.3")
     assert "image_classification has no such key: it is of text_classification" in found
     assert "did you mean label_column? Else leave it out" in found
     assert found.count("label_column") == 1
@@ -90,7 +90,7 @@ IN_ANOTHER_PLACE = [
 
 @pytest.mark.parametrize(("given", "place"), IN_ANOTHER_PLACE)
 def test_a_key_in_the_wrong_place_is_reported_with_where_it_is(tmp_path: Path, given: str, place: str) -> None:
-    assert place in told(tmp_path, f"{given}=1")
+    assert place in words(tmp_path, f"{given}=1")
 
 
 CHOICES = [
@@ -105,11 +105,11 @@ CHOICES = [
 
 @pytest.mark.parametrize(("override", "meant"), CHOICES)
 def test_a_wrong_choice_is_reported_with_the_nearest_one(tmp_path: Path, override: str, meant: str) -> None:
-    assert meant in told(tmp_path, override)
+    assert meant in words(tmp_path, override)
 
 
 def test_the_kinds_that_a_field_takes_are_listed_as_one_sentence(tmp_path: Path) -> None:
-    found = told(tmp_path, "workload.loss.class_weights=heavy")
+    found = words(tmp_path, "workload.loss.class_weights=heavy")
     assert "input should be 'balanced', or a mapping of keys, or a valid list" in found
 
 

@@ -156,9 +156,9 @@ def test_a_disk_that_fills_up_is_an_error_that_names_the_folder_and_the_next_sta
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # Python leaves a file of bytecode that the limit cut short
     with full_disk(most), pytest.raises(UserError) as error:
         get_blocks(tmp_path)
-    (told,) = error.value.problems
-    assert f"{tmp_path / 'tokens-1'} cannot be written: File too large" in told.why
-    assert "make room" in told.fix
+    (words,) = error.value.problems
+    assert f"{tmp_path / 'tokens-1'} cannot be written: File too large" in words.why
+    assert "make room" in words.fix
     assert not (tmp_path / "tokens-1" / "contents.json").exists()
     assert not list(tmp_path.rglob("*.partial"))
     found = get_blocks(tmp_path)

@@ -112,24 +112,24 @@ def test_an_array_of_objects_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_broken_and_foreign_files_are_reported(tmp_path: Path) -> None:
-    def told() -> str:
+    def words() -> str:
         with pytest.raises(UserError) as error:
             read_cifar10(tmp_path, "field", "test")
         return error.value.problems[0].why
 
-    assert "lacks test_batch, batches.meta" in told()
+    assert "lacks test_batch, batches.meta" in words()
     write(tmp_path)
     whole = (tmp_path / "test_batch").read_bytes()
     (tmp_path / "test_batch").write_bytes(whole[: len(whole) // 2])
-    assert "is no CIFAR-10 pickle" in told()
+    assert "is no CIFAR-10 pickle" in words()
     (tmp_path / "test_batch").write_bytes(pickle.dumps({b"labels": [0]}, protocol=2))
-    assert "not in CIFAR-10's python format" in told()
+    assert "not in CIFAR-10's python format" in words()
     (tmp_path / "test_batch").write_bytes(pickle.dumps([1, 2], protocol=2))
-    assert "holds a list" in told()
+    assert "holds a list" in words()
     (tmp_path / "test_batch").write_bytes(as_python_2_wrote_it(np.zeros((2, 3072), dtype=np.uint8), [0, 3]))
-    assert "labels outside 0 to 2" in told()
+    assert "labels outside 0 to 2" in words()
     (tmp_path / "test_batch").write_bytes(as_python_2_wrote_it(np.zeros((2, 3072), dtype=np.uint8), [0]))
-    assert "2 images but 1 labels" in told()
+    assert "2 images but 1 labels" in words()
 
 
 def test_large_batches_are_mapped_from_the_cache_and_a_changed_one_is_read_again(

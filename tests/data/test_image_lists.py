@@ -51,10 +51,10 @@ def test_a_table_may_call_its_columns_otherwise_and_lie_among_its_images(folder:
 def test_files_that_are_not_there_and_rows_without_a_label_are_reported_together(folder: Path) -> None:
     with pytest.raises(UserError) as caught:
         read(folder, "image,label\n0.png,\n7.png,a\n8,b\n")
-    told = str(caught.value)
-    assert "1 row of" in told
-    assert "2 of 3 images" in told
-    assert "7.png, 8" in told
+    words = str(caught.value)
+    assert "1 row of" in words
+    assert "2 of 3 images" in words
+    assert "7.png, 8" in words
 
 
 def test_an_image_with_two_labels_is_reported(folder: Path) -> None:
@@ -71,8 +71,8 @@ def test_a_name_that_two_files_share_but_for_their_endings_is_none(folder: Path)
 def test_wrong_columns_come_together_with_what_there_is(folder: Path) -> None:
     with pytest.raises(UserError, match="has no column 'image'") as caught:
         read(folder, "file,labels\n0.png,a\n")
-    told = [each.field for each in caught.value.problems]
-    assert told == ["workload.data.image_column", "workload.data.label_column"]
+    words = [each.field for each in caught.value.problems]
+    assert words == ["workload.data.image_column", "workload.data.label_column"]
     assert caught.value.problems[1].fix.startswith("did you mean labels?")
 
 

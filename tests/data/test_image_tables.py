@@ -45,7 +45,7 @@ def write(
     return path
 
 
-def told(path: Path, **more: Any) -> dict[str, str]:
+def words(path: Path, **more: Any) -> dict[str, str]:
     with pytest.raises(UserError) as error:
         parquet_images(path, "workload.data.train", ImageData(source="parquet", **more), "train")
     return {problem.field: f"{problem.why} | {problem.fix}" for problem in error.value.problems}
@@ -113,7 +113,7 @@ def test_files_of_other_names_are_all_read(tmp_path: Path) -> None:
 
 
 def test_both_wrong_columns_are_reported_with_the_nearest_name(tmp_path: Path) -> None:
-    found = told(write(tmp_path / "a.parquet", pa.array([0, 1])), image_column="imge", label_column="labels")
+    found = words(write(tmp_path / "a.parquet", pa.array([0, 1])), image_column="imge", label_column="labels")
     assert "did you mean image?" in found["workload.data.image_column"]
     assert "did you mean label?" in found["workload.data.label_column"]
 
@@ -128,20 +128,20 @@ def test_both_wrong_columns_are_reported_with_the_nearest_name(tmp_path: Path) -
     ],
 )
 def test_labels_that_cannot_be_classes_are_reported(tmp_path: Path, labels: Any, names: Any, why: str) -> None:
-    assert why in str(told(write(tmp_path / "a.parquet", labels, names=names)))
+    assert why in str(words(write(tmp_path / "a.parquet", labels, names=names)))
 
 
 def test_what_holds_no_images_is_reported(tmp_path: Path) -> None:
-    assert "does not exist" in str(told(tmp_path / "nowhere"))
-    assert "holds no parquet files" in str(told(tmp_path))
+    assert "does not exist" in str(words(tmp_path / "nowhere"))
+    assert "holds no parquet files" in str(words(tmp_path))
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")
-    assert "cannot be read" in str(told(tmp_path / "a.parquet"))
+    assert "cannot be read" in str(words(tmp_path / "a.parquet"))
     pq.write_table(pa.table({"image": ["a.png"], "label": [0]}), tmp_path / "a.parquet")
-    assert "holds string, no image bytes" in str(told(tmp_path / "a.parquet"))
+    assert "holds string, no image bytes" in str(words(tmp_path / "a.parquet"))
     pq.write_table(pa.table({"image": pa.array([{"path": "a.png"}], IMAGE), "label": [0]}), tmp_path / "a.parquet")
-    assert "no image bytes in rows 1" in str(told(tmp_path / "a.parquet"))
+    assert "no image bytes in rows 1" in str(words(tmp_path / "a.parquet"))
     write(tmp_path / "a.parquet", pa.array([], pa.int64()))
-    assert "has no rows" in str(told(tmp_path / "a.parquet"))
+    assert "has no rows" in str(words(tmp_path / "a.parquet"))
 
 
 def test_prediction_needs_no_labels(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def save(path: Path, image: Image.Image | None = None) -> Path:
     return path
 
 
-def told(root: Path) -> str:
+def words(root: Path) -> str:
     with pytest.raises(UserError) as error:
         class_folders(root, "workload.data.train", "train")
     assert error.value.problems[0].field == "workload.data.train"
@@ -155,12 +155,12 @@ def test_a_folder_of_splits_gives_the_split_that_is_asked_for(tmp_path: Path) ->
 
 
 def test_a_folder_without_classes_or_images_is_reported(tmp_path: Path) -> None:
-    assert "is no folder" in told(tmp_path / "nowhere")
-    assert "holds no images" in told(tmp_path)
+    assert "is no folder" in words(tmp_path / "nowhere")
+    assert "holds no images" in words(tmp_path)
     (tmp_path / "cat").mkdir()
-    assert "holds no images" in told(tmp_path)
+    assert "holds no images" in words(tmp_path)
     save(tmp_path / "1.png")
-    assert "1 images but no class folders" in told(tmp_path)
+    assert "1 images but no class folders" in words(tmp_path)
 
 
 def test_the_real_cifar_folder_is_read(shared_data: Path, tmp_path: Path) -> None:

@@ -72,12 +72,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("name", "content", "said"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("name", "content", "words"), REFUSED.values(), ids=REFUSED)
 def test_broken_json_is_refused_with_the_place(
-    tmp_path: Path, name: str, content: str | bytes, said: list[str]
+    tmp_path: Path, name: str, content: str | bytes, words: list[str]
 ) -> None:
     message = refusal(tmp_path, name, content)
-    assert all(part in message for part in said), message
+    assert all(part in message for part in words), message
 
 
 def test_lines_end_at_line_feeds_only(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def samples_of(paths: list[str], size: int | None) -> PictureSamples:
     return PictureSamples(file_pictures(paths, [Path(path).name for path in paths]), everything, everything, size)
 
 
-def told(samples: PictureSamples, most_kept_bytes: int = 2**20) -> list[str]:
+def words(samples: PictureSamples, most_kept_bytes: int = 2**20) -> list[str]:
     with pytest.raises(UserError) as error:
         samples.prepare("workload.data.train", most_kept_bytes=most_kept_bytes)
     return [f"{problem.field}: {problem.why}" for problem in error.value.problems]
@@ -74,7 +74,7 @@ def test_decoded_images_that_need_no_change_are_not_copied_but_resized_ones_are_
 
 @pytest.mark.parametrize("most_kept_bytes", [2**20, 0])
 def test_all_that_is_wrong_is_reported_at_once(tmp_path: Path, most_kept_bytes: int) -> None:
-    found = told(files(tmp_path, [None, (4, 4), None, (4, 5), (4, 4), (6, 4)]), most_kept_bytes)
+    found = words(files(tmp_path, [None, (4, 4), None, (4, 5), (4, 4), (6, 4)]), most_kept_bytes)
     assert len(found) == 3
     assert "0.png cannot be read" in found[0]
     assert "2.png cannot be read" in found[1]
@@ -83,10 +83,10 @@ def test_all_that_is_wrong_is_reported_at_once(tmp_path: Path, most_kept_bytes: 
 
 
 def test_many_broken_files_are_counted_not_all_listed(tmp_path: Path) -> None:
-    found = told(files(tmp_path, [(4, 4)] + [None] * 70))
+    found = words(files(tmp_path, [(4, 4)] + [None] * 70))
     assert len(found) == 6
     assert found[-1].endswith("65 more cannot be read")
-    assert len(told(files(tmp_path, [None] * 3))) == 3
+    assert len(words(files(tmp_path, [None] * 3))) == 3
 
 
 def test_an_image_that_breaks_after_it_was_looked_at_is_named(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_truncated_image_is_found_by_decoding(tmp_path: Path) -> None:
     whole = (tmp_path / "0.png").read_bytes()
     (tmp_path / "0.png").write_bytes(whole[: len(whole) // 2])
     Image.new("RGB", (40, 40)).save(tmp_path / "1.png")
-    assert "0.png cannot be read" in told(samples_of([str(tmp_path / "0.png"), str(tmp_path / "1.png")], None))[0]
+    assert "0.png cannot be read" in words(samples_of([str(tmp_path / "0.png"), str(tmp_path / "1.png")], None))[0]
 
 
 def test_only_samples_with_augmentation_change_with_the_epoch() -> None:

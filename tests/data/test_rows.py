@@ -80,10 +80,10 @@ def test_the_broken_files_of_a_folder_are_named_at_once(tmp_path: Path) -> None:
     write(tmp_path / "a.json", "[1]")
     write(tmp_path / "b.jsonl", "{\n")
     write(tmp_path / "c.csv", "")
-    said = refusal(tmp_path)
-    assert "a.json cannot be read: row 1 holds no object" in said
-    assert "b.jsonl cannot be read: line 1 is broken JSON" in said
-    assert "c.csv is empty" in said
+    words = refusal(tmp_path)
+    assert "a.json cannot be read: row 1 holds no object" in words
+    assert "b.jsonl cannot be read: line 1 is broken JSON" in words
+    assert "c.csv is empty" in words
     for number in range(9):
         write(tmp_path / f"d{number}.json", "")
     assert "and 7 more files cannot be read" in refusal(tmp_path)
@@ -93,7 +93,7 @@ GBK = "label,text\n1,房间很好，服务不错\n".encode("gbk")
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "words"),
     [
         ("a.json", "", "a.json is empty"),
         ("a.json", "[]", "a.json has no rows"),
@@ -108,9 +108,9 @@ GBK = "label,text\n1,房间很好，服务不错\n".encode("gbk")
     ],
 )
 def test_a_file_that_cannot_serve_is_refused_with_the_reason(
-    tmp_path: Path, name: str, content: str | bytes, said: str
+    tmp_path: Path, name: str, content: str | bytes, words: str
 ) -> None:
-    assert said in refusal(write(tmp_path / name, content))
+    assert words in refusal(write(tmp_path / name, content))
 
 
 def test_paths_that_are_not_there_are_distinguished_from_hub_ids(tmp_path: Path) -> None:
@@ -130,8 +130,8 @@ def test_a_folder_without_data_and_one_of_several_splits_are_refused(tmp_path: P
 
 def test_parts_of_hub_data_sets_are_not_looked_for_in_files(tmp_path: Path) -> None:
     file = write(tmp_path / "a.json", '[{"n": 1}]')
-    said = refusal(file, split="test", subset="en")
-    assert "is here as a file, without any subset en or split test" in said
+    words = refusal(file, split="test", subset="en")
+    assert "is here as a file, without any subset en or split test" in words
     assert "a folder, without any folder x" in refusal(tmp_path, folder="x")
 
 
@@ -156,8 +156,8 @@ def test_a_folder_with_data_that_would_be_passed_over_is_refused_with_their_name
     (folder / "broken.jsonl").symlink_to(tmp_path / "nowhere")
     with pytest.raises(UserError) as caught:
         open_rows(str(folder), "F")
-    said = str(caught.value)
-    assert "b.jsonl.zip (an archive), broken.jsonl (a link that leads nowhere), linked (a link to a folder)" in said
+    words = str(caught.value)
+    assert "b.jsonl.zip (an archive), broken.jsonl (a link that leads nowhere), linked (a link to a folder)" in words
 
 
 def test_a_saved_data_set_is_the_files_it_names(tmp_path: Path) -> None:

@@ -133,12 +133,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("name", "content", "said"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("name", "content", "words"), REFUSED.values(), ids=REFUSED)
 def test_broken_files_are_refused_with_the_place(
-    tmp_path: Path, name: str, content: str | bytes, said: list[str]
+    tmp_path: Path, name: str, content: str | bytes, words: list[str]
 ) -> None:
     message = refusal(tmp_path, name, content)
-    assert all(part in message for part in said), message
+    assert all(part in message for part in words), message
 
 
 def test_a_missing_file_and_a_folder_are_distinguished(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ FRAME = pd.DataFrame([["1", "good", ["a"]]], columns=["label", "review", "tokens
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "words"),
     [
         ("reveiw", "did you mean review"),
         ("x", "it has: label, review, tokens"),
@@ -161,8 +161,8 @@ FRAME = pd.DataFrame([["1", "good", ["a"]]], columns=["label", "review", "tokens
         ("tokens", "holds lists"),
     ],
 )
-def test_a_column_that_does_not_serve_is_refused(name: str | int, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_a_column_that_does_not_serve_is_refused(name: str | int, words: str) -> None:
+    with pytest.raises(UserError, match=words):
         column(FRAME, name, "a.csv", "workload.data.text_column")
 
 

@@ -72,8 +72,8 @@ def test_rows_without_text_label_or_column_are_left_out_and_named_by_their_lines
 def test_a_refusal_names_rows_of_every_kind_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         read(tmp_path / "a.csv", LACKING, bad_rows="error")
-    told = ["3 of the 5 rows", "1 because it has no text", "1 because it has no label", "it has too few columns"]
-    assert all(part in str(caught.value) for part in told), str(caught.value)
+    words = ["3 of the 5 rows", "1 because it has no text", "1 because it has no label", "it has too few columns"]
+    assert all(part in str(caught.value) for part in words), str(caught.value)
 
 
 def test_a_text_without_label_has_a_prediction_all_the_same(tmp_path: Path) -> None:
@@ -97,10 +97,10 @@ def test_classes_are_sorted_as_numbers_where_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "said"), [(["1", "1"], "are of one class"), ([str(i) for i in range(3000)], "hardly classes")]
+    ("labels", "reported"), [(["1", "1"], "are of one class"), ([str(i) for i in range(3000)], "hardly classes")]
 )
-def test_labels_that_are_no_classes_are_refused(labels: list[str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_labels_that_are_no_classes_are_refused(labels: list[str], reported: str) -> None:
+    with pytest.raises(UserError, match=reported):
         class_names(labels, "workload.data.label_column")
 
 

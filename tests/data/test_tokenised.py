@@ -174,7 +174,7 @@ def test_a_saved_folder_gives_the_same_tokenizer(tokenizer: Any, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "words"),
     [
         ("vocab.txt", None, "does not exist"),
         ("./folder", None, "does not exist"),
@@ -184,12 +184,12 @@ def test_a_saved_folder_gives_the_same_tokenizer(tokenizer: Any, tmp_path: Path)
     ],
 )
 def test_what_is_no_tokenizer_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes | None, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes | None, words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     if content is not None:
         Path(name).write_bytes(content)
-    with pytest.raises(UserError, match=f"workload.model.tokenizer: .*{said}"):
+    with pytest.raises(UserError, match=f"workload.model.tokenizer: .*{words}"):
         load_tokenizer(name, "workload.model.tokenizer")
 
 

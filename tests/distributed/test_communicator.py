@@ -81,9 +81,9 @@ def test_two_ranks_together(ranks: Callable[[int], RankPool]) -> None:
     assert second == {**together, "gathered": None, "asked": [False, False, False, True, False]}
 
 
-@pytest.mark.parametrize(("kind", "told"), [("user", "UserError: x: is wrong"), ("run", "RunError: the disk is full")])
-def test_what_the_first_rank_may_not_do_all_ranks_hear(kind: str, told: str, ranks: Callable[[int], RankPool]) -> None:
-    assert all(said.startswith(told) for said in ranks(2).run(failing, kind))
+@pytest.mark.parametrize(("kind", "words"), [("user", "UserError: x: is wrong"), ("run", "RunError: the disk is full")])
+def test_what_the_first_rank_may_not_do_all_ranks_hear(kind: str, words: str, ranks: Callable[[int], RankPool]) -> None:
+    assert all(reported.startswith(words) for reported in ranks(2).run(failing, kind))
 
 
 def test_no_rank_waits_for_one_that_met_an_unforeseen_error(ranks: Callable[[int], RankPool]) -> None:

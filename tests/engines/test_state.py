@@ -36,7 +36,7 @@ def first_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[st
 
 def test_moments_go_to_their_names_where_layers_are_registered_in_another_order() -> None:
     before, after = Two("ab"), Two("ba")
-    saved = optimizer_state(before, stepped(before, [*before.parameters()]), told=torch.clone)
+    saved = optimizer_state(before, stepped(before, [*before.parameters()]), describe=torch.clone)
     optimizer = torch.optim.AdamW(after.parameters(), lr=0.5)
     load_optimizer_state(after, optimizer, saved)
     found = first_moments(after, optimizer)
@@ -47,7 +47,7 @@ def test_moments_go_to_their_names_where_layers_are_registered_in_another_order(
 
 def test_moments_go_to_their_names_where_other_rates_make_other_groups() -> None:
     before, after = Two("ab"), Two("ab")
-    saved = optimizer_state(before, stepped(before, [*before.parameters()]), told=torch.clone)
+    saved = optimizer_state(before, stepped(before, [*before.parameters()]), describe=torch.clone)
     groups = [{"params": [after.b.weight], "lr": 0.2}, {"params": [after.a.weight], "lr": 0.3}]
     optimizer = torch.optim.AdamW(groups)  # type: ignore[arg-type]
     load_optimizer_state(after, optimizer, saved)

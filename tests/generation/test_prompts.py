@@ -41,8 +41,8 @@ def run_file(**generate: Any) -> None:
 
 def trained(drivetrain: Run, output: str, *overrides: str) -> tuple[list[Any], list[dict[str, Any]]]:
     """Its curve and evaluations, and its samples."""
-    code, _, told = drivetrain("train", "run.yaml", f"output={output}", "--quiet", *overrides)
-    assert code == 0, told
+    code, _, words = drivetrain("train", "run.yaml", f"output={output}", "--quiet", *overrides)
+    assert code == 0, words
     events = [json.loads(line) for line in Path(output, "events.jsonl").read_text().splitlines()]
     steps = [(each["step"], each["loss"], each["grad_norm"]) for each in events if each["event"] == "step"]
     file = Path(output, "samples.jsonl")
@@ -107,15 +107,15 @@ def test_predictions_have_the_answers_that_transformers_gives(
     trained(drivetrain, "out")
     given = ("run.yaml", "output=out", f"data.packing={str(packing).lower()}", "evaluation.batch_size=3")
     write_lines(Path("new.jsonl"), [talk("say 2", "it is 2"), talk("Why?", "So"), *TALKS[:5]])
-    code, _, told = drivetrain("predict", *given, "--data", "new.jsonl", "--checkpoint", "last", "--output", "p.jsonl")
-    assert code == 0, told
+    code, _, words = drivetrain("predict", *given, "--data", "new.jsonl", "--checkpoint", "last", "--output", "p.jsonl")
+    assert code == 0, words
     rows = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
     assert [row["reference"] for row in rows[:3]] == ["it is 2", "So", "it is 0"]
     folder = "out/checkpoints/step-00000006"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     for row, asked in zip(rows, ["say 2", "Why?", *(each["instruction"] for each in TALKS[:5])], strict=True):
-        said = [{"role": "user", "content": asked}]
-        assert row["prompt"] == tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
+        reported = [{"role": "user", "content": asked}]
+        assert row["prompt"] == tokenizer.apply_chat_template(reported, add_generation_prompt=True, tokenize=False)
         ids = tokenizer(row["prompt"], add_special_tokens=False, return_tensors="pt")["input_ids"]
         found = model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
         assert tokenizer.decode(found, skip_special_tokens=True) == row["answer"]

@@ -127,10 +127,10 @@ def given(**keys: Any) -> None:
 
 
 def trained(drivetrain: Run, *overrides: str) -> dict[str, Any]:
-    code, _, told = drivetrain("import", "lf.yaml", "--output", "new.yaml")
-    assert code == 0, told
-    code, _, told = drivetrain("train", "new.yaml", *overrides, "workload.data.cache=cache", "--quiet")
-    assert code == 0, told
+    code, _, words = drivetrain("import", "lf.yaml", "--output", "new.yaml")
+    assert code == 0, words
+    code, _, words = drivetrain("train", "new.yaml", *overrides, "workload.data.cache=cache", "--quiet")
+    assert code == 0, words
     report: dict[str, Any] = json.loads(Path("run/report.json").read_text())
     assert report["status"] == "completed"
     return report

@@ -161,7 +161,7 @@ def test_auto_is_left_to_the_run_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "words"),
     [
         (
             '{"optimizer": {"type": "AdamW", "params": {"lr": 0.1}},'
@@ -174,8 +174,8 @@ def test_auto_is_left_to_the_run_file(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_file_that_contradicts_itself_is_refused(text: str, told: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=told):
+def test_a_file_that_contradicts_itself_is_refused(text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=words):
         run_of(tmp_path, text, ending=".json")
 
 

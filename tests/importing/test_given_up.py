@@ -102,15 +102,15 @@ def test_exit_codes_tell_a_run_file_that_trains_from_one_that_cannot_yet(
     (tmp_path / "engine.yaml").write_text("distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n")
     (tmp_path / "losing.yaml").write_text(SFT + "use_dft_loss: true\n")
     small(tmp_path)
-    code, _, told = drivetrain("import", "engine.yaml")
+    code, _, reported = drivetrain("import", "engine.yaml")
     assert code == 1
-    assert "missing workload, batch_size, loop: the run file is incomplete and cannot train" in told
+    assert "missing workload, batch_size, loop: the run file is incomplete and cannot train" in reported
     assert (tmp_path / "engine-run.yaml").exists()
     assert drivetrain("import", "engine.yaml", "--onto", "small.yaml", "-o", "whole.yaml")[0] == 0
-    code, _, told = drivetrain("import", "losing.yaml")
+    code, _, reported = drivetrain("import", "losing.yaml")
     assert code == 2
-    assert "another loss" in told
-    assert "--without use_dft_loss" in told
+    assert "another loss" in reported
+    assert "--without use_dft_loss" in reported
     assert not (tmp_path / "losing-run.yaml").exists()
     assert drivetrain("import", "losing.yaml", "--without", "use_dft_loss")[0] == 0
     assert read(tmp_path / "losing-run.yaml")["workload"]["stage"] == "sft"
@@ -121,9 +121,9 @@ def test_reinforcement_learning_names_what_is_trained_without_it(tmp_path: Path)
     file = of_text(tmp_path, SFT.replace("sft", "ppo") + "ppo_epochs: 2\nreward_model: a\n", ".yaml")
     with pytest.raises(UserError) as refused:
         import_files([file], None, tmp_path / "new.yaml")
-    said = str(refused.value)
-    assert "there is no reinforcement learning yet (so that ppo_epochs, reward_model would be dropped" in said
-    assert "no workload is written, and what is trained is that of --onto RUN.YAML" in said
+    reported = str(refused.value)
+    assert "there is no reinforcement learning yet (so that ppo_epochs, reward_model would be dropped" in reported
+    assert "no workload is written, and what is trained is that of --onto RUN.YAML" in reported
 
 
 def test_a_tokenizer_without_a_chat_template_leaves_the_run_file_incomplete(tmp_path: Path, drivetrain: Run) -> None:
@@ -134,11 +134,11 @@ def test_a_tokenizer_without_a_chat_template_leaves_the_run_file_incomplete(tmp_
     (tmp_path / "dataset_info.json").write_text('{"one": {"file_name": "rows.json"}}')
     text = SFT.replace("a/b", str(model)).replace("qwen", "llama3") + f"dataset_dir: {tmp_path}\nmax_steps: 2\n"
     file = of_text(tmp_path, text, ".yaml")
-    code, _, said = drivetrain("import", str(file), "-o", str(tmp_path / "new.yaml"))
+    code, _, reported = drivetrain("import", str(file), "-o", str(tmp_path / "new.yaml"))
     assert code == 1
-    assert f"missing workload.data.template (the tokenizer in {model} has no chat template" in said
-    assert "the chat_template.jinja that the Instruct model of its family has" in said
+    assert f"missing workload.data.template (the tokenizer in {model} has no chat template" in reported
+    assert "the chat_template.jinja that the Instruct model of its family has" in reported
     assert "has no chat template" in (tmp_path / "new.yaml").read_text()
     (model / "chat_template.jinja").write_text("{{ messages }}")
-    code, _, said = drivetrain("import", str(file), "-o", str(tmp_path / "new.yaml"), "--overwrite")
-    assert code == 0, said
+    code, _, reported = drivetrain("import", str(file), "-o", str(tmp_path / "new.yaml"), "--overwrite")
+    assert code == 0, reported

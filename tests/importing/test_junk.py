@@ -38,7 +38,7 @@ def trees(names: list[str]) -> st.SearchStrategy[dict[str, Any]]:
     return st.dictionaries(keys, values, max_size=8)
 
 
-def told(folder: Path, path: Path) -> Imported | None:
+def words(folder: Path, path: Path) -> Imported | None:
     """The import, or None where it was refused in words."""
     problems: Sequence[Problem] = ()
     try:
@@ -64,7 +64,7 @@ def test_any_values_end_in_a_run_file_or_in_words(kind: str, data: st.DataObject
     raw = {**MARKS[kind], **data.draw(trees([*KINDS[kind].names]))}
     path = tmp_path / "given.json"
     path.write_text(json.dumps(raw))
-    found = told(tmp_path, path)
+    found = words(tmp_path, path)
     if found is not None:
         noted = {note.key for _, note in found.notes}
         assert {key for key in keys_of(raw) if key not in noted} == set()
@@ -77,7 +77,7 @@ def test_any_python_values_end_in_a_run_file_or_in_words(data: st.DataObject, tm
     lines = [f"{name} = {value!r}" for name, value in raw.items() if name.isidentifier() and name.isascii()]
     path = tmp_path / "given.py"
     path.write_text("\n".join(lines).replace("inf", "1").replace("nan", "1"), encoding="utf-8")
-    told(tmp_path, path)
+    words(tmp_path, path)
 
 
 @JUNK
@@ -96,4 +96,4 @@ def test_any_yaml_ends_in_a_run_file_or_in_words(data: st.DataObject, tmp_path: 
     path = tmp_path / "given.yaml"
     with path.open("w", encoding="utf-8", errors="replace") as file:
         YAML(typ="safe", pure=True).dump(raw, file)
-    told(tmp_path, path)
+    words(tmp_path, path)

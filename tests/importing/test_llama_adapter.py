@@ -54,8 +54,8 @@ def test_an_adapter_is_that_of_llama_factory(lines: str, expected: Any, tmp_path
 def test_lora_is_trained_by_default(tmp_path: Path) -> None:
     found, raw = imported(tmp_path, of_text(tmp_path, LORA.replace("finetuning_type: lora\n", "")))
     assert raw["adapter"] == PLAIN
-    told = {note.key: note.why for _, note in found.notes}
-    assert told["finetuning_type"] == "adapter.method: lora; not given: the source's default"
+    words = {note.key: note.why for _, note in found.notes}
+    assert words["finetuning_type"] == "adapter.method: lora; not given: the source's default"
 
 
 @pytest.mark.parametrize(

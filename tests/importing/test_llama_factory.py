@@ -202,9 +202,9 @@ def test_all_problems_of_all_files_come_at_once(tmp_path: Path) -> None:
 
 def test_defaults_are_reported_as_the_run_file_has_them(tmp_path: Path) -> None:
     found, raw = imported(tmp_path, of_text(tmp_path, FIRST))
-    told = {note.key: note.why for _, note in found.notes}
+    words = {note.key: note.why for _, note in found.notes}
     assert raw["recompute"] is True
-    assert told["disable_gradient_checkpointing"] == "recompute: true; not given: the source's default"
+    assert words["disable_gradient_checkpointing"] == "recompute: true; not given: the source's default"
     assert "#   recompute: true\n" in found.output.read_text()
 
 

@@ -225,8 +225,8 @@ def test_imported_fine_tuning_trains_on_every_row_that_has_a_reply(drivetrain: R
     assert report["data"]["train_samples"] == len(TALKS)
     assert (report["data"]["evaluation_samples"], report["data"]["rows_dropped"]) == (0, 1)
     assert report["samples"] == 2 * 4
-    _, told, _ = drivetrain("data", "new.yaml", "workload.data.cache=cache", "--json")
-    pieces = json.loads(told)["sample"]["pieces"]
+    _, words, _ = drivetrain("data", "new.yaml", "workload.data.cache=cache", "--json")
+    pieces = json.loads(words)["sample"]["pieces"]
     first = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
     prompt = f"{first}\n\n### Instruction:\nsay 0\n\n### Response:\n"
     assert pieces == [{"text": prompt, "trained": False}, {"text": f"it is 0{END_OF_TEXT}", "trained": True}]

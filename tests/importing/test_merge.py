@@ -34,10 +34,10 @@ def test_accelerate_and_arguments_become_one_run(tmp_path: Path) -> None:
 
 def test_what_contradicts_is_reported_with_both_files_and_keys(tmp_path: Path) -> None:
     deepspeed = '{"zero_optimization": {"stage": 2}, "optimizer": {"type": "AdamW", "params": {"lr": 0.5}}}'
-    told = refused(tmp_path, (ARGUMENTS, ".json"), (deepspeed, ".json"))
-    assert "optimizer.lr" in told
-    assert "0.001 (learning_rate)" in told
-    assert "0.5 (optimizer.params.lr)" in told
+    words = refused(tmp_path, (ARGUMENTS, ".json"), (deepspeed, ".json"))
+    assert "optimizer.lr" in words
+    assert "0.001 (learning_rate)" in words
+    assert "0.5 (optimizer.params.lr)" in words
 
 
 def test_a_default_that_was_written_down_yields_to_another_files_word(tmp_path: Path) -> None:
@@ -75,9 +75,9 @@ def test_a_whole_batch_has_to_fit_the_devices_and_their_share(tmp_path: Path) ->
     files = [of_text(tmp_path, accelerate), of_text(tmp_path, ARGUMENTS, ".json"), of_text(tmp_path, fits, ".json")]
     assert imported(tmp_path, *files)[1]["batch_size"] == 8
     other = fits.replace("8", "16")
-    told = refused(tmp_path, (accelerate, ".yaml"), (ARGUMENTS, ".json"), (other, ".json"))
-    assert "16 (train_batch_size)" in told
-    assert "on 2 devices" in told
+    words = refused(tmp_path, (accelerate, ".yaml"), (ARGUMENTS, ".json"), (other, ".json"))
+    assert "16 (train_batch_size)" in words
+    assert "on 2 devices" in words
 
 
 def test_a_length_in_epochs_wins_over_a_schedules_number_of_steps(tmp_path: Path) -> None:
@@ -86,17 +86,17 @@ def test_a_length_in_epochs_wins_over_a_schedules_number_of_steps(tmp_path: Path
     files = [of_text(tmp_path, text, ".json") for text in (arguments, deepspeed)]
     found, raw = imported(tmp_path, *files)
     assert raw["loop"] == {"epochs": 2, "max_grad_norm": 1.0}
-    told = {note.key: note.why for _, note in found.notes}
-    assert told["scheduler.params.total_num_steps"].endswith("says the length, in epochs")
+    words = {note.key: note.why for _, note in found.notes}
+    assert words["scheduler.params.total_num_steps"].endswith("says the length, in epochs")
 
 
 def test_two_warm_ups_are_refused(tmp_path: Path) -> None:
-    told = refused(
+    words = refused(
         tmp_path,
         ('{"output_dir": "o", "warmup_ratio": 0.1}', ".json"),
         ('{"train_batch_size": 8, "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 5}}}', ".json"),
     )
-    assert "schedule.warmup_steps and schedule.warmup_ratio" in told
+    assert "schedule.warmup_steps and schedule.warmup_ratio" in words
 
 
 def test_a_deepspeed_file_that_is_elsewhere_may_be_given_beside(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_batches_of_two_files_agree_over_groups_of_ranks(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("engine", "told"),
+    ("engine", "words"),
     [
         (
             {"name": "accelerate", "config": {"distributed_type": "NO", "parallelism_config": {"tp_size": 2}}},
@@ -167,11 +167,11 @@ def test_batches_of_two_files_agree_over_groups_of_ranks(tmp_path: Path) -> None
     ],
 )
 def test_a_run_on_such_a_configuration_itself_is_refused_and_pointed_to_the_mesh(
-    engine: dict[str, Any], told: str, tmp_path: Path
+    engine: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     path = of_text(tmp_path, SMALL + f"engine: {json.dumps(engine)}\nprocesses: 2\n")
     run, problems = load(path)
     assert run is not None, problems
-    said = [each for each in rules.check(run, CPU) if "mesh" in each.why]
-    assert len(said) == 1
-    assert f"engine: {{name: mesh, {told}: 2}}" in said[0].why
+    reported = [each for each in rules.check(run, CPU) if "mesh" in each.why]
+    assert len(reported) == 1
+    assert f"engine: {{name: mesh, {words}: 2}}" in reported[0].why

@@ -23,9 +23,9 @@ def test_a_pipe_gets_a_line_a_row_neither_padded_nor_wrapped(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     files = [str(FOLDER / name) for name in ("llama_factory/llama_full_zero3.yaml", "accelerate/fsdp1_by_size.yaml")]
-    for given, columns in ((files[:1], 4), (files[1:], 3)):  # the first names another, so that files are told
-        code, out, told = drivetrain("import", *given, "--onto", str(RECIPE), "--output", "new.yaml", "--overwrite")
-        assert code == 0, told
+    for given, columns in ((files[:1], 4), (files[1:], 3)):  # the first names another, so that files are words
+        code, out, words = drivetrain("import", *given, "--onto", str(RECIPE), "--output", "new.yaml", "--overwrite")
+        assert code == 0, words
         rows = [line.split("\t") for line in out.splitlines()]
         assert {len(row) for row in rows} == {columns}
         assert all(cell == cell.strip() and "  " not in cell and cell for row in rows for cell in row)
@@ -51,10 +51,10 @@ def test_an_imported_run_trains(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, _, told = drivetrain("import", str(FOLDER / file), "--onto", str(RECIPE), "-o", "new.yaml")
-    assert code == 0, told
-    code, _, told = drivetrain("train", "new.yaml", *SHORT, "--quiet")
-    assert code == 0, told
+    code, _, words = drivetrain("import", str(FOLDER / file), "--onto", str(RECIPE), "-o", "new.yaml")
+    assert code == 0, words
+    code, _, words = drivetrain("train", "new.yaml", *SHORT, "--quiet")
+    assert code == 0, words
     report = json.loads(Path("run/report.json").read_text())
     assert report["status"] == "completed"
     assert (report["engine"], report["precision"], report["steps"]) == (engine, precision, 2)

@@ -148,7 +148,7 @@ def test_evaluating_by_steps_without_eval_steps_takes_the_logging_steps(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "words"),
     [
         ({"eval_strategy": "steps", "eval_steps": 100, "save_steps": 500}, True),
         ({"eval_strategy": "steps", "eval_steps": 300, "save_steps": 200}, True),
@@ -159,25 +159,25 @@ def test_evaluating_by_steps_without_eval_steps_takes_the_logging_steps(tmp_path
         ({"eval_strategy": "no", "save_steps": 500}, False),
     ],
 )
-def test_a_best_that_may_not_be_saved_is_reported(given: dict[str, Any], told: bool, tmp_path: Path) -> None:
+def test_a_best_that_may_not_be_saved_is_reported(given: dict[str, Any], words: bool, tmp_path: Path) -> None:
     """A run evaluates and saves at the same steps unless checkpoints.every_steps says otherwise."""
     note = notes_of(tmp_path, json.dumps({"output_dir": "out", **given}), ending=".json")["save_steps"]
-    assert ("best of evaluations that fall on a save" in note.why) is told
-    assert (note.fate == "changed") is told
+    assert ("best of evaluations that fall on a save" in note.why) is words
+    assert (note.fate == "changed") is words
 
 
 def test_values_are_reported_as_the_run_file_has_them(tmp_path: Path) -> None:
     given = {"gradient_checkpointing": True, "max_grad_norm": 0, "report_to": ["tensorboard"], "run_name": "a/b"}
     text = json.dumps({"output_dir": "out", **given, "adam_beta1": 0.8})
     found, raw = imported(tmp_path, of_text(tmp_path, text, ".json"))
-    told = [note for _, note in found.notes if note.to]
-    assert {note.to for note in told} > {"recompute", "loop.max_grad_norm", "tracking.trackers", "name", "seed"}
-    for note in told:
+    words = [note for _, note in found.notes if note.to]
+    assert {note.to for note in words} > {"recompute", "loop.max_grad_norm", "tracking.trackers", "name", "seed"}
+    for note in words:
         value = raw
         for name in note.to.split("."):
             value = value[name]
         assert YAML(typ="safe", pure=True).load(note.why.split("; ")[0]) == {note.to: value}
-    told_again = {note.key: note.why for note in told}
+    told_again = {note.key: note.why for note in words}
     assert told_again["gradient_checkpointing"] == "recompute: true"
     assert told_again["max_grad_norm"] == "loop.max_grad_norm: null"
     assert told_again["report_to"] == "tracking.trackers: [progress, tensorboard]"

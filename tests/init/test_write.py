@@ -230,8 +230,8 @@ def test_rows_that_cannot_be_used_are_counted_and_the_run_file_trains(here: Path
     lines = [f"{word} hotel,{label}" for word, label in [("good", 1), ("bad", 0)] * 40]
     (here / "a.csv").write_text("\n".join(["text,label", *lines, ",1", "cut", "nice,", ""]))
     made = written(None, Path("a.csv"), Path("run.yaml"))
-    said = "83 rows, of which 1 without text, 1 without label, 1 with too few columns"
-    assert said in " ".join(made.decisions)
+    reported = "83 rows, of which 1 without text, 1 without label, 1 with too few columns"
+    assert reported in " ".join(made.decisions)
     trains("run.yaml", *SMALL)
 
 

@@ -30,7 +30,7 @@ WARM = "warm-rank"  # what the system calls a forked rank, which has no command 
 @dataclass
 class Ended:
     code: int
-    said: str
+    words: str
     moments: list[int] = field(default_factory=list)  # newest point of the curve at each kill
 
 
@@ -78,10 +78,10 @@ def killed(folder: Path, arguments: Sequence[str], output: Path, kills: int, dic
                 moments.append(step)
                 starts, wait = begun, dice.randint(FEWEST, 2 * FEWEST)
             time.sleep(0.02)
-        said, _ = process.communicate(timeout=MOST_SECONDS)
+        words, _ = process.communicate(timeout=MOST_SECONDS)
     finally:
         process.kill()
-    return Ended(process.returncode, said, moments)
+    return Ended(process.returncode, words, moments)
 
 
 def _seen(output: Path) -> tuple[int, int, int]:

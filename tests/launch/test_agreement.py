@@ -33,10 +33,10 @@ def test_two_ranks_of_other_versions_are_refused_and_of_other_gpus_warned(
 ) -> None:
     pool = ranks(2)
     assert pool.run(met, tmp_path, {}, 1) == [[], []]
-    for said in pool.run(met, tmp_path, {"NCCL": "2.26", "torch": "2.12.0+cu128"}, 1):
-        assert "versions: NCCL is 2.28 on rank 0 and 2.26 on rank 1" in said
-        assert "versions: torch is 2.13.0+cu130 on rank 0 and 2.12.0+cu128 on rank 1" in said
-        assert "install the same everywhere" in said
+    for words in pool.run(met, tmp_path, {"NCCL": "2.26", "torch": "2.12.0+cu128"}, 1):
+        assert "versions: NCCL is 2.28 on rank 0 and 2.26 on rank 1" in words
+        assert "versions: torch is 2.13.0+cu130 on rank 0 and 2.12.0+cu128 on rank 1" in words
+        assert "install the same everywhere" in words
     warned, others = pool.run(met, tmp_path, {"GPU": "an A100", "driver": "550.2"}, 1)
     assert warned == [
         "GPU is an H100 on rank 0 and an A100 on rank 1: the slowest rank sets the pace",

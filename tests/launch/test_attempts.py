@@ -66,8 +66,8 @@ def test_a_run_that_always_dies_is_started_once_more_than_it_may_be_restarted(
     assert len(starts.attempts) == most + 1
     before = [f"death {number}" for number in range(1, most + 1)]
     assert [list(attempt.restarts) for attempt in starts.attempts] == [before[:count] for count in range(most + 1)]
-    told = [attempt.notices for attempt in starts.attempts]
-    assert told == [[], *([f"restart {n} of at most {most}: death {n}"] for n in range(1, most + 1))]
+    reported = [attempt.notices for attempt in starts.attempts]
+    assert reported == [[], *([f"restart {n} of at most {most}: death {n}"] for n in range(1, most + 1))]
     assert len({attempt.since for attempt in starts.attempts}) == 1, "the launch began once"
     assert starts.elapsed == [10.0] * (most + 1), "time since the launch began, not since the newest start"
     last = str(raised.value)

@@ -66,7 +66,7 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 
 @pytest.mark.parametrize("error", [lambda: OutOfMemory("no room", samples=4), lambda: Died("ended by SIGKILL")])
 @pytest.mark.parametrize(
-    ("room", "trials", "size", "told"),
+    ("room", "trials", "size", "words"),
     [  # of the four samples of a device
         (9, [[1, 2, 4]], 4, "micro_batch_size is 4: of the longest samples 1, 2, 4 fit"),
         (3, [[1, 2, 4]], 2, "micro_batch_size is 2: of the longest samples 1, 2 fit, 4 does not"),
@@ -81,12 +81,12 @@ def test_the_largest_size_is_the_runs_though_processes_end_above_it(
     room: int,
     trials: list[list[int]],
     size: int,
-    told: str,
+    words: str,
 ) -> None:
     attempts, meeting = Attempts(room, error), Met(task)
     monkeypatch.setattr(batch_size_finder, "one_attempt", attempts)
     found = fitted(task, tmp_path, meeting)
-    assert (found.verb, found.run.micro_batch_size, found.notices) == ("train", size, ["before", told])
+    assert (found.verb, found.run.micro_batch_size, found.notices) == ("train", size, ["before", words])
     assert attempts.trials == trials
     assert meeting.heard == ["next"]
 

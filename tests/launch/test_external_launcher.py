@@ -96,22 +96,22 @@ def test_options_of_accelerate_launch_that_the_run_contradicts_are_refused(
 ) -> None:
     for name, value in variables.items():
         here.setenv(name, value)
-    code, _, said = drivetrain("train", "run.yaml", *settings, "processes=1", "output=refused")
-    assert (code, words in said) == (2, True), said
+    code, _, described = drivetrain("train", "run.yaml", *settings, "processes=1", "output=refused")
+    assert (code, words in described) == (2, True), described
 
 
 def test_a_restart_by_torchrun_does_not_overwrite_what_the_first_start_saved(
     here: pytest.MonkeyPatch, drivetrain: Cli, place: Path
 ) -> None:
-    told = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    for name, value in {**told, "MASTER_PORT": "29511", "TORCHELASTIC_RESTART_COUNT": "0"}.items():
+    reported = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in {**reported, "MASTER_PORT": "29511", "TORCHELASTIC_RESTART_COUNT": "0"}.items():
         here.setenv(name, value)
     command = ("train", "run.yaml", "output=again", "--quiet")
     assert drivetrain(*command, "--overwrite")[0] == 0
     saved = sorted((place / "again" / "checkpoints").iterdir())
     here.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    code, _, said = drivetrain(*command, "--overwrite")
-    assert (code, "restart 1" in said, "give --resume" in said) == (2, True, True), said
+    code, _, described = drivetrain(*command, "--overwrite")
+    assert (code, "restart 1" in described, "give --resume" in described) == (2, True, True), described
     assert sorted((place / "again" / "checkpoints").iterdir()) == saved
     assert drivetrain(*command, "--resume", "loop.steps=14")[0] == 0
 
@@ -119,24 +119,24 @@ def test_a_restart_by_torchrun_does_not_overwrite_what_the_first_start_saved(
 def test_options_of_accelerate_launch_that_the_run_has_too_are_no_problem(
     here: pytest.MonkeyPatch, drivetrain: Cli
 ) -> None:
-    told = {"ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_USE_FSDP": "true", "ACCELERATE_USE_CPU": "True"}
-    for name, value in {**told, "MASTER_ADDR": "127.0.0.1"}.items():
+    reported = {"ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_USE_FSDP": "true", "ACCELERATE_USE_CPU": "True"}
+    for name, value in {**reported, "MASTER_ADDR": "127.0.0.1"}.items():
         here.setenv(name, value)
     settings = ("engine=fsdp", "precision=bf16-mixed", "processes=1", "loop.steps=2", "--quiet")
-    code, _, said = drivetrain("train", "run.yaml", *settings, "output=agreeing")
-    assert code == 0, said
+    code, _, described = drivetrain("train", "run.yaml", *settings, "output=agreeing")
+    assert code == 0, described
 
 
 @pytest.mark.parametrize(("world_size", "expected"), [("1", -signal.SIGABRT), ("2", 0)])
 def test_a_rank_of_another_launcher_ends_before_threads_of_its_process_group_can_abort_it(
     world_size: str, expected: int
 ) -> None:
-    told = {"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": world_size, "WORLD_SIZE": world_size}
+    reported = {"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": world_size, "WORLD_SIZE": world_size}
     program = (
         "import atexit, os, torch.distributed; from drivetrain.cli import main; "
         "atexit.register(os.abort); main(['version'])"
     )
-    environment = os.environ | told | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+    environment = os.environ | reported | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120, check=False
     )

@@ -36,9 +36,9 @@ def test_one_process_takes_the_window_back_and_goes_on_with_smaller_ones(
     monkeypatch.chdir(prepared(tmp_path, SHORT))
     assert drivetrain("train", "run.yaml", "output=short")[0] == 0
     assert losses(Path("short")) == pytest.approx(losses(roomy / "whole"), rel=1e-5)
-    told = warnings(Path("short"))
-    assert "step 7: out of memory with 8 samples at once; it is made again, and the run goes on, with" in told
-    assert "with 4 samples at once; it is made again, and the run goes on, with micro-batches of at most 2" in told
+    words = warnings(Path("short"))
+    assert "step 7: out of memory with 8 samples at once; it is made again, and the run goes on, with" in words
+    assert "with 4 samples at once; it is made again, and the run goes on, with micro-batches of at most 2" in words
     # resumed with the same run file it is cut as it was, and not tried again with more
     assert drivetrain("train", "run.yaml", "output=short", "loop.steps=16", "--resume")[0] == 0
     assert "micro-batches of at most 2, as this run did before" in warnings(Path("short"))
@@ -49,12 +49,12 @@ def test_where_one_sample_does_not_fit_the_run_ends_with_what_to_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drivetrain: Cli
 ) -> None:
     monkeypatch.chdir(prepared(tmp_path, "raise torch.OutOfMemoryError('CUDA out of memory')"))
-    code, _, said = drivetrain("train", "run.yaml", "output=none")
+    code, _, reported = drivetrain("train", "run.yaml", "output=none")
     assert code == 1
-    assert "step 1: out of memory with 1 sample(s) at once: try recompute: true" in said
-    code, _, said = drivetrain("train", "run.yaml", "output=none", "micro_batch_size=auto", "--overwrite")
+    assert "step 1: out of memory with 1 sample(s) at once: try recompute: true" in reported
+    code, _, reported = drivetrain("train", "run.yaml", "output=none", "micro_batch_size=auto", "--overwrite")
     assert code == 1
-    assert "out of memory in micro-batches of 1 sample(s)" in said
+    assert "out of memory in micro-batches of 1 sample(s)" in reported
 
 
 def test_a_model_that_does_not_fit_is_a_shortage_and_no_mistake_in_its_file(
@@ -63,10 +63,10 @@ def test_a_model_that_does_not_fit_is_a_shortage_and_no_mistake_in_its_file(
     monkeypatch.chdir(prepared(tmp_path))
     text = Path("workload.py").read_text()
     Path("workload.py").write_text(text.replace("    return Model(", "    torch.empty(2**46)\n    return Model("))
-    code, _, said = drivetrain("train", "run.yaml", "output=none")
+    code, _, reported = drivetrain("train", "run.yaml", "output=none")
     assert code == 1
-    assert "out of memory in building the model" in said
-    assert "try recompute" in said
+    assert "out of memory in building the model" in reported
+    assert "try recompute" in reported
 
 
 def test_a_loss_that_does_not_decompose_is_not_cut(
@@ -75,12 +75,12 @@ def test_a_loss_that_does_not_decompose_is_not_cut(
     monkeypatch.chdir(prepared(tmp_path, SHORT))
     with Path("workload.py").open("a") as file:
         file.write("splits_batches = False\n")
-    code, _, said = drivetrain("train", "run.yaml", "output=none")
+    code, _, reported = drivetrain("train", "run.yaml", "output=none")
     assert code == 1
-    assert "step 7: out of memory with 8 sample(s) at once" in said
-    code, _, said = drivetrain("train", "run.yaml", "output=auto", "micro_batch_size=auto")
+    assert "step 7: out of memory with 8 sample(s) at once" in reported
+    code, _, reported = drivetrain("train", "run.yaml", "output=auto", "micro_batch_size=auto")
     assert code == 2
-    assert "micro_batch_size: auto may be < the batch (8), but this loss does not decompose" in said
+    assert "micro_batch_size: auto may be < the batch (8), but this loss does not decompose" in reported
 
 
 def test_ranks_start_again_from_the_newest_checkpoint_with_half_of_what_did_not_fit(tmp_path: Path) -> None:

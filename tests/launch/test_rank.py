@@ -56,10 +56,10 @@ def test_a_rank_that_cannot_say_how_it_ended_says_it_in_its_last_line(tmp_path: 
 
 def test_ranks_that_lose_their_launcher_and_a_peer_leave_no_traceback(tmp_path: Path) -> None:
     folder = prepared(tmp_path, "time.sleep(0.05)")
-    with (tmp_path / "said").open("wb") as said:
+    with (tmp_path / "said").open("wb") as reported:
         launcher = subprocess.Popen(
             command("train", "run.yaml", "engine=ddp", "processes=2", "loop.steps=1000", "output=run"),
-            cwd=folder, stdout=said, stderr=said,
+            cwd=folder, stdout=reported, stderr=reported,
         )  # fmt: skip
     try:
         wait_for_step(folder / "run" / "events.jsonl", 3)

@@ -52,14 +52,14 @@ def test_a_run_whose_ranks_are_killed_at_random_ends_with_the_same_bits_and_samp
     monkeypatch.setenv(VARIABLE, str(samples))
     spread = (*LONG, "engine=ddp", "processes=2")
     ended = killed(slowly, (*spread, "max_restarts=2"), Path(output.name), kills=kills, dice=random.Random(0))
-    assert ended.code == 0, ended.said
+    assert ended.code == 0, ended.described
     assert len(ended.moments) == kills
     same_end(slowly / "whole", output)
     check_each_once(surviving(samples), 60, 44)
-    told = report(output)
-    assert len(told["restarts"]) == kills
-    assert all("SIGKILL" in cause for cause in told["restarts"]), told["restarts"]
-    assert 0 < told["effective_share"] < 1
+    reported = report(output)
+    assert len(reported["restarts"]) == kills
+    assert all("SIGKILL" in cause for cause in reported["restarts"]), reported["restarts"]
+    assert 0 < reported["effective_share"] < 1
     started = [e["first_step"] for e in read_events(output / "events.jsonl") if e["event"] == "run_started"]
     assert all(step % 4 == 0 for step in started), "each goes on from a checkpoint"
     assert started[-1] > 0
@@ -69,9 +69,9 @@ def test_a_run_whose_ranks_are_killed_at_random_ends_with_the_same_bits_and_samp
 def test_a_run_of_one_process_is_killed_more_often_than_it_may_and_ends_with_the_history(slowly: Path) -> None:
     ended = killed(slowly, (*LONG, "max_restarts=1"), Path("alone"), kills=2, dice=random.Random(1))
     assert ended.code == 1
-    said = " ".join(ended.said.split())
-    assert "restart 1 of at most 1: rank 0 was ended by SIGKILL" in said
-    assert "started 2 times, as max_restarts=1 allows; before: 1. rank 0 was ended by SIGKILL" in said
+    described = " ".join(ended.described.split())
+    assert "restart 1 of at most 1: rank 0 was ended by SIGKILL" in described
+    assert "started 2 times, as max_restarts=1 allows; before: 1. rank 0 was ended by SIGKILL" in described
 
 
 class Attempts:
@@ -159,17 +159,17 @@ def test_a_node_that_is_lost_is_done_without_on_the_same_curve(slowly: Path) -> 
         wait_for_step(slowly / "lost" / "events.jsonl", 9)
         for process in [psutil.Process(nodes[1].pid), *ranks_of(nodes[1].pid)]:
             os.kill(process.pid, signal.SIGKILL)
-        said, _ = nodes[0].communicate(timeout=240)
+        described, _ = nodes[0].communicate(timeout=240)
     finally:
         for node in nodes:
             node.kill()
             node.communicate()
-    assert nodes[0].returncode == 0, said
+    assert nodes[0].returncode == 0, described
     assert losses(slowly / "lost") == pytest.approx(losses(slowly / "whole"), rel=1e-5)
-    told = report(slowly / "lost")
-    assert told["engaged"]["world_size"] == 1
-    assert len(told["restarts"]) == 1
-    assert "1 of 2 ranks are there; the global batch stays 8" in " ".join(said.split())
+    reported = report(slowly / "lost")
+    assert reported["engaged"]["world_size"] == 1
+    assert len(reported["restarts"]) == 1
+    assert "1 of 2 ranks are there; the global batch stays 8" in " ".join(described.split())
 
 
 def test_a_rendezvous_without_a_store_is_reported_with_its_port(task: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,10 +211,10 @@ def test_a_node_that_comes_back_is_taken_in_again(slowly: Path) -> None:
             os.kill(process.pid, signal.SIGKILL)
         nodes[1].communicate()
         nodes[1] = node(1)
-        said = [each.communicate(timeout=500)[0] for each in nodes]
+        described = [each.communicate(timeout=500)[0] for each in nodes]
     finally:
         for each in nodes:
             each.kill()
-    assert [each.returncode for each in nodes] == [0, 0], said
+    assert [each.returncode for each in nodes] == [0, 0], described
     assert report(slowly / "back")["engaged"]["world_size"] == 2
     assert sorted(losses(slowly / "back")) == [*range(1, 601)], "each step once"

@@ -83,8 +83,8 @@ def test_a_job_that_saved_when_its_time_was_up_is_queued_again_and_goes_on(
 
     def job(number: int, exit_code: int) -> str:
         calls = tmp_path / f"calls-{number}-{exit_code}"
-        told = {"CALLS": str(calls), "CODE": str(exit_code), "SLURM_RESTART_COUNT": str(number)}
-        done = subprocess.run(["bash", "-c", script], env={**os.environ, **path, **told}, timeout=60, check=False)
+        words = {"CALLS": str(calls), "CODE": str(exit_code), "SLURM_RESTART_COUNT": str(number)}
+        done = subprocess.run(["bash", "-c", script], env={**os.environ, **path, **words}, timeout=60, check=False)
         assert done.returncode == exit_code
         return calls.read_text()
 
@@ -119,9 +119,9 @@ def test_gpus_and_cores_are_asked_for(tmp_path: Path, drivetrain: Call, monkeypa
 
 def test_a_run_file_that_is_wrong_is_reported_before_a_job_waits_in_a_queue(tmp_path: Path, drivetrain: Call) -> None:
     prepared(tmp_path)
-    code, _, said = drivetrain("launch", "--slurm", str(tmp_path / "run.yaml"), "optimiser.lr=1")
+    code, _, reported = drivetrain("launch", "--slurm", str(tmp_path / "run.yaml"), "optimiser.lr=1")
     assert code == 2
-    assert "optimizer.lr" in said
+    assert "optimizer.lr" in reported
 
 
 def test_what_no_gpu_could_run_is_refused_before_a_script_is_written(
@@ -130,16 +130,16 @@ def test_what_no_gpu_could_run_is_refused_before_a_script_is_written(
     prepared(tmp_path)
     monkeypatch.chdir(tmp_path)
     run_file = str(tmp_path / "run.yaml")
-    code, script, said = drivetrain(
+    code, script, reported = drivetrain(
         "launch", "--slurm", run_file, "engine=mesh", "engine.tp=3", "processes=8", "precision=bf16-master"
     )
     assert (code, script) == (2, "")
-    assert "2 problems" in said
-    assert "engine=mesh-tp3 has no bf16-master" in said
-    assert "world size (8) is no multiple of tp (3)" in said
-    code, _, said = drivetrain("launch", "--slurm", run_file, "engine=ddp", "processes=16", "batch_size=4")
+    assert "2 problems" in reported
+    assert "engine=mesh-tp3 has no bf16-master" in reported
+    assert "world size (8) is no multiple of tp (3)" in reported
+    code, _, reported = drivetrain("launch", "--slurm", run_file, "engine=ddp", "processes=16", "batch_size=4")
     assert code == 2
-    assert "the batch (4) < the devices that share it (16)" in said
+    assert "the batch (4) < the devices that share it (16)" in reported
 
 
 def test_a_path_that_may_exist_on_the_cluster_alone_is_a_note(
@@ -147,29 +147,29 @@ def test_a_path_that_may_exist_on_the_cluster_alone_is_a_note(
 ) -> None:
     prepared(tmp_path)
     monkeypatch.chdir(tmp_path)
-    code, script, said = drivetrain("launch", "--slurm", "run.yaml", "workload.path=/scratch/mine.py")
+    code, script, reported = drivetrain("launch", "--slurm", "run.yaml", "workload.path=/scratch/mine.py")
     assert code == 0
     assert script.startswith("#!/bin/bash")
-    assert "/scratch/mine.py does not exist here; the cluster has to have it" in said
-    code, script, said = drivetrain("launch", "--slurm", "run.yaml", "workload.path=mine.py")
+    assert "/scratch/mine.py does not exist here; the cluster has to have it" in reported
+    code, script, reported = drivetrain("launch", "--slurm", "run.yaml", "workload.path=mine.py")
     assert (code, script) == (2, ""), "the job starts in this folder"
-    assert "mine.py does not exist" in said
+    assert "mine.py does not exist" in reported
 
 
 def test_the_size_of_the_job_is_reported_beside_the_script(tmp_path: Path, drivetrain: Call) -> None:
     prepared(tmp_path)
     given = ["launch", "--slurm", str(tmp_path / "run.yaml"), f"workload.path={tmp_path / 'workload.py'}"]
-    _, script, said = drivetrain(*given, "engine=fsdp", "processes=16", "batch_size=64", "--nodes", "2")
-    assert "2 nodes x 16 processes = 32 GPUs; 2 samples each of the global batch of 64" in said
+    _, script, reported = drivetrain(*given, "engine=fsdp", "processes=16", "batch_size=64", "--nodes", "2")
+    assert "2 nodes x 16 processes = 32 GPUs; 2 samples each of the global batch of 64" in reported
     assert "16 processes" not in script
-    _, _, said = drivetrain(*given, "engine=mesh", "engine.tp=2", "processes=4", "batch_size=5")
-    assert "1 node x 4 processes = 4 GPUs; 2 to 3 samples for each of 2 data ranks of the global batch of 5" in said
-    _, _, said = drivetrain(*given, "engine=ddp")
-    assert "processes was left out" in said
-    code, script, said = drivetrain(*given, "engine=fsdp", "engine.hybrid=8", "--nodes", "2")
-    assert (code, "processes was left out" in said) == (0, True), said
-    _, script, said = drivetrain(*given, "engine=single")
-    assert "1 node x 1 process = 1 GPU" in said
+    _, _, reported = drivetrain(*given, "engine=mesh", "engine.tp=2", "processes=4", "batch_size=5")
+    assert "1 node x 4 processes = 4 GPUs; 2 to 3 samples for each of 2 data ranks of the global batch of 5" in reported
+    _, _, reported = drivetrain(*given, "engine=ddp")
+    assert "processes was left out" in reported
+    code, script, reported = drivetrain(*given, "engine=fsdp", "engine.hybrid=8", "--nodes", "2")
+    assert (code, "processes was left out" in reported) == (0, True), reported
+    _, script, reported = drivetrain(*given, "engine=single")
+    assert "1 node x 1 process = 1 GPU" in reported
     assert "--gpus-per-node=1" in script
 
 
@@ -179,6 +179,6 @@ def test_a_package_that_only_the_cluster_has_is_a_note(
     prepared(tmp_path)
     monkeypatch.setattr("drivetrain.launch.cluster.installed", frozenset)
     given = ["launch", "--slurm", str(tmp_path / "run.yaml"), f"workload.path={tmp_path / 'workload.py'}"]
-    code, _, said = drivetrain(*given, "engine=zero2", "processes=2")
+    code, _, reported = drivetrain(*given, "engine=zero2", "processes=2")
     assert code == 0
-    assert "needs deepspeed, which is not installed here; the cluster has to have it" in said
+    assert "needs deepspeed, which is not installed here; the cluster has to have it" in reported

@@ -156,11 +156,11 @@ def test_a_users_mistake_is_reported_once_without_a_traceback(place: Path) -> No
 def test_a_rank_that_is_killed_ends_the_run_with_its_number(tmp_path: Path) -> None:
     killing = 'if Model.steps == 3 and os.environ.get("RANK") == "1": time.sleep(1.5); os.kill(os.getpid(), 9)'
     done = finished(prepared(tmp_path, killing), "train", "run.yaml", "engine=ddp", "processes=2", code=1)
-    said = " ".join(done.stderr.split())
-    assert "rank 1 was ended by SIGKILL in step" in said
+    reported = " ".join(done.stderr.split())
+    assert "rank 1 was ended by SIGKILL in step" in reported
     likely = r"most likely by the kernel, because the machine's memory ran out; last resident size: 0\.[1-9] GiB"
-    assert re.search(likely, said), "its heart recorded it each second"
-    assert "Try fewer processes, engine.meta=true" in said
+    assert re.search(likely, reported), "its heart recorded it each second"
+    assert "Try fewer processes, engine.meta=true" in reported
 
 
 # that a run of ranks goes on from a checkpoint to the same bits is also shown by test_restarts.py
@@ -184,9 +184,9 @@ def test_a_signal_saves_on_all_ranks_and_the_run_goes_on_with_the_same_bits(
     ranks = psutil.Process(process.pid).children(recursive=True)
     assert len(ranks) >= 2
     process.send_signal(number)
-    said, _ = process.communicate(timeout=120)
-    assert process.returncode == code, said
-    assert "--resume" in said
+    reported, _ = process.communicate(timeout=120)
+    assert process.returncode == code, reported
+    assert "--resume" in reported
     assert not [rank for rank in ranks if rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE]
     assert 3 <= int(newest(folder / "half").name.removeprefix("step-")) < 40, "saved where it was, not at an end"
     if not goes_on:
@@ -200,7 +200,7 @@ def test_a_signal_saves_on_all_ranks_and_the_run_goes_on_with_the_same_bits(
 
 
 @pytest.mark.parametrize(
-    ("step", "told"),
+    ("step", "words"),
     [(3, "Interrupted before anything was saved."), (8, "step-00000006 is lost, from which --resume goes on.")],
 )
 def test_who_does_not_wait_for_the_save_hears_what_is_lost(
@@ -208,12 +208,12 @@ def test_who_does_not_wait_for_the_save_hears_what_is_lost(
     monkeypatch: pytest.MonkeyPatch,
     drivetrain: Callable[..., tuple[int, str, str]],
     step: int,
-    told: str,
+    words: str,
 ) -> None:
     monkeypatch.chdir(prepared(tmp_path, f"if Model.steps == {step}: raise KeyboardInterrupt"))
-    code, _, said = drivetrain("train", "run.yaml", "output=run")
+    code, _, reported = drivetrain("train", "run.yaml", "output=run")
     assert code == 130
-    assert told in said
+    assert words in reported
 
 
 def test_a_killed_parent_leaves_no_rank(tmp_path: Path) -> None:
@@ -242,9 +242,9 @@ def test_two_nodes_meet_and_train_as_one(place: Path) -> None:
         )
         for rank in range(2)
     ]  # fmt: skip
-    said = [node.communicate(timeout=240)[0] for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], said
-    assert sum("completed" in text for text in said) == 1, "one report"
+    reported = [node.communicate(timeout=240)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], reported
+    assert sum("completed" in text for text in reported) == 1, "one report"
     assert losses(place / "two") == pytest.approx(losses(place / "one"), rel=1e-5)
     assert report(place / "two")["engaged"]["world_size"] == 2
 

@@ -32,16 +32,16 @@ class Held:
 
 def measured(work: Callable[[Tensor], Any], steps: int = 3) -> tuple[list[Any], dict[str, Any], list[str]]:
     """Returns what each of some steps gives, what was measured, and the warnings."""
-    said: list[str] = []
+    words: list[str] = []
     batch = MicroBatch({"x": torch.randn(2, 8, generator=torch.Generator().manual_seed(0))})
     found = []
-    counting = Meters(CPU, PRECISIONS["fp32"], Held(), True, Stopwatch(torch.device("cpu")), said.append)
+    counting = Meters(CPU, PRECISIONS["fp32"], Held(), True, Stopwatch(torch.device("cpu")), words.append)
     with counting:
         for _ in range(steps):
             with counting.step([batch]):
                 found.append(work(batch.tensors["x"]))
             counting.step_done(2)
-    return found, counting.summary(Communicator()), said
+    return found, counting.summary(Communicator()), words
 
 
 def attended() -> list[Tensor]:
@@ -63,10 +63,10 @@ def test_an_operator_that_takes_functions_runs_and_is_counted() -> None:
     mask = block_mask()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "flex_attention called without torch.compile", UserWarning)
-        found, summary, said = measured(lambda _: flex_attention(*attended(), block_mask=mask, enable_gqa=True))
+        found, summary, words = measured(lambda _: flex_attention(*attended(), block_mask=mask, enable_gqa=True))
     assert all(torch.equal(each, found[0]) for each in found)
     assert summary["flops_per_sample"] == 2 * 2 * HEADS * LENGTH * LENGTH * WIDTH / 2, "two samples a step"
-    assert said == []
+    assert words == []
 
 
 @pytest.mark.parametrize(("ranks", "is_measured"), [("1", True), ("2", False)])
@@ -78,9 +78,9 @@ def test_where_memory_is_short_no_operator_is_looked_at_and_a_sentence_says_so(
     monkeypatch.setattr(Held, "tensors", lambda _: [held])
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
     layer = nn.Linear(8, 4)
-    _, summary, said = measured(layer)
+    _, summary, words = measured(layer)
     assert (summary["flops_per_sample"] is not None) == is_measured
-    assert [each.startswith("FLOPs, tensor memory and traffic are not measured") for each in said] == [True] * (
+    assert [each.startswith("FLOPs, tensor memory and traffic are not measured") for each in words] == [True] * (
         not is_measured
     )
 
@@ -89,12 +89,12 @@ def test_where_memory_is_short_no_operator_is_looked_at_and_a_sentence_says_so(
 def test_compiled_attention_runs_as_compiled_while_it_is_measured() -> None:
     mask, compiled = block_mask(), torch.compile(flex_attention)
     torch._dynamo.utils.counters.clear()
-    found, summary, said = measured(lambda _: compiled(*attended(), block_mask=mask, enable_gqa=True))
+    found, summary, words = measured(lambda _: compiled(*attended(), block_mask=mask, enable_gqa=True))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1, "no second compilation"
     assert all(torch.equal(each, found[0]) for each in found)
     dense_scores = 4 * HEADS * LENGTH * LENGTH
     assert summary["peak_memory"]["tensor"] < dense_scores
-    assert said == []
+    assert words == []
 
 
 def failing(*_: Any, **__: Any) -> int:
@@ -107,14 +107,14 @@ def test_a_failing_count_is_one_warning_and_a_blank(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(flops, "formula_of", lambda _: failing)
     monkeypatch.setattr(meters, "peaks", failing)
     monkeypatch.setattr(meters, "matmul_rate", failing)
-    found, summary, said = measured(layer)
+    found, summary, words = measured(layer)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     for key in ("flops_per_sample", "flops_per_second", "matmul_flops_per_second"):
         assert whole[key] is None or whole[key] > 0
         assert summary[key] is None
     assert summary["peak_memory"].keys() == {"tensor"}
-    assert len(said) == 3
-    assert any(line.startswith("FLOPs could not be measured and is left out: AssertionError: sdpa") for line in said)
+    assert len(words) == 3
+    assert any(line.startswith("FLOPs could not be measured and is left out: AssertionError: sdpa") for line in words)
 
 
 def test_an_error_of_the_step_itself_is_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,10 +129,10 @@ def test_an_error_of_the_step_itself_is_the_steps(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_a_run_of_any_number_of_steps_has_its_tensor_peak(steps: int) -> None:
-    _, summary, said = measured(lambda x: torch.ones(1000, 1000) + x.sum(), steps)
+    _, summary, words = measured(lambda x: torch.ones(1000, 1000) + x.sum(), steps)
     assert summary["peak_memory"]["tensor"] >= 4_000_000
     assert summary["flops_per_sample"] is not None
-    assert not said
+    assert not words
 
 
 @pytest.mark.parametrize(

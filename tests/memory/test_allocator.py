@@ -46,13 +46,13 @@ def test_freed_blocks_are_reused_instead_of_faulted_in_again() -> None:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A build of torch with CUDA, whose allocator remembers what it is told."""
-    told: list[str] = []
+    words: list[str] = []
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", words.append)
     for name in GIVEN:
         monkeypatch.delenv(name, raising=False)
-    return told
+    return words
 
 
 def test_on_a_gpu_segments_grow(cuda: list[str]) -> None:

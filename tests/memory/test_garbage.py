@@ -24,15 +24,15 @@ def full() -> Iterator[list[int]]:
     """One entry for each full collection."""
     seen: list[int] = []
 
-    def told(phase: str, how: dict[str, Any]) -> None:
+    def words(phase: str, how: dict[str, Any]) -> None:
         if phase == "stop" and how["generation"] == 2:
             seen.append(how["collected"])
 
-    gc.callbacks.append(told)
+    gc.callbacks.append(words)
     try:
         yield seen
     finally:
-        gc.callbacks.remove(told)
+        gc.callbacks.remove(words)
 
 
 def objects(count: int) -> list[list[int]]:

@@ -46,8 +46,8 @@ def test_another_error_is_not_taken_for_it(error: Exception) -> None:
 
 
 def test_what_ran_out_is_reported_with_what_to_try() -> None:
-    told = r"out of memory in micro-batches of 4 \(.*\): try recompute"
-    with pytest.raises(OutOfMemory, match=told) as raised, room_for("micro-batches of 4", 4):
+    words = r"out of memory in micro-batches of 4 \(.*\): try recompute"
+    with pytest.raises(OutOfMemory, match=words) as raised, room_for("micro-batches of 4", 4):
         torch.empty(TOO_MUCH, dtype=torch.uint8)
     assert raised.value.samples == 4
 
@@ -77,8 +77,8 @@ def test_a_limit_on_a_cpu_makes_larger_allocations_fail_and_ends_with_its_block(
 
 
 def test_a_limit_below_what_the_process_has_already_is_refused() -> None:
-    told = r"memory_limit: a process may take 10 MiB; it takes \d+ before it begins"
-    with pytest.raises(UserError, match=told), limited(10 * 2**20, "cpu"):
+    words = r"memory_limit: a process may take 10 MiB; it takes \d+ before it begins"
+    with pytest.raises(UserError, match=words), limited(10 * 2**20, "cpu"):
         pass
 
 

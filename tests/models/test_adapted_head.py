@@ -97,9 +97,9 @@ def test_the_loss_and_gradients_are_plain_pefts(
     assert wanted.keys() == found.keys()
     for name, gradient in wanted.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5)
-    said = [text for text in work.warnings if "fused_loss" in text]
-    assert bool(said) is falls_back
-    assert all("has an adapter" in text for text in said)
+    words = [text for text in work.warnings if "fused_loss" in text]
+    assert bool(words) is falls_back
+    assert all("has an adapter" in text for text in words)
 
 
 @pytest.mark.parametrize("form", ["nf4", "int8"])

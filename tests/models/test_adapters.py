@@ -268,9 +268,9 @@ def test_linear_layers_whose_names_end_other_modules_names_are_distinguished(tmp
 
 
 def test_a_target_that_does_not_exist_is_answered_with_the_nearest(base: Path) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as words:
         adapters(base, {"targets": ["q_porj", "gate", "v_proj"]}).fit(plain(base))
-    first, second = told.value.problems
+    first, second = words.value.problems
     assert first.field == "adapter.targets"
     assert "has no module q_porj" in first.why
     assert "q_proj" in first.fix
@@ -278,7 +278,7 @@ def test_a_target_that_does_not_exist_is_answered_with_the_nearest(base: Path) -
 
 
 @pytest.mark.parametrize(
-    ("block", "told"),
+    ("block", "words"),
     [
         ({"targets": ["lm_head"], "train_also": ["lm_head"]}, "trained whole and have an adapter"),
         ({"train_also": ["lm_haed"]}, "has no module lm_haed"),
@@ -290,8 +290,8 @@ def test_a_target_that_does_not_exist_is_answered_with_the_nearest(base: Path) -
         ({"method": "ia3", "targets": "all-linear"}, "and needs their names"),
     ],
 )
-def test_modules_that_do_not_go_together_are_refused(block: dict[str, Any], told: str, base: Path) -> None:
-    with pytest.raises(UserError, match=told):
+def test_modules_that_do_not_go_together_are_refused(block: dict[str, Any], words: str, base: Path) -> None:
+    with pytest.raises(UserError, match=words):
         adapters(base, block).fit(plain(base))
 
 
@@ -322,9 +322,9 @@ def test_an_adapter_of_another_architecture_is_refused_by_its_shapes(
 ) -> None:
     saved = saved_adapter(base, tmp_path)
     (saved / "adapter_base.json").unlink()  # as plain PEFT leaves it
-    with pytest.raises(UserError, match="is of another model") as told:
+    with pytest.raises(UserError, match="is of another model") as words:
         adapters(base, {"path": saved}).fit(LlamaForCausalLM(LlamaConfig(vocab_size=40, **{**SIZES, **change})))
-    assert str(base) in told.value.problems[0].fix
+    assert str(base) in words.value.problems[0].fix
 
 
 def test_a_file_that_was_cut_short_is_reported(base: Path, tmp_path: Path) -> None:
@@ -423,6 +423,6 @@ def test_a_model_that_takes_no_virtual_tokens_is_refused(method: str) -> None:
     """ALBERT's embeddings are narrower than its hidden states."""
     sizes = {"vocab_size": 40, "embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 1}
     model = AlbertForSequenceClassification(AlbertConfig(**sizes, num_attention_heads=2, intermediate_size=48))
-    with pytest.raises(UserError, match=r"Albert.*(cannot take|embeds in 16 numbers)") as told:
+    with pytest.raises(UserError, match=r"Albert.*(cannot take|embeds in 16 numbers)") as words:
         adapters(None, {"method": method, "virtual_tokens": 4}).fit(model)
-    assert told.value.problems[0].fix == "give lora"
+    assert words.value.problems[0].fix == "give lora"

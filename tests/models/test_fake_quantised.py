@@ -154,11 +154,11 @@ def test_the_head_of_a_language_model_stays_and_a_checkpoint_names_the_layers(tm
     assert type(model.lm_head) is nn.Linear
     assert quantiser.description(model) == "7 of 8 fake-quantised (int4-weight)"
     quantiser.write(model, tmp_path)
-    told = json.loads((tmp_path / "quantisation_aware.json").read_text())
-    assert (told["format"], told["group_size"]) == ("int4-weight", 32)
-    assert len(told["layers"]) == 7
-    assert "lm_head" not in told["layers"]
-    assert "model.layers.0.mlp.down_proj" in told["layers"]
+    words = json.loads((tmp_path / "quantisation_aware.json").read_text())
+    assert (words["format"], words["group_size"]) == ("int4-weight", 32)
+    assert len(words["layers"]) == 7
+    assert "lm_head" not in words["layers"]
+    assert "model.layers.0.mlp.down_proj" in words["layers"]
 
 
 def test_what_cannot_be_prepared_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

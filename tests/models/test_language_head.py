@@ -185,16 +185,16 @@ def test_by_default_the_logits_of_a_large_vocabulary_are_never_held(trains: bool
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "words"),
     [("gemma2", "changes its logits"), ("granite", "changes its logits"), ("mixed", "no plain linear")],
 )
-def test_why_the_loss_is_not_fused_is_reported(kind: str, said: str) -> None:
+def test_why_the_loss_is_not_fused_is_reported(kind: str, words: str) -> None:
     model = build("llama" if kind == "mixed" else kind)
     if kind == "mixed":
         model.set_output_embeddings(nn.Sequential(nn.Linear(16, VOCABULARY)))
     head = TargetHead(model, fused=True)
     assert head.fallback is not None
-    assert said in head.fallback
+    assert words in head.fallback
     assert not model.training
 
 
@@ -354,5 +354,5 @@ def test_a_spread_model_gives_the_same(case: int, of_ranks: list[list[Found]]) -
         assert loss == pytest.approx(expected.item(), rel=1e-6)
         for name, gradient in own.items():
             torch.testing.assert_close(gradient, theirs[name], rtol=1e-5, atol=1e-6)
-        said = "a part of the hidden states" if way == "sequence" else "split over ranks" if fused else None
-        assert fallback is None if way in ("ddp", "fsdp") or said is None else said in str(fallback)
+        words = "a part of the hidden states" if way == "sequence" else "split over ranks" if fused else None
+        assert fallback is None if way in ("ddp", "fsdp") or words is None else words in str(fallback)

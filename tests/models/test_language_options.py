@@ -248,11 +248,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "given", "said"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_scaled_is_refused(kind: str, given: dict[str, Any], said: list[str]) -> None:
+@pytest.mark.parametrize(("kind", "given", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_scaled_is_refused(kind: str, given: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(UserError) as caught:
         rope_scaling_config(config(kind), given)
-    assert all(part in str(caught.value) for part in said), str(caught.value)
+    assert all(part in str(caught.value) for part in words), str(caught.value)
     assert all(each.field.startswith("workload.model.rope_scaling") for each in caught.value.problems)
 
 

@@ -47,16 +47,16 @@ def build(kind: str, **fields: Any) -> Any:
 
 
 def packed(model: nn.Module) -> PackedAttention:
-    said: list[str] = []
-    attention = use_packed_attention(model, "auto", said.append)
-    assert attention is not None, said
+    words: list[str] = []
+    attention = use_packed_attention(model, "auto", words.append)
+    assert attention is not None, words
     return attention
 
 
 def refusal(model: nn.Module, choice: str = "auto") -> str:
-    said: list[str] = []
-    assert use_packed_attention(model, choice, said.append) is None
-    return said[0]
+    words: list[str] = []
+    assert use_packed_attention(model, choice, words.append) is None
+    return words[0]
 
 
 def sequences(lengths: tuple[int, ...] = LENGTHS) -> list[Tensor]:
@@ -202,11 +202,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("make", "said"), REFUSED.values(), ids=REFUSED)
-def test_a_model_that_cannot_take_them_is_left_as_it_was(make: Callable[[], Any], said: str) -> None:
+@pytest.mark.parametrize(("make", "words"), REFUSED.values(), ids=REFUSED)
+def test_a_model_that_cannot_take_them_is_left_as_it_was(make: Callable[[], Any], words: str) -> None:
     model = make()
     before = getattr(model, "config", None) and model.config._attn_implementation
-    assert said in refusal(model)
+    assert words in refusal(model)
     assert model.training
     assert not model._forward_pre_hooks
     assert (getattr(model, "config", None) and model.config._attn_implementation) == before
@@ -220,8 +220,8 @@ def test_a_model_that_cannot_take_them_is_left_as_it_was(make: Callable[[], Any]
     ],
 )
 def test_a_window_longer_than_what_is_tried_is_seen_in_the_config(kind: str, fields: dict[str, Any]) -> None:
-    said = refusal(build(kind, sliding_window=500, num_key_value_heads=2, **fields))
-    assert "does not pass the sliding window to its attention" in said
+    words = refusal(build(kind, sliding_window=500, num_key_value_heads=2, **fields))
+    assert "does not pass the sliding window to its attention" in words
 
 
 def test_eager_attention_packs_nothing() -> None:

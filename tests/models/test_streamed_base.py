@@ -60,14 +60,14 @@ def built(
     folder: Path, config: QuantisedBase, kind: str = "AutoModelForCausalLM", labels: Any = (), streams: bool = True
 ) -> tuple[nn.Module, AdapterSet, list[str]]:
     """With LoRA, and what was warned of."""
-    adapters, told = AdapterSet([Adapter(rank=4)], str(folder), config), list[str]()
+    adapters, words = AdapterSet([Adapter(rank=4)], str(folder), config), list[str]()
     if not streams:
         adapters.streaming = lambda: None  # type: ignore[method-assign]
     torch.manual_seed(1)
     given = adapters if streams else None
-    model = build_classifier(kind, str(folder), None, labels, "workload.model", told.append, adapters=given)
+    model = build_classifier(kind, str(folder), None, labels, "workload.model", words.append, adapters=given)
     torch.manual_seed(2)
-    return adapters.fit(model), adapters, told
+    return adapters.fit(model), adapters, words
 
 
 def check_same(one: tuple[nn.Module, AdapterSet, list[str]], other: tuple[nn.Module, AdapterSet, list[str]]) -> None:

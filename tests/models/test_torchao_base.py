@@ -115,8 +115,8 @@ def test_a_missing_library_is_reported_with_its_extra(form: Any, extra: str, mon
 
 
 def test_a_key_of_another_format_is_refused_and_a_default_is_not() -> None:
-    told = list(quantised_base_problems(QuantisedBase(format="int8", group_size=32), has_adapter=True))
-    assert [(problem.field, problem.why) for problem in told] == [
+    words = list(quantised_base_problems(QuantisedBase(format="int8", group_size=32), has_adapter=True))
+    assert [(problem.field, problem.why) for problem in words] == [
         ("quantised_base.group_size", "it is of int4, and quantised_base.format is int8")
     ]
     spelt_out = QuantisedBase.model_validate(QuantisedBase(format="int8").model_dump())

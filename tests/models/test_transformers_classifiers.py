@@ -32,9 +32,9 @@ def build(
     path: Path | str | None = None,
     config: dict[str, Any] | None = None,
     labels: tuple[str, ...] = CLASSES,
-    said: list[str] | None = None,
+    reported: list[str] | None = None,
 ) -> Any:
-    warn = (said if said is not None else []).append
+    warn = (reported if reported is not None else []).append
     return build_classifier(auto_class, None if path is None else str(path), config, labels, "workload.model", warn)
 
 
@@ -75,13 +75,13 @@ def test_the_classes_are_written_into_the_config() -> None:
 
 
 def test_a_saved_model_comes_back_with_its_weights_in_fp32(saved: Path) -> None:
-    said: list[str] = []
-    model = build(path=saved, said=said)
+    reported: list[str] = []
+    model = build(path=saved, reported=reported)
     torch.manual_seed(0)
     original = build(config=RESNET)
     assert all(torch.equal(value, original.state_dict()[name]) for name, value in model.state_dict().items())
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    assert said == []
+    assert reported == []
 
 
 def test_a_model_saved_in_half_precision_is_loaded_in_fp32(tmp_path: Path) -> None:
@@ -90,27 +90,27 @@ def test_a_model_saved_in_half_precision_is_loaded_in_fp32(tmp_path: Path) -> No
 
 
 def test_a_head_over_other_classes_is_replaced_and_reported(saved: Path) -> None:
-    said: list[str] = []
-    model = build(path=saved, labels=("a", "b"), said=said)
+    reported: list[str] = []
+    model = build(path=saved, labels=("a", "b"), reported=reported)
     assert model.config.num_labels == 2
     assert model.classifier[1].weight.shape == (2, 16)
-    assert len(said) == 1
-    assert "classifier.1.weight" in said[0]
-    assert "starts at random" in said[0]
+    assert len(reported) == 1
+    assert "classifier.1.weight" in reported[0]
+    assert "starts at random" in reported[0]
 
 
 def test_the_same_classes_in_another_order_are_reported(saved: Path) -> None:
-    said: list[str] = []
-    build(path=saved, labels=("fish", "dog", "cat"), said=said)
-    assert said == ["the head was trained for the classes cat, dog, fish; it now stands for fish, dog, cat"]
+    reported: list[str] = []
+    build(path=saved, labels=("fish", "dog", "cat"), reported=reported)
+    assert reported == ["the head was trained for the classes cat, dog, fish; it now stands for fish, dog, cat"]
 
 
 def test_a_missing_head_is_reported_for_texts_too(tmp_path: Path) -> None:
     folder = save(build(TEXTS, config=BERT).bert, tmp_path)
-    said: list[str] = []
-    build(TEXTS, path=folder, said=said)
-    assert len(said) == 1
-    assert "classifier.bias, classifier.weight" in said[0]
+    reported: list[str] = []
+    build(TEXTS, path=folder, reported=reported)
+    assert len(reported) == 1
+    assert "classifier.bias, classifier.weight" in reported[0]
 
 
 def test_all_unknown_keys_and_bad_values_are_reported_at_once() -> None:
@@ -142,11 +142,11 @@ def test_a_value_that_breaks_inside_the_architecture_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "told"),
+    ("model_type", "words"),
     [("resnett", "did you mean resnet"), ("llama", "no ImageClassification head"), (None, "required")],
 )
-def test_a_model_type_that_cannot_classify_images_is_reported(model_type: str | None, told: str) -> None:
-    assert told in problems(config={"model_type": model_type})["workload.model.config.model_type"]
+def test_a_model_type_that_cannot_classify_images_is_reported(model_type: str | None, words: str) -> None:
+    assert words in problems(config={"model_type": model_type})["workload.model.config.model_type"]
 
 
 def test_config_accepts_says_which_fields_an_architecture_has() -> None:
@@ -157,20 +157,20 @@ def test_config_accepts_says_which_fields_an_architecture_has() -> None:
 
 
 def test_a_folder_that_is_no_model_is_reported(tmp_path: Path, saved: Path) -> None:
-    def told(path: Path | str, **more: Any) -> str:
+    def words(path: Path | str, **more: Any) -> str:
         return problems(path=path, **more)["workload.model.path"]
 
-    assert "does not exist" in told(tmp_path / "nowhere")
-    assert "holds no config.json" in told(tmp_path)
-    assert "is a file" in told(saved / "config.json")
-    assert "is a resnet, which has no SequenceClassification head" in told(saved, auto_class=TEXTS)
+    assert "does not exist" in words(tmp_path / "nowhere")
+    assert "holds no config.json" in words(tmp_path)
+    assert "is a file" in words(saved / "config.json")
+    assert "is a resnet, which has no SequenceClassification head" in words(saved, auto_class=TEXTS)
     broken = Path(shutil.copytree(saved, tmp_path / "broken"))
     (broken / "model.safetensors").write_bytes(b"no tensors")
-    assert "cannot be loaded" in told(broken)
+    assert "cannot be loaded" in words(broken)
     (broken / "model.safetensors").unlink()
-    assert "no file named model.safetensors" in told(broken)
+    assert "no file named model.safetensors" in words(broken)
     (broken / "config.json").write_text("{")
-    assert "not a valid JSON file" in told(broken)
+    assert "not a valid JSON file" in words(broken)
 
 
 def test_weights_that_belong_to_another_config_are_no_replaced_head(saved: Path, tmp_path: Path) -> None:

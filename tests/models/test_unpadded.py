@@ -104,17 +104,17 @@ def test_a_model_that_cannot_is_left_as_it_was_and_named(model_type: str, more: 
     model = transformers.AutoModelForSequenceClassification.from_config(
         transformers.AutoConfig.for_model(model_type, **kwargs)
     )
-    before, state, told = model.config._attn_implementation, torch.random.get_rng_state(), list[str]()
-    assert use_unpadded(model, False, told.append) is None
-    assert word in told[0]
+    before, state, words = model.config._attn_implementation, torch.random.get_rng_state(), list[str]()
+    assert use_unpadded(model, False, words.append) is None
+    assert word in words[0]
     assert model.config._attn_implementation == before
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_code_beside_the_weights_is_not_trusted_with_it() -> None:
-    told: list[str] = []
-    assert use_unpadded(model_of("bert"), True, told.append) is None
-    assert "own code" in told[0]
+    words: list[str] = []
+    assert use_unpadded(model_of("bert"), True, words.append) is None
+    assert "own code" in words[0]
 
 
 def test_a_model_that_averages_over_all_places_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,9 +126,9 @@ def test_a_model_that_averages_over_all_places_is_found_out(monkeypatch: pytest.
         return found
 
     monkeypatch.setattr(pooler, "forward", mean)
-    told: list[str] = []
-    assert use_unpadded(model, False, told.append) is None
-    assert "other gradients" in told[0]
+    words: list[str] = []
+    assert use_unpadded(model, False, words.append) is None
+    assert "other gradients" in words[0]
 
 
 def test_a_padding_token_that_is_the_vocabulary_s_last_is_taken() -> None:

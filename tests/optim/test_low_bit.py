@@ -156,7 +156,7 @@ def resumed_bytes(case: Case, folder: Path) -> tuple[int, int]:
     """Returns what the optimizer of this rank holds before saving, and after loading and a step; all that it can
     reach."""
     work, before = workload(case.model), trained(case)
-    saved = save(folder, 4, before.state_dict(), {}, ranks=Communicator())
+    saved = save(folder, 4, before.state_dict(), {}, communicator=Communicator())
     after = promises.engine_of(case, work)
     after.load_state_dict(load(saved))
     promises.steps(after, work, range(4, 5))
@@ -220,8 +220,8 @@ def test_a_paged_optimizer_resumes_to_the_same_bits_on_a_gpu() -> None:
 
 def test_bitsandbytes_is_refused_where_parameters_are_sharded(ranks: Pools) -> None:
     case = Case("fsdp", 2, model="wide", optimizer="bitsandbytes")
-    for said in ranks(2).run(refusal, case):
-        assert said.startswith("optimizer.name: AdamW8bit of bitsandbytes updates whole tensors")
+    for words in ranks(2).run(refusal, case):
+        assert words.startswith("optimizer.name: AdamW8bit of bitsandbytes updates whole tensors")
 
 
 def refusal(case: Case) -> str:
@@ -233,8 +233,10 @@ def refusal(case: Case) -> str:
 @pytest.mark.parametrize("optimizer", ["adamw8bit", "bitsandbytes"])
 def test_deepspeeds_partitions_are_refused_before_anything_is_updated(ranks: Pools, optimizer: str) -> None:
     pytest.importorskip("deepspeed")
-    for said in ranks(2).run(first_step, Case("deepspeed", 2, model="wide", optimizer=optimizer, options={"stage": 1})):
-        assert "optimizer.name: this engine updates flat pieces of many parameters" in said
+    for words in ranks(2).run(
+        first_step, Case("deepspeed", 2, model="wide", optimizer=optimizer, options={"stage": 1})
+    ):
+        assert "optimizer.name: this engine updates flat pieces of many parameters" in words
 
 
 def first_step(case: Case) -> str:

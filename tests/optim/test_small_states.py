@@ -90,8 +90,8 @@ def bytes_held(name: str) -> int:
 def test_a_state_takes_the_bytes_of_its_closed_form_and_of_the_page(name: str) -> None:
     held = bytes_held(name)
     assert held == pytest.approx(CLOSED_FORM[name], rel=0.05)
-    [told] = re.findall(rf"^\| `{name}`.*\| ([\d.]+) \|", PAGE, flags=re.M)
-    assert held / NUMBERS == pytest.approx(float(told), rel=0.05)
+    [words] = re.findall(rf"^\| `{name}`.*\| ([\d.]+) \|", PAGE, flags=re.M)
+    assert held / NUMBERS == pytest.approx(float(words), rel=0.05)
 
 
 # --- what they do: against one process of plain PyTorch --------------------------------------------------------------
@@ -279,5 +279,5 @@ def sharded_step() -> str:
 
 def test_torchs_adafactor_still_stops_at_a_sharded_matrix(ranks: Pools) -> None:
     """When this fails, torch has mended it: see whether it equals one process, and let fsdp have it."""
-    for said in ranks(2).run(sharded_step):
-        assert "in-place operations that require placement changes are not supported" in said
+    for reported in ranks(2).run(sharded_step):
+        assert "in-place operations that require placement changes are not supported" in reported

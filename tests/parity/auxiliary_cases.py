@@ -98,7 +98,7 @@ def run_case(case: MeshCase, root: Path) -> tuple[Run, Run]:
     work, whole, resumed = Accompanied(), Run(), Run()
     engine = engine_of(case, work)
     trained(engine, work, range(SAVED), whole)
-    path = save(root, SAVED, engine.state_dict(), {}, ranks=Communicator())
+    path = save(root, SAVED, engine.state_dict(), {}, communicator=Communicator())
     trained(engine, work, range(SAVED, STEPS), whole)
     whole.weights = copied(engine)
     engine.close()

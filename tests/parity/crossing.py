@@ -110,7 +110,7 @@ def written(layout: Layout, root: Path) -> Path:
     work = workload(LLAMA)
     engine = engine_of(layout, work)
     trained(engine, work, range(SAVED))
-    path = save(root, SAVED, engine.state_dict(), {}, ranks=Communicator())
+    path = save(root, SAVED, engine.state_dict(), {}, communicator=Communicator())
     engine.close()
     return path
 
@@ -120,7 +120,7 @@ def written_again(layout: Layout, saved: Path, root: Path) -> Path:
     work = workload(LLAMA)
     engine = engine_of(layout, work)
     engine.load_state_dict(load(saved))
-    path = save(root, SAVED, engine.state_dict(), {}, ranks=Communicator())
+    path = save(root, SAVED, engine.state_dict(), {}, communicator=Communicator())
     engine.close()
     return path
 

@@ -347,8 +347,8 @@ def logits_and_targets(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[T
         return model(batch["features"]).float(), batch["labels"]
     if "labels" in batch:
         return model(**{name: t for name, t in batch.items() if name != "labels"}).logits.float(), batch["labels"]
-    told = {} if hasattr(model, "prompt_encoder") else {"position_ids": batch["position_ids"]}
-    logits = model(input_ids=batch["input_ids"], **told, use_cache=False).logits[:, -batch["targets"].shape[1] :]
+    reported = {} if hasattr(model, "prompt_encoder") else {"position_ids": batch["position_ids"]}
+    logits = model(input_ids=batch["input_ids"], **reported, use_cache=False).logits[:, -batch["targets"].shape[1] :]
     return logits.float().flatten(0, 1), batch["targets"].flatten()
 
 

@@ -72,7 +72,7 @@ def interrupted(case: MeshCase, folder: Path) -> tuple[dict[str, Tensor], dict[s
     through = engine_of(case, work)
     seed_rank(0, through.random_stream)
     steps(through, work, range(3))
-    saved = save(file, 3, through.state_dict(), {}, ranks=Communicator())
+    saved = save(file, 3, through.state_dict(), {}, communicator=Communicator())
     generator = torch.get_rng_state()
     steps(through, work, range(3, 6))
     resumed = engine_of(case, work)
@@ -88,7 +88,7 @@ def saved_after(case: MeshCase, file: Path) -> list[float]:
     work = workload(case)
     engine = engine_of(case, work)
     steps(engine, work, range(3))
-    save(file, 3, engine.state_dict(), {}, ranks=Communicator())
+    save(file, 3, engine.state_dict(), {}, communicator=Communicator())
     return steps(engine, work, range(3, 6))
 
 

@@ -82,7 +82,7 @@ def interrupted(case: Case, folder: Path) -> tuple[dict[str, Tensor], dict[str, 
     through = engine_of(case, work)
     seed_rank(0, rank())
     steps(through, work, range(4))
-    saved = save(file, 4, through.state_dict(), {}, ranks=Communicator())
+    saved = save(file, 4, through.state_dict(), {}, communicator=Communicator())
     generator = torch.get_rng_state()
     steps(through, work, range(4, 8))
     resumed = engine_of(case, work)
@@ -98,7 +98,7 @@ def saved_after(case: Case, file: Path) -> list[float]:
     work = workload(case.model)
     engine = engine_of(case, work)
     steps(engine, work, range(4))
-    save(file, 4, engine.state_dict(), {}, ranks=Communicator())
+    save(file, 4, engine.state_dict(), {}, communicator=Communicator())
     return steps(engine, work, range(4, 8))
 
 

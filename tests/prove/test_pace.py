@@ -13,13 +13,13 @@ class Clock:
 
 
 def lines(seconds: list[float]) -> list[str]:
-    said: list[str] = []
+    words: list[str] = []
     clock = Clock()
-    pace = Pace(len(seconds), said.append, clock)
+    pace = Pace(len(seconds), words.append, clock)
     for each in seconds:
         clock.now += each
         pace.step_done()
-    return said
+    return words
 
 
 def test_the_time_that_is_left_goes_by_the_steps_after_the_first() -> None:

@@ -206,8 +206,8 @@ def test_the_command_prints_a_verdict_a_promise(
     tmp_path: Path, drivetrain: Callable[..., tuple[int, str, str]]
 ) -> None:
     config(tmp_path)
-    code, out, said = drivetrain("prove", str(tmp_path / "run.yaml"), "engine=fsdp", "processes=2", "--steps", "4")
-    assert code == 0, out + said
+    code, out, words = drivetrain("prove", str(tmp_path / "run.yaml"), "engine=fsdp", "processes=2", "--steps", "4")
+    assert code == 0, out + words
     assert out.count("PASS") == 5
     assert "FAIL" not in out
     assert "FSDPSequential, 2 ranks of 2 asked for" in " ".join(out.split())

@@ -19,10 +19,10 @@ def git(*arguments: str) -> None:
 
 
 def test_versions_hardware_and_platform_are_reported_as_json() -> None:
-    told = json.loads(json.dumps(environment.describe(detect("cpu"))))
-    assert told["versions"]["torch"] == torch.__version__
-    assert told["device"] == "cpu"
-    assert told["cpu_cores"] > 0
+    words = json.loads(json.dumps(environment.describe(detect("cpu"))))
+    assert words["versions"]["torch"] == torch.__version__
+    assert words["device"] == "cpu"
+    assert words["cpu_cores"] > 0
 
 
 def test_the_commit_of_the_current_folder_and_whether_it_has_changes(

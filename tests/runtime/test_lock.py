@@ -31,8 +31,8 @@ def test_a_second_run_on_a_folder_is_refused_until_the_first_is_gone(tmp_path: P
     try:
         wait_for_step(folder / "run" / "events.jsonl", 3)
         for option in ("--resume", "--overwrite", "--quiet"):
-            said = " ".join(finished_here(folder, *settings, option, code=2).stderr.split())
-            assert f"a run is working in run: process {first.pid} on {socket.gethostname()}, since 20" in said
+            words = " ".join(finished_here(folder, *settings, option, code=2).stderr.split())
+            assert f"a run is working in run: process {first.pid} on {socket.gethostname()}, since 20" in words
         assert first.poll() is None
     finally:
         first.send_signal(signal.SIGKILL)

@@ -88,7 +88,7 @@ def run(folder: Path, code: str) -> str:
 def test_one_device_trains_resumes_and_predicts_without_what_only_linux_has(tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text(MODULE)
     (tmp_path / "run.yaml").write_text(RUN)
-    told = run(
+    words = run(
         tmp_path,
         """
 for words in ("train run.yaml", "train run.yaml loop.epochs=3 --resume", "predict run.yaml --output rows.csv"):
@@ -99,8 +99,8 @@ for words in ("train run.yaml", "train run.yaml loop.epochs=3 --resume", "predic
 assert asked  # the stand-in was met
 """,
     )
-    assert "resumed after step 16 of 24" in told
-    assert "nothing keeps a second run out" in told
+    assert "resumed after step 16 of 24" in words
+    assert "nothing keeps a second run out" in words
     assert len((tmp_path / "rows.csv").read_text().splitlines()) == 65
 
 

@@ -46,7 +46,7 @@ def test_a_users_tracker_hears_every_event_in_order_and_is_closed(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "words"),
     [
         ("progres", "did you mean progress"),
         ("comet", "others as package.module:Class"),
@@ -55,9 +55,9 @@ def test_a_users_tracker_hears_every_event_in_order_and_is_closed(tmp_path: Path
         ("own_trackers:NoTracker", "is no Tracker"),
     ],
 )
-def test_a_name_that_is_no_tracker_is_refused(name: str, said: str, tmp_path: Path, own_module: str) -> None:
+def test_a_name_that_is_no_tracker_is_refused(name: str, words: str, tmp_path: Path, own_module: str) -> None:
     assert own_module == "own_trackers"
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=words):
         build_trackers([name], tmp_path)
 
 

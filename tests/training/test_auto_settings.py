@@ -90,9 +90,9 @@ def test_what_speaks_against_it_is_reported(more: dict[str, Any], machine: Machi
     run = run_of(language(tmp_path))
     changed, _ = validate({**run.model_dump(mode="json", exclude_unset=True), **more}, [])
     assert changed is not None
-    told = compiling(changed, machine, build_workload(run.workload, 0), training=True)
-    assert told.what is False
-    assert why in (told.why_not or "")
+    words = compiling(changed, machine, build_workload(run.workload, 0), training=True)
+    assert words.what is False
+    assert why in (words.why_not or "")
 
 
 def test_a_model_of_ones_own_is_left_as_it_is(tmp_path: Path) -> None:
@@ -148,10 +148,10 @@ def test_the_report_says_what_was_settled(tmp_path: Path, monkeypatch: pytest.Mo
     assert auto_settings.chosen(run, CPU, workload, False) == {}
     workload.rows = rows_of(run, GPU, workload, compiles=False)
     monkeypatch.setattr(auto_settings, "workers_for", lambda _: 3)
-    told = auto_settings.chosen(run, GPU, workload, False)
+    words = auto_settings.chosen(run, GPU, workload, False)
     assert workload.rows is not None
-    assert (told["row_tokens"], told["loader_workers"]) == (workload.rows.tokens, 3)
-    assert "packed rows in fp32" in told["not_compiled"]
+    assert (words["row_tokens"], words["loader_workers"]) == (workload.rows.tokens, 3)
+    assert "packed rows in fp32" in words["not_compiled"]
     half = run_of(language(tmp_path))
     assert auto_settings.chosen(half, GPU, workload, False)["not_compiled"] == "the model has no blocks that repeat"
     assert "not_compiled" not in auto_settings.chosen(half, GPU, workload, "2 blocks")

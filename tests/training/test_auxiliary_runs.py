@@ -50,8 +50,8 @@ def trained(drivetrain: Run, *more: str) -> tuple[int, str]:
     cadence = ["loop.steps=8", "checkpoints.every_steps=3", "tracking.log_every=1", "batch_size=12"]
     given = ["workload={type: module, path: task.py}", *cadence, "micro_batch_size=5", "optimizer.name=adamw"]
     Path("run.yaml").write_text("{}")
-    code, _, told = drivetrain("train", "run.yaml", *given, "--quiet", *more)
-    return code, told
+    code, _, words = drivetrain("train", "run.yaml", *given, "--quiet", *more)
+    return code, words
 
 
 def points(folder: str) -> list[tuple[float, ...]]:
@@ -77,9 +77,9 @@ def test_a_run_that_was_cut_off_goes_on_to_the_bit_and_beside_no_other_teacher(
     report = json.loads(Path("cut", "report.json").read_text())
     assert report["terms"].keys() == {"label", "near", "value"}
     Path("task.py").write_text(TASK.replace("SCALE = 1.0", "SCALE = 2.0"))
-    code, told = trained(drivetrain, "output=cut", "checkpoints.keep_last=9", "loop.steps=9", "--resume")
+    code, words = trained(drivetrain, "output=cut", "checkpoints.keep_last=9", "loop.steps=9", "--resume")
     assert code == 2
-    assert "teacher (task.py:teacher) has other weights than when the checkpoint was made" in " ".join(told.split())
+    assert "teacher (task.py:teacher) has other weights than when the checkpoint was made" in " ".join(words.split())
 
 
 def test_a_checkpoint_of_a_run_without_auxiliary_models_says_nothing_of_them(

@@ -86,9 +86,9 @@ def test_a_run_asks_before_its_first_step(tmp_path: Path, monkeypatch: pytest.Mo
         return Slice(0, 2, mine.micro_batch_size, mine.lengths)
 
     monkeypatch.setattr(batching, "window_slice", half)
-    code, _, said = drivetrain("train", "run.yaml", "output=out", "--quiet")
+    code, _, words = drivetrain("train", "run.yaml", "output=out", "--quiet")
     assert code == 1
-    assert "are not its global batch of 8: taken once too often: none; missing: samples" in said
+    assert "are not its global batch of 8: taken once too often: none; missing: samples" in words
     assert not list((tmp_path / "out").glob("checkpoints/*"))
 
 

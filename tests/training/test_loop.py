@@ -171,18 +171,18 @@ def broken() -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("evaluation", "error", "told"),
+    ("evaluation", "error", "words"),
     [
         (starved, OutOfMemory, r"in the evaluation .* smaller evaluation.batch_size"),
         (broken, ZeroDivisionError, "a metric of one's own"),
     ],
 )
 def test_an_evaluation_that_fails_leaves_what_was_trained(
-    evaluation: Callable[[], dict[str, float]], error: type[Exception], told: str
+    evaluation: Callable[[], dict[str, float]], error: type[Exception], words: str
 ) -> None:
     run = config(loop={"steps": 10}, evaluation={"every_steps": 4})
     ride = Ride(run, TinyWorkload(perceptron), evaluation=evaluation)
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=words):
         ride.go()
     assert ride.saves == [4]
 

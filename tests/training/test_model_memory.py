@@ -63,11 +63,11 @@ def test_ranks_whose_copies_do_not_fit_together_are_refused(monkeypatch: pytest.
 
     model = {"config": big}
     spread = {"engine": {"name": "fsdp"}, "processes": 16}
-    said = refused(model, **spread)
+    words = refused(model, **spread)
     assert (
-        "engine: 16 ranks would each build 1.0 GiB of weights in CPU memory, 16 GiB; this machine has 3.0 GiB" in said
+        "engine: 16 ranks would each build 1.0 GiB of weights in CPU memory, 16 GiB; this machine has 3.0 GiB" in words
     )
-    assert "engine.meta=true (one copy, 1.0 GiB), or processes=2 at most" in said
+    assert "engine.meta=true (one copy, 1.0 GiB), or processes=2 at most" in words
     assert not refused(model, engine={"name": "fsdp", "meta": True}, processes=16)
     assert not refused(model, engine={"name": "ddp"}, processes=2)
     assert not refused(model, engine={"name": "ddp"}, processes=2, nodes=8), "each machine builds its own ranks'"
@@ -105,7 +105,7 @@ def test_a_training_of_a_model_larger_than_the_machine_is_refused_before_it_is_b
         "num_hidden_layers: 4, num_attention_heads: 4, patch_size: 2}}}\n"
         "batch_size: 8\nloop: {steps: 1}\n"
     )
-    code, _, said = drivetrain("train", "run.yaml")
+    code, _, words = drivetrain("train", "run.yaml")
     assert code == 2
-    assert "of CPU memory while they are built; this machine has" in said
+    assert "of CPU memory while they are built; this machine has" in words
     assert not list(tmp_path.glob("runs/*/run.yaml"))

@@ -177,8 +177,8 @@ def test_a_disk_with_room_for_fewer_checkpoints_than_are_kept_is_reported(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 4 * 2**20))
     assert preflight.disk(config, 2**20, place / "checkpoints", False) == [], "two, the best, and one being written"
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 3 * 2**20))
-    (told,) = preflight.disk(config, 2**20, place / "checkpoints", False)
-    assert "3 checkpoints are to be kept, which takes 4.0 MiB more" in told
+    (reported,) = preflight.disk(config, 2**20, place / "checkpoints", False)
+    assert "3 checkpoints are to be kept, which takes 4.0 MiB more" in reported
 
 
 def test_ranks_that_cannot_meet_are_reported_with_where_and_through_which_interfaces(
@@ -193,10 +193,10 @@ def test_ranks_that_cannot_meet_are_reported_with_where_and_through_which_interf
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     with pytest.raises(RuntimeError) as raised:
         join("cpu")
-    said = str(raised.value)
-    assert said.startswith("rank 3 of 4 on ")
+    text = str(raised.value)
+    assert text.startswith("rank 3 of 4 on ")
     for words in ("at node-a:29501: the client socket has timed out", "(127.0.0.1)", "set GLOO_SOCKET_IFNAME"):
-        assert words in said
+        assert words in text
 
 
 def test_own_code_with_batch_norm_says_so_where_the_batch_is_cut(

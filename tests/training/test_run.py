@@ -89,8 +89,8 @@ def test_resuming_a_finished_run_keeps_what_was_measured(trained: Path, drivetra
     assert report(trained) == before
     assert drivetrain("train", "run.yaml", "output=out", "--resume", "--quiet", "loop.steps=14")[0] == 0
     assert report(trained)["steps"] == 14
-    told = {**report(trained), "status": "interrupted"}
-    (trained / "report.json").write_text(json.dumps(told))
+    words = {**report(trained), "status": "interrupted"}
+    (trained / "report.json").write_text(json.dumps(words))
     assert drivetrain("train", "run.yaml", "output=out", "--resume", "--quiet", "loop.steps=14")[0] == 0
     assert report(trained)["status"] == "completed"
 
@@ -278,8 +278,8 @@ def test_evaluate_takes_the_best_that_is_there_and_says_if_another_was_better(
     code, out, err = drivetrain("evaluate", "run.yaml", "output=out")
     assert code == 0
     assert json.loads(out)["checkpoint"].endswith("step-00000006")
-    said = " ".join((*caplog.messages, err))
-    assert "at step 12) has no good checkpoint: taking out/checkpoints/step-00000006" in said
+    reported = " ".join((*caplog.messages, err))
+    assert "at step 12) has no good checkpoint: taking out/checkpoints/step-00000006" in reported
 
 
 def ended_together(out: Path) -> list[str]:

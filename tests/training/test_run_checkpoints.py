@@ -108,13 +108,13 @@ def states(training: Training) -> dict[str, dict[str, Any]]:
 def test_another_length_is_reported_where_the_schedule_follows_it(tmp_path: Path) -> None:
     first = Training(tmp_path, schedule={"name": "linear"})
     first.checkpoints.save(first.train(Progress(), 3))
-    told = []
+    words = []
     for loop, name in (({"steps": 9}, "linear"), ({"epochs": 1}, "linear"), ({"steps": 18}, "constant")):
         second = Training(tmp_path, loop=loop, schedule={"name": name})
         second.checkpoints.restore()
-        told.append(second.warnings())
-    [message] = told[1]
-    assert (told[0], told[2]) == ([], [])
+        words.append(second.warnings())
+    [message] = words[1]
+    assert (words[0], words[2]) == ([], [])
     assert message == (
         "the checkpoint is of a run of 9 steps, and this one has 1 epoch: the learning rate leaves the old schedule "
         "here and goes on along one of 1 epoch (linear)"
@@ -279,9 +279,9 @@ def test_a_damaged_newest_is_skipped_and_only_damaged_ones_are_refused(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"), [({"batch_size": 4}, "batch_size was 8, now 4"), ({"seed": 1}, "seed was 0")]
+    ("change", "reported"), [({"batch_size": 4}, "batch_size was 8, now 4"), ({"seed": 1}, "seed was 0")]
 )
-def test_a_resumed_run_keeps_the_order_of_the_data(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_the_order_of_the_data(change: dict[str, Any], reported: str, tmp_path: Path) -> None:
     Training(tmp_path).checkpoints.save(Progress(step=1))
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=reported):
         Training(tmp_path, **change).checkpoints.restore()

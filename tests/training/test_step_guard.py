@@ -349,8 +349,8 @@ def test_a_gradient_that_is_not_finite_is_left_out_too() -> None:
 
 
 def test_deepspeed_cannot_leave_out_spikes_and_says_so() -> None:
-    told = check(run_of("spikes", engine="zero2", processes=2), CPU)
-    assert [found.field for found in told if found.field == "numerics.skip"] == ["numerics.skip"]
+    words = check(run_of("spikes", engine="zero2", processes=2), CPU)
+    assert [found.field for found in words if found.field == "numerics.skip"] == ["numerics.skip"]
     assert not [f for f in check(run_of("not finite", engine="zero2", processes=2), CPU) if "numerics" in f.field]
     assert [f.field for f in check(run_of("spikes", numerics={"skip": "spikes", "spike_factor": None}), CPU)][:1] == [
         "numerics.skip"
@@ -484,6 +484,6 @@ def test_a_look_leaves_no_hooks_and_finds_the_largest_numbers() -> None:
 
 def test_a_sample_is_described_in_words() -> None:
     sample = (torch.tensor([1.0, math.nan]), torch.tensor(3), {"name": "x" * 200})
-    told = in_words(sample)
-    assert told.startswith("float32 2 from 1 to 1, 1 of 2 not finite, 3, name: 'xxx")
-    assert len(told) < 200
+    words = in_words(sample)
+    assert words.startswith("float32 2 from 1 to 1, 1 of 2 not finite, 3, name: 'xxx")
+    assert len(words) < 200

@@ -76,7 +76,7 @@ def whole_and_resumed(name: str, root: Path) -> Any:
     work = Drawn()
     engine = tiny_engine(work, config=ENGINES[name], devices=Communicator().world)
     first = trained(engine, work, range(SAVED))
-    path = save(root / name, SAVED, engine.state_dict(), {}, ranks=Communicator())
+    path = save(root / name, SAVED, engine.state_dict(), {}, communicator=Communicator())
     second = trained(engine, work, range(SAVED, STEPS))
     weights = engine.weights()
     engine.close()

@@ -28,10 +28,10 @@ def test_all_that_the_data_cannot_do_comes_at_once() -> None:
     run = config(batch_size=41, micro_batch_size=4, evaluation={"metric": "acuracy", "early_stopping": {"patience": 1}})
     with pytest.raises(UserError) as caught:
         check_workload(run, TinyWorkload(perceptron, Rows(40), splits_batches=False))
-    told = {found.field: found for found in caught.value.problems}
-    assert told.keys() == {"batch_size", "micro_batch_size", "evaluation.metric", "evaluation.early_stopping"}
-    assert "(41) > the training data (40 samples)" in told["batch_size"].why
-    assert told["evaluation.metric"].fix == "did you mean accuracy?"
+    words = {found.field: found for found in caught.value.problems}
+    assert words.keys() == {"batch_size", "micro_batch_size", "evaluation.metric", "evaluation.early_stopping"}
+    assert "(41) > the training data (40 samples)" in words["batch_size"].why
+    assert words["evaluation.metric"].fix == "did you mean accuracy?"
 
 
 def test_what_fits_passes() -> None:

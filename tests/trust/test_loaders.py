@@ -27,9 +27,9 @@ def test_a_payload_never_runs(
     else:
         with pytest.raises(UserError) as caught:
             case.load(tmp_path / "theirs", marker)
-        told = " ".join(str(caught.value).split())
-        assert re.search(case.refused, told), told
-        assert "Re-running `torch.load` with" not in told, "torch's advice to load it unsafely"
+        words = " ".join(str(caught.value).split())
+        assert re.search(case.refused, words), words
+        assert "Re-running `torch.load` with" not in words, "torch's advice to load it unsafely"
         assert all(problem.fix for problem in caught.value.problems)
     assert not marker.exists()
     assert "Do you wish to run" not in "".join(capfd.readouterr())

@@ -43,9 +43,9 @@ def test_the_command_in_the_message_makes_safetensors(tmp_path: Path) -> None:
     torch.save(Own(first=shared.view(2, 3).t(), second=shared), file)
     with pytest.raises(UserError, match=r"test_pickles\.Own") as caught:
         pickles.load(file, are_weights=True)
-    [told] = caught.value.problems
-    assert "only where you trust their source" in told.fix
-    _, *words = shlex.split(told.fix[told.fix.index("python -c") :])
+    [reported] = caught.value.problems
+    assert "only where you trust their source" in reported.fix
+    _, *words = shlex.split(reported.fix[reported.fix.index("python -c") :])
     command = [sys.executable, *words]
     subprocess.run(command, check=True, env={"PYTHONPATH": os.pathsep.join(sys.path)}, timeout=120)
     made = load_file(file.with_name("model.safetensors"))

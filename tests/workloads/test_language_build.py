@@ -51,10 +51,10 @@ def test_what_the_config_leaves_out_follows_from_the_tokenizer(tmp_path: Path) -
 
 
 def test_a_vocabulary_smaller_than_the_tokens_is_refused_with_both_numbers(tmp_path: Path) -> None:
-    said = refusal(tmp_path, model={"config": {**LLAMA, "vocab_size": 257}})
-    assert "vocab_size (257) < the tokenizer's tokens (259" in said
-    assert "<|im_start|>, <|im_end|> of the template among them" in said
-    assert "workload.model.resize_vocabulary=true" in said
+    words = refusal(tmp_path, model={"config": {**LLAMA, "vocab_size": 257}})
+    assert "vocab_size (257) < the tokenizer's tokens (259" in words
+    assert "<|im_start|>, <|im_end|> of the template among them" in words
+    assert "workload.model.resize_vocabulary=true" in words
 
 
 def test_a_resized_vocabulary_keeps_the_rows_that_were_there(tmp_path: Path) -> None:
@@ -144,9 +144,9 @@ def test_a_folder_without_some_of_its_weights_is_refused(tmp_path: Path) -> None
 
 
 def test_all_that_does_not_fit_is_reported_at_once(tmp_path: Path) -> None:
-    said = refusal(tmp_path, length=500, model={"config": {**LLAMA, "vocab_size": 10}})
-    assert "length (500)" in said
-    assert "vocab_size (10)" in said
+    words = refusal(tmp_path, length=500, model={"config": {**LLAMA, "vocab_size": 10}})
+    assert "length (500)" in words
+    assert "vocab_size (10)" in words
 
 
 def test_a_model_that_sees_what_it_is_to_predict_is_refused(tmp_path: Path) -> None:
@@ -221,9 +221,9 @@ def test_the_kernel_of_attention_is_the_one_that_was_asked_for(packing: bool, tm
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has all of them, if they are installed")
 def test_a_kernel_that_is_not_here_is_refused_with_those_that_are(tmp_path: Path) -> None:
-    said = refusal(tmp_path, model={"config": LLAMA, "attention": "flash"})
-    assert "workload.model.attention: flash was given, but" in said
-    assert "works here: eager, sdpa" in said
+    words = refusal(tmp_path, model={"config": LLAMA, "attention": "flash"})
+    assert "workload.model.attention: flash was given, but" in words
+    assert "works here: eager, sdpa" in words
 
 
 @pytest.mark.parametrize("fused", [True, "auto"])
@@ -232,5 +232,5 @@ def test_what_is_fused_in_vain_is_reported(fused: bool | str, tmp_path: Path, mo
     gemma = {"model_type": "gemma2", **SIZES, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128}
     work = workload(tmp_path, ROWS, model={"config": gemma, "fused_loss": fused})
     built(work)
-    said = f"workload.model.fused_loss={str(fused).lower()}: Gemma2"
-    assert any(warning.startswith(said) for warning in work.warnings)
+    words = f"workload.model.fused_loss={str(fused).lower()}: Gemma2"
+    assert any(warning.startswith(words) for warning in work.warnings)

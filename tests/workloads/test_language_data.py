@@ -243,13 +243,13 @@ def test_a_folder_and_a_registered_name_are_trained_on_together(tmp_path: Path) 
 
 def test_weights_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:
     path, short = (write_lines(tmp_path / f"{name}.jsonl", rows) for name, rows in (("a", ROWS), ("b", ROWS[:1])))
-    said = refusal(tmp_path, train=[{"path": path, "weight": 1}, short])
-    assert f"some data sets have a weight, but not {short}\n    give all of them a weight, or none" in said
+    reported = refusal(tmp_path, train=[{"path": path, "weight": 1}, short])
+    assert f"some data sets have a weight, but not {short}\n    give all of them a weight, or none" in reported
     assert "evaluation data have no weight" in refusal(tmp_path, train=path, evaluation={"path": path, "weight": 2})
     long = write_lines(tmp_path / "c.jsonl", [talk("q" * 99, "a")] * 2)
     weighted = [{"path": path, "weight": 1}, {"path": long, "weight": 1}]
-    said = refusal(tmp_path, train=weighted, evaluation=path, too_long="drop")
-    assert "no sample is left of the 2 rows of c.jsonl (2 too long)" in said
+    reported = refusal(tmp_path, train=weighted, evaluation=path, too_long="drop")
+    assert "no sample is left of the 2 rows of c.jsonl (2 too long)" in reported
     assert len(read(tmp_path, train=[path, long], evaluation=path, too_long="drop").train) == 20
 
 
@@ -259,10 +259,10 @@ BAD = [*ROWS[:5], *[talk("no answer", "")] * 7, *ROWS[5:]]
 
 
 def test_bad_rows_of_all_data_are_refused_at_once(tmp_path: Path) -> None:
-    said = refusal(tmp_path, BAD, evaluation=write_lines(tmp_path / "e.jsonl", [*ROWS[:2], talk("no answer", "")]))
-    assert "workload.data.train: train.jsonl line 6: " in said
-    assert "and 2 more of the 27 rows of train.jsonl cannot be used" in said
-    assert "workload.data.evaluation: e.jsonl line 3: " in said
+    reported = refusal(tmp_path, BAD, evaluation=write_lines(tmp_path / "e.jsonl", [*ROWS[:2], talk("no answer", "")]))
+    assert "workload.data.train: train.jsonl line 6: " in reported
+    assert "and 2 more of the 27 rows of train.jsonl cannot be used" in reported
+    assert "workload.data.evaluation: e.jsonl line 3: " in reported
 
 
 def test_bad_rows_are_left_out_and_counted_if_they_are_to_be(tmp_path: Path) -> None:
@@ -275,22 +275,22 @@ def test_bad_rows_are_left_out_and_counted_if_they_are_to_be(tmp_path: Path) -> 
 def test_more_bad_rows_than_may_be_left_out_are_refused_with_their_reasons(tmp_path: Path) -> None:
     rows = [*ROWS, *[talk("no answer", "")] * 7, *[{"instruction": "x"}] * 3]
     for given, most in (("drop", "5"), (0.3, "30")):
-        said = refusal(tmp_path, rows, bad_rows=given)
-        assert f"workload.data.train: 10 of the 30 rows of train.jsonl cannot be used, more than {most} %: " in said
-        assert "7 because output is empty (first train.jsonl line 21); " in said
-        assert "3 because output is missing (first train.jsonl line 28)" in said
-        assert "give workload.data.bad_rows=0.34" in said
+        reported = refusal(tmp_path, rows, bad_rows=given)
+        assert f"workload.data.train: 10 of the 30 rows of train.jsonl cannot be used, more than {most} %: " in reported
+        assert "7 because output is empty (first train.jsonl line 21); " in reported
+        assert "3 because output is missing (first train.jsonl line 28)" in reported
+        assert "give workload.data.bad_rows=0.34" in reported
     reader, _ = reading(tmp_path, rows, bad_rows=0.34)
     reasons = "7 because output is empty (first train.jsonl line 21); 3 because output is missing"
     assert [each for each in reader.warnings if f"cannot be used and are left out: {reasons}" in each]
 
 
 def test_too_many_rows_that_the_template_refuses_or_of_texts_are_not_left_out_either(tmp_path: Path) -> None:
-    said = refusal(tmp_path, [SOUND] * 17 + [ODD] * 3, bad_rows="drop")
-    assert "3 of the 20 rows of train.jsonl cannot be used, more than 5 %: 3 because it begins with a reply" in said
+    reported = refusal(tmp_path, [SOUND] * 17 + [ODD] * 3, bad_rows="drop")
+    assert "3 of the 20 rows of train.jsonl cannot be used, more than 5 %: 3 because it begins with a reply" in reported
     texts = [{"text": "a text"}] * 8 + [{"text": ""}] * 2
-    said = refusal(tmp_path, texts, stage="pretrain", bad_rows="drop")
-    assert "2 of the 10 rows of train.jsonl cannot be used" in said
+    reported = refusal(tmp_path, texts, stage="pretrain", bad_rows="drop")
+    assert "2 of the 10 rows of train.jsonl cannot be used" in reported
     assert len(read(tmp_path, texts, stage="pretrain", bad_rows=0.2, length=20).train)
     one = read(tmp_path, texts[:-1], stage="pretrain", bad_rows="drop", length=20)
     assert len(one.train), "a single row is no share"
@@ -299,8 +299,8 @@ def test_too_many_rows_that_the_template_refuses_or_of_texts_are_not_left_out_ei
 def test_what_the_template_refuses_is_a_bad_row_too_of_the_part_held_out_as_well(tmp_path: Path) -> None:
     odd = {"messages": [{"role": "assistant", "content": "hello"}]}
     rows = [{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}] * 17 + [odd] * 3
-    said = refusal(tmp_path, rows, evaluation_fraction=0.5)
-    assert [f"train.jsonl line {line}: it begins with a reply" in said for line in (17, 18, 19, 20)] == [
+    reported = refusal(tmp_path, rows, evaluation_fraction=0.5)
+    assert [f"train.jsonl line {line}: it begins with a reply" in reported for line in (17, 18, 19, 20)] == [
         *(False, True, True, True),
     ]
     assert len(read(tmp_path, rows, evaluation_fraction=0.5, bad_rows=0.15).train) < 17
@@ -318,8 +318,8 @@ def test_all_that_is_wrong_with_the_rows_is_reported_at_once(tmp_path: Path) -> 
     evaluation = tmp_path / "e.json"
     evaluation.write_text(json.dumps([3, SOUND, ODD, SILENT]))
     given = {"train": str(path), "evaluation": str(evaluation)}
-    said = refusal(tmp_path, **given)
-    for told in (
+    reported = refusal(tmp_path, **given)
+    for words in (
         f"workload.data.train: {path} cannot be read: line 10 is broken JSON",
         "workload.data.train: train.jsonl line 2: no message is the assistant's",
         "and 2 more of the 9 rows of train.jsonl cannot be used",
@@ -328,7 +328,7 @@ def test_all_that_is_wrong_with_the_rows_is_reported_at_once(tmp_path: Path) -> 
         "workload.data.evaluation: e.json row 4: no message is the assistant's",
         "workload.data.evaluation: e.json row 3: it begins with a reply",
     ):
-        assert told in said
+        assert words in reported
     missing = refusal(tmp_path, train=str(path), evaluation="no.jsonl")
     assert "line 10 is broken JSON" in missing
     assert "no.jsonl does not exist" in missing
@@ -342,9 +342,9 @@ def test_all_that_is_wrong_with_the_rows_is_reported_at_once(tmp_path: Path) -> 
 
 
 def test_a_template_that_cannot_be_is_reported_beside_bad_rows(tmp_path: Path) -> None:
-    said = refusal(tmp_path, [SOUND, SILENT], template="chatmal")
-    assert "train.jsonl line 2: no message is" in said
-    assert "did you mean chatml?" in said
+    reported = refusal(tmp_path, [SOUND, SILENT], template="chatmal")
+    assert "train.jsonl line 2: no message is" in reported
+    assert "did you mean chatml?" in reported
 
 
 def test_placeholders_that_would_be_learnt_are_reported(tmp_path: Path) -> None:
@@ -354,9 +354,9 @@ def test_placeholders_that_would_be_learnt_are_reported(tmp_path: Path) -> None:
         talk("{{name}}?", "Yes."),
         talk("{{}}", "{x}"),
     ]
-    told = "2 conversations of train.jsonl hold {{name}}, {{ author }}, learnt as they stand"
+    words = "2 conversations of train.jsonl hold {{name}}, {{ author }}, learnt as they stand"
     reader, _ = reading(tmp_path, rows, length=256)
-    (warning,) = [each for each in reader.warnings if told in each]
+    (warning,) = [each for each in reader.warnings if words in each]
     assert "replace: {'{{name}}': ..., '{{ author }}': ...}" in warning
     path = write_lines(tmp_path / "train.jsonl", rows)
     filled = {"path": path, "replace": {"{{name}}": "Ada", "{{ author }}": "Bo"}}
@@ -386,8 +386,8 @@ def test_nothing_left_is_refused_with_what_became_of_it(tmp_path: Path) -> None:
     assert "(1 held out)" in refusal(tmp_path, ROWS[:1], evaluation_fraction=0.9)
     assert "their texts are too short" in refusal(tmp_path, [{"text": "x"}], stage="pretrain")
     given = write_lines(tmp_path / "e.jsonl", [talk("q" * 99, "a")])
-    said = refusal(tmp_path, ROWS, evaluation=given, too_long="drop")
-    assert "workload.data.evaluation: no sample is left of the 1 rows of e.jsonl (1 too long)" in said
+    reported = refusal(tmp_path, ROWS, evaluation=given, too_long="drop")
+    assert "workload.data.evaluation: no sample is left of the 1 rows of e.jsonl (1 too long)" in reported
 
 
 def test_samples_that_are_cut_or_left_out_are_counted(tmp_path: Path) -> None:

@@ -270,20 +270,20 @@ def test_a_fine_tuned_model_is_evaluated_predicts_and_resumes_to_the_bit(
     write_lines(tmp_path / "train.jsonl", ROWS)
     run, out, interrupted = tmp_path / "run.yaml", tmp_path / "out", tmp_path / "interrupted"
     run.write_text(RUN.format(folder=tmp_path))
-    code, _, said = drivetrain("train", str(run), "--quiet")
-    assert code == 0, said
+    code, _, reported = drivetrain("train", str(run), "--quiet")
+    assert code == 0, reported
     last = out / "checkpoints" / "step-00000006"
     evaluations = [each["metrics"] for each in events(out, "evaluation")]
     assert evaluations[-1]["loss"] < evaluations[0]["loss"]
 
     # what lies in the checkpoint is a model of Transformers, which has the losses that were predicted
-    code, printed, said = drivetrain("predict", str(run), "--checkpoint", str(last))
-    assert code == 0, said
+    code, printed, reported = drivetrain("predict", str(run), "--checkpoint", str(last))
+    assert code == 0, reported
     rows = [json.loads(line) for line in printed.splitlines()]
     assert len(rows) == 4
     model, talks = AutoModelForCausalLM.from_pretrained(last).eval(), dict(enumerate(ROWS, start=1))
     tokenizer = AutoTokenizer.from_pretrained(last)
-    told: list[float] = []
+    words: list[float] = []
     for row in rows:
         each = talks[int(row["sample"].removeprefix("train.jsonl line "))]
         ids, trained = chatml(each["instruction"], each["output"])
@@ -293,19 +293,19 @@ def test_a_fine_tuned_model_is_evaluated_predicts_and_resumes_to_the_bit(
             losses, _, _ = plain_loss(model, ids, trained)
         assert row["tokens"] == len(losses)
         assert row["loss"] == pytest.approx(float(losses.mean()), abs=2e-5)
-        told += losses.tolist()
+        words += losses.tolist()
 
-    code, printed, said = drivetrain("evaluate", str(run), "--checkpoint", str(last))
-    assert code == 0, said
+    code, printed, reported = drivetrain("evaluate", str(run), "--checkpoint", str(last))
+    assert code == 0, reported
     measured = json.loads(printed)["metrics"]
     assert measured == evaluations[-1]
-    assert measured["loss"] == pytest.approx(sum(told) / len(told), rel=1e-5)
+    assert measured["loss"] == pytest.approx(sum(words) / len(words), rel=1e-5)
     assert measured["perplexity"] == pytest.approx(math.exp(measured["loss"]))
 
     shutil.copytree(out, interrupted)
     shutil.rmtree(interrupted / "checkpoints" / last.name)
-    code, _, said = drivetrain("train", str(run), f"output={interrupted}", "--quiet", "--resume")
-    assert code == 0, said
+    code, _, reported = drivetrain("train", str(run), f"output={interrupted}", "--quiet", "--resume")
+    assert code == 0, reported
     one, other = load(last), load(interrupted / "checkpoints" / last.name)
     for part in ("model", "optimizer"):
         assert same(one[part], other[part]), part

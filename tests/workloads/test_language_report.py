@@ -42,15 +42,15 @@ def test_the_first_token_is_no_target_where_everything_is_trained(tmp_path: Path
 def test_lengths_are_counted_into_bins_that_hold_every_sample(tmp_path: Path) -> None:
     report = reported(tmp_path, VARIED, length=100)
     lengths = [len(chatml(row["instruction"], row["output"])[0]) for row in VARIED]
-    told = report["lengths"]
-    assert told["mean"] == pytest.approx(np.mean(lengths), abs=0.05)
-    assert told["longest"] == max(lengths)
-    assert told["percentiles 5, 50, 95"] == [round(float(np.percentile(lengths, share))) for share in (5, 50, 95)]
-    assert told["bins"][0]["from"] == min(lengths)
-    assert told["bins"][-1]["to"] == max(lengths)
-    for each in told["bins"]:
+    words = report["lengths"]
+    assert words["mean"] == pytest.approx(np.mean(lengths), abs=0.05)
+    assert words["longest"] == max(lengths)
+    assert words["percentiles 5, 50, 95"] == [round(float(np.percentile(lengths, share))) for share in (5, 50, 95)]
+    assert words["bins"][0]["from"] == min(lengths)
+    assert words["bins"][-1]["to"] == max(lengths)
+    for each in words["bins"]:
         assert each["samples"] == sum(each["from"] <= length <= each["to"] for length in lengths), each
-    assert sum(each["samples"] for each in told["bins"]) == len(lengths)
+    assert sum(each["samples"] for each in words["bins"]) == len(lengths)
 
 
 def test_padding_is_what_a_padded_batch_would_hold_beside_its_tokens(tmp_path: Path) -> None:
@@ -172,13 +172,13 @@ def test_texts_of_a_stream_that_are_longer_than_a_sample_are_counted(tmp_path: P
 
 def test_data_without_a_sample_still_have_an_account(tmp_path: Path) -> None:
     given = config(tmp_path, [talk("", "lost"), talk("lost", "")], bad_rows=1.0)
-    told = accounts_without_samples(given, seed=0)
-    assert told is not None
-    assert [(each["rows"], each["unusable rows"], each["samples"]) for each in told["sets"]] == [(2, 2, 0)]
+    words = accounts_without_samples(given, seed=0)
+    assert words is not None
+    assert [(each["rows"], each["unusable rows"], each["samples"]) for each in words["sets"]] == [(2, 2, 0)]
     too_far = config(tmp_path, [talk("x" * 100, "lost")] * 3, length=64)
-    told = accounts_without_samples(too_far, seed=0)
-    assert told is not None
-    assert told["sets"][0]["without target"] == 3
+    words = accounts_without_samples(too_far, seed=0)
+    assert words is not None
+    assert words["sets"][0]["without target"] == 3
 
 
 def test_data_that_fail_for_another_reason_have_no_account(tmp_path: Path) -> None:

@@ -146,10 +146,10 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("given", "said"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_work_is_refused_with_a_cure(given: dict[str, Any], said: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("given", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_work_is_refused_with_a_cure(given: dict[str, Any], words: list[str], tmp_path: Path) -> None:
     message = refusal(tmp_path, **given)
-    for each in said:
+    for each in words:
         assert each in message
 
 

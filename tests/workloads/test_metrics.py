@@ -64,10 +64,10 @@ def test_errors_of_numbers_are_those_of_torchmetrics() -> None:
         assert ours.higher_is_better == published.higher_is_better
 
 
-@pytest.mark.parametrize(("told", "value"), [(0.1, 1.0), (0.2, 0.0)])
-def test_r2_of_targets_that_are_all_the_same_is_one_only_where_they_are_predicted(told: float, value: float) -> None:
+@pytest.mark.parametrize(("words", "value"), [(0.1, 1.0), (0.2, 0.0)])
+def test_r2_of_targets_that_are_all_the_same_is_one_only_where_they_are_predicted(words: float, value: float) -> None:
     targets = torch.full((3,), 0.1)
-    assert over(R2(), [(torch.full((3,), told), targets)]) == value
+    assert over(R2(), [(torch.full((3,), words), targets)]) == value
 
 
 def test_nothing_counted_is_zero() -> None:

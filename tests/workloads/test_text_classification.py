@@ -120,11 +120,11 @@ def test_texts_are_padded_where_the_run_file_says_so(build: Build, data: dict[st
 
 def test_a_model_that_cannot_take_such_a_row_is_named_where_that_was_asked(build: Build) -> None:
     albert = {**BERT, "model_type": "albert", "embedding_size": 16}
-    told = [build({"tokenizer": "vocab.txt", "config": albert}, unpadded=wish) for wish in (True, "auto")]
-    for workload in told:
+    words = [build({"tokenizer": "vocab.txt", "config": albert}, unpadded=wish) for wish in (True, "auto")]
+    for workload in words:
         workload.build_model()
         assert not workload.packs
-    assert [len([each for each in w.warnings if "texts are padded" in each]) for w in told] == [1, 0]
+    assert [len([each for each in w.warnings if "texts are padded" in each]) for w in words] == [1, 0]
 
 
 def test_loss_is_cross_entropy_summed_and_does_not_depend_on_padding(build: Build) -> None:
@@ -235,10 +235,10 @@ def test_training_data_of_one_class_are_reported_with_what_that_may_come_from(bu
     Path("sorted.csv").write_text("label,text\n" + "1,good\n" * 20)
     with pytest.raises(UserError) as refused:
         build(train="sorted.csv")
-    (told,) = refused.value.problems
-    assert told.why == "all 18 training samples are of one class, '1'"
-    assert "sorted by label" in told.fix
-    assert "if 'label' is not it" in told.fix
+    (words,) = refused.value.problems
+    assert words.why == "all 18 training samples are of one class, '1'"
+    assert "sorted by label" in words.fix
+    assert "if 'label' is not it" in words.fix
 
 
 def test_an_archive_by_another_name_is_called_what_it_is(build: Build) -> None:
@@ -348,17 +348,17 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("given", "said"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("given", "reported"), REFUSED.values(), ids=REFUSED)
 def test_data_that_cannot_serve_are_refused_with_every_reason(
-    build: Build, given: dict[str, Any], said: list[str]
+    build: Build, given: dict[str, Any], reported: list[str]
 ) -> None:
     with pytest.raises(UserError) as caught:
         build(**given)
-    assert all(part in str(caught.value) for part in said), str(caught.value)
+    assert all(part in str(caught.value) for part in reported), str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("config", "max_length", "said"),
+    ("config", "max_length", "reported"),
     [
         ({"vocab_size": 7}, 16, ["workload.model.config.vocab_size", "vocab_size (7) < the tokenizer's tokens (12)"]),
         ({}, 33, ["workload.data.max_length", "max_length (33) > the model's positions (32"]),
@@ -368,12 +368,12 @@ def test_data_that_cannot_serve_are_refused_with_every_reason(
     ],
 )
 def test_a_model_that_the_tokens_do_not_fit_is_refused(
-    build: Build, config: dict[str, Any], max_length: int, said: list[str]
+    build: Build, config: dict[str, Any], max_length: int, reported: list[str]
 ) -> None:
     workload = build(model={"tokenizer": "vocab.txt", "config": {**BERT, **config}}, max_length=max_length)
     with pytest.raises(UserError) as caught:
         workload.build_model()
-    assert all(part in str(caught.value) for part in said), str(caught.value)
+    assert all(part in str(caught.value) for part in reported), str(caught.value)
 
 
 def test_the_hotel_reviews_lose_their_one_empty_row(shared_data: Path, tmp_path: Path) -> None:

@@ -85,11 +85,11 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize(("text", "said"), BROKEN.values(), ids=BROKEN)
-def test_a_file_that_fails_shows_its_own_line(tmp_path: Path, text: str, said: list[str]) -> None:
+@pytest.mark.parametrize(("text", "words"), BROKEN.values(), ids=BROKEN)
+def test_a_file_that_fails_shows_its_own_line(tmp_path: Path, text: str, words: list[str]) -> None:
     (message,) = problems(tmp_path, text)
     assert "failed while it was read" in message
-    assert all(part in message for part in said), message
+    assert all(part in message for part in words), message
 
 
 def test_a_function_that_fails_shows_its_own_line(tmp_path: Path) -> None:

@@ -388,11 +388,11 @@ REFUSED: dict[str, tuple[str, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("text", "said"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_train_is_refused_before_work_starts(build: Build, text: str, said: list[str]) -> None:
+@pytest.mark.parametrize(("text", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_train_is_refused_before_work_starts(build: Build, text: str, words: list[str]) -> None:
     message = refusal(build, text)
     assert "workload.path: " in message
-    assert all(part in message for part in said), message
+    assert all(part in message for part in words), message
 
 
 def test_a_plain_data_set_is_what_a_tutorial_passes_to_a_loader(build: Build) -> None:
@@ -403,8 +403,8 @@ def test_a_plain_data_set_is_what_a_tutorial_passes_to_a_loader(build: Build) ->
 
 
 def test_a_file_may_say_how_its_layers_are_split(build: Build) -> None:
-    said = 'tensor_parallel = {"layers.*.first": "colwise", "layers.*.second": "rowwise"}\n'
+    words = 'tensor_parallel = {"layers.*.first": "colwise", "layers.*.second": "rowwise"}\n'
     text = LINEAR + "loss = nn.MSELoss()\n"
     assert build(text).layout.tensor_parallel is None
-    assert build(text + said).layout.tensor_parallel == {"layers.*.first": "colwise", "layers.*.second": "rowwise"}
+    assert build(text + words).layout.tensor_parallel == {"layers.*.first": "colwise", "layers.*.second": "rowwise"}
     assert "tensor_parallel is ['layers.0']" in refusal(build, text + 'tensor_parallel = ["layers.0"]\n')

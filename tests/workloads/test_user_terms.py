@@ -141,10 +141,10 @@ REFUSED: dict[str, tuple[str, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("text", "told"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_a_loss_is_refused_before_work_starts(build: Build, text: str, told: list[str]) -> None:
+@pytest.mark.parametrize(("text", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_a_loss_is_refused_before_work_starts(build: Build, text: str, words: list[str]) -> None:
     with pytest.raises(UserError) as caught:
         build(text)
     message = str(caught.value)
     assert "workload.path: " in message
-    assert all(part in message for part in told), message
+    assert all(part in message for part in words), message

@@ -54,7 +54,7 @@ def same_as(run: Path, model: Net, optimizer: torch.optim.Optimizer) -> None:
 def test_torch_distributed_checkpoint_loads_model_and_optimizer_by_their_names(
     drivetrain: Command, run: Path, tmp_path: Path, options: Any
 ) -> None:
-    told = converted(drivetrain, run, "dcp", tmp_path / "theirs")
+    words = converted(drivetrain, run, "dcp", tmp_path / "theirs")
     model = Net()
     optimizer = adamw(model)
     state = {
@@ -67,7 +67,7 @@ def test_torch_distributed_checkpoint_loads_model_and_optimizer_by_their_names(
     set_optimizer_state_dict(model, optimizer, state["optimizer"], options=options)
     same_as(run, model, optimizer)
     assert state["train_state"]["step"] == END
-    assert "left\trandom states" in told
+    assert "left\trandom states" in words
 
 
 def test_accelerate_loads_what_it_would_have_saved(drivetrain: Command, run: Path, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_accelerate_loads_what_it_would_have_saved(drivetrain: Command, run: Pat
 def test_deepspeed_loads_a_universal_checkpoint_on_two_ranks(
     drivetrain: Command, run: Path, tmp_path: Path, ranks: Callable[[int], RankPool]
 ) -> None:
-    told = converted(drivetrain, run, "deepspeed", tmp_path / "theirs")
+    words = converted(drivetrain, run, "deepspeed", tmp_path / "theirs")
     saved = load(run / "checkpoints" / f"step-{END:08d}")
     weights, state = saved["model"], saved["optimizer"]["state"]
     for stage, found in ranks(2).run(load_universal, tmp_path / "theirs")[0].items():
@@ -101,8 +101,8 @@ def test_deepspeed_loads_a_universal_checkpoint_on_two_ranks(
             assert torch.equal(found[name]["exp_avg_sq"], moments["exp_avg_sq"]), (stage, name)
         assert found["updates"] == END, stage
         assert found["rates"] == [(RATE, DECAY), (RATE, 0.0)], stage
-    assert "weight_decay differ between groups" in told
-    assert "1 lie in module" in told
+    assert "weight_decay differ between groups" in words
+    assert "1 lie in module" in words
 
 
 LANGUAGE = """
@@ -136,7 +136,7 @@ def test_transformers_reads_weights_configuration_and_tokenizer(
     drivetrain: Command, language: Path, tmp_path: Path, dtype: torch.dtype
 ) -> None:
     asked = [] if dtype == torch.float32 else ["--dtype", "bf16"]
-    told = converted(drivetrain, language / "out", "transformers", tmp_path / "theirs", *asked)
+    words = converted(drivetrain, language / "out", "transformers", tmp_path / "theirs", *asked)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")
     saved = load(language / "out" / "checkpoints" / "step-00000002")["model"]
     assert model.dtype == dtype
@@ -144,7 +144,7 @@ def test_transformers_reads_weights_configuration_and_tokenizer(
         assert torch.equal(tensor, saved[name].to(dtype)), name
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert len(AutoTokenizer.from_pretrained(tmp_path / "theirs")) == model.config.vocab_size
-    assert ("rounded" in told) == bool(asked)
+    assert ("rounded" in words) == bool(asked)
 
 
 def test_a_transformers_folder_comes_back_as_the_start_of_a_run(
@@ -167,12 +167,12 @@ def test_a_tied_weight_is_written_once_and_loaded_under_both_names(
     drivetrain: Command, language: Path, tmp_path: Path
 ) -> None:
     converted(drivetrain, language / "out", "accelerate", tmp_path / "accelerate")
-    told = converted(drivetrain, language / "out", "deepspeed", tmp_path / "deepspeed")
+    words = converted(drivetrain, language / "out", "deepspeed", tmp_path / "deepspeed")
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(language / "out/checkpoints/step-00000002"))
     load_model(model, tmp_path / "accelerate" / "model.safetensors")  # what accelerate calls; strict
     saved = load(language / "out" / "checkpoints" / "step-00000002")["model"]
     assert all(torch.equal(tensor, saved[name]) for name, tensor in model.state_dict().items())
-    assert "buffers" not in told
+    assert "buffers" not in words
 
 
 def test_a_large_model_is_cut_into_files_that_transformers_joins(

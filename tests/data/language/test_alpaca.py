@@ -12,38 +12,38 @@ ROW = {"instruction": "Add", "input": "2 and 3", "output": "5"}
 WITH_HISTORY = RowSchema("alpaca", {"history": "history"})
 
 
-def said(row: dict[str, Any], form: RowSchema) -> list[tuple[str, str]]:
+def words(row: dict[str, Any], form: RowSchema) -> list[tuple[str, str]]:
     return [(each.role, each.content) for each in read_alpaca(row, form)]
 
 
 def test_input_follows_the_instruction_on_a_line_of_its_own() -> None:
     assert read_alpaca(ROW, RowSchema("alpaca")) == [Message("user", "Add\n2 and 3"), Message("assistant", "5")]
     for nothing in ({"input": ""}, {"input": None}, {"input": " "}):
-        assert said({**ROW, **nothing}, RowSchema("alpaca"))[0] == ("user", "Add")
+        assert words({**ROW, **nothing}, RowSchema("alpaca"))[0] == ("user", "Add")
 
 
 def test_columns_that_are_named_replace_the_defaults_as_in_llama_factory() -> None:
     """Its entry firefly: the prompts stand in the column "input", which must not be added to itself."""
     firefly = RowSchema("alpaca", {"prompt": "input", "response": "target"})
-    assert said({"input": "2 and 3", "target": "5"}, firefly) == [("user", "2 and 3"), ("assistant", "5")]
-    assert said(ROW, RowSchema("alpaca", {"response": "output"})) == [("user", "Add\n2 and 3"), ("assistant", "5")]
-    assert said({**ROW, "target": "6"}, firefly) == [("user", "2 and 3"), ("assistant", "6")]
+    assert words({"input": "2 and 3", "target": "5"}, firefly) == [("user", "2 and 3"), ("assistant", "5")]
+    assert words(ROW, RowSchema("alpaca", {"response": "output"})) == [("user", "Add\n2 and 3"), ("assistant", "5")]
+    assert words({**ROW, "target": "6"}, firefly) == [("user", "2 and 3"), ("assistant", "6")]
 
 
 def test_history_comes_before_the_row() -> None:
     row = {**ROW, "history": [["Hi", "Hello"], ("Ready?", "Yes")]}
     before = [("user", "Hi"), ("assistant", "Hello"), ("user", "Ready?"), ("assistant", "Yes")]
-    assert said(row, WITH_HISTORY)[:4] == before
+    assert words(row, WITH_HISTORY)[:4] == before
     assert all(each.trained for each in read_alpaca(row, WITH_HISTORY))
-    assert said(row, RowSchema("alpaca")) == said(ROW, RowSchema("alpaca"))  # not named, so not read
+    assert words(row, RowSchema("alpaca")) == words(ROW, RowSchema("alpaca"))  # not named, so not read
     for nothing in (None, []):
-        assert said({**ROW, "history": nothing}, WITH_HISTORY) == said(ROW, RowSchema("alpaca"))
+        assert words({**ROW, "history": nothing}, WITH_HISTORY) == words(ROW, RowSchema("alpaca"))
 
 
 @pytest.mark.parametrize("chosen", ["better", {"from": "gpt", "value": "better"}, {"role": "x", "content": "better"}])
 def test_of_preferences_the_chosen_answer_is_the_reply(chosen: Any) -> None:
     row = {"instruction": "Hi", "output": "not this", "chosen": chosen, "rejected": "worse"}
-    assert said(row, RowSchema("alpaca", ranking=True)) == [("user", "Hi"), ("assistant", "better")]
+    assert words(row, RowSchema("alpaca", ranking=True)) == [("user", "Hi"), ("assistant", "better")]
 
 
 BAD = {

@@ -148,14 +148,14 @@ def real(shared_data: Path) -> list[Conversation]:
 def glaive(row: dict[str, Any], number: int) -> Conversation:
     messages = []
     for turn in row["conversations"]:
-        said = turn["value"]
+        words = turn["value"]
         if turn["from"] == "function_call":
-            call = json.loads(said)
+            call = json.loads(words)
             messages.append(reply("", True, (disguised(call["name"]), disguised(call["arguments"]))))
         elif turn["from"] == "gpt":
-            messages.append(reply(disguised(said)))
+            messages.append(reply(disguised(words)))
         else:
-            messages.append(Message("user" if turn["from"] == "human" else "tool", said))
+            messages.append(Message("user" if turn["from"] == "human" else "tool", words))
     tools = tuple({"type": "function", "function": tool} for tool in json.loads(row["tools"] or "[]"))
     return Conversation(tuple(messages), tools, f"glaive:{number}")
 
@@ -171,7 +171,7 @@ def in_style(style: str, message: Message) -> str:
         return "\n".join([*filter(None, [message.content.strip()]), *calls]) + "<|im_end|>"
     if style == "alpaca":
         return "\n".join([*filter(None, [message.content.strip()]), *call_texts(message)]) + "<|endoftext|>"
-    return "".join(" " + said for said in [message.content, *call_texts(message)] if said) + "<|endoftext|>"
+    return "".join(" " + words for words in [message.content, *call_texts(message)] if words) + "<|endoftext|>"
 
 
 @pytest.mark.parametrize("style", SHIPPED)
@@ -392,14 +392,14 @@ def test_what_a_template_refuses_is_reported_with_its_place_and_the_rest_goes_on
     assert trained_text(tokens.ids, tokens.targets) == "Ho<|endoftext|>"
     places, reasons = zip(*tokens.problems, strict=True)
     assert places == ("talk.json:7", "a.json:3", "a.json:4", "a.json:5", "a.json:6")
-    said = [
+    words = [
         "System role not supported",
         "roles must alternate",
         "surrogates",
         "nothing prompts it",
         "no reply to train",
     ]
-    assert all(part in reason for part, reason in zip(said, reasons, strict=True)), reasons
+    assert all(part in reason for part, reason in zip(words, reasons, strict=True)), reasons
 
 
 @pytest.mark.parametrize("error", [MemoryError, ImportError, RecursionError])
@@ -581,7 +581,7 @@ def test_no_conversations_are_no_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "words"),
     [
         ("chatmal", "there is no template chatmal\n    did you mean chatml?"),
         ("llama3", "there is no template llama3\n    give one of alpaca, vicuna, chatml, plain"),
@@ -589,24 +589,24 @@ def test_no_conversations_are_no_tokens() -> None:
         (None, "has no chat template\n    give one of alpaca, vicuna, chatml, plain"),
     ],
 )
-def test_a_template_that_is_not_there_is_reported_with_those_that_are(source: str | None, said: str) -> None:
+def test_a_template_that_is_not_there_is_reported_with_those_that_are(source: str | None, words: str) -> None:
     with pytest.raises(UserError) as caught:
         ChatTemplate(BYTES, source, "workload.data.template")
-    assert said in str(caught.value)
+    assert words in str(caught.value)
     assert caught.value.problems[0].field == "workload.data.template"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "words"),
     [
         ("{% for m in messages %}\n{{ m.content }\n{% endfor %}", "line 2: unexpected '}'"),
         ("\n\n{{ messages | nonsense }}", "line 3: No filter named 'nonsense'"),
     ],
 )
-def test_a_template_that_does_not_compile_is_reported_with_the_line(text: str, said: str, tmp_path: Path) -> None:
+def test_a_template_that_does_not_compile_is_reported_with_the_line(text: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"given\.jinja does not compile") as caught:
         template_of(text, tmp_path)
-    assert said in str(caught.value)
+    assert words in str(caught.value)
 
 
 def test_a_tokenizer_that_cannot_serve_is_refused() -> None:

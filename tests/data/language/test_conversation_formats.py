@@ -67,8 +67,8 @@ def expected(row: dict[str, Any]) -> list[tuple[str, str]]:
     """Roles and contents of a row of the demonstration data, by a few lines that know no other data."""
     if "instruction" in row:
         asked = row["instruction"] + ("\n" + row["input"] if row["input"] else "")
-        said = row["output"].replace("{{name}}", "Ada").replace("{{author}}", "Charles")
-        return [("user", asked), ("assistant", said)]
+        reported = row["output"].replace("{{name}}", "Ada").replace("{{author}}", "Charles")
+        return [("user", asked), ("assistant", reported)]
     roles = {"human": "user", "gpt": "assistant", "observation": "tool", "function_call": "assistant"}
     roles["system"] = "system"
     messages = [*row["conversations"], *([row["chosen"]] if "chosen" in row else [])]
@@ -144,8 +144,8 @@ def test_half_a_character_makes_a_bad_row() -> None:
 
 
 def test_placeholders_are_filled_in_reasoning_too() -> None:
-    said = {"role": "assistant", "content": "{{name}}", "reasoning_content": "I am {{name}}"}
-    row = {"messages": [{"role": "user", "content": "Who?"}, said]}
+    reported = {"role": "assistant", "content": "{{name}}", "reasoning_content": "I am {{name}}"}
+    row = {"messages": [{"role": "user", "content": "Who?"}, reported]}
     reply = read([row], RowSchema("openai"), **{"{{name}}": "Ada"}).conversations[0].messages[-1]
     assert (reply.content, reply.reasoning_content) == ("Ada", "I am Ada")
 
@@ -203,8 +203,8 @@ def test_a_column_that_is_read_as_the_reply_is_no_mark() -> None:
 def test_preferences_beside_conversations_that_are_not_read_are_refused(
     row: dict[str, Any], form: RowSchema, listed: bool
 ) -> None:
-    said = {"role": "assistant", "content": "x"}
-    given = {**row, "chosen": [said] if listed else "x", "rejected": [said] if listed else "y"}
+    reported = {"role": "assistant", "content": "x"}
+    given = {**row, "chosen": [reported] if listed else "x", "rejected": [reported] if listed else "y"}
     assert [bad.where for bad in read([row, given], form).problems] == ["a.json row 2"]
     (bad,) = read([given], form).problems
     assert "a chosen and a rejected reply beside the conversation" in bad.why
@@ -223,9 +223,11 @@ def test_columns_that_no_row_has_are_refused_with_the_nearest() -> None:
     form = RowSchema("alpaca", {"prompt": "instructions", "system": "sytem", "response": "output", "rejected": "bad"})
     with pytest.raises(UserError) as caught:
         read([{**ALPACA, "system": ""}], form)
-    said = str(caught.value)
-    assert "no row has the column 'instructions' (prompt of the format alpaca)\n    did you mean instruction?" in said
-    assert "'sytem' (system of the format alpaca)\n    did you mean system? Rows have: instruction, input" in said
+    reported = str(caught.value)
+    assert (
+        "no row has the column 'instructions' (prompt of the format alpaca)\n    did you mean instruction?" in reported
+    )
+    assert "'sytem' (system of the format alpaca)\n    did you mean system? Rows have: instruction, input" in reported
     assert len(caught.value.problems) == 2  # the rejected answers are not read
     preferences = RowSchema("alpaca", {"response": "output", "chosen": "chosen"}, ranking=True)
     assert len(read([{"instruction": "Hi", "chosen": "Hello"}], preferences).conversations) == 1  # nor is the response
@@ -238,10 +240,10 @@ def test_names_that_a_format_does_not_have_are_refused_before_reading() -> None:
     form = RowSchema("sharegpt", {"mesages": "conversations", "prompt": "x"}, {"role": "from"})
     with pytest.raises(UserError) as caught:
         read([SHAREGPT], form)
-    said = str(caught.value)
-    assert "sharegpt has no columns.mesages\n    did you mean messages?" in said
-    assert "sharegpt has no columns.prompt\n    known: messages, system, tools, chosen" in said
-    assert "sharegpt has no tags.role\n    did you mean role_tag?" in said
+    reported = str(caught.value)
+    assert "sharegpt has no columns.mesages\n    did you mean messages?" in reported
+    assert "sharegpt has no columns.prompt\n    known: messages, system, tools, chosen" in reported
+    assert "sharegpt has no tags.role\n    did you mean role_tag?" in reported
 
 
 GUESSED = {

@@ -108,11 +108,11 @@ def test_a_sample_that_is_too_long_is_left_out_if_it_is_to_be(cut: Making) -> No
 def test_a_sample_that_is_too_long_is_an_error_that_names_its_row_if_it_is_to_be(cut: Making) -> None:
     with pytest.raises(UserError) as caught:
         cut(length=30, too_long="error")
-    said, first = str(caught.value), next(number for number, size in enumerate(SIZES, 1) if size > 30)
-    assert f"workload.data.length: a.jsonl line {first} has {SIZES[first - 1]} tokens > 30" in said
-    assert f"and {sum(size > 30 for size in SIZES) - 5} more samples are too long" in said
+    words, first = str(caught.value), next(number for number, size in enumerate(SIZES, 1) if size > 30)
+    assert f"workload.data.length: a.jsonl line {first} has {SIZES[first - 1]} tokens > 30" in words
+    assert f"and {sum(size > 30 for size in SIZES) - 5} more samples are too long" in words
     assert len(caught.value.problems) == 6
-    assert "workload.data.too_long=truncate or drop" in said
+    assert "workload.data.too_long=truncate or drop" in words
     assert len(cut(length=max(SIZES), too_long="error").samples) == 12
 
 

@@ -40,9 +40,9 @@ def test_calls_of_tools_and_their_results() -> None:
 
 
 def test_names_and_reasoning_reach_the_template() -> None:
-    said = {**SAID, "reasoning_content": "They greet."}
-    got = read({**ASKED, "name": "Ada"}, said, {"role": "tool", "name": "add", "content": "5"}, SAID)
-    assert [each.as_template() for each in got][:2] == [{**ASKED, "name": "Ada"}, said]
+    reported = {**SAID, "reasoning_content": "They greet."}
+    got = read({**ASKED, "name": "Ada"}, reported, {"role": "tool", "name": "add", "content": "5"}, SAID)
+    assert [each.as_template() for each in got][:2] == [{**ASKED, "name": "Ada"}, reported]
     assert got[2].as_template() == {"role": "tool", "name": "add", "content": "5"}
     assert read({**ASKED, "name": 7}, SAID) == read(ASKED, SAID)
     with pytest.raises(RowError, match="reasoning_content of message 2 is a number"):

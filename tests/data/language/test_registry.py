@@ -114,14 +114,16 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("entry", "said"), REFUSED.values(), ids=REFUSED)
-def test_an_entry_that_cannot_be_used_says_so_when_it_is_asked_for(tmp_path: Path, entry: Any, said: list[str]) -> None:
+@pytest.mark.parametrize(("entry", "words"), REFUSED.values(), ids=REFUSED)
+def test_an_entry_that_cannot_be_used_says_so_when_it_is_asked_for(
+    tmp_path: Path, entry: Any, words: list[str]
+) -> None:
     message = refusal(tmp_path, entry)
-    assert all(part in message for part in said), message
+    assert all(part in message for part in words), message
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "words"),
     [
         (b'{"a": {"file_name": "a"},\n}', "broken JSON at line 2, column 1"),
         (b'{"a": ' + b"1" * 5000 + b"}", "cannot be read as JSON"),
@@ -130,8 +132,8 @@ def test_an_entry_that_cannot_be_used_says_so_when_it_is_asked_for(tmp_path: Pat
         ('{"\u00e9": {}}'.encode("latin-1"), "is not UTF-8"),
     ],
 )
-def test_a_broken_registry_is_refused_at_once(tmp_path: Path, content: bytes, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_a_broken_registry_is_refused_at_once(tmp_path: Path, content: bytes, words: str) -> None:
+    with pytest.raises(UserError, match=words):
         registry(tmp_path, content)
 
 
@@ -142,12 +144,12 @@ def test_a_missing_registry_names_the_file(tmp_path: Path) -> None:
 
 def test_names_that_are_not_there_bring_the_nearest(tmp_path: Path) -> None:
     entries = registry(tmp_path, {name: {"file_name": "a"} for name in ("identity", "kto_demo", "dpo_demo")})
-    for name, said in {
+    for name, words in {
         "identiy": "mean identity?",
         "kto": "mean kto_demo?",
         "zz": "it has: identity, kto_demo",
     }.items():
-        with pytest.raises(UserError, match=f"no data set '{name}'\n.*{said}"):
+        with pytest.raises(UserError, match=f"no data set '{name}'\n.*{words}"):
             find(entries, name, "F")
 
 

@@ -79,8 +79,8 @@ def test_a_broken_row_is_named_by_file_and_line_and_no_other_is_lost(tmp_path: P
         except ValueError as error:
             refused.append(str(error))
     assert sorted(taken) == [number for number in range(40) if number != 26]
-    (told,) = refused
-    assert told.startswith("0002.jsonl line 7: it is broken JSON")
+    (words,) = refused
+    assert words.startswith("0002.jsonl line 7: it is broken JSON")
 
 
 def test_a_file_that_changed_since_its_rows_were_counted_is_refused(tmp_path: Path) -> None:
@@ -107,9 +107,9 @@ def test_what_no_stream_reads_is_refused_all_at_once(tmp_path: Path) -> None:
     (tmp_path / "shards" / "c.parquet").write_bytes(b"none")
     with pytest.raises(UserError) as caught:
         find_shards(str(tmp_path / "shards"), "workload.data.train")
-    told = str(caught.value)
-    assert "b.jsonl is empty" in told
-    assert "c.parquet cannot be read" in told
+    words = str(caught.value)
+    assert "b.jsonl is empty" in words
+    assert "c.parquet cannot be read" in words
     for path, why in (
         ("none/*.jsonl", r"none/\*\.jsonl matches no file"),
         (str(tmp_path / "x.jsonl"), "does not exist"),

@@ -32,8 +32,8 @@ def test_what_is_reduced_at_once_grows_with_the_model_and_is_bounded(sizes: list
 
 
 def test_what_a_users_json_says_of_buckets_counts_up_to_the_size_of_the_model() -> None:
-    def told(size: float) -> Any:
+    def words(size: float) -> Any:
         return zero([1_000] * 600, config={"zero_optimization": {"reduce_bucket_size": size}})["reduce_bucket_size"]
 
-    assert told(7_000) == 7_000
-    assert told(5e8) == 600_000, "DeepSpeed reserves it in full"
+    assert words(7_000) == 7_000
+    assert words(5e8) == 600_000, "DeepSpeed reserves it in full"

@@ -54,18 +54,18 @@ def test_a_build_that_was_killed_does_not_hang_the_next_start(extensions: Path) 
     killed.kill()
     killed.communicate()
     assert (extensions / "slow_op" / "lock").exists()
-    out, said = started(0).communicate(timeout=60)
+    out, words = started(0).communicate(timeout=60)
     assert out == "building\n"
-    assert "interrupted build" in said
-    assert "compiled slow_op in 0 s" in said
+    assert "interrupted build" in words
+    assert "compiled slow_op in 0 s" in words
     assert not (extensions / "slow_op" / "lock").exists()
 
 
 def test_ranks_that_start_together_compile_once_and_a_later_start_not_at_all() -> None:
     together = [child.communicate(timeout=60) for child in [started(1.0), started(1.0)]]
     assert sorted(out for out, _ in together) == ["building\n", "loaded\n"]
-    out, said = started(0).communicate(timeout=60)
-    assert (out, said) == ("loaded\n", "")
+    out, words = started(0).communicate(timeout=60)
+    assert (out, words) == ("loaded\n", "")
 
 
 def test_what_does_not_compile_is_reported_with_the_compilers_words() -> None:

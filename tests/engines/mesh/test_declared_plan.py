@@ -21,7 +21,7 @@ class Text(nn.Module):
         self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16) for _ in range(3))
 
 
-def told(plan: Mapping[str, str], model: nn.Module | None = None) -> list[tuple[str, str]]:
+def reported(plan: Mapping[str, str], model: nn.Module | None = None) -> list[tuple[str, str]]:
     with pytest.raises(UserError) as caught:
         check_declared(model or Columns(), plan)
     return [(each.why, each.fix) for each in caught.value.problems]
@@ -41,7 +41,7 @@ def test_plans_that_fit_are_let_through() -> None:
 
 
 def test_a_slip_in_a_name_or_a_style_is_reported_with_the_nearest_and_all_come_at_once() -> None:
-    [(name, layer), (style, known)] = told({"layers.*.wid": "colwise", "layers.*.back": "row"})
+    [(name, layer), (style, known)] = reported({"layers.*.wid": "colwise", "layers.*.back": "row"})
     assert name == "layers.*.wid is the name of no layer of Columns"
     assert "did you mean layers.*.wide" in layer
     assert style == "layers.*.back is given the style 'row', which there is not"
@@ -49,15 +49,15 @@ def test_a_slip_in_a_name_or_a_style_is_reported_with_the_nearest_and_all_come_a
 
 
 def test_where_nothing_is_near_what_there_is_is_listed() -> None:
-    [(_, styles), (_, layers)] = told({"zzz": "foo"})
+    [(_, styles), (_, layers)] = reported({"zzz": "foo"})
     assert styles.startswith("there are colwise, rowwise, ")
     assert layers == "there are inner, layers.*.wide, layers.*.back, head"
 
 
 def test_a_layer_of_another_kind_is_reported_with_what_can_be_split() -> None:
-    assert told({"layers.*.norm": "colwise"})[0][0] == "layers.0.norm is of type LayerNorm; colwise splits Linear"
-    assert told({"layers.*": "colwise"})[0][1] == "name its layers: layers.*.wide, layers.*.back"
-    [(_, embedding), (_, linear)] = told({"words": "colwise", "head": "embedding_rowwise"}, Text())
+    assert reported({"layers.*.norm": "colwise"})[0][0] == "layers.0.norm is of type LayerNorm; colwise splits Linear"
+    assert reported({"layers.*": "colwise"})[0][1] == "name its layers: layers.*.wide, layers.*.back"
+    [(_, embedding), (_, linear)] = reported({"words": "colwise", "head": "embedding_rowwise"}, Text())
     assert embedding.endswith("embedding_rowwise")
     assert linear.endswith("colwise, rowwise, colwise_gather_output, rowwise_split_input")
 
@@ -68,14 +68,14 @@ def test_a_layer_of_another_kind_is_reported_with_what_can_be_split() -> None:
 )
 def test_half_a_pair_is_reported_once_with_its_other_half(given: str, missing: str, instead: str) -> None:
     name = f"layers.*.{given}"
-    [(why, fix)] = told({name: PAIR[name]})
+    [(why, fix)] = reported({name: PAIR[name]})
     assert why.startswith(f"{name} ({PAIR[name]})")
     assert f"such as layers.*.{missing}" in fix
     assert f"or take {instead}" in fix
 
 
 def test_half_a_pair_is_reported_with_where_no_block_repeats() -> None:
-    [(why, _)] = told({"0": "colwise"}, sequential())
+    [(why, _)] = reported({"0": "colwise"}, sequential())
     assert why.startswith("0 (colwise)")
 
 

@@ -232,7 +232,7 @@ ATTEMPTS = {
 
 def refusals(attempts: Mapping[str, Attempt]) -> dict[str, str]:
     """Returns what set-up says to each."""
-    said: dict[str, str] = {}
+    words: dict[str, str] = {}
     for name, attempt in attempts.items():
         work = language(**attempt.config)
         if attempt.kind is not None:
@@ -240,22 +240,22 @@ def refusals(attempts: Mapping[str, Attempt]) -> dict[str, str]:
         try:
             with attempt.within():
                 engine_of(MeshCase(dict(attempt.degrees), attempt.precision, compile=attempt.compile), work)
-            said[name] = "engaged"
+            words[name] = "engaged"
         except UserError as error:
-            said[name] = str(error)
-    return said
+            words[name] = str(error)
+    return words
 
 
 @pytest.fixture(scope="module")
-def said(ranks: Callable[[int], RankPool]) -> list[dict[str, str]]:
+def words(ranks: Callable[[int], RankPool]) -> list[dict[str, str]]:
     return ranks(2).run(refusals, ATTEMPTS)
 
 
 @pytest.mark.parametrize("name", ATTEMPTS)
 def test_what_a_mesh_would_compute_in_another_way_is_refused_on_all_ranks(
-    name: str, said: list[dict[str, str]]
+    name: str, words: list[dict[str, str]]
 ) -> None:
-    for of_rank in said:
+    for of_rank in words:
         assert ATTEMPTS[name].says in of_rank[name]
 
 

@@ -125,7 +125,7 @@ class Misspelt(Declared):
         return Layout(tensor_parallel={"layers.*.wide": "colwise", "layers.*.bak": "rowwise"})
 
 
-def told(kind: type[Declared]) -> str:
+def words(kind: type[Declared]) -> str:
     try:
         engine_of(MeshCase({"tp": 2}, model="columns"), kind(columns, Rows(62), Rows(10)))
     except (UserError, RuntimeError) as error:
@@ -134,14 +134,16 @@ def told(kind: type[Declared]) -> str:
 
 
 def test_a_plan_that_changes_what_the_model_computes_is_refused(ranks: Callable[[int], RankPool]) -> None:
-    assert ranks(2).run(told, Declared) == ["engaged"] * 2
-    for said in ranks(2).run(told, Mixing):
-        assert said.startswith("UserError: engine.tp: the loss of the model spread over tp=2 is")
-        assert "correct tensor_parallel in the workload's file" in said
-    for said in ranks(2).run(told, Wrong):
-        assert said.startswith("UserError: workload.path (tensor_parallel): layers.*.wide (colwise) gives each rank")
-    for said in ranks(2).run(told, Misspelt):
-        assert said.startswith("UserError: workload.path (tensor_parallel): layers.*.bak is the name of no layer")
+    assert ranks(2).run(words, Declared) == ["engaged"] * 2
+    for reported in ranks(2).run(words, Mixing):
+        assert reported.startswith("UserError: engine.tp: the loss of the model spread over tp=2 is")
+        assert "correct tensor_parallel in the workload's file" in reported
+    for reported in ranks(2).run(words, Wrong):
+        assert reported.startswith(
+            "UserError: workload.path (tensor_parallel): layers.*.wide (colwise) gives each rank"
+        )
+    for reported in ranks(2).run(words, Misspelt):
+        assert reported.startswith("UserError: workload.path (tensor_parallel): layers.*.bak is the name of no layer")
 
 
 # --- evaluation ------------------------------------------------------------------------------------------------------

@@ -163,15 +163,15 @@ class Dropping(Columns):
 def left_out(number: int) -> list[str]:
     """Returns what a stage says that is entered only past its end, or left before its beginning."""
     engine: Any = engine_of(MeshCase({"pp": 2}), Declared(seeded(Dropping), Rows(62), Rows(10)))
-    model, told = engine._model, []
+    model, words = engine._model, []
     model.train()
     model.left_out = number
     pipeline, batch = engine._pipeline, Rows(62).batch(0, 1)
     try:
         pipeline._computed(torch.zeros(24), (2, 12), 24, lambda model: model(batch["features"]))
     except (RunError, UserError) as error:
-        told.append(str(error))
-    return told
+        words.append(str(error))
+    return words
 
 
 def test_a_stage_whose_neighbours_place_is_left_out_says_so(ranks: Pools) -> None:

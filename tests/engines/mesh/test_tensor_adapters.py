@@ -54,7 +54,7 @@ def trained(degrees: Mapping[str, Any], folder: Path) -> tuple[list[float], dict
     work = adapted({"lr_ratio": 4})
     engine = plus(degrees, work)
     steps(engine, work, range(3))
-    save(folder / name(degrees), 3, engine.state_dict(), {}, ranks=Communicator())
+    save(folder / name(degrees), 3, engine.state_dict(), {}, communicator=Communicator())
     weights = {key: weight.clone() for key, weight in engine.weights().items()}
     if weights:
         (folder / name(degrees) / "peft").mkdir()
@@ -119,9 +119,9 @@ def loads_into_peft(folder: Path, weights: Mapping[str, Tensor]) -> None:
 
 def held(degrees: Mapping[str, Any], model: str) -> dict[str, int]:
     engine = set_up(degrees, adapted({}, QuantisedBase(format="nf4"), model))
-    told = engine.engaged()
+    words = engine.engaged()
     sizes = engine.measured()["held_bytes"]
-    return {"local": told.local_parameters, "global": told.global_parameters, "trained": sizes["trained"], **sizes}
+    return {"local": words.local_parameters, "global": words.global_parameters, "trained": sizes["trained"], **sizes}
 
 
 def test_tensor_ranks_share_codes_and_adapters(ranks: Pools) -> None:
@@ -209,7 +209,7 @@ def another_share() -> Iterator[None]:
 WRONG: dict[str, Callable[[], Any]] = {"summed twice": summed_twice, "another share": another_share}
 
 
-def said(attempts: Mapping[str, tuple[dict[str, Any], dict[str, Any], str | None]]) -> dict[str, str]:
+def reported(attempts: Mapping[str, tuple[dict[str, Any], dict[str, Any], str | None]]) -> dict[str, str]:
     """attempts: name → degrees, adapter, format of the base. What set-up says to each."""
     found = {}
     for key, (degrees, block, form) in attempts.items():
@@ -248,6 +248,6 @@ ATTEMPTS: dict[str, tuple[dict[str, Any], dict[str, Any], str | None, str]] = {
 
 def test_what_adapters_would_compute_in_another_way_is_refused_on_all_ranks(ranks: Pools) -> None:
     given = {key: attempt[:3] for key, attempt in ATTEMPTS.items()}
-    for of_rank in ranks(2).run(said, given):
-        for key, told in of_rank.items():
-            assert ATTEMPTS[key][3] in told, key
+    for of_rank in ranks(2).run(reported, given):
+        for key, words in of_rank.items():
+            assert ATTEMPTS[key][3] in words, key

@@ -69,9 +69,9 @@ def test_both_ends_have_the_sum_to_the_bit_whatever_is_exchanged_at_once(
 
 
 def test_a_weight_that_is_in_other_pieces_on_the_other_end_is_refused_on_both(ranks: Callable[[int], RankPool]) -> None:
-    for said in ranks(2).run(refusal):
-        assert "words.weight is tied over the first and the last stage" in said
-        assert "leave pp or tp out" in said
+    for reported in ranks(2).run(refusal):
+        assert "words.weight is tied over the first and the last stage" in reported
+        assert "leave pp or tp out" in reported
 
 
 def test_without_tied_weights_there_is_nothing_to_do() -> None:

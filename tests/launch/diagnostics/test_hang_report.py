@@ -60,10 +60,10 @@ def test_a_rank_that_is_stopped_is_named_where_it_stands(tmp_path: Path) -> None
     words = command("train", "run.yaml", "engine=ddp", "processes=2", "hang_seconds=4", "output=run")
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
-    said = " ".join(done.stderr.split())
-    assert "rank 1 is stopped by a signal (SIGSTOP): process " in said
-    assert "in step 2, forward" in said
-    assert "workload.py:" in said, "the frame that it was stopped in"
+    described = " ".join(done.stderr.split())
+    assert "rank 1 is stopped by a signal (SIGSTOP): process " in described
+    assert "in step 2, forward" in described
+    assert "workload.py:" in described, "the frame that it was stopped in"
     [kept] = (folder / "run" / "hangs").iterdir()
     assert "stopped (T)" in kept.read_text()
     assert "in forward_backward" in kept.read_text(), "the stack of the one that waits"
@@ -126,8 +126,8 @@ def test_a_machine_waits_for_a_rank_that_works_on_another_and_tells_of_all_that_
         )
         for rank in range(2)
     ]
-    said = [" ".join(node.communicate(timeout=300)[0].split()) for node in nodes]
-    for node, text in zip(nodes, said, strict=True):
+    described = [" ".join(node.communicate(timeout=300)[0].split()) for node in nodes]
+    for node, text in zip(nodes, described, strict=True):
         assert node.returncode == 1, text
         assert "rank 1 is stopped by a signal (SIGSTOP)" in text
         assert "0 │" in text, "the row of the rank on the other machine"
@@ -152,9 +152,9 @@ def test_a_standstill_is_reported_before_it_ends_the_run(
     assert capsys.readouterr().err == "", "it went on in between"
     for seconds in (90, 95, 100):
         watch._look(start + seconds)
-    told = capsys.readouterr().err
-    assert told.count("Nothing has gone on for 45 s: rank 0 waits") == 1
-    assert "The run ends when it lasts for 60 s (hang_seconds)" in told
+    reported = capsys.readouterr().err
+    assert reported.count("Nothing has gone on for 45 s: rank 0 waits") == 1
+    assert "The run ends when it lasts for 60 s (hang_seconds)" in reported
     assert watch.hang is None
     watch._look(start + 105)
     assert watch.hang == "hang: rank 0 waits (nothing has gone on for 60 s)"
@@ -176,8 +176,8 @@ def reducing(rank: int, number: int, group: str = "0", **begun: int) -> Row:
 
 def test_a_rank_that_has_not_come_to_a_collective_is_named_with_where_it_is() -> None:
     late = row(2, part="data", own="data.py:3 load", begun={"0": 6})
-    told = blame([reducing(0, 7), reducing(1, 7), late, reducing(3, 7)])
-    assert told == (
+    reported = blame([reducing(0, 7), reducing(1, 7), late, reducing(3, 7)])
+    assert reported == (
         "rank 2 has not come to the all_reduce of 8 Float, number 7 of group 0 that ranks 0, 1, 3 wait in at "
         "model.py:7 f: process 1002 on here, in step 12, data at data.py:3 load"
     )
@@ -190,18 +190,18 @@ def test_of_ranks_that_wait_for_one_another_the_odd_one_is_named() -> None:
 
 
 def test_of_two_ranks_that_wait_for_one_another_both_are_reported() -> None:
-    told = blame([reducing(0, 2, "5", **{"0": 6}), reducing(1, 7, "0", **{"5": 1})])
-    assert told.startswith("the ranks are not in the same place: rank 0 (process 1000 on here), in step 12")
-    assert "rank 1 (process 1001 on here)" in told
+    reported = blame([reducing(0, 2, "5", **{"0": 6}), reducing(1, 7, "0", **{"5": 1})])
+    assert reported.startswith("the ranks are not in the same place: rank 0 (process 1000 on here), in step 12")
+    assert "rank 1 (process 1001 on here)" in reported
 
 
 def test_a_process_that_is_gone_is_named_with_its_last_resident_size_if_that_is_known() -> None:
     pulse = replace(row(1).pulse, resident=3 * 2**29)
     assert last_sizes([pulse, row(2).pulse, replace(pulse, resident=2**31)]) == "; last resident size: 1.5 GiB, 2.0 GiB"
     assert last_sizes([row(2).pulse]) == ""
-    told = blame([row(0), replace(row(1, state="gone"), pulse=pulse)])
-    assert told.startswith("rank 1 ended without an error: process 1001 on here")
-    assert "because memory ran out; last resident size: 1.5 GiB)" in told
+    reported = blame([row(0), replace(row(1, state="gone"), pulse=pulse)])
+    assert reported.startswith("rank 1 ended without an error: process 1001 on here")
+    assert "because memory ran out; last resident size: 1.5 GiB)" in reported
 
 
 def test_ranks_that_all_wait_in_the_same_collective_blame_no_rank() -> None:
@@ -301,9 +301,9 @@ def test_a_process_that_cannot_answer_is_asked_by_a_signal(
     how, folder = astray
     monkeypatch.setattr(stack_request, "ANSWER_SECONDS", 2.0 if how == "holding" else 4.0)
     found = pulses(folder)
-    told = ask(folder, {}, found) if how == "stopped" else ask(folder, found)
-    assert told[0].own.endswith(" astray")
-    assert "astray.py" in told[0].stacks
+    reported = ask(folder, {}, found) if how == "stopped" else ask(folder, found)
+    assert reported[0].own.endswith(" astray")
+    assert "astray.py" in reported[0].stacks
     if how == "stopped":
         until = time.monotonic() + 10
         while psutil.Process(found[0].process).status() != psutil.STATUS_STOPPED:
@@ -317,9 +317,9 @@ def test_a_process_without_a_watchdog_reports_once_that_nothing_goes_on(capsys: 
     heart.enter("data")
     for still in (10.0, 31.0, 32.0):
         alone(heart, still)
-    told = capsys.readouterr().err
-    assert told.count("rank 0: nothing has gone on for 31 s (step 4, data)") == 1
-    assert "test_a_process_without_a_watchdog" in told
+    reported = capsys.readouterr().err
+    assert reported.count("rank 0: nothing has gone on for 31 s (step 4, data)") == 1
+    assert "test_a_process_without_a_watchdog" in reported
     alone(heart, 0.0)
     alone(heart, 40.0)
     assert "40 s" in capsys.readouterr().err, "again, once it has gone on"

@@ -53,10 +53,10 @@ class Meeting:
     """Stands for a meeting of several nodes: `failed` is what another tells."""
 
     def __init__(self, failed: str) -> None:
-        self.told, self._failed = list[str](), failed
+        self.reported, self._failed = list[str](), failed
 
     def tell_failure(self, rank: str) -> None:
-        self.told.append(rank)
+        self.reported.append(rank)
 
     def failure(self) -> str:
         return self._failed
@@ -89,7 +89,7 @@ def test_a_rank_is_ended_once_it_has_stood_still_however_it_waits(
     peers, meeting = watching(tmp_path)
     name, now = peers.failed(outcomes(tmp_path)), time.monotonic()
     assert name == "rank 1"
-    assert meeting.told == ["rank 1"], "other nodes hear of it"
+    assert meeting.reported == ["rank 1"], "other nodes hear of it"
     running = pulses(tmp_path)
     for seconds in (0.0, STILL_SECONDS - 0.1):
         peers.look(now + seconds, running, name)
@@ -166,7 +166,7 @@ def test_ranks_that_wait_for_another_machines_rank_are_ended_as_those_that_lost_
     peers, meeting = watching(tmp_path, failed="rank 2")
     name = peers.failed([done(1, Result(code=0, value=None))])
     assert name == "rank 2"
-    assert meeting.told == []
+    assert meeting.reported == []
     for seconds in (0.0, STILL_SECONDS):
         peers.look(seconds, {0: PULSE}, name)
     with pytest.raises(Died, match="rank 0: ended because rank 2 failed, which it waited for"):
