@@ -27,7 +27,7 @@ from drivetrain.tracking.events import StepDone
 from drivetrain.tracking.jsonl import read_events
 from drivetrain.training import run
 from drivetrain.training.loop import Progress
-from drivetrain.training.run import _effective
+from drivetrain.training.run_report import effective
 from tests.launch.test_start import finished, losses, prepared, report
 from tests.ranks import RankPool
 
@@ -333,4 +333,4 @@ def test_restarts_are_those_of_the_machine_that_was_there_longest() -> None:
     mine = Attempt(since=time.monotonic() - 10, restarts=["the third"])
     others = (100.0, ["the first", "the second", "the third"], 0.0)
     parts: Any = SimpleNamespace(attempt=mine, ranks=SimpleNamespace(all_gather=lambda own: [own, others]))
-    assert _effective(parts, 60.0, 50.0) == {"restarts": others[1], "effective_share": 0.6}
+    assert effective(parts, 60.0, 50.0) == {"restarts": others[1], "effective_share": 0.6}

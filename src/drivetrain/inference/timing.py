@@ -22,7 +22,8 @@ from drivetrain.runtime.hardware import torch_device
 from drivetrain.runtime.run_folder import RunFolder
 from drivetrain.training.assemble import assemble
 from drivetrain.training.report import RunReport
-from drivetrain.training.run import evaluate, measured
+from drivetrain.training.run import evaluate
+from drivetrain.training.run_report import measured
 from drivetrain.workloads.base import Workload
 
 LEAST_STEPS = 20  # the evaluation data are repeated until so many batches are predicted

@@ -50,8 +50,8 @@ def fitted(task: Job, folder: Path, meeting: Meeting) -> Job:
     tried = Tried.read(folder)
     fit = f"{', '.join(map(str, tried.fit))} fit{'s' if len(tried.fit) == 1 else ''}"
     but = "" if tried.fails is None else f", {tried.fails} does not"
-    told = f"micro_batch_size is {tried.largest}: of the longest samples {fit}{but}"
-    return _with(task, tried.largest).model_copy(update={"notices": [*task.notices, told]})
+    notice = f"micro_batch_size is {tried.largest}: of the longest samples {fit}{but}"
+    return _with(task, tried.largest).model_copy(update={"notices": [*task.notices, notice]})
 
 
 def number_of_before(task: Job) -> int | None:

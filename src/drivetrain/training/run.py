@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import signal
-import socket
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from drivetrain.checkpoint.directory import clean_partials
@@ -19,56 +17,36 @@ from drivetrain.data.loader import evaluation_batches
 from drivetrain.data.order import Order
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
-from drivetrain.errors import problem
 from drivetrain.generation.answering import sampler
 from drivetrain.measure.meters import Meters
 from drivetrain.measure.throughput import Stopwatch
 from drivetrain.memory.garbage import collecting
 from drivetrain.memory.shortage import room_for
-from drivetrain.numerics.torch_precision import arithmetic, is_emulated
-from drivetrain.runtime import environment
+from drivetrain.numerics.torch_precision import arithmetic
 from drivetrain.runtime.attempt import Attempt
 from drivetrain.runtime.hardware import torch_device
 from drivetrain.runtime.heartbeat import Heart
 from drivetrain.runtime.run_folder import RunFolder
-from drivetrain.runtime.signals import StopRequest, stop_on_signals
+from drivetrain.runtime.signals import stop_on_signals
 from drivetrain.tracking.build import EventStream, build_trackers
-from drivetrain.tracking.events import Event, RunFinished, RunStarted, StepDone, Warned
-from drivetrain.tracking.jsonl import FILE_NAME, odd_lines, read_events
+from drivetrain.tracking.events import Event, RunFinished, StepDone, Warned
+from drivetrain.tracking.jsonl import FILE_NAME, odd_lines
 from drivetrain.training import preflight
-from drivetrain.training.anomalies import Anomalies, set_aside
+from drivetrain.training.anomalies import Anomalies
 from drivetrain.training.assemble import assemble
-from drivetrain.training.auto_settings import chosen, collect_every, order_of, total_steps_of
+from drivetrain.training.auto_settings import collect_every, order_of, total_steps_of
 from drivetrain.training.batching import Batching, check_shares
+from drivetrain.training.beginning import begun, refuse_beyond, refuse_lost, started_event
+from drivetrain.training.context import TrainingContext
 from drivetrain.training.loop import LoopHooks, Progress, train
-from drivetrain.training.mixture_report import EvaluationBySet, cadence_notes, evaluation_cuts, mixture_report
-from drivetrain.training.report import RunReport, Status
+from drivetrain.training.mixture_report import EvaluationBySet, cadence_notes, evaluation_cuts
+from drivetrain.training.report import RunReport
 from drivetrain.training.run_checkpoints import RunCheckpoints
+from drivetrain.training.run_report import closing_lines, earlier_report, effective, report_of
 from drivetrain.training.workload_rules import best_metric
 from drivetrain.workloads.base import Workload
 
 INTERRUPTED_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
-
-
-@dataclass(frozen=True)
-class TrainingContext:
-    """The parts that a training is put together from."""
-
-    config: RunConfig
-    machine: Machine
-    ranks: Communicator
-    workload: Workload
-    engine: Engine
-    meters: Meters
-    folder: RunFolder
-    events: EventStream
-    stop: StopRequest
-    attempt: Attempt
-    given: RunConfig  # before micro-batches were made smaller for want of memory
-
-    @property
-    def chosen(self) -> dict[str, Any]:
-        return chosen(self.config, self.machine, self.workload, self.engine.compiled)
 
 
 def run(
@@ -152,15 +130,15 @@ def _train(parts: TrainingContext, resume: bool) -> RunReport:
     checkpoints = RunCheckpoints(parts.folder.checkpoints, config, engine, ranks, metric, workload.train, events.send)
     progress = checkpoints.restore() if resume else Progress()
     if resume and progress.step == 0:
-        ranks.on_first(lambda: _refuse_lost(parts.folder))
-    _refuse_beyond(config, total_steps, progress)
-    started = progress.step
-    former = ranks.on_first(lambda: _begun(parts, progress.step))
+        ranks.on_first(lambda: refuse_lost(parts.folder))
+    refuse_beyond(config, total_steps, progress)
+    first_step = progress.step
+    former = ranks.on_first(lambda: begun(parts, progress.step))
     if former:
         events.send(Warned(message=f"of steps that are made again: {parts.folder.trouble} keeps {', '.join(former)}"))
     before = parts.attempt.elapsed_before(progress.elapsed_seconds)
     network = preflight.timed_all_reduce(ranks, torch_device(parts.machine))
-    events.send(_started(parts, total_steps, progress, order.num_samples))
+    events.send(started_event(parts, total_steps, progress, order.num_samples))
     for message in cadence_notes(config, order):
         events.send(Warned(message=message))
     around = LoopHooks(
@@ -177,12 +155,12 @@ def _train(parts: TrainingContext, resume: bool) -> RunReport:
     with parts.meters, checkpoints, collecting(collect_every(config)) as collect:
         around = replace(around, after_step=collect)
         status = train(engine, cutting.windows(progress), config, total_steps, order.steps_per_epoch, progress, around)
-    trained_nothing = resume and progress.step == started
-    report = ranks.on_first(lambda: _reported(parts.folder, status, progress)) if trained_nothing else None
-    closing = _closing(status, progress, checkpoints, trained_nothing)
+    trained_nothing = resume and progress.step == first_step
+    report = ranks.on_first(lambda: earlier_report(parts.folder, status, progress)) if trained_nothing else None
+    closing = closing_lines(status, progress, checkpoints, trained_nothing)
     if report is None:
-        report = _report(parts, checkpoints, progress, status, order).model_copy(
-            update={"network": network, **_effective(parts, progress.elapsed_seconds, before)}
+        report = report_of(parts, checkpoints, progress, status, order).model_copy(
+            update={"network": network, **effective(parts, progress.elapsed_seconds, before)}
         )
         ranks.on_first(lambda: report.write(parts.folder.report))
     events.send(RunFinished(status, progress.step, "\n".join(filter(None, (closing, report.chance)))))
@@ -201,45 +179,6 @@ def _send(parts: TrainingContext, event: Event) -> None:
         parts.ranks.on_first(lambda: parts.events.send(event))
     else:
         parts.events.send(event)
-
-
-def _refuse_beyond(config: RunConfig, total_steps: int, progress: Progress) -> None:
-    """Raises UserError for a run that is past the requested end: to print its old report would pass for a result."""
-    if progress.step > total_steps:
-        field = "loop.steps" if config.loop.steps is not None else "loop.epochs"
-        why = f"the run is at step {progress.step} already, beyond {total_steps}: nothing was trained"
-        raise problem(field, why, f"give more than {progress.step} steps, or start anew with --overwrite")
-
-
-def _refuse_lost(folder: RunFolder) -> None:
-    """Refuses a fresh start that would cut the curve of a run whose checkpoints are on a missing disk."""
-    file = folder.path / FILE_NAME
-    events = read_events(file, lambda _: None) if file.exists() else ()  # its odd lines are in the record
-    saved = [event["step"] for event in events if event["event"] == "checkpoint"]
-    if saved:
-        why = f"the last checkpoint was of step {max(saved)}, and {folder.checkpoints} holds none now"
-        raise problem("--resume", why, "put them back (is a disk away?), or start anew with --overwrite")
-
-
-def _reported(folder: RunFolder, status: Status, progress: Progress) -> RunReport | None:
-    """Returns the report of a finished run, or None."""
-    try:
-        found = RunReport.read(folder.report)
-    except (OSError, ValueError):
-        return None
-    if found.steps != progress.step:
-        return None
-    if found.status != status:  # by another patience or length than that start had
-        found = found.model_copy(update={"status": status})
-        found.write(folder.report)
-    return found
-
-
-def _begun(parts: TrainingContext, step: int) -> list[str]:
-    """Writes run.yaml and environment.json: no check refuses the run now. Returns trouble folders set aside."""
-    parts.folder.describe(parts.config, environment.describe(parts.machine))
-    parts.folder.begun()
-    return set_aside(parts.folder.trouble, step)
 
 
 def evaluate(config: RunConfig, workload: Workload, engine: Engine, part: range | None = None) -> dict[str, float]:
@@ -261,82 +200,3 @@ def evaluate(config: RunConfig, workload: Workload, engine: Engine, part: range 
 def _evaluation(parts: TrainingContext, order: Order, progress: Progress) -> Callable[[], dict[str, float]]:
     own = functools.partial(evaluate, parts.config, parts.workload, parts.engine)
     return EvaluationBySet(own, parts.workload, order, progress, parts.config.evaluation.by_set, parts.events.send)
-
-
-def _started(parts: TrainingContext, total_steps: int, progress: Progress, epoch_samples: int | None) -> RunStarted:
-    config, workload = parts.config, parts.workload
-    engaged = {name: value for name, value in asdict(parts.engine.engaged()).items() if value is not False}
-    facts = {"precision": config.precision, "engine": config.engine.label, **engaged, **parts.chosen, **workload.facts}
-    return RunStarted(
-        name=config.name,
-        output=str(parts.folder.path),
-        total_steps=total_steps,
-        first_step=progress.step,
-        samples_per_epoch=epoch_samples,
-        facts=facts,
-    )
-
-
-def _closing(status: Status, progress: Progress, checkpoints: RunCheckpoints, trained_nothing: bool) -> str:
-    """Returns the lines that the run prints last."""
-    saved, at = checkpoints.newest(), f"at step {progress.step}"
-    if progress.skipped:
-        at += f" ({progress.skipped} skipped, so {progress.updates} updates)"
-    if status == "interrupted":
-        return f"interrupted and saved {at} in {saved}; go on with --resume"
-    why = f", {progress.evaluations_without_gain} evaluations without a gain" if status == "stopped_early" else ""
-    told = f"{status.replace('_', ' ')} {at}{why}; newest checkpoint {saved}"
-    if not trained_nothing:
-        return told
-    more = "a larger evaluation.early_stopping.patience" if status == "stopped_early" else "a longer loop"
-    return f"{told}; nothing was left to train: {more} goes on"
-
-
-def _report(
-    parts: TrainingContext, checkpoints: RunCheckpoints, progress: Progress, status: Status, order: Order
-) -> RunReport:
-    config, machine = parts.config, parts.machine
-    newest, best = parts.ranks.on_first(lambda: (checkpoints.newest(), checkpoints.best(progress)))
-    return RunReport(
-        name=config.name,
-        status=status,
-        precision=config.precision,
-        emulated=is_emulated(config.precision_spec, machine),
-        engine=config.engine.label,
-        device=machine.device_name,
-        engaged=asdict(parts.engine.engaged()),
-        chosen=parts.chosen,
-        steps=progress.step,
-        skipped_steps=progress.skipped,
-        epochs=progress.step / order.steps_per_epoch,
-        mixture=mixture_report(parts.workload, order, progress.step, progress.by_set),
-        samples=progress.samples,
-        metrics=progress.metrics,
-        best=progress.best,
-        terms=progress.terms,
-        seconds=progress.elapsed_seconds,
-        data=parts.workload.facts,
-        checkpoint=str(newest) if newest else None,
-        best_checkpoint=str(best) if best else None,
-        versions=environment.versions(),
-        **measured(parts.meters, parts.engine, parts.ranks),
-    )
-
-
-def _effective(parts: TrainingContext, elapsed_seconds: float, before: float) -> dict[str, Any]:
-    """Returns shares of the time since the launch began; all ranks call it. A late machine knows less."""
-    attempt = parts.attempt
-    launches = parts.ranks.all_gather((time.monotonic() - attempt.since, list(attempt.restarts), before))
-    lasted, restarts, _ = max(launches, key=lambda launch: launch[0])
-    share = (elapsed_seconds - min(before for _, _, before in launches)) / max(1e-9, lasted)
-    return {"restarts": restarts, "effective_share": min(1.0, share)}
-
-
-def measured(meters: Meters, engine: Engine, ranks: Communicator) -> dict[str, Any]:
-    """Returns the measured fields of a RunReport; all ranks must call it."""
-    summary = meters.summary(ranks)
-    engaged = engine.engaged()
-    own = {"host": socket.gethostname(), "local_parameters": engaged.local_parameters, **engine.measured()}
-    for shown, told in zip(summary["ranks"], ranks.all_gather(own), strict=True):
-        shown.update(told)
-    return summary
