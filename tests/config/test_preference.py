@@ -29,14 +29,14 @@ def built(folder: Path, stage: str = "dpo", data: dict[str, Any] | None = None, 
     return resolved(found, CPU)
 
 
-def said(run: RunConfig) -> str:
+def refusals(run: RunConfig) -> str:
     return "\n".join(map(str, rules.check(run, CPU)))
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_each_stage_has_a_usual_loss_that_needs_no_setting(tmp_path: Path, stage: str) -> None:
     run: Any = built(tmp_path, stage)
-    assert said(run) == ""
+    assert refusals(run) == ""
     assert run.workload.preference.losses(stage) == USUAL[stage]
     assert run.workload.preference.reference == ("copy" if stage in ("dpo", "kto") else "none")
 
@@ -44,7 +44,7 @@ def test_each_stage_has_a_usual_loss_that_needs_no_setting(tmp_path: Path, stage
 @pytest.mark.parametrize("name", [name for name, row in LOSSES.items() if row.stages == ("dpo",)])
 def test_every_loss_of_dpo_is_accepted_with_what_it_needs(tmp_path: Path, name: str) -> None:
     needed = {"label_smoothing": 0.1} if LOSSES[name].smoothed else {}
-    assert said(built(tmp_path, preference={"loss": name, **needed})) == ""
+    assert refusals(built(tmp_path, preference={"loss": name, **needed})) == ""
     assert set(get_args(LossName)) == LOSSES.keys()
 
 
@@ -86,26 +86,28 @@ def test_the_reference_is_the_base_where_adapters_start_without_effect(
     ],
 )
 def test_what_does_not_go_together_is_refused(tmp_path: Path, given: dict[str, Any], why: str) -> None:
-    found = said(built(tmp_path, preference=given))
+    found = refusals(built(tmp_path, preference=given))
     assert why in found
     assert bool(why) == bool(found)
 
 
 def test_what_a_stage_does_not_read_is_refused(tmp_path: Path) -> None:
-    assert "stage simpo has no such weight" in said(built(tmp_path, "simpo", preference={"ld_alpha": 0.5}))
-    assert "simpo has no reference" in said(built(tmp_path, "simpo", preference={"reference": "copy"}))
-    assert "only stages that learn from preferences read it" in said(built(tmp_path, "sft", preference={"beta": 0.5}))
-    assert "preferences are read whole" in said(built(tmp_path, data={"stream": True}))
+    assert "stage simpo has no such weight" in refusals(built(tmp_path, "simpo", preference={"ld_alpha": 0.5}))
+    assert "simpo has no reference" in refusals(built(tmp_path, "simpo", preference={"reference": "copy"}))
+    assert "only stages that learn from preferences read it" in refusals(
+        built(tmp_path, "sft", preference={"beta": 0.5})
+    )
+    assert "preferences are read whole" in refusals(built(tmp_path, data={"stream": True}))
 
 
 def test_adapters_that_cannot_be_put_off_need_a_copy(tmp_path: Path) -> None:
     found = built(tmp_path, adapter={**LORA, "train_also": ["lm_head"]}, preference={"reference": "adapters_off"})
-    assert "modules trained whole" in said(found)
+    assert "modules trained whole" in refusals(found)
 
 
-def test_settings_without_effect_on_pairs_are_told(tmp_path: Path) -> None:
-    told = " ".join(notices(built(tmp_path, data={"train_on": "last_response"}), CPU))
-    assert "of preferences the answers are trained on" in told
+def test_settings_without_effect_on_pairs_are_reported(tmp_path: Path) -> None:
+    words = " ".join(notices(built(tmp_path, data={"train_on": "last_response"}), CPU))
+    assert "of preferences the answers are trained on" in words
 
 
 @pytest.mark.parametrize("given", [{"loss": "best"}, {"loss": {"sigmoid": 0}}, {"loss": []}, {"label_smoothing": 0.5}])

@@ -23,7 +23,7 @@ def test_a_pipe_gets_a_line_a_row_neither_padded_nor_wrapped(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     files = [str(FOLDER / name) for name in ("llama_factory/llama_full_zero3.yaml", "accelerate/fsdp1_by_size.yaml")]
-    for given, columns in ((files[:1], 4), (files[1:], 3)):  # the first names another, so that files are words
+    for given, columns in ((files[:1], 4), (files[1:], 3)):  # the first one names another
         code, out, words = drivetrain("import", *given, "--onto", str(RECIPE), "--output", "new.yaml", "--overwrite")
         assert code == 0, words
         rows = [line.split("\t") for line in out.splitlines()]

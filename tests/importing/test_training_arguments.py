@@ -177,11 +177,11 @@ def test_values_are_reported_as_the_run_file_has_them(tmp_path: Path) -> None:
         for name in note.to.split("."):
             value = value[name]
         assert YAML(typ="safe", pure=True).load(note.why.split("; ")[0]) == {note.to: value}
-    told_again = {note.key: note.why for note in words}
-    assert told_again["gradient_checkpointing"] == "recompute: true"
-    assert told_again["max_grad_norm"] == "loop.max_grad_norm: null"
-    assert told_again["report_to"] == "tracking.trackers: [progress, tensorboard]"
-    assert told_again["run_name"] == "name: a-b; a name holds no slash"
+    renoted = {note.key: note.why for note in words}
+    assert renoted["gradient_checkpointing"] == "recompute: true"
+    assert renoted["max_grad_norm"] == "loop.max_grad_norm: null"
+    assert renoted["report_to"] == "tracking.trackers: [progress, tensorboard]"
+    assert renoted["run_name"] == "name: a-b; a name holds no slash"
 
 
 @pytest.mark.parametrize(

@@ -119,9 +119,9 @@ def test_tensor_ranks_draw_the_same_after_any_resume_and_data_ranks_do_not(
     ranks: Pools, saved: dict[str, Any], tmp_path: Path
 ) -> None:
     on_ranks(MeshCase(saved), ranks, promises.drawn, tmp_path, False)
-    (first, told), (second, _) = ranks(2).run(promises.drawn, MeshCase({"tp": 2}), tmp_path, True)
+    (first, reported), (second, _) = ranks(2).run(promises.drawn, MeshCase({"tp": 2}), tmp_path, True)
     assert first == second
-    assert any("other masks" in message for message in told) == (saved != {"tp": 2})
+    assert any("other masks" in message for message in reported) == (saved != {"tp": 2})
     first, second = (drawn for drawn, _ in ranks(2).run(promises.drawn, MeshCase({"dp": 2}), tmp_path, True))
     assert first != second
 
@@ -132,10 +132,10 @@ def test_tensor_ranks_draw_the_same_after_any_resume_and_data_ranks_do_not(
 @pytest.mark.parametrize("bad", [0, 1])
 @pytest.mark.parametrize("degrees", [{"pp": 2}, {"tp": 2}, {"dp": 2, "shard": True}, {"cp": 2}], ids=str)
 def test_an_overflow_on_one_stage_or_rank_is_skipped_by_all(ranks: Pools, degrees: dict[str, Any], bad: int) -> None:
-    for told in ranks(2).run(promises.overflowing, MeshCase(degrees, "fp16-mixed"), bad):
-        assert [skipped for skipped, _, _ in told] == [False, True, False, False]
-        assert [scale for _, scale, _ in told] == [128.0, 128.0, 64.0, 64.0]
-        sums = [total for _, _, total in told]
+    for reported in ranks(2).run(promises.overflowing, MeshCase(degrees, "fp16-mixed"), bad):
+        assert [skipped for skipped, _, _ in reported] == [False, True, False, False]
+        assert [scale for _, scale, _ in reported] == [128.0, 128.0, 64.0, 64.0]
+        sums = [total for _, _, total in reported]
         assert sums[1] == sums[0] != sums[2], "weights and momentum stay as they were"
 
 
@@ -143,7 +143,7 @@ def test_an_overflow_on_one_stage_or_rank_is_skipped_by_all(ranks: Pools, degree
 
 
 EVERYWHERE = {"halved on one rank", "a micro-batch lost"}
-OF_COPIES = {"copies not told apart", "losses told by all"}
+OF_COPIES = {"copies not reported apart", "losses reported by all"}
 
 
 @pytest.mark.parametrize(

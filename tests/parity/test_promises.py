@@ -134,7 +134,7 @@ def test_what_one_engine_saved_another_goes_on_from(ranks: Pools, saved: str, op
 
 
 @pytest.mark.parametrize(
-    ("engine", "model", "told"),
+    ("engine", "model", "reported"),
     [
         (
             "fsdp",
@@ -150,11 +150,11 @@ def test_what_one_engine_saved_another_goes_on_from(ranks: Pools, saved: str, op
     ],
 )
 def test_what_an_engine_cannot_train_is_reported_and_never_trained_wrongly(
-    ranks: Pools, engine: str, model: str, told: str
+    ranks: Pools, engine: str, model: str, reported: str
 ) -> None:
     first, second = ranks(2).run(promises.odd, replace(named(engine), model=model))
-    assert first.startswith(told)
-    assert second.startswith(told.partition(";")[0]), "what is only a warning is told once"
+    assert first.startswith(reported)
+    assert second.startswith(reported.partition(";")[0]), "what is only a warning is reported once"
 
 
 def test_ddp_trains_routed_models_if_asked_to_look_for_unused_parameters(ranks: Pools) -> None:
@@ -177,9 +177,9 @@ def test_compressed_gradients_keep_the_curve_within_their_rounding(ranks: Pools)
     "engine", ["dp", "ddp", "fsdp", "zero0", "zero1", "zero2", "zero3", "accelerate-ddp", "accelerate-zero2"]
 )
 def test_an_overflow_on_one_rank_is_skipped_by_all(ranks: Pools, engine: str) -> None:
-    for told in on_ranks(named(engine), ranks, promises.overflowing):
-        assert [skipped for skipped, _ in told] == [False, True, False, False]
-        assert [scale for _, scale in told] == [128.0, 128.0, 64.0, 64.0]
+    for reported in on_ranks(named(engine), ranks, promises.overflowing):
+        assert [skipped for skipped, _ in reported] == [False, True, False, False]
+        assert [scale for _, scale in reported] == [128.0, 128.0, 64.0, 64.0]
 
 
 # --- the suite notices -----------------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ def test_a_reward_model_that_is_to_answer_is_refused(tmp_path: Path, capsys: pyt
     (tmp_path / "run.json").write_text(json.dumps(run))
     with pytest.raises(SystemExit) as ended:
         main(["train", str(tmp_path / "run.json")])
-    said = capsys.readouterr().err
+    words = capsys.readouterr().err
     assert ended.value.code == 2
-    assert "a model that scores answers makes none" in said
-    assert "the loss bradley_terry has none" in said
+    assert "a model that scores answers makes none" in words
+    assert "the loss bradley_terry has none" in words

@@ -199,16 +199,16 @@ def test_pairs_go_through_any_architecture(build: Build, model_type: str) -> Non
     assert workload.loss_sum(workload.build_model(), batch).isfinite()
 
 
-@pytest.mark.parametrize("told_apart", [True, False])
-def test_a_model_gets_the_text_of_each_token_if_its_tokenizer_has_it(build: Build, told_apart: bool) -> None:
+@pytest.mark.parametrize("distinguished", [True, False])
+def test_a_model_gets_the_text_of_each_token_if_its_tokenizer_has_it(build: Build, distinguished: bool) -> None:
     Path("pairs.csv").write_text("label,text,other\n" + "0,good,the room\n1,bad,hotel\n" * 6)
     workload = build(train="pairs.csv", text_pair_column="other")
-    if not told_apart:
+    if not distinguished:
         workload._tokenizer.model_input_names = ["input_ids", "attention_mask"]
     model, batch = workload.build_model().eval(), everything(workload)
     forgotten = {**batch, "token_type_ids": torch.zeros_like(batch["token_type_ids"])}
     same = torch.equal(*(workload._logits(model, each) for each in (batch, forgotten)))
-    assert same is not told_apart
+    assert same is not distinguished
 
 
 def test_a_file_without_a_header_is_reported_with_how_to_say_so(build: Build) -> None:

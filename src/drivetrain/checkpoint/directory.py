@@ -175,8 +175,8 @@ def read_manifest(path: Path) -> Manifest:
     try:
         return Manifest.model_validate_json(plain_file(path, MANIFEST).read_bytes())
     except ValidationError as error:
-        told = ((".".join(map(str, e["loc"])), e["msg"].removeprefix("Value error, ")) for e in error.errors()[:3])
-        found = "; ".join(f"{where} {what}".strip() for where, what in told)
+        faults = ((".".join(map(str, e["loc"])), e["msg"].removeprefix("Value error, ")) for e in error.errors()[:3])
+        found = "; ".join(f"{where} {what}".strip() for where, what in faults)
         raise ValueError(found) from None
 
 

@@ -140,7 +140,7 @@ def verify_weights(path: Path) -> list[str]:
     try:
         Model(weights=outline(path, "model"))
     except ValidationError as error:
-        return [_said(error)]
+        return [_formatted(error)]
     except UNREADABLE as error:
         return [_unreadable(error)]
     return []
@@ -162,7 +162,7 @@ def problems(path: Path) -> Iterator[str]:
         if found.engine.scaler:
             Scaler.model_validate(found.engine.scaler)
     except ValidationError as error:
-        yield _said(error)
+        yield _formatted(error)
         return
     except UNREADABLE as error:
         yield _unreadable(error)
@@ -213,9 +213,9 @@ def _wrong_generator(state: dict[str, Any]) -> str | None:
     return "a state of a GPU's generator has another size" if wrong else None
 
 
-def _said(error: ValidationError) -> str:
+def _formatted(error: ValidationError) -> str:
     """Formats pydantic's errors as a line."""
     found = error.errors(include_input=False, include_url=False)
     part = error.title.lower()
-    told = [f"{'.'.join([part, *map(str, each['loc'])])}: {each['msg'].lower()}" for each in found[:SHOWN]]
-    return "; ".join(told) + (f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+    faults = [f"{'.'.join([part, *map(str, each['loc'])])}: {each['msg'].lower()}" for each in found[:SHOWN]]
+    return "; ".join(faults) + (f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else "")

@@ -92,10 +92,11 @@ def validate(raw: dict[str, Any], problems: list[Problem]) -> tuple[RunConfig | 
         except ValidationError as error:
             details = error.errors(include_url=False)
         found = [(each["type"], _path_in(each["loc"], raw), _problem(each, raw)) for each in details[:MOST_PROBLEMS]]
-        found = [(kind, path, told) for kind, path, told in found if kind != MISSING or not _holds(path, wrong)]
+        found = [(kind, path, each) for kind, path, each in found if kind != MISSING or not _holds(path, wrong)]
         wrong += [path for kind, path, _ in found if kind != UNKNOWN]
         moved += [place for kind, path, _ in found if kind == UNKNOWN and (place := _moved(path, raw))]
-        problems += _once([told for kind, path, told in found if path not in moved or kind not in (UNKNOWN, MISSING)])
+        kept = [each for kind, path, each in found if path not in moved or kind not in (UNKNOWN, MISSING)]
+        problems += _once(kept)
         if len(details) > MOST_PROBLEMS:
             why = f"has {len(details):,} problems, of which {MOST_PROBLEMS} are listed"
             return None, [*problems, Problem("run file", why, "correct these first")]

@@ -111,13 +111,13 @@ def check_trained(own: Collection[str], here: Collection[str], saved: Iterable[M
     before = {name for group in saved for name in group["params"]}
     frozen = [name for name in here if name in before and name not in own]
     added = [name for name in own if name not in before]
-    describe = [
+    mismatches = [
         f"{what} {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         for what, names in (("it was without", added), ("it had, and this run freezes,", frozen))
         if names
     ]
-    if describe:
-        why = f"the checkpoint's optimizer is of other parameters: {'; '.join(describe)}"
+    if mismatches:
+        why = f"the checkpoint's optimizer is of other parameters: {'; '.join(mismatches)}"
         fix = "train the same ones, or start a new run with the checkpoint's folder as model.path or as its weights"
         raise problem("--resume", why, fix)
 

@@ -97,7 +97,7 @@ def _sets(given: KeyReader, path: str) -> dict[str, Any] | None:
 
 
 def _without(given: KeyReader, why: Unwritten) -> None:
-    reported = fated(why.fate, f"no workload is written: {why.why}")
+    undecided = fated(why.fate, f"no workload is written: {why.why}")
     for name in (*TOGETHER, *KEYS):
         if name not in given.raw:
             continue
@@ -105,7 +105,7 @@ def _without(given: KeyReader, why: Unwritten) -> None:
         value = given.raw[name]
         keys = [f"{name}.{part}" for part in value] if isinstance(value, dict) and value else [name]
         for key in keys:
-            handler = fated(why.fate, why.why, why.alters) if key == why.key else reported
+            handler = fated(why.fate, why.why, why.alters) if key == why.key else undecided
             handler(given.prefix + key, value, given.found.translation)
 
 
@@ -203,8 +203,8 @@ def _quantised(given: KeyReader) -> None:
         block.set("quantization_bit", "quantised_base.format", FORMATS[bits], "" if bits == 4 else WEIGHTS_ALONE)
         if bits == 4:
             block.set("double_quantization", "quantised_base.double", block.switch("double_quantization", True))
-        reported = ("quantization_bit", "double_quantization") if bits == 4 else ("quantization_bit",)
-        block.off(*(key for key in block.raw if key not in reported), why="quantised_base and precision set it")
+        kept = ("quantization_bit", "double_quantization") if bits == 4 else ("quantization_bit",)
+        block.off(*(key for key in block.raw if key not in kept), why="quantised_base and precision set it")
 
 
 def _has_adapter(given: KeyReader) -> bool:

@@ -122,8 +122,8 @@ class AdapterSet:
         if block.train_also is not None:
             return ending_with(model, block.train_also, "adapter.train_also")
         saved = self._saved.get(block.name)
-        told = getattr(saved.config, "modules_to_save", None) if saved is not None else None
-        named = [name for name, _ in model.named_modules() if name.endswith(tuple(told or ()))]  # as PEFT matches them
+        whole = getattr(saved.config, "modules_to_save", None) if saved is not None else None
+        named = [name for name, _ in model.named_modules() if name.endswith(tuple(whole or ()))]  # as PEFT matches them
         return named or head_modules(model)
 
     def _refuse_tied(self, model: nn.Module) -> None:
@@ -153,8 +153,8 @@ class AdapterSet:
                 else:
                     peft.inject_adapter_in_model(config, model, block.name, low_cpu_mem_usage=is_meta)
         except (ValueError, TypeError) as error:
-            told = re.sub(r"Target module (\w+)\(.*?\) is not", r"a \1 is not", " ".join(str(error).split()))
-            why = f"PEFT cannot put it into {type(model).__name__}: {told[:300]}"
+            reason = re.sub(r"Target module (\w+)\(.*?\) is not", r"a \1 is not", " ".join(str(error).split()))
+            why = f"PEFT cannot put it into {type(model).__name__}: {reason[:300]}"
             raise problem("adapter", why, "give other targets or another method") from error
         if config.is_prompt_learning and not is_meta:
             _try(model, config)

@@ -51,6 +51,6 @@ def started_event(
         output=str(parts.folder.path),
         total_steps=total_steps,
         first_step=progress.step,
-        samples_per_epoch=samples,
+        samples_per_epoch=epoch_samples,
         facts=facts,
     )

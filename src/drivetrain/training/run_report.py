@@ -43,11 +43,11 @@ def closing_lines(status: Status, progress: Progress, checkpoints: RunCheckpoint
     if status == "interrupted":
         return f"interrupted and saved {at} in {saved}; go on with --resume"
     why = f", {progress.evaluations_without_gain} evaluations without a gain" if status == "stopped_early" else ""
-    told = f"{status.replace('_', ' ')} {at}{why}; newest checkpoint {saved}"
+    summary = f"{status.replace('_', ' ')} {at}{why}; newest checkpoint {saved}"
     if not trained_nothing:
-        return told
+        return summary
     more = "a larger evaluation.early_stopping.patience" if status == "stopped_early" else "a longer loop"
-    return f"{told}; nothing was left to train: {more} goes on"
+    return f"{summary}; nothing was left to train: {more} goes on"
 
 
 def report_of(
@@ -95,6 +95,6 @@ def measured(meters: Meters, engine: Engine, ranks: Communicator) -> dict[str, A
     summary = meters.summary(ranks)
     engaged = engine.engaged()
     own = {"host": socket.gethostname(), "local_parameters": engaged.local_parameters, **engine.measured()}
-    for shown, told in zip(summary["ranks"], ranks.all_gather(own), strict=True):
-        shown.update(told)
+    for shown, gathered in zip(summary["ranks"], ranks.all_gather(own), strict=True):
+        shown.update(gathered)
     return summary

@@ -27,7 +27,7 @@ from drivetrain.data.streams.mixture import Mix, StreamedMixture
 from drivetrain.data.streams.rows_set import StreamedRows
 from drivetrain.errors import Problem, problem, together
 from drivetrain.workloads.language_mix import mix_of
-from drivetrain.workloads.language_refusals import read_sets, told_behind
+from drivetrain.workloads.language_refusals import read_sets, refused_behind
 from drivetrain.workloads.language_streams import LOOKED_AT, Stream
 from drivetrain.workloads.language_tokenizer import make_tokenizer
 from drivetrain.workloads.stream_notes import travel_note
@@ -89,7 +89,7 @@ class LanguageReader:
             lambda: open_sets(data.evaluation or [], data, self._kind, EVALUATION, kept),
             lambda: mix_of(data),
         ]
-        opened, others, mix = told_behind(broken, lambda: together(calls))
+        opened, others, mix = refused_behind(broken, lambda: together(calls))
         for note in dict.fromkeys(note for each in (*opened, *others) for note in each.notes):
             self.warn(note)
         train: JoinedSamples | StreamedMixture
@@ -110,7 +110,7 @@ class LanguageReader:
         elsewhere = {"path": path, "samples": None, "subset": None, "split": "train", "folder": None}
         source, data = self._data.train[0].model_copy(update=elsewhere), self._data.model_copy(update={"stream": False})
         broken: list[Problem] = []
-        opened = told_behind(broken, lambda: open_sets([source], data, self._kind, field, broken))
+        opened = refused_behind(broken, lambda: open_sets([source], data, self._kind, field, broken))
         read = read_sets({field: opened}, broken, data, self.seed)
         read.check(self.template, data)
         ((samples, _),) = self._made_of(read.of[field], 0.0, [], field)
@@ -122,7 +122,7 @@ class LanguageReader:
         found = {TRAIN: opened, EVALUATION: others}
         rows = read_sets(found, broken, self._data, self.seed)
         sets, held = rows.of[TRAIN], rows.of[EVALUATION]
-        told_behind(rows.problems, lambda: self._take_tokenizer(sets))
+        refused_behind(rows.problems, lambda: self._take_tokenizer(sets))
         rows.check(self.template, self._data)
         for each in (*sets, *held):
             if each.warning:
@@ -306,10 +306,10 @@ def _check_any_left(accounts: Sequence[Account], field: str) -> None:
         return
     rows, names = sum(account.rows or 0 for account in accounts), ", ".join(account.name for account in accounts)
     held_out = sum(account.held_out for account in accounts)
-    told = ", ".join(filter(None, [_lost(accounts), f"{held_out} held out" if held_out else ""]))
-    told = told or "their texts are too short"
+    lost = ", ".join(filter(None, [_lost(accounts), f"{held_out} held out" if held_out else ""]))
+    lost = lost or "their texts are too short"
     reasons = [f"{bad.where}: {bad.why}" for account in accounts for bad in account.bad[:1]]
-    why = f"no sample is left of the {rows} rows of {names} ({told})"
+    why = f"no sample is left of the {rows} rows of {names} ({lost})"
     raise problem(field, "; ".join([why, *reasons[:1]]), "correct the rows, raise workload.data.length, or give more")
 
 

@@ -18,7 +18,7 @@ T = TypeVar("T")
 MOST_RENDERED = 10_000  # conversations of a data set that is refused anyway: its user should not wait long for that
 
 
-def told_behind(earlier: Sequence[Problem], work: Callable[[], T]) -> T:
+def refused_behind(earlier: Sequence[Problem], work: Callable[[], T]) -> T:
     """Returns the result of `work`. Raises UserError with its problems behind the earlier ones, which are no error by
     themselves."""
     try:
@@ -54,7 +54,7 @@ def read_sets(
     Raises UserError at once where the template would add nothing: if bad rows are left out anyway, or no row is left.
     """
     calls = [partial(_read, field, opened, seed) for field, opened in given.items()]
-    read = told_behind(broken, partial(together, calls))
+    read = refused_behind(broken, partial(together, calls))
     named = dict(zip(given, read, strict=True))
     bad = [problem for field, sets in named.items() for problem in bad_row_problems(sets, field, data.bad_rows)]
     problems = [*broken, *bad]

@@ -85,12 +85,12 @@ def accounts_without_samples(config: LanguageModel, seed: int) -> dict[str, Any]
     reader = LanguageReader(config, seed)
     with suppress(UserError):
         reader.read()
-    told = _sets(config, reader.accounts, None)
-    empty = [each for each in told if not each["samples"]]
-    complete = len(told) == len([*config.data.train, *(config.data.evaluation or [])])
+    described = _sets(config, reader.accounts, None)
+    empty = [each for each in described if not each["samples"]]
+    complete = len(described) == len([*config.data.train, *(config.data.evaluation or [])])
     lost = [each["unusable rows"] == each["rows"] or each["too long"] or each["without target"] for each in empty]
     if complete and empty and (not config.has_conversations or all(lost)):  # else a template has failed on the way
-        return {"stage": config.stage, "stream": False, "sets": told}
+        return {"stage": config.stage, "stream": False, "sets": described}
     return None
 
 
@@ -99,17 +99,17 @@ def accounts_without_samples(config: LanguageModel, seed: int) -> dict[str, Any]
 
 def _sets(config: LanguageModel, accounts: Sequence[Account], order: Order | None) -> list[dict[str, Any]]:
     """Returns the data sets, with the share that a mixture takes of each in an epoch."""
-    told = [_account(account, config.data.stream) for account in accounts]
-    for each, source in zip(told, config.data.train, strict=False):
+    described = [_account(account, config.data.stream) for account in accounts]
+    for each, source in zip(described, config.data.train, strict=False):
         if source.samples is not None:
             each["drawn rows"] = source.samples
     counts = [] if order is None else order.drawn_before(int(order.steps_per_epoch))
-    for each, source, count in zip(told, config.data.train, counts, strict=False):
+    for each, source, count in zip(described, config.data.train, counts, strict=False):
         weight = source.weight if source.weight is not None else 1.0
         each |= {"weight": weight if not isinstance(weight, dict) else weight[0], "an epoch": count}
         if isinstance(weight, dict):
             each["weights by step"] = {str(step): value for step, value in sorted(weight.items())}
-    return told
+    return described
 
 
 def _account(account: Account, stream: bool) -> dict[str, Any]:

@@ -221,8 +221,8 @@ def of_label(name: str) -> dict[str, Any] | None:
         return None
     block: dict[str, Any] = {"name": "mesh"}
     for part in name.split("-")[1:]:
-        said = NAMED.get(part) or {part[:2]: int(part[2:])}
-        if said.keys() & block.keys():
+        named = NAMED.get(part) or {part[:2]: int(part[2:])}
+        if named.keys() & block.keys():
             return None
-        block |= said
+        block |= named
     return block

@@ -176,8 +176,8 @@ def truth(value: Any, what: str) -> bool:
     known = {"true": True, "false": False, "1": True, "0": False}
     found = known.get(str(value).strip().lower()) if isinstance(value, bool | int | float | str) else None
     if found is None:
-        said = "is missing" if value is None else f"is {value!r}, neither true nor false"
-        raise RowError(f"{what} {said[:80]}")
+        fault = "is missing" if value is None else f"is {value!r}, neither true nor false"
+        raise RowError(f"{what} {fault[:80]}")
     return found
 
 

@@ -42,7 +42,7 @@ class DeepspeedEngine(AutogradEngine):
     _zero: Any = None  # the DeepSpeedEngine
     _groups: list[list[str]]  # parameter names of each group of the optimizer
     _swap: Scratch | None = None  # what nvme means to this run
-    _told_of_idle = False
+    _reported_idle = False
     _put_back: Callable[[], None]  # what DeepSpeed replaced
 
     # --- setting up --------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class DeepspeedEngine(AutogradEngine):
         return nullcontext()
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
-        if self._told_of_idle:
+        if self._reported_idle:
             return super().forward_backward(micro_batches)
         used: set[str] = set()
         trained = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
@@ -185,7 +185,7 @@ class DeepspeedEngine(AutogradEngine):
     def _tell_of_idle(self, names: list[str]) -> None:
         """Warns of parameters without a gradient: ZeRO uses zeros in place of a missing gradient, where other engines
         leave the parameter."""
-        self._told_of_idle = True
+        self._reported_idle = True
         if names and self._ranks.is_first:
             shown = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
             LOG.warning(

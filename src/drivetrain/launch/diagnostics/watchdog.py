@@ -151,7 +151,7 @@ def left_quietly(folder: Path, reported: Mapping[int, Any]) -> str | None:
     """Finds the rank that failed first: the one that ended with exit code 0 and without a report, before its peers'
     connection errors.
 
-    told: when each rank reported how it ended, by time.monotonic.
+    reported: when each rank reported how it ended, by time.monotonic.
     """
     for pulse in pulses(folder).values():
         if pulse.rank not in reported and pulse.time < min(reported.values()) and state_of(pulse) == "gone":
