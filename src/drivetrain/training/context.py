@@ -20,7 +20,7 @@ from drivetrain.workloads.base import Workload
 
 @dataclass(frozen=True)
 class TrainingContext:
-    """What every part of a training may ask for."""
+    """Holds the parts of a training that its functions use."""
 
     config: RunConfig
     machine: Machine
