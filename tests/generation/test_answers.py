@@ -110,12 +110,12 @@ def test_log_probabilities_are_the_models() -> None:
             best = logprobs[place].topk(number)
             assert [token for token, _ in each.top] == best.indices.tolist()
             assert [value for _, value in each.top] == pytest.approx(best.values.tolist(), abs=1e-4)
-        logprobs = answer.prompt_logprobs
-        assert len(logprobs) == (begin if number != 1 else 0)
-        if logprobs:
-            assert logprobs[0] is None
+        of_prompt = answer.prompt_logprobs
+        assert len(of_prompt) == (begin if number != 1 else 0)
+        if of_prompt:
+            assert of_prompt[0] is None
             known = [float(logprobs[place, whole[0, place + 1]]) for place in range(begin - 1)]
-            assert [each.logprob for each in logprobs[1:] if each is not None] == pytest.approx(known, abs=1e-4)
+            assert [each.logprob for each in of_prompt[1:] if each is not None] == pytest.approx(known, abs=1e-4)
     assert len(found[0].logprobs) == 6
 
 

@@ -175,11 +175,11 @@ def rope_scaling_config(config: Any, given: Mapping[str, Any]) -> dict[str, Any]
         raise UserError(problems)
     context, factor = getattr(own, "max_position_embeddings", None), float(given["factor"])
     extra = {**SCALINGS[kind], "original_max_position_embeddings": context, **given}
-    given = {key: extra[key] for key in SCALINGS[kind] if extra[key] is not None}
-    found = {key: {**part, "rope_type": kind, "factor": factor, **given} for key, part in scaled.items()}
+    settings = {key: extra[key] for key in SCALINGS[kind] if extra[key] is not None}
+    found = {key: {**part, "rope_type": kind, "factor": factor, **settings} for key, part in scaled.items()}
     overrides: dict[str, Any] = {"rope_parameters": {**nested, **found} if nested else found[""]}
     if kind != "dynamic" and context is not None:
-        overrides["max_position_embeddings"] = round(given.get("original_max_position_embeddings", context) * factor)
+        overrides["max_position_embeddings"] = round(settings.get("original_max_position_embeddings", context) * factor)
     return overrides
 
 
