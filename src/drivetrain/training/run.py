@@ -6,7 +6,6 @@ import functools
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from drivetrain.checkpoint.directory import clean_partials
 from drivetrain.config.machine import Machine
