@@ -16,6 +16,7 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TextIO
 
@@ -27,14 +28,20 @@ AT_ONCE = 1 << 16  # words drawn together
 STARS = ("bad", "good", "mixed")
 
 
+@cache
+def vocabulary() -> np.ndarray:
+    """Returns (VOCABULARY,) words, the same for every seed."""
+    named = np.random.default_rng(0)
+    count = named.integers(1, 5, VOCABULARY)
+    return np.array(["".join(named.choice(SYLLABLES, each)) for each in count], dtype=object)
+
+
 class Words:
     """Texts of words, one after the other."""
 
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
-        named = np.random.default_rng(0)
-        count = named.integers(1, 5, VOCABULARY)
-        self._words = np.array(["".join(named.choice(SYLLABLES, each)) for each in count], dtype=object)
+        self._words = vocabulary()
         self._drawn: list[str] = []
         self._next = 0
 
