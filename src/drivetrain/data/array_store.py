@@ -22,6 +22,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from drivetrain.data.cache_entries import CONTENTS, keep_below_bound
+from drivetrain.data.mapped import mapped
 from drivetrain.errors import problem
 from drivetrain.runtime import scratch
 from drivetrain.runtime.user_cache import user_cache
@@ -43,8 +44,7 @@ class Store:
     def array(self, name: str) -> np.ndarray:
         """Maps an array from its file, read-only: its pages are in memory once a machine, and only while there is
         room."""
-        file, dtype = self.folder / name, np.dtype(self._dtypes[name])
-        return np.memmap(file, dtype, mode="r") if file.stat().st_size else np.zeros(0, dtype)
+        return mapped(self.folder / name, np.dtype(self._dtypes[name]))
 
 
 class Writer:

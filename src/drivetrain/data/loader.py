@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from drivetrain.config.training import Loader
 from drivetrain.data.loaded_together import LoadedTogether
 from drivetrain.data.loading_time import workers_for
+from drivetrain.data.mapped import READ_PAGES
 from drivetrain.data.micro_batches import Slice
 from drivetrain.data.order import Order
 from drivetrain.data.reviewed import Reviewed
@@ -123,6 +124,7 @@ class _Keyed(Dataset[Any]):
 
     def __getitems__(self, keys: list[tuple[int, int]]) -> Sequence[Any]:
         """All samples of a batch, which is how torch asks where it can."""
+        READ_PAGES.release()
         samples = self._samples
         found = samples.load_together([index for _, index in keys]) if isinstance(samples, LoadedTogether) else None
         return [self[key] for key in keys] if found is None else found
@@ -155,6 +157,7 @@ def _batches(
     for batch in _data_loader(samples, collate, noted(), loader, pin_memory):
         if isinstance(batch, UserError):
             raise RunError(str(batch))  # of rows that are read while training: work is under way
+        READ_PAGES.release()  # of this process too: it reads the texts that predictions show
         indices = [index for _, index in planned.popleft()]
         if isinstance(samples, Reviewed):
             samples.review(indices, batch)

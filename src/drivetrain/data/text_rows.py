@@ -31,8 +31,7 @@ class MappedTexts(LazyTexts):
     """UTF-8 texts that lie end to end in a file; `indices`: of these texts among them."""
 
     def __init__(self, content: np.ndarray, ends: np.ndarray, indices: np.ndarray | None = None) -> None:
-        # no memmaps, whose own slicing takes longer than a text's decoding
-        self._content, self._ends, self._indices = content.view(np.ndarray), ends.view(np.ndarray), indices
+        self._content, self._ends, self._indices = content, ends, indices
 
     def __len__(self) -> int:
         return len(self._ends if self._indices is None else self._indices)
