@@ -297,6 +297,13 @@ def test_a_length_beyond_the_models_context_is_reported_as_train_refuses_it(driv
     assert (code, err.count("Traceback")) == (0, 0)
     refused = "length (600) > the model's context (512; max_position_embeddings)"
     assert f"train would refuse this: workload.data.length: {refused}" in out
+    default = "length (3000) > the model's context (2048; max_position_embeddings)"
+    Path("run.yaml").write_text(RUN.replace("max_position_embeddings: 512", ""))
+    _, out, _ = drivetrain("data", "run.yaml", "data.length=3000")
+    assert f"train would refuse this: workload.data.length: {default}" in out, "LlamaConfig's own"
+    _, out, _ = drivetrain("data", "run.yaml", "model.config.model_type=lama")
+    assert "train would refuse this: workload.model.config.model_type: Transformers knows no 'lama'" in out
+    Path("run.yaml").write_text(RUN)
     code, _, err = drivetrain("train", "run.yaml", "data.length=600", "batch_size=null")
     assert code == 2
     assert refused in err

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -15,7 +16,7 @@ from drivetrain.config.language import BadRows, most_dropped
 from drivetrain.config.run import RunConfig
 from drivetrain.config.workload_block import WorkloadBlock
 from drivetrain.data.bad_rows import allowance, exceeds
-from drivetrain.errors import UserError, problem
+from drivetrain.errors import Problem, UserError, problem
 from drivetrain.runtime.strict_json import dumps
 
 STATES = {
@@ -42,7 +43,8 @@ def examine(run: RunConfig) -> tuple[dict[str, Any], list[str]]:
         return _of_failure(run, error), []
     report = dict(workload.data_report)
     refused = list(_refused_rows(run.workload, report))
-    refused += [f"{found.field}: {found.why}; {found.fix}" for found in run.workload.file_problems()]
+    problems = [*run.workload.file_problems()] or [*_context_problems(run.workload)]
+    refused += [f"{found.field}: {found.why}; {found.fix}" for found in problems]
     try:
         check_workload(run, workload)
     except UserError as error:
@@ -66,6 +68,25 @@ def show_verified(run: RunConfig, output: Console, as_json: bool) -> int:
     for each in () if as_json else found:
         output.print(f"{STATES[each.state]}: {escape(each.path)}", soft_wrap=True)
     return int(any(each.state == "changed" for each in found))
+
+
+def _context_problems(workload: WorkloadBlock) -> Iterator[Problem]:
+    """Yields lengths beyond a context that the model's config leaves to its kind's default, which no file states, and
+    what keeps that config from being made."""
+    from drivetrain.models.language_options import context_length
+    from drivetrain.models.model_folders import config_of
+    from drivetrain.models.transformers_classifiers import config_problems
+
+    model = workload.described_model
+    if model is None or (model.path is not None and not Path(model.path).expanduser().is_dir()):
+        return  # of a model on the hub no file is fetched for a look at the data
+    if model.path is None:
+        problems = config_problems(workload.auto_class, model.config or {}, "workload.model.config")
+        if problems:
+            yield from problems
+            return
+    config = config_of(model.path, model.config, "workload.model", model.trust_remote_code)
+    yield from workload.context_problems(context_length(config))
 
 
 def _is_of_lost_rows(warning: str) -> bool:

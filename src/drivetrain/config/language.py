@@ -276,15 +276,18 @@ class LanguageModel(WorkloadBlock):
     # --- what it cannot do, and what a run file leaves to it ----------------------------------------------------------
 
     def file_problems(self) -> Iterator[Problem]:
-        places, length = context_of(self.known_config), self.data.length
-        if places is not None and places < length and self.model.rope_scaling is None:
-            why = f"length ({length}) > the model's context ({places}; max_position_embeddings)"
-            yield Problem("workload.data.length", why, "shorten it, or give workload.model.rope_scaling")
+        yield from self.context_problems(context_of(self.known_config))
         owner = self.template_owner
         own_code = self.model.trust_tokenizer_code or self.model.trust_remote_code  # which may hold the template
         if owner is not None and not own_code and lacks_template(Path(owner).expanduser()):
             fix = "give one of alpaca, vicuna, chatml, plain, or the path of a .jinja file"
             yield Problem("workload.data.template", "the tokenizer has no chat template", fix)
+
+    def context_problems(self, places: int | None) -> Iterator[Problem]:
+        length = self.data.length
+        if places is not None and places < length and self.model.rope_scaling is None:
+            why = f"length ({length}) > the model's context ({places}; max_position_embeddings)"
+            yield Problem("workload.data.length", why, "shorten it, or give workload.model.rope_scaling")
 
     def problems(self, run: RunConfig) -> Iterator[Problem]:
         yield from super().problems(run)

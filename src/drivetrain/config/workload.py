@@ -203,7 +203,10 @@ class TextClassification(WorkloadBlock):
         return True
 
     def file_problems(self) -> Iterator[Problem]:
-        places, length = context_of(self.known_config), self.data.max_length
+        yield from self.context_problems(context_of(self.known_config))
+
+    def context_problems(self, places: int | None) -> Iterator[Problem]:
+        length = self.data.max_length
         if places is not None and places < length:
             scratch = self.model.config is not None
             why = f"max_length ({length}) > the model's positions ({places}; see max_position_embeddings)"

@@ -215,6 +215,12 @@ class WorkloadBlock(Frozen):
         """Yields what the model's small files show that cannot work, before the model is built."""
         yield from ()
 
+    def context_problems(self, places: int | None) -> Iterator[Problem]:
+        """Yields samples' lengths that the model has no positions for. places: those that it has, if any bound is
+        known."""
+        del places
+        yield from ()
+
     def adapter_problems(self) -> Iterator[Problem]:
         """Yields what cannot work under adapters."""
         if self.described_model is not None and self.described_model.config is not None:

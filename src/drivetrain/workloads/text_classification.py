@@ -208,12 +208,7 @@ class TextClassificationWorkload(Classifier, Speaks):
             field = "workload.model.config.vocab_size" if scratch else "workload.model.tokenizer"
             fix = "leave it out: it is taken from the tokenizer" if scratch else "give the model's own tokenizer"
             problems.append(Problem(field, f"vocab_size ({known}) < the tokenizer's tokens ({tokens})", fix))
-        places, length = _positions(model), self._config.data.max_length
-        if places is not None and places < length:
-            why = f"max_length ({length}) > the model's positions ({places}; see max_position_embeddings)"
-            fix = "shorten max_length" + (" or raise workload.model.config.max_position_embeddings" if scratch else "")
-            problems.append(Problem("workload.data.max_length", why, fix))
-        if problems:
+        if problems := [*problems, *self._config.context_problems(_positions(model))]:
             raise UserError(problems)
 
     def _warn(self, message: str) -> None:
