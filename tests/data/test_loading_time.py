@@ -88,6 +88,8 @@ def test_samples_that_cost_time_get_the_cores_but_one(clock: Clock, monkeypatch:
     assert workers_for(Samples(clock, 0.005)) == loading_time.MOST_WORKERS
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
     assert workers_for(Samples(clock, 0.005)) == 3, "of the rank's own share of cores"
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "32")
+    assert workers_for(Samples(clock, 0.005)) == 2, "one would make samples no quicker than the rank itself"
 
 
 def test_samples_that_are_there_get_none(clock: Clock) -> None:

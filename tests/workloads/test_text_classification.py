@@ -361,9 +361,9 @@ def test_data_that_cannot_serve_are_refused_with_every_reason(
     ("config", "max_length", "reported"),
     [
         ({"vocab_size": 7}, 16, ["workload.model.config.vocab_size", "vocab_size (7) < the tokenizer's tokens (12)"]),
-        ({}, 33, ["workload.data.max_length", "max_length (33) > the model's positions (32"]),
+        ({}, 33, ["workload.data.max_length", "max_length (33) > the model's context (32"]),
         ({"vocab_size": 7}, 33, ["vocab_size", "max_length"]),
-        ({"model_type": "roberta"}, 32, ["max_length (32) > the model's positions (31"]),  # one is the padding's
+        ({"model_type": "roberta"}, 32, ["max_length (32) > the model's context (31"]),  # one is the padding's
         ({"pad_token_id": 3}, 16, ["workload.model.config.pad_token_id", "(3) is not the tokenizer's (0)"]),
     ],
 )

@@ -13,7 +13,7 @@ from drivetrain.config.data_paths import looks_like_hub_id, missing
 from drivetrain.config.language_stages import STAGES, SampleKind, StageName
 from drivetrain.config.location import Location
 from drivetrain.config.machine import Machine
-from drivetrain.config.model_files import context_of, lacks_template
+from drivetrain.config.model_files import beyond_context, lacks_template
 from drivetrain.config.preference import Preference, preference_problems
 from drivetrain.config.workload_block import ModelBlock, WorkloadBlock
 from drivetrain.errors import Problem
@@ -246,8 +246,7 @@ class LanguageModel(WorkloadBlock):
         return self.data.too_long == "error"
 
     def lenient(self) -> Self:
-        too_long = "drop" if self.refuses_long_samples else self.data.too_long
-        return self._with_data(bad_rows=1.0, too_long=too_long)
+        return self._with_data(bad_rows=1.0, too_long="drop" if self.refuses_long_samples else self.data.too_long)
 
     def strict(self) -> Self:
         return self._with_data(bad_rows="error")
@@ -276,18 +275,16 @@ class LanguageModel(WorkloadBlock):
     # --- what it cannot do, and what a run file leaves to it ----------------------------------------------------------
 
     def file_problems(self) -> Iterator[Problem]:
-        yield from self.context_problems(context_of(self.known_config))
-        owner = self.template_owner
+        yield from super().file_problems()
         own_code = self.model.trust_tokenizer_code or self.model.trust_remote_code  # which may hold the template
-        if owner is not None and not own_code and lacks_template(Path(owner).expanduser()):
+        if (owner := self.template_owner) is not None and not own_code and lacks_template(Path(owner).expanduser()):
             fix = "give one of alpaca, vicuna, chatml, plain, or the path of a .jinja file"
             yield Problem("workload.data.template", "the tokenizer has no chat template", fix)
 
     def context_problems(self, places: int | None) -> Iterator[Problem]:
-        length = self.data.length
-        if places is not None and places < length and self.model.rope_scaling is None:
-            why = f"length ({length}) > the model's context ({places}; max_position_embeddings)"
-            yield Problem("workload.data.length", why, "shorten it, or give workload.model.rope_scaling")
+        if self.model.rope_scaling is None:
+            field, fix = "workload.data.length", "shorten it, or give workload.model.rope_scaling"
+            yield from beyond_context(places, self.data.length, field, fix)
 
     def problems(self, run: RunConfig) -> Iterator[Problem]:
         yield from super().problems(run)
@@ -349,5 +346,5 @@ class LanguageModel(WorkloadBlock):
     def _has_sequence_kernel(self, run: RunConfig, machine: Machine) -> bool:
         """Returns whether PyTorch's attention over sequences end to end is available: in 16 bits, from compute
         capability 8.0."""
-        new = machine.compute_capability is not None and machine.compute_capability >= (8, 0)
-        return new and run.precision_spec.compute != "float32" and self.model.attention in ("auto", "flash")
+        new = (machine.compute_capability or (0, 0)) >= (8, 0) and run.precision_spec.compute != "float32"
+        return new and self.model.attention in ("auto", "flash")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from drivetrain.config.files import read_json
-from drivetrain.errors import UserError
+from drivetrain.errors import Problem, UserError
 
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json")
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
@@ -21,6 +21,14 @@ def context_of(config: Mapping[str, Any]) -> int | None:
     text = config.get("text_config")
     places = (text if isinstance(text, dict) else config).get("max_position_embeddings")
     return places if isinstance(places, int) else None
+
+
+def beyond_context(places: int | None, length: int, field: str, fix: str) -> Iterator[Problem]:
+    """Yields a problem of `field` if samples of `length` tokens are longer than the model's positions. places: how many
+    these are; None if no bound is known."""
+    if places is not None and places < length:
+        name = field.rpartition(".")[2]
+        yield Problem(field, f"{name} ({length}) > the model's context ({places}; max_position_embeddings)", fix)
 
 
 def lacks_template(folder: Path) -> bool:

@@ -124,8 +124,8 @@ class Tracking(Frozen):
 
 class Loader(Frozen):
     workers: Annotated[int, Field(ge=0)] | Literal["auto"] = doc(
-        "Processes that load and augment ahead of the model; auto: a core of the rank each but one, where a sample "
-        "takes a millisecond or more, else none",
+        "Processes that load and augment ahead of the model; auto: a core of the rank each but one, and at least "
+        "two, where a sample takes a millisecond or more, else none",
         "auto",
     )
     prefetch: int = doc("Micro-batches each worker keeps ready", 4, gt=0)

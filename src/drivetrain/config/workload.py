@@ -13,7 +13,7 @@ from drivetrain.config.data_paths import missing, missing_data
 from drivetrain.config.language import BadRows, LanguageModel
 from drivetrain.config.location import Location
 from drivetrain.config.machine import Machine
-from drivetrain.config.model_files import context_of
+from drivetrain.config.model_files import beyond_context
 from drivetrain.config.workload_block import CodeFile, ModelBlock, WorkloadBlock
 from drivetrain.errors import Problem
 
@@ -202,16 +202,10 @@ class TextClassification(WorkloadBlock):
     def lengths_vary(self) -> bool:
         return True
 
-    def file_problems(self) -> Iterator[Problem]:
-        yield from self.context_problems(context_of(self.known_config))
-
     def context_problems(self, places: int | None) -> Iterator[Problem]:
-        length = self.data.max_length
-        if places is not None and places < length:
-            scratch = self.model.config is not None
-            why = f"max_length ({length}) > the model's positions ({places}; see max_position_embeddings)"
-            fix = "shorten max_length" + (" or raise workload.model.config.max_position_embeddings" if scratch else "")
-            yield Problem("workload.data.max_length", why, fix)
+        scratch = self.model.config is not None
+        fix = "shorten it" + (", or raise workload.model.config.max_position_embeddings" if scratch else "")
+        yield from beyond_context(places, self.data.max_length, "workload.data.max_length", fix)
 
     def problems(self, run: RunConfig) -> Iterator[Problem]:
         yield from super().problems(run)

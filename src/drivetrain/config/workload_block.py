@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from drivetrain.config.base import Frozen, PathOrId, doc
 from drivetrain.config.files import read_json
 from drivetrain.config.machine import Machine
+from drivetrain.config.model_files import context_of
 from drivetrain.errors import Problem, UserError
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ class WorkloadBlock(Frozen):
 
     def file_problems(self) -> Iterator[Problem]:
         """Yields what the model's small files show that cannot work, before the model is built."""
-        yield from ()
+        yield from self.context_problems(context_of(self.known_config))
 
     def context_problems(self, places: int | None) -> Iterator[Problem]:
         """Yields samples' lengths that the model has no positions for. places: those that it has, if any bound is
