@@ -75,7 +75,7 @@ def test_a_disk_that_fills_up_while_saving(small_disk: Path) -> None:
 def test_a_disk_that_is_filled_while_the_weights_are_written(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(small_disk, 1, parts(1), {})
     unlimited = type("Usage", (), {"free": 2**40})
-    monkeypatch.setattr("drivetrain.checkpoint.saving.shutil.disk_usage", lambda _: unlimited)
+    monkeypatch.setattr("drivetrain.runtime.storage.shutil.disk_usage", lambda _: unlimited)
     with pytest.raises(RunError) as error:
         save(small_disk, 2, parts(2, numbers=2**19), {})
     assert_only_the_first_is_there(small_disk, error, "No space left on device")

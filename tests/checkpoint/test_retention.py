@@ -128,7 +128,7 @@ def test_one_killed_while_deleting_leaves_nothing_that_looks_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_all(tmp_path, 0.1, 0.2)
-    monkeypatch.setattr("drivetrain.checkpoint.retention.shutil.rmtree", lambda *_, **__: None)
+    monkeypatch.setattr("drivetrain.runtime.storage.shutil.rmtree", lambda *_, **__: None)
     prune(tmp_path, 1, 0, True)
     assert left(tmp_path) == [2]
     assert newest_good(tmp_path)[1] == []

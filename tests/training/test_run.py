@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from drivetrain.checkpoint import saving
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.errors import RunError
+from drivetrain.runtime import storage
 from drivetrain.runtime.attempt import Attempt
 from drivetrain.tracking import jsonl
 from drivetrain.tracking.build import EventStream, build_trackers
@@ -171,7 +171,7 @@ def test_a_disk_that_is_full_for_the_record_too_does_not_hide_what_failed_first(
             raise RunError("events.jsonl cannot be written")
         append(path, lines)
 
-    monkeypatch.setattr(saving, "_put_in_place", full)
+    monkeypatch.setattr(storage, "publish", full)
     monkeypatch.setattr(jsonl, "_append", full_at_the_end)
     code, _, err = drivetrain("train", "run.yaml", "output=out", "--resume", "--quiet", "loop.steps=14")
     assert code == 1

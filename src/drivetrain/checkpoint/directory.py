@@ -18,13 +18,11 @@ whatever layout wrote them, so that every layout reads them.
 
 from __future__ import annotations
 
-import errno
 import functools
 import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
@@ -37,6 +35,7 @@ from torch import Tensor
 
 from drivetrain.checkpoint.state import State, join
 from drivetrain.errors import Problem, UserError, problem
+from drivetrain.runtime.storage import discard, entries, local_file, move
 
 MANIFEST = "manifest.json"
 ENDINGS = (".safetensors", ".json")  # of a part's files
@@ -142,10 +141,8 @@ def newest_good(root: Path, check: Check = verify) -> tuple[Path | None, list[st
 
 def steps(root: Path) -> list[Path]:
     """Returns finished checkpoints, oldest first. One whose replacement was killed counts, under its hidden name."""
-    if not root.is_dir():
-        return []
     found: dict[int, Path] = {}
-    for path in root.iterdir():
+    for path in entries(root):
         if (name := _HIDDEN.fullmatch(path.name)) and name[3] == "replaced":
             found.setdefault(int(name[2]), path)
         elif name := _STEP.fullmatch(path.name):
@@ -158,22 +155,22 @@ def clean_partials(root: Path) -> None:
 
     Called by the process that holds the run's folder: no other one writes there, even if it has one's number now.
     """
-    for path in sorted(root.iterdir()) if root.is_dir() else ():
+    for path in entries(root):
         name = _HIDDEN.fullmatch(path.name)
         if not name:
             continue
         target = path.with_name(name[1])
         if name[3] == "replaced" and not target.exists():
-            path.rename(target)
+            move(path, target)
         else:
-            shutil.rmtree(path, ignore_errors=True)
+            discard(path)
 
 
 def read_manifest(path: Path) -> Manifest:
     """Reads a manifest. Raises OSError, or ValueError if it is truncated, of another format, or not a manifest at
     all."""
     try:
-        return Manifest.model_validate_json(plain_file(path, MANIFEST).read_bytes())
+        return Manifest.model_validate_json(local_file(path, MANIFEST).read_bytes())
     except ValidationError as error:
         faults = ((".".join(map(str, e["loc"])), e["msg"].removeprefix("Value error, ")) for e in error.errors()[:3])
         found = "; ".join(f"{where} {what}".strip() for where, what in faults)
@@ -212,22 +209,8 @@ def hidden(checkpoint: Path, purpose: Literal["partial", "replaced", "deleted"])
 
 
 def read_part(folder: Path, name: str) -> State:
-    tree = json.loads(plain_file(folder, f"{name}.json").read_text(encoding="utf-8"))
-    return join(load_file(plain_file(folder, f"{name}.safetensors")), tree)
-
-
-def plain_file(folder: Path, name: str) -> Path:
-    """Returns the path of a file in the folder. Raises OSError if it is missing, a folder, a device, or a link out of
-    it."""
-    try:
-        file = (folder / name).resolve(strict=True)
-    except RuntimeError as error:  # of links that lead in a circle
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from error
-    if not file.is_relative_to(folder.resolve()):
-        raise OSError(errno.EPERM, "it is a link that leads out of the checkpoint")
-    if not file.is_file():
-        raise OSError(errno.EPERM, "it is no file")
-    return file
+    tree = json.loads(local_file(folder, f"{name}.json").read_text(encoding="utf-8"))
+    return join(load_file(local_file(folder, f"{name}.safetensors")), tree)
 
 
 def _is_plain(name: str) -> bool:
@@ -237,7 +220,7 @@ def _is_plain(name: str) -> bool:
 
 def _wrong_with(folder: Path, name: str, record: FileRecord, size_only: bool, pool: Executor) -> str | None:
     try:
-        file = plain_file(folder, name)
+        file = local_file(folder, name)
         size = file.stat().st_size
         if size != record.bytes:
             return f"{name} has {size} bytes, not {record.bytes}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from drivetrain.runtime.storage import point
 
 NAMES = ("best", "last")
 OF_A_RUN = "checkpoints"  # the folder beside which they lie
@@ -22,25 +23,10 @@ def link(newest: Path, best_step: int | None) -> None:
     kept = {path.name: path for path in newest.parent.glob("step-*")}
     best = next((path for name, path in kept.items() if name == f"step-{best_step or 0:08d}"), None)
     for name, target in zip(NAMES, (best, newest), strict=True):
-        _point(newest.parent.parent / name, target)
+        point(newest.parent.parent / name, target)
 
 
 def best_step(facts: Mapping[str, Any]) -> int | None:
     """Returns the step of the run's best evaluation so far, as a checkpoint's manifest has it."""
     found = (facts.get("best") or {}).get("step")
     return found if isinstance(found, int) else None
-
-
-def _point(place: Path, target: Path | None) -> None:
-    aside = place.with_name(f".{place.name}-{os.getpid()}")
-    try:
-        if os.path.lexists(place) and not place.is_symlink():
-            return
-        if target is None:
-            place.unlink(missing_ok=True)
-            return
-        aside.unlink(missing_ok=True)
-        aside.symlink_to(os.path.relpath(target, place.parent), target_is_directory=True)
-        aside.replace(place)
-    except OSError:
-        return

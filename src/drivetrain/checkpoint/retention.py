@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from drivetrain.checkpoint.best_evaluation import ranked
 from drivetrain.checkpoint.directory import Check, hidden, read_manifest, steps, verify
 from drivetrain.errors import RunError
+from drivetrain.runtime import storage
 
 
 def prune(
@@ -64,12 +64,7 @@ def _by_metric(paths: Sequence[Path], higher_is_better: bool, metric: str | None
 
 
 def _delete(path: Path) -> None:
-    # renamed first: a kill in the middle of deleting leaves nothing that looks whole
-    aside = hidden(path, "deleted")
-    shutil.rmtree(aside, ignore_errors=True)
     try:
-        path.rename(aside)
+        storage.delete(path, hidden(path, "deleted"))  # what stays of it goes when the next run cleans up
     except OSError as error:
         raise RunError(f"the old checkpoint {path} could not be deleted: {error.strerror}") from error
-    # what cannot go yet (a file still open, over NFS) goes when the next run cleans up
-    shutil.rmtree(aside, ignore_errors=True)

@@ -20,9 +20,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from drivetrain.checkpoint import directory
-from drivetrain.checkpoint.directory import plain_file, read_manifest, read_part
+from drivetrain.checkpoint.directory import read_manifest, read_part
 from drivetrain.checkpoint.state import State, join
 from drivetrain.checkpoint.tensor_file import DTYPES
+from drivetrain.runtime.storage import local_file
 
 PARTS = ("model", "optimizer", "training")
 OF_WEIGHTS = ("model", "auxiliary")  # what evaluating and predicting read
@@ -176,13 +177,13 @@ def _unreadable(error: Exception) -> str:
 
 def outline(path: Path, name: str) -> State:
     """Returns a part with tensors that have no numbers, from the header and the tree alone."""
-    with safe_open(plain_file(path, f"{name}.safetensors"), "pt") as opened:
+    with safe_open(local_file(path, f"{name}.safetensors"), "pt") as opened:
         slices = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118  it is no dict
         tensors = {
             key: torch.empty(each.get_shape(), dtype=_DTYPES[each.get_dtype()], device="meta")
             for key, each in slices.items()
         }
-    return join(tensors, json.loads(plain_file(path, f"{name}.json").read_text(encoding="utf-8")))
+    return join(tensors, json.loads(local_file(path, f"{name}.json").read_text(encoding="utf-8")))
 
 
 def _disagreements(training: Training, step: int) -> Iterator[str]:

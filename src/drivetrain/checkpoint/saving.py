@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +27,7 @@ from drivetrain.checkpoint.state import Formless, State
 from drivetrain.checkpoint.tensor_file import create, differing, fill
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.errors import RunError
+from drivetrain.runtime import storage
 from drivetrain.runtime.atomic_file import sync
 from drivetrain.runtime.heartbeat import WORKING
 
@@ -52,9 +52,8 @@ def save(
     has no form in a checkpoint.
     """
     communicator, target = communicator or Communicator(), root / f"step-{step:08d}"
-    saving = _Saving(
-        root, communicator, communicator.on_first(lambda: hidden(target, "partial"))
-    )  # by the first rank's name
+    aside = communicator.on_first(lambda: hidden(target, "partial"))  # by the first rank's name
+    saving = _Saving(root, communicator, aside)
     try:
         saving.begin(parts)
         saving.write()
@@ -66,7 +65,7 @@ def save(
         raise communicator.on_first(lambda: _save_failed(root, step, saving.needed, failure)) from error
     finally:
         if communicator.is_first:
-            shutil.rmtree(saving.aside, ignore_errors=True)  # there only if the save failed or was interrupted
+            storage.discard(saving.aside)  # there only if the save failed or was interrupted
     return target
 
 
@@ -94,15 +93,13 @@ class _Saving:
         return {name: part.outline() for name, part in self._parts.items()}
 
     def _prepare(self) -> None:
-        self._root.mkdir(parents=True, exist_ok=True)
-        if self.needed > shutil.disk_usage(self._root).free:
+        storage.make(self._root)
+        if self.needed > storage.free_bytes(self._root):
             raise OSError("no space left")
-        shutil.rmtree(self.aside, ignore_errors=True)
-        self.aside.mkdir()
+        storage.begin(self.aside)
         for name, plan in self._plans.items():
             create(self._file(name), plan.layout)
-            text = json.dumps(plan.tree)
-            (self.aside / f"{name}.json").write_text(text, encoding="utf-8")
+            storage.put(self.aside / f"{name}.json", json.dumps(plan.tree))
 
     def _file(self, name: str) -> Path:
         return self.aside / f"{name}.safetensors"
@@ -153,12 +150,12 @@ class _Saving:
             sync(path)
         manifest = Manifest(step=step, facts=dict(facts), parts=list(self._plans), files=files)
         text = manifest.model_dump_json(indent=1)
-        (self.aside / MANIFEST).write_text(text, encoding="utf-8")
+        storage.put(self.aside / MANIFEST, text)
         sync(self.aside / MANIFEST)
         sync(self.aside)
         if (self.aside / MANIFEST).read_text(encoding="utf-8") != text:
             raise OSError(f"{MANIFEST} reads back different")
-        _put_in_place(self.aside, target)
+        storage.publish(self.aside, target, hidden(target, "replaced"))  # a resumed run saves a step again
 
 
 def _at_once(do: Callable[[T], U], items: Sequence[T]) -> list[U]:
@@ -172,22 +169,6 @@ def _sizes(folder: Path) -> dict[str, int]:
     """Returns the sizes of all files, by their names within the folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
-
-
-def _put_in_place(aside: Path, target: Path) -> None:
-    if not target.exists():
-        aside.rename(target)
-        sync(target.parent)
-        return
-    old = hidden(target, "replaced")  # a resumed run saves a step again
-    target.rename(old)
-    try:
-        aside.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    sync(target.parent)  # the new one is durable before the old one goes
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _save_failed(root: Path, step: int, needed: int, error: Exception) -> RunError:
@@ -210,7 +191,7 @@ def _save_failed(root: Path, step: int, needed: int, error: Exception) -> RunErr
 def _free(root: Path) -> str:
     for path in (root, *root.absolute().parents):
         try:
-            return f"{shutil.disk_usage(path).free / 2**20:,.1f} MiB"
+            return f"{storage.free_bytes(path) / 2**20:,.1f} MiB"
         except OSError:  # not there yet, or not ours to look at
             continue
     return "unknown"

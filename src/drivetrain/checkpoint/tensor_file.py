@@ -7,7 +7,6 @@ shape and place of each tensor), then the tensors row by row. Nothing in the fil
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import math
 import os
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from drivetrain.checkpoint.state import Formless
 from drivetrain.distributed.shard import Shard
+from drivetrain.runtime import storage
 
 DTYPES = {
     torch.float64: "F64",
@@ -40,7 +40,6 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-LARGEST_WRITE = 2**30  # bytes; Linux takes at most 2 GiB at once
 READ_AT_ONCE = 2**24
 
 
@@ -94,28 +93,12 @@ def lay_out(kinds: Mapping[str, Kind]) -> Layout:
 
 def create(file: Path, layout: Layout) -> None:
     """Writes the header and reserves room for the rest. Raises OSError if the disk has none."""
-    with file.open("xb") as opened:
-        _write(opened.fileno(), memoryview(layout.header), 0)
-        try:
-            _reserve(opened.fileno(), layout.size)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # not every file system has it
-                raise
-            os.truncate(opened.fileno(), layout.size)
-
-
-def _reserve(descriptor: int, size: int) -> None:
-    if not hasattr(os, "posix_fallocate"):  # macOS
-        raise OSError(errno.ENOSYS, "this system cannot reserve room for a file")
-    os.posix_fallocate(descriptor, 0, size)
+    storage.reserve(file, layout.header, layout.size)
 
 
 def fill(file: Path, layout: Layout, tensors: Mapping[str, Tensor | Shard]) -> None:
     """Writes this rank's tensors, and syncs them to the disk."""
-    with file.open("r+b") as opened:
-        for place, run in _runs(layout, tensors):
-            _write(opened.fileno(), run, place)
-        os.fsync(opened.fileno())
+    storage.fill(file, _runs(layout, tensors))
 
 
 def differing(file: Path, layout: Layout, tensors: Mapping[str, Tensor | Shard]) -> list[str]:
@@ -142,12 +125,6 @@ def _runs(layout: Layout, tensors: Mapping[str, Tensor | Shard]) -> Iterator[tup
 
 def _bytes(flat: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
-
-
-def _write(descriptor: int, data: memoryview, place: int) -> None:
-    while data:
-        done = os.pwrite(descriptor, data[:LARGEST_WRITE], place)
-        data, place = data[done:], place + done
 
 
 def _holds(descriptor: int, data: memoryview, place: int) -> bool:

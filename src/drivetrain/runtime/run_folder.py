@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import os
-import shutil
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ from ruamel.yaml import YAML
 
 from drivetrain.config.run import RunConfig
 from drivetrain.errors import RunError, last_line, problem
-from drivetrain.runtime.atomic_file import followed, replacing, writing
+from drivetrain.runtime import storage
+from drivetrain.runtime.atomic_file import followed, write_whole, writing
 from drivetrain.runtime.lock import refuse_if_held
 from drivetrain.trust.named_code import refuse_named_code
 
@@ -110,7 +110,7 @@ class RunFolder:
 
     def begun(self) -> None:
         """Deletes the overwritten files, once no check can refuse the run any more."""
-        shutil.rmtree(self._aside, ignore_errors=True)
+        storage.discard(self._aside)
 
     def put_back(self) -> bool:
         """Puts back the files that were to be overwritten if the run has not begun. Returns whether there were any.
@@ -119,10 +119,9 @@ class RunFolder:
         """
         earlier = present(*(self._aside / path.name for path in self.results))
         for path in present(*(self.path / each.name for each in earlier)):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            storage.remove(path)
         _move(earlier, self.path)
-        if self._aside.is_dir():
-            self._aside.rmdir()
+        storage.remove_empty(self._aside)
         return bool(earlier)
 
     @property
@@ -169,11 +168,8 @@ class RunFolder:
                 raise problem("output", why, "give another output or name")
 
     def _make_writable(self) -> None:
-        trial = self.path / f".writable-{os.getpid()}"
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            trial.write_text("")
-            trial.unlink()
+            storage.check_writable(self.path)
         except OSError as error:
             raise problem(
                 "output", f"{self.path} cannot be written: {error.strerror}", "give another folder as output"
@@ -185,10 +181,8 @@ class RunFolder:
         text = _in_yaml(resolved)
         if NEXT_LINE in text:  # which a reader takes for the end of the line
             text = _in_yaml(resolved, escapes=True)
-        with writing(file), replacing(file) as beside:
-            beside.write_text(json.dumps(environment, indent=2) + "\n", encoding="utf-8")
-            with writing(self.run_file), replacing(self.run_file) as aside:
-                aside.write_text(text, encoding="utf-8")
+        with writing(file), storage.replaced(file, json.dumps(environment, indent=2) + "\n"), writing(self.run_file):
+            write_whole(self.run_file, text)
 
 
 class SameFolder:
@@ -253,5 +247,4 @@ def _names(paths: Iterable[Path]) -> str:
 
 def _move(paths: Iterable[Path], folder: Path) -> None:
     for path in paths:
-        folder.mkdir(exist_ok=True)
-        path.rename(folder / path.name)
+        storage.move(path, folder / path.name)

@@ -6,16 +6,15 @@ them with one warning, and a resumed run leaves them.
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from drivetrain.runtime.atomic_file import replacing, writing
+from drivetrain.runtime import storage
+from drivetrain.runtime.atomic_file import writing
 from drivetrain.runtime.strict_json import dumps, restored
 from drivetrain.tracking.events import Event, Generated, RunStarted, Tracker, well_formed
 
@@ -37,7 +36,7 @@ class JsonlTracker(Tracker):
         self._path, self._samples = folder / FILE_NAME, folder / SAMPLES
         for path in (self._path, self._samples):
             with writing(path):
-                _end_line(path)
+                storage.end_line(path)
 
     def handle(self, event: Event) -> None:
         if isinstance(event, RunStarted):
@@ -117,31 +116,19 @@ def _sample(line: bytes) -> dict[str, Any] | None:
 def _append(path: Path, lines: Iterable[dict[str, Any]]) -> None:
     """Appends all of the lines or, where there is no room, none. Raises RunError if they cannot be written."""
     text = "".join(dumps(line) + "\n" for line in lines)
-    with writing(path), path.open("ab", buffering=0) as file:
-        end = file.tell()
-        try:
-            if file.write(text.encode()) < len(text.encode()):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
-            file.truncate(end)
-            raise
-
-
-def _end_line(path: Path) -> None:
-    """Ends a line that a kill cut off; otherwise the next one would continue it."""
-    if not path.exists():
-        return
-    with path.open("r+b", buffering=0) as file:
-        if file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
-            file.write(b"\n")
+    with writing(path):
+        storage.append(path, text.encode())
 
 
 def _cut_after(path: Path, step: int, read: Callable[[bytes], dict[str, Any] | None]) -> None:
     """Removes lines of later steps. Lines in which `read` finds nothing stay."""
-    if not path.exists():
-        return
-    with writing(path), replacing(path) as aside, aside.open("wb") as kept:
-        for _, part, is_whole in _lines(path):
-            found = read(part) if is_whole else None
-            if found is None or found.get("step", 0) <= step:
-                kept.write(part)
+    if path.exists():
+        with writing(path):
+            storage.rewrite(path, _until(path, step, read))
+
+
+def _until(path: Path, step: int, read: Callable[[bytes], dict[str, Any] | None]) -> Iterator[bytes]:
+    for _, part, is_whole in _lines(path):
+        found = read(part) if is_whole else None
+        if found is None or found.get("step", 0) <= step:
+            yield part

@@ -11,7 +11,6 @@ Below the run's folder:
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -24,6 +23,7 @@ from drivetrain.distributed.communicator import Communicator
 from drivetrain.distributed.rng import only_torch_drew, restore_rng_state, rng_state
 from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError, UserError
+from drivetrain.runtime import storage
 from drivetrain.runtime.strict_json import dumps, restored
 from drivetrain.tracking.events import Event, Troubled
 from drivetrain.training.batching import Batching
@@ -101,8 +101,8 @@ class Anomalies:
             "micro_batches": [[piece.tolist() for piece in rank.pieces(trouble.indices)] for rank in ranks],
         }
         with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / FILE).write_text(dumps(facts, indent=2) + "\n", encoding="utf-8")
+            storage.make(folder)
+            storage.put(folder / FILE, dumps(facts, indent=2) + "\n")
             return True
         return False
 
@@ -157,8 +157,9 @@ def set_aside(root: Path, step: int) -> list[str]:
 
 def _renamed(path: Path, to: Path) -> str:
     if to.exists():
-        shutil.rmtree(to)
-    return path.rename(to).name
+        storage.remove(to)
+    storage.move(path, to)
+    return to.name
 
 
 def read_trouble(root: Path, step: int) -> dict[str, Any] | None:

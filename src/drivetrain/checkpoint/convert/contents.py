@@ -10,9 +10,10 @@ from typing import Any
 
 from safetensors import safe_open
 
-from drivetrain.checkpoint.directory import MANIFEST, plain_file, read_manifest
+from drivetrain.checkpoint.directory import MANIFEST, read_manifest
 from drivetrain.checkpoint.tensor_file import DTYPES
 from drivetrain.errors import last_line, problem
+from drivetrain.runtime.storage import local_file
 
 LARGEST = 5
 BYTES = {name: dtype.itemsize for dtype, name in DTYPES.items()}
@@ -31,8 +32,8 @@ def contents(path: Path) -> dict[str, Any]:
 
 def _contents(path: Path) -> dict[str, Any]:
     manifest = read_manifest(path)
-    heads = {name: _header(plain_file(path, f"{name}.safetensors")) for name in manifest.parts}
-    trees = {name: json.loads(plain_file(path, f"{name}.json").read_text(encoding="utf-8")) for name in manifest.parts}
+    heads = {name: _header(local_file(path, f"{name}.safetensors")) for name in manifest.parts}
+    trees = {name: json.loads(local_file(path, f"{name}.json").read_text(encoding="utf-8")) for name in manifest.parts}
     training = trees.get("training", {})
     sizes = {name: record.bytes for name, record in manifest.files.items()}
     return {

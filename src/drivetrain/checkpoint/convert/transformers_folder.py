@@ -15,8 +15,9 @@ from torch import Tensor
 
 from drivetrain.checkpoint.convert.foreign import Note, Theirs, of_torch
 from drivetrain.checkpoint.convert.own_format import Ours, is_adapter
-from drivetrain.checkpoint.directory import MANIFEST, plain_file, read_manifest
+from drivetrain.checkpoint.directory import MANIFEST, read_manifest
 from drivetrain.errors import problem
+from drivetrain.runtime.storage import local_file
 from drivetrain.trust import pickles
 
 WEIGHTS, INDEX, PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
@@ -63,7 +64,7 @@ def copy_assets(source: Path, folder: Path, leave_out: Callable[[str], bool] = l
     for name in sorted(read_manifest(source).files):
         if not name.startswith(OWN) and not leave_out(name):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(plain_file(source, name), folder / name)
+            shutil.copy2(local_file(source, name), folder / name)
 
 
 def _as(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

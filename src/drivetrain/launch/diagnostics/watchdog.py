@@ -26,6 +26,7 @@ from drivetrain.launch.diagnostics.stranded_ranks import Stranded
 from drivetrain.launch.outcome import outcomes
 from drivetrain.launch.processes import kill, state_of
 from drivetrain.launch.rendezvous import Meeting
+from drivetrain.runtime import storage
 from drivetrain.runtime.heartbeat import Pulse
 from drivetrain.runtime.run_folder import RunFolder
 
@@ -141,8 +142,8 @@ class Watch:
             return None
         path = folder.hangs / time.strftime("%Y-%m-%dT%H-%M-%S.txt")
         with suppress(OSError):  # a full disk, or one that does not answer
-            folder.hangs.mkdir(exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            storage.make(folder.hangs)
+            storage.put(path, text)
             return path
         return None
 
