@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -19,6 +18,7 @@ import pytest
 from drivetrain.checkpoint.directory import load, newest_good, steps, verify
 from drivetrain.checkpoint.state import same
 from drivetrain.tracking.jsonl import read_events
+from tests import ranks
 from tests.device import chosen_device
 from tests.launch.history import check_each_once, recorded_main, surviving
 
@@ -45,18 +45,9 @@ ON_DEVICE = (f"device={chosen_device()}", *(["deterministic=true"] if chosen_dev
 pytestmark = pytest.mark.usefixtures("device")
 
 
-# children start from a server that has imported everything but computed nothing: a start takes tenths of a second
-CHILDREN = multiprocessing.get_context("forkserver")
-CHILDREN.set_forkserver_preload(
-    ["drivetrain.training.run", "drivetrain.workloads.image_classification", "transformers"]
-)
-
-
 def start(run_file: Path, output: Path, *options: str) -> Child:
     arguments = ["train", str(run_file), f"output={output}", *ON_DEVICE, "--quiet", *options]
-    process = CHILDREN.Process(target=recorded_main, args=(arguments, samples_of(output)))
-    process.start()
-    return process
+    return ranks.start(recorded_main, arguments, samples_of(output))
 
 
 def samples_of(output: Path) -> Path:
