@@ -100,7 +100,7 @@ def wait_for_kill_moment(process: Child, output: Path, dice: random.Random, whil
 
 
 @pytest.mark.parametrize(
-    ("times", "total", "different"), [(2, 120, 1), pytest.param(10, 300, 4, marks=pytest.mark.slow)], ids=["two", "ten"]
+    ("times", "total", "different"), [(2, 72, 1), pytest.param(10, 300, 4, marks=pytest.mark.slow)], ids=["two", "ten"]
 )
 def test_killed_again_and_again_also_while_saving_ends_with_the_same_bits(
     times: int, total: int, different: int, run_file: Path, uninterrupted: Callable[[int], Path]

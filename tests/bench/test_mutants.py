@@ -166,6 +166,7 @@ def results(root: Path) -> dict[str, Record]:
     return {f"{record.before} → {record.after}": record for record in found.values()}
 
 
+@pytest.mark.slow  # a quarter of a minute for a tool of this project's own tests
 def test_kills_and_survivors_are_distinguished_over_several_calls(tmp_path: Path) -> None:
     root = project(tmp_path)
     mutants.main(["--number", "3"], root)

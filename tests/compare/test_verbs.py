@@ -229,7 +229,7 @@ def test_an_interrupted_comparison_keeps_finished_cells_and_runs_half_ones_anew(
     assert ended(child), "the half cell outlived the comparison"
     good = next(cells.glob("good-*/outcome.json"))
     before = good.stat().st_mtime_ns
-    code, _, err = drivetrain("compare", "run.yaml", axis, "--cell-timeout", "6")
+    code, _, err = drivetrain("compare", "run.yaml", axis, "--cell-timeout", "3")
     assert code == 1
     assert "there already" in err
     assert good.stat().st_mtime_ns == before

@@ -40,7 +40,6 @@ SINGLE, DOUBLE = QuantisedBase(format="nf4", double=False), QuantisedBase(format
 INT8 = QuantisedBase(format="int8")
 INT4, TORCHAO = QuantisedBase(format="int4", group_size=32), QuantisedBase(format="int8-torchao")
 FORMATS = {"nf4": SINGLE, "nf4 double": DOUBLE, "int8": INT8, "int4": INT4, "int8-torchao": TORCHAO}
-SLOW = ("int4", "int8-torchao")  # to compile
 Pools = Callable[[int], RankPool]
 each_format = pytest.mark.parametrize("config", FORMATS.values(), ids=FORMATS)
 
@@ -276,13 +275,12 @@ def test_a_layer_without_numbers_is_laid_out_as_one_with_them(
 
 # 2026-11, torch 2.13: its compiler, of any autograd.Function
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize(
-    "config",
-    [pytest.param(config, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, config in FORMATS.items()],
-)
-def test_compile_leaves_outputs_and_gradients(config: QuantisedBase) -> None:
+# aot_eager runs the graphs, forward and backward, that inductor makes C++ of: that is half a minute of a compiler's
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@each_format
+def test_compile_leaves_outputs_and_gradients(config: QuantisedBase, backend: str) -> None:
     layer = quantised(linear(), config)
-    compiled = torch.compile(layer, fullgraph=True)
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
     found = [(one, torch.ones(3, 96).cumsum(1).requires_grad_()) for one in (layer, compiled)]
     outputs = [one(x) for one, x in found]
     for output in outputs:
