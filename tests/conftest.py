@@ -44,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
 LONG = (
     "tests/parity/", "tests/launch/", "tests/engines/", "tests/compare/", "tests/test_", "tests/optim/",
     "tests/inference/", "tests/prove/", "tests/api/", "tests/fuzz/", "tests/bench/", "tests/importing/test_running.py",
+    "tests/export/", "tests/plan/", "tests/board/", "tests/generation/", "tests/models/test_quantised_base.py",
+    "tests/checkpoint/test_directory_faults.py", "tests/runtime/test_lock.py", "tests/runtime/test_other_systems.py",
     "tests/importing/test_junk.py", "tests/data/language/test_long_tokens.py", "tests/models/test_fp8.py",
     "tests/data/language/test_stored_conversations.py", "tests/data/test_token_blocks.py",
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -122,6 +123,7 @@ def test_no_recipe_is_left_out() -> None:
     "recipe", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in RECIPES]
 )
 def test_a_recipe_trains(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = dict(os.environ)
     with pytest.raises(SystemExit) as ended:
         main(["train", f"recipes/{recipe}", *SMALLER[recipe], "--quiet"])
     assert ended.value.code == 0, capsys.readouterr().err
@@ -129,6 +131,8 @@ def test_a_recipe_trains(recipe: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert report["status"] == "completed"
     assert report["steps"] > 0
     assert report["metrics"]["loss"] < 100
+    set_here = {name for name, value in os.environ.items() if before.get(name) != value}
+    assert not {"OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "RANK"} & set_here, "what ranks are started with is theirs"
 
 
 @pytest.mark.usefixtures("checkout")

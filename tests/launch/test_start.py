@@ -216,6 +216,7 @@ def test_who_does_not_wait_for_the_save_hears_what_is_lost(
     assert words in reported
 
 
+@pytest.mark.slow  # runtime/test_lock.py kills one too
 def test_a_killed_parent_leaves_no_rank(tmp_path: Path) -> None:
     folder = prepared(tmp_path, "time.sleep(0.1)")
     process = subprocess.Popen(
@@ -272,6 +273,7 @@ def free_port() -> int:
         return int(held.getsockname()[1])
 
 
+@pytest.mark.slow  # test_recipes.py starts ranks in its own process too, and sees that its environment is as before
 def test_environment_of_this_process_is_left_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from drivetrain.config.load import load as load_run
     from drivetrain.launch.job import Job

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from drivetrain.checkpoint.directory import steps
@@ -34,9 +35,13 @@ def test_a_second_run_on_a_folder_is_refused_until_the_first_is_gone(tmp_path: P
             words = " ".join(finished_here(folder, *settings, option, code=2).stderr.split())
             assert f"a run is working in run: process {first.pid} on {socket.gethostname()}, since 20" in words
         assert first.poll() is None
+        ranks = psutil.Process(first.pid).children(recursive=True)
     finally:
         first.send_signal(signal.SIGKILL)
         first.wait()
+    gone, alive = psutil.wait_procs(ranks, timeout=20)
+    assert gone
+    assert not alive, "a killed parent leaves no rank"
     assert (folder / "run" / LOCK).exists(), "nobody could take it away"
     last = steps(folder / "run" / "checkpoints")[-1]
     finished_here(folder, *settings, "--resume", f"loop.steps={int(last.name.removeprefix('step-')) + 2}")
