@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -30,6 +31,7 @@ from drivetrain.tracking.events import Event, Warned
 from drivetrain.training.loop import Progress
 from drivetrain.training.run_checkpoints import RunCheckpoints
 from drivetrain.workloads.base import BestMetric, Workload
+from drivetrain.workloads.sample_scores import SampleScores
 from tests.parity.cases import Curve
 from tests.parity.mesh_cases import BATCH, LLAMA, MeshCase, engine_of, run_case, text, workload
 
@@ -38,8 +40,10 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def evaluated(case: MeshCase, batch_size: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Metrics after two steps, and this rank's predicted rows."""
+def evaluated(
+    case: MeshCase, batch_size: int
+) -> tuple[dict[str, float], list[dict[str, Any]], tuple[int, dict[str, list[np.ndarray]]]]:
+    """Metrics after two steps, this rank's predicted rows, and the scores of the samples of its data rank."""
     work = workload(case)
     engine = engine_of(case, work)
     steps(engine, work, range(2))
@@ -49,7 +53,9 @@ def evaluated(case: MeshCase, batch_size: int) -> tuple[dict[str, float], list[d
         assert samples is not None
         return evaluation_batches(samples, work.collate, batch_size, Loader(), engine.data_rank, engine.data_world)
 
-    return engine.evaluate(batches(), work.metrics()), list(engine.predict(batches()))
+    scores = SampleScores(by_class=False)
+    metrics = engine.evaluate(batches(), work.metrics(), scores)
+    return metrics, list(engine.predict(batches())), (engine.data_rank, scores.parts())
 
 
 def engaged(case: MeshCase) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from drivetrain.engines.base import Engine
 from drivetrain.engines.deepspeed import engine
 from drivetrain.engines.deepspeed.engine import DeepspeedEngine
 from drivetrain.errors import RunError, UserError
+from drivetrain.workloads.sample_scores import SampleScores
 from tests.parity.cases import BATCH, SAMPLES, Case, Curve, engine_of, run_case, workload
 from tests.tiny_workload import FEATURES, Rows, TinyWorkload, tiny_engine
 
@@ -39,8 +40,10 @@ def rank() -> int:
 # --- evaluation and prediction ---------------------------------------------------------------------------------------
 
 
-def evaluated(case: Case, batch_size: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Metrics, and this rank's predicted rows."""
+def evaluated(
+    case: Case, batch_size: int
+) -> tuple[dict[str, float], list[dict[str, Any]], tuple[int, dict[str, list[np.ndarray]]]]:
+    """Metrics, this rank's predicted rows, and the scores of the samples of its data rank."""
     work = workload("perceptron")
     engine = engine_of(case, work)
     assert work.evaluation is not None
@@ -51,8 +54,9 @@ def evaluated(case: Case, batch_size: int) -> tuple[dict[str, float], list[dict[
             work.evaluation, work.collate, batch_size, Loader(), engine.data_rank, engine.data_world
         )
 
-    metrics = engine.evaluate(batches(), work.metrics())
-    return metrics, list(engine.predict(batches()))
+    scores = SampleScores(by_class=True)
+    metrics = engine.evaluate(batches(), work.metrics(), scores)
+    return metrics, list(engine.predict(batches())), (engine.data_rank, scores.parts())
 
 
 def engaged(case: Case) -> dict[str, Any]:

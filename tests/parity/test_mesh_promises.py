@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from drivetrain.workloads.sample_scores import in_order
 from tests.parity import mesh_promises as promises
 from tests.parity.mesh_cases import MeshCase, plain
 from tests.ranks import RankPool
@@ -51,21 +53,26 @@ def test_each_degree_divides_what_a_rank_holds(ranks: Pools) -> None:
 
 @pytest.mark.parametrize("case", meshes({"pp": 2}, {"tp": 2}, {"cp": 2}, {"dp": 2}, {"dp": 2, "shard": True}))
 def test_metrics_and_predictions_are_those_of_one_process(ranks: Pools, case: MeshCase) -> None:
-    metrics, rows = promises.evaluated(SINGLE, 2)
+    metrics, rows, scores = promises.evaluated(SINGLE, 2)
     found = on_ranks(case, ranks, promises.evaluated, 2)
-    for theirs, _ in found:
+    for theirs, _, _ in found:
         assert theirs == pytest.approx(metrics, rel=1e-5)
+    kept = in_order([dealt for _, _, dealt in found])
+    if case.degrees.get("cp", 1) == 1:
+        np.testing.assert_allclose(kept["loss"], in_order([scores])["loss"], rtol=1e-5)
+    else:
+        assert not kept, "no rank has a whole sample"
     assert [row["tokens"] for row in found[0][1]] == [row["tokens"] for row in rows]
     assert [row["loss"] for row in found[0][1]] == pytest.approx([row["loss"] for row in rows], rel=1e-5)
-    assert all(not others for _, others in found[1:])
+    assert all(not others for _, others, _ in found[1:])
 
 
 @pytest.mark.parametrize("case", meshes({"dp": 2}))
 def test_batches_that_do_not_come_out_even_over_the_ranks_count_once(ranks: Pools, case: MeshCase) -> None:
     """One rank repeats a batch, to run as many as the other: the loss would be another if it counted."""
-    metrics, rows = promises.evaluated(SINGLE, 1)
+    metrics, rows, _ = promises.evaluated(SINGLE, 1)
     assert len(rows) % 2
-    for theirs, _ in on_ranks(case, ranks, promises.evaluated, 1):
+    for theirs, _, _ in on_ranks(case, ranks, promises.evaluated, 1):
         assert theirs == pytest.approx(metrics, rel=1e-5)
 
 

@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from drivetrain.config.engines import SHORT
+from drivetrain.workloads.sample_scores import in_order
 from tests.parity import promises
 from tests.parity.cases import CLIP, Case, Curve, plain, run_case
 from tests.ranks import RankPool
@@ -62,12 +64,16 @@ def test_engines_show_what_they_did(ranks: Pools, world: int) -> None:
 )
 @pytest.mark.parametrize("engine", ["dp", "ddp", "fsdp", "zero2", "zero3", "accelerate-ddp", "accelerate-fsdp"])
 def test_metrics_and_predictions_are_those_of_one_process(ranks: Pools, engine: str, batch_size: int) -> None:
-    metrics, rows = promises.evaluated(Case("single", 1), batch_size)
+    metrics, rows, scores = promises.evaluated(Case("single", 1), batch_size)
     found = on_ranks(named(engine), ranks, promises.evaluated, batch_size)
-    for theirs, _ in found:
+    for theirs, _, _ in found:
         assert theirs == pytest.approx(metrics, rel=1e-6)
+    kept, alone = in_order([dealt for _, _, dealt in found]), in_order([scores])
+    assert kept.keys() == alone.keys() == {"loss", "right", "targets"}
+    for name, values in alone.items():
+        np.testing.assert_allclose(kept[name], values, rtol=1e-5)
     assert found[0][1] == rows, "in order, on the first rank"
-    assert all(not others for _, others in found[1:])
+    assert all(not others for _, others, _ in found[1:])
 
 
 # --- exact resume ----------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ VERBS: dict[str, tuple[str, ...]] = {  # verb -> its file and function in this f
     "evaluate": (
         "evaluate:evaluate",
         "drivetrain evaluate run.yaml --checkpoint last",
-        "drivetrain evaluate runs/digits",
+        "drivetrain evaluate runs/one runs/two --data reviews.csv --data hotels.csv",
     ),
     "predict": (
         "predict:predict",

@@ -1,24 +1,164 @@
-"""The verb evaluate: the metrics of a checkpoint, as JSON."""
+"""The verb evaluate: the metrics of checkpoints over evaluation data, as JSON or as a table."""
 
 from __future__ import annotations
 
-import typer
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from drivetrain.cli.arguments import CheckpointOption, Overrides, RunPlace, TrustOption
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from drivetrain.cli.arguments import TrustOption, path_option
+from drivetrain.cli.console import errors, wide
+from drivetrain.cli.console import output as screen
 from drivetrain.cli.jobs import start_job
+from drivetrain.errors import problem
 from drivetrain.runtime.strict_json import dumps
+
+if TYPE_CHECKING:
+    from drivetrain.compare.evaluations import Evaluation
+    from drivetrain.launch.job import Result
+    from drivetrain.launch.prepare import Checked
+
+Row = dict[str, Any]
 
 
 def evaluate(
-    run_file: RunPlace,
-    overrides: Overrides = None,
-    checkpoint: CheckpointOption = "best",
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN... [KEY=VALUE]...",
+            help="Run files, folders of runs or of checkpoints; overrides, e.g. precision=bf16-mixed.",
+            show_default=False,
+        ),
+    ],
+    checkpoint: Annotated[
+        list[str] | None, typer.Option(help="best, last, or a checkpoint folder; several are all evaluated.  [best]")
+    ] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(help="Evaluation data in place of the run's own; several are all evaluated.")
+    ] = None,
+    choices: Annotated[
+        Path | None,
+        path_option(
+            "--multiple-choice", help="Folder of MMLU, C-Eval or CMMLU: questions are answered by log-probability."
+        ),
+    ] = None,
+    shots: Annotated[int, typer.Option(min=0, help="Answered examples before each such question.")] = 0,
+    subject: Annotated[list[str] | None, typer.Option(help="Of those questions; left out, all subjects.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON where a table would be printed.")] = False,
     trust: TrustOption = False,
 ) -> None:
-    """Evaluate a checkpoint of a run; prints JSON."""
-    from drivetrain.launch.prepare import checked_place
+    """Evaluate checkpoints. One prints JSON; several, or several data sets, print a table: intervals of 95 % and
+    differences from the first, over the same samples."""
+    from drivetrain.compare.evaluating import asked, evaluations, places_and_overrides
+    from drivetrain.compare.evaluations import table_of
 
-    ready = checked_place(run_file, overrides or [], checkpoint=checkpoint, trust=trust)
-    result = start_job(ready, verb="evaluate", checkpoint=checkpoint)
-    if result.of_first:
-        typer.echo(dumps(result.value, indent=2))
+    places, overrides = places_and_overrides(runs)
+    if choices is not None:
+        _refuse_beside_choices(overrides, data)
+        _print(_choices(places, checkpoint or [], choices, shots, subject or [], trust), as_json)
+        return
+    if shots or subject:
+        fix = "give --multiple-choice FOLDER, or leave them out"
+        raise problem("--shots, --subject", "they are of questions of multiple choice", fix)
+    wanted = asked(places, overrides, checkpoint or [], data or [], trust)
+    done = []
+    for each in evaluations(wanted, _start):
+        done.append(each)
+        if len(wanted) > 1:
+            errors.print(escape(f"{len(done)}/{len(wanted)}  {each.model}: {each.failure or 'done'}"), soft_wrap=True)
+    if len(wanted) > 1 and done:
+        _print(done, as_json)
+    elif done:  # else another process prints the result
+        row = table_of(done)[0]
+        typer.echo(dumps({**(done[0].result or {}), "intervals": row["intervals"]}, indent=2))
+
+
+def _choices(
+    places: list[Path], checkpoints: list[str], folder: Path, shots: int, subjects: list[str], trust: bool
+) -> list[Evaluation]:
+    from drivetrain.compare.choice_evaluations import choice_evaluations
+    from drivetrain.compare.evaluating import models_of
+
+    def tell(line: str) -> None:
+        errors.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
+
+    return choice_evaluations(list(models_of(places, checkpoints)), folder, shots, subjects, trust, tell)
+
+
+def _refuse_beside_choices(overrides: list[str], data: list[str] | None) -> None:
+    given = [*overrides, *(f"--data {each}" for each in data or [])]
+    if given:
+        why = f"{given[0]} has no effect on questions of multiple choice"
+        raise problem("--multiple-choice", why, "leave it out, or evaluate twice")
+
+
+def _print(done: Sequence[Evaluation], as_json: bool) -> None:
+    """Prints a table or JSON. Raises Exit if some evaluation failed."""
+    from drivetrain.compare.evaluations import table_of
+
+    rows = table_of(done)
+    if as_json:
+        typer.echo(dumps({"rows": rows}, indent=2))
+    else:
+        wide(screen).print(_table(rows))
+        _print_notes(rows)
+    if any(row["failure"] for row in rows):
+        raise typer.Exit(1)
+
+
+def _start(ready: Checked, checkpoint: str, scores: Path) -> Result:
+    return start_job(ready, verb="evaluate", checkpoint=checkpoint, scores=scores)
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    """Returns a table of the metrics, with a column of differences after each metric that has some."""
+    names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
+    differing = {name for row in rows for name in row["differences"]}
+    by_data = any(row["data"] is not None for row in rows)
+    by_step = any(row["checkpoint"] or row["failure"] for row in rows)
+    table = Table(*(["data"] if by_data else []), "model", *(["step"] if by_step else []), box=None, pad_edge=False)
+    table.add_column("samples", justify="right")
+    for name in names:
+        table.add_column(escape(name), justify="right")
+        if name in differing:
+            table.add_column("difference", justify="right")
+    for row in rows:
+        cells = [row["data"]] if by_data else []
+        cells += [row["model"], *([_step(row["checkpoint"])] if by_step else [])]
+        cells += ["" if row["samples"] is None else f"{row['samples']:,}"]
+        for name in names:
+            cells.append(_value(row, name))
+            cells += [_difference(row["differences"].get(name))] if name in differing else []
+        table.add_row(*map(escape, map(str, cells)))
+    return table
+
+
+def _step(checkpoint: str | None) -> str:
+    return "failed" if checkpoint is None else Path(checkpoint).name.removeprefix("step-").lstrip("0") or "0"
+
+
+def _value(row: Row, name: str) -> str:
+    if name not in row["metrics"]:
+        return ""
+    ends = row["intervals"].get(name)
+    return f"{row['metrics'][name]:.4f}" + ("" if ends is None else f" [{ends[0]:.4f}, {ends[1]:.4f}]")
+
+
+def _difference(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    low, high = found["interval"]
+    return f"{found['value']:+.4f} [{low:+.4f}, {high:+.4f}]" + ("" if found["paired"] else " unpaired")
+
+
+def _print_notes(rows: Sequence[Row]) -> None:
+    if any(row["differences"] for row in rows):
+        text = "in brackets: intervals of 95 %; differences are from the first model, sample by sample unless unpaired"
+        errors.print(f"[dim]{text}[/]", soft_wrap=True)

@@ -30,6 +30,7 @@ def import_(
     Exit codes: 0 the run file is complete, 1 it was written but cannot train yet, 2 nothing was written.
     """
     from drivetrain.cli.run_table import show_notes
+    from drivetrain.importing.llama_commands import RUN
     from drivetrain.importing.verb import import_files
 
     imported = import_files(files, onto, to, overwrite, without or ())
@@ -47,5 +48,13 @@ def import_(
         for found in rules.check(resolved(imported.run, machine), machine):
             text = f"on this machine: {found.field}: {found.why}; {found.fix}"
             errors.print(f"[yellow]note[/] {escape(text)}")
-    errors.print(f"run file in {escape(str(imported.output))}", soft_wrap=True)
+    if imported.output is None:
+        errors.print("nothing is trained, so there is no run file", soft_wrap=True)
+    else:
+        errors.print(f"run file in {escape(str(imported.output))}", soft_wrap=True)
+    for command in imported.commands:
+        output.print(escape(command), soft_wrap=True)
+    if any(f" {RUN} " in command for command in imported.commands):
+        text = f"{RUN}: the folder of a run; one goes on with an adapter of LLaMA-Factory's by adapter.path"
+        errors.print(f"[yellow]note[/] {text}", soft_wrap=True)
     raise typer.Exit(1 if imported.missing else 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -22,17 +23,29 @@ def predict(
     ] = None,
     text: Annotated[list[str] | None, typer.Option(help="A text to predict for; may be given several times.")] = None,
     to: Annotated[Path | None, path_option("--output", "-o", help="File .jsonl or .csv; left out, the screen.")] = None,
+    llama_factory: Annotated[
+        Path | None,
+        path_option("--llama-factory", help="Folder for LLaMA-Factory's generated_predictions.jsonl and results."),
+    ] = None,
     trust: TrustOption = False,
 ) -> None:
     """Predict with a checkpoint, one row a sample, in order: for the evaluation data, or for data that you name.
 
     What a kill left of a .jsonl is continued by the same command.
     """
+    from drivetrain.inference.llama_factory_files import ROWS, check_request, write_files
     from drivetrain.inference.request import asked_for
     from drivetrain.launch.prepare import checked_place
 
     data, texts = asked_for(data, text or [])
+    if llama_factory is not None and to is None:
+        to = llama_factory / ROWS
     ready = checked_place(run_file, overrides or [], checkpoint=checkpoint, data=data, output=to, trust=trust)
+    if llama_factory is not None and to is not None:
+        check_request(ready.run, to, bool(texts))
+    begun = time.monotonic()
     result = start_job(ready, verb="predict", checkpoint=checkpoint, data=data, texts=texts, output=to)
+    if result.of_first and to is not None and llama_factory is not None:
+        write_files(to, llama_factory, ready.run, time.monotonic() - begun)
     if result.of_first and to is not None:
         errors.print(f"{result.value:,} prediction{'s' * (result.value != 1)} in {escape(str(to))}", soft_wrap=True)

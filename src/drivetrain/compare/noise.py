@@ -22,7 +22,9 @@ from typing import TypeVar
 from drivetrain.compare.result_rows import Row
 from drivetrain.training.report import RunReport
 
-LEVEL = 0.05  # share of comparisons of equal rows in which some difference may be claimed
+# Share of comparisons of equal rows in which some difference is claimed, for normal noise. That of real runs is not
+# quite normal: with this level the share stays below 5 % (bench/results/advice.md).
+LEVEL = 0.03
 # Standard deviation of one run's rate, relative to it, and the degrees of freedom of that. The ratios of seven pairs
 # of like runs had quartiles of 0.935 and 1.045 (bench/results/comparing.md): a deviation of 0.08, so of 0.06 of a run.
 ONE_RUN_VARIES = 0.06
@@ -31,14 +33,22 @@ LEAST_SEEDS_VARY = 0.02  # a few seeds may agree by chance
 FEWEST_STRETCHES, MOST_STRETCHES = 4, 8  # of a run, whose mean rates show how it varied within
 
 
-@functools.cache
 def critical(level: float, means: int, freedom: float) -> float:
     """Returns how many standard errors the largest difference of `means` equal means exceeds with probability `level`.
 
-    freedom: degrees of the variance's estimate; inf for one that is known. For two means it is Student's t.
+    freedom: degrees of the variance's estimate; inf for one that is known. For two means it is Student's t. As in a
+    printed table, degrees in between are rounded down.
     """
-    from scipy.stats import studentized_range  # takes a second
+    step = 1 if freedom < 30 else 10 if freedom < 200 else 200
+    return _critical(level, means, freedom if math.isinf(freedom) else max(1, int(freedom // step) * step))
 
+
+@functools.cache
+def _critical(level: float, means: int, freedom: float) -> float:
+    from scipy.stats import studentized_range, t  # takes a second
+
+    if means == 2:
+        return float(t.isf(level / 2, freedom))
     return float(studentized_range.ppf(1 - level, means, freedom)) / math.sqrt(2)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from drivetrain.compare.outcome import Outcome
+from drivetrain.compare.scores import Scores, read_scores
 from drivetrain.config.files import read_yaml
 from drivetrain.errors import UserError
 from drivetrain.runtime.run_folder import RunFolder
@@ -53,6 +54,10 @@ class Result:
             return read_yaml(RunFolder(self.folder).run_file)
         except UserError:
             return None
+
+    def scores(self, metric: str) -> Scores | None:
+        """Returns what each evaluation sample added to a metric; None if the run left no such scores."""
+        return read_scores(RunFolder(self.folder).scores, metric)
 
     @property
     def day(self) -> str:

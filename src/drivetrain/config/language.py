@@ -40,9 +40,7 @@ class LanguageModelModel(ModelBlock):
         "Left out, model.path's, or bytes from scratch",
         None,
     )
-    trust_tokenizer_code: bool = doc(
-        "Run Python code that lies beside the tokenizer (docs/reference/security.md)", False
-    )
+    trust_tokenizer_code: bool = doc("Run Python code beside the tokenizer (docs/reference/security.md)", False)
     vocabulary_size: int | None = doc("Tokens of a bpe tokenizer", None, gt=256)
     resize_vocabulary: bool = doc("Add rows to the embedding for tokens that the tokenizer has beyond them", False)
     attention: Literal["auto", "eager", "sdpa", "flash", "flex"] = doc(
@@ -109,10 +107,7 @@ class LanguageData(Frozen):
     train: Sources = doc("A file, folder, registered name or hub id; a block with more settings; or a list of them")
     evaluation: Sources | None = doc("Evaluation data, same form; held out of train if left out", None)
     evaluation_fraction: float = doc(
-        "Share of train held out when evaluation is not given; 0 holds nothing out",
-        0.1,
-        ge=0,
-        lt=1,
+        "Share of train held out when evaluation is not given; 0 holds nothing out", 0.1, ge=0, lt=1
     )
     registry: Location | None = doc("LLaMA-Factory's dataset_info.json, or its folder: data sets by name", None)
     documents: Documents = doc(
@@ -199,6 +194,10 @@ class LanguageModel(WorkloadBlock):
     def has_preferences(self) -> bool:
         """Whether samples are answers that are compared or labelled."""
         return STAGES[self.stage].has_preferences
+
+    @property
+    def answers_prompts(self) -> bool:
+        return self.generate is not None
 
     # --- the model ----------------------------------------------------------------------------------------------------
 

@@ -102,6 +102,11 @@ class Evaluation(Frozen):
         "Samples a process evaluates at once; left out, as in training, at most 128", None, gt=0
     )
     by_set: bool = doc("Mixtures: evaluate each data set separately too, in a second pass", True)
+    generation: list[str] = doc(
+        "Metrics of the answers to workload.generate's prompts: exact_match, token_f1, bleu, chrf, rouge, or functions "
+        "of (answers, references) by import path (package.module:function)",
+        [],
+    )
     metric: str | None = doc("Metric that decides the best checkpoint; left out, the workload's first", None)
     early_stopping: EarlyStopping | None = doc("End the run when the metric stops improving", None)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from drivetrain.config.base import Frozen, PathOrId, doc
 from drivetrain.config.files import read_json
+from drivetrain.config.generation_metrics import metric_problems
 from drivetrain.config.machine import Machine
 from drivetrain.config.model_files import context_of
 from drivetrain.errors import Problem, UserError
@@ -144,6 +145,11 @@ class WorkloadBlock(Frozen):
         return ()
 
     @property
+    def answers_prompts(self) -> bool:
+        """Whether the model answers prompts at each evaluation."""
+        return False
+
+    @property
     def has_evaluation_data(self) -> bool:
         """Whether the run file names data for the evaluation, rather than a share of the training data."""
         return any(field == "workload.data.evaluation" for _, field in self.sources)
@@ -208,7 +214,11 @@ class WorkloadBlock(Frozen):
 
     def problems(self, run: RunConfig) -> Iterator[Problem]:
         """Yields what cannot work, whatever the machine."""
-        del run
+        asked, field = run.evaluation.generation, "evaluation.generation"
+        yield from metric_problems(asked, field)
+        if asked and not self.answers_prompts:
+            why = f"{', '.join(asked)} would be of answers, and this run lets its model answer no prompts"
+            yield Problem(field, why, "add workload.generate={} to a language model, or leave it out")
         if self.described_model is not None:
             yield from self.described_model.problems()
 

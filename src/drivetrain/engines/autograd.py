@@ -21,6 +21,7 @@ from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.auxiliary import AuxiliaryModels, Companion, follow
 from drivetrain.engines.base import Engaged, EngineOptions, StepGuard, StepResult
 from drivetrain.engines.compiled import compile_model
+from drivetrain.engines.evaluation_sums import EvaluationSums
 from drivetrain.engines.guarded_update import update
 from drivetrain.engines.inputs import Inputs
 from drivetrain.engines.model_holder import ModelHolder
@@ -33,7 +34,6 @@ from drivetrain.engines.warmup import rehearse
 from drivetrain.engines.weight_copies import WeightCopies
 from drivetrain.engines.window_loss import (
     Counts,
-    EvaluatedLoss,
     WindowLoss,
     few_samples,
     gathered_statistics,
@@ -50,6 +50,7 @@ from drivetrain.optim.optimizers import OptimizerFactory
 from drivetrain.workloads.base import Batch, Workload
 from drivetrain.workloads.loss_contract import LossContext
 from drivetrain.workloads.metrics import Metric
+from drivetrain.workloads.sample_scores import SampleScores
 
 T = TypeVar("T")
 
@@ -288,22 +289,19 @@ class AutogradEngine(ModelHolder):
     # --- evaluation and prediction -----------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def evaluate(self, batches: Iterable[MicroBatch], metrics: Mapping[str, Metric]) -> dict[str, float]:
+    def evaluate(
+        self, batches: Iterable[MicroBatch], metrics: Mapping[str, Metric], scores: SampleScores | None = None
+    ) -> dict[str, float]:
         self._ready_for_inference()
-        for metric in metrics.values():
-            metric.reset()
-            metric.to(self._device)
-        loss, context = EvaluatedLoss(self._workload, self._device), LossContext(self._auxiliary.callables)
+        sums = EvaluationSums(self._workload, metrics, scores, self._device)
+        context = LossContext(self._auxiliary.callables)
         with self._weight_copies.in_place(self._weight_copies.made()):
             for batch in batches:
                 with autocast(self._options.precision, self._device):
                     outputs = self._workload.outputs_in(self._inference, self._to_device(batch.tensors), context)
                 if batch.counts:
-                    loss.add(outputs)
-                    for metric in metrics.values():
-                        metric.update(outputs.predictions, outputs.targets)
-        of_loss = loss.values(self._ranks.sum(loss.sums))
-        return {**of_loss, **{name: float(metric.compute()) for name, metric in metrics.items()}}  # joins the ranks
+                    sums.add(outputs)
+        return sums.values(self._ranks.sum)
 
     @torch.no_grad()
     def predict(self, batches: Iterable[MicroBatch]) -> Iterator[dict[str, Any]]:

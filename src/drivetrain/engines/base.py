@@ -30,6 +30,7 @@ from drivetrain.memory.statistics import Statistics
 from drivetrain.optim.optimizers import OptimizerFactory
 from drivetrain.workloads.base import Batch, Workload
 from drivetrain.workloads.metrics import Metric
+from drivetrain.workloads.sample_scores import SampleScores
 
 T = TypeVar("T")
 State = dict[str, Any]
@@ -162,8 +163,11 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def evaluate(self, batches: Iterable[MicroBatch], metrics: Mapping[str, Metric]) -> dict[str, float]:
-        """Returns mean loss and metrics over all ranks, every sample counted once; the same on each rank."""
+    def evaluate(
+        self, batches: Iterable[MicroBatch], metrics: Mapping[str, Metric], scores: SampleScores | None = None
+    ) -> dict[str, float]:
+        """Returns mean loss and metrics over all ranks, every sample counted once; the same on each rank. scores: takes
+        what each batch of this rank adds to them."""
 
     @abstractmethod
     def predict(self, batches: Iterable[MicroBatch]) -> Iterator[dict[str, Any]]:

@@ -17,7 +17,7 @@ from drivetrain.data.streams.endless import draws
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.errors import RunError
 from drivetrain.memory.transfers import sent
-from drivetrain.workloads.base import Outputs, Workload, few
+from drivetrain.workloads.base import Workload, few
 from drivetrain.workloads.loss_contract import Partial, Statistics
 
 Counts = Callable[[], "Sequence[int] | Tensor"]  # one number a term, in the order of the workload's terms
@@ -129,28 +129,3 @@ def few_samples(workload: Workload, count: int = 2) -> MicroBatch:
     """Returns the first samples as a micro-batch, each one also a sample of the global batch."""
     tensors = few(workload, count)
     return MicroBatch(tensors, positions=np.arange(len(draws(workload.train, count))))
-
-
-class EvaluatedLoss:
-    """The loss of an evaluation, added up batch by batch. `sums`: (terms, 2) float64, sum and count of each term."""
-
-    def __init__(self, workload: Workload, device: torch.device) -> None:
-        self._weights = workload.terms
-        self.sums = torch.zeros(len(self._weights), 2, dtype=torch.float64, device=device)
-
-    def add(self, outputs: Outputs) -> None:
-        if len(self._weights) == 1 and not outputs.terms:
-            self.sums[0, 0] += outputs.loss_sum
-            self.sums[0, 1] += outputs.count
-            return
-        for number, name in enumerate(self._weights):
-            self.sums[number, 0] += outputs.terms[name][0]
-            self.sums[number, 1] += outputs.terms[name][1]
-
-    def values(self, summed: Tensor) -> dict[str, float]:
-        """Returns the loss, and of several terms each one as loss_<name>. summed: `sums` over all ranks."""
-        means = [total / max(1, count) for total, count in summed.tolist()]
-        if len(means) == 1:
-            return {"loss": means[0] * next(iter(self._weights.values()))}
-        weighted = sum(mean * weight for mean, weight in zip(means, self._weights.values(), strict=True))
-        return {"loss": weighted, **{f"loss_{name}": mean for name, mean in zip(self._weights, means, strict=True)}}

@@ -9,6 +9,7 @@ from drivetrain.config.translation import Handler, fated, if_on, lost
 from drivetrain.errors import problem
 from drivetrain.importing import (
     llama_adapter,
+    llama_commands,
     llama_language,
     llama_model,
     llama_optimizer,
@@ -19,6 +20,7 @@ from drivetrain.importing.key_reader import KeyReader, in_turn
 from drivetrain.importing.llama_language import REINFORCEMENT
 from drivetrain.importing.llama_weights import is_lora
 from drivetrain.importing.training_keys import KEYS as TRAINING_KEYS
+from drivetrain.importing.training_keys import TOGETHER as TRAINED_TOGETHER
 from drivetrain.importing.translated_file import Default, Source, TranslatedFile
 
 GENERATING = "generating text after training"
@@ -31,6 +33,8 @@ UNREADABLE = llama_language.Unwritten("stage", "refused", "a value that decides 
 
 def translate(source: Source, driver: str | None) -> TranslatedFile:
     """Translates the workload too, if it can be trained here; else its keys are reported with the reason."""
+    if llama_commands.only_answers(source.raw):
+        return llama_commands.translated(source, (*TRAINING_KEYS, *TRAINED_TOGETHER, *KEYS, *TOGETHER))
     found = TranslatedFile(source)
     given = KeyReader(source.raw, found, source.prefix)
     of_training = training_arguments.groups(driver)

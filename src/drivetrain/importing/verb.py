@@ -15,7 +15,7 @@ from drivetrain.config.files import read_json, read_yaml
 from drivetrain.config.run import RunConfig
 from drivetrain.config.translation import Note
 from drivetrain.errors import Problem, UserError, problem
-from drivetrain.importing import llama_v1
+from drivetrain.importing import llama_commands, llama_v1
 from drivetrain.importing.chat_template import missing_template
 from drivetrain.importing.combine import combined, judged
 from drivetrain.importing.merge import join
@@ -31,10 +31,11 @@ MESH = "mesh"
 
 @dataclass(frozen=True)
 class Imported:
-    output: Path
+    output: Path | None  # None where the files train nothing
     notes: list[tuple[str, Note]]  # of which file
     missing: list[str]  # what the run file still lacks
     run: RunConfig | None  # None where something is missing
+    commands: list[str]  # that do what the files ask for beside training
 
 
 def import_files(
@@ -55,6 +56,9 @@ def import_files(
     sources = _sources(files, problems)
     founds = _translated(sources, problems)
     problems += _dropped(founds, without)
+    asked = _kept(problems, lambda: [line for source in sources for line in _commands(source)]) or []
+    if onto is None and sources and all(map(_only_answers, sources)) and not problems:
+        return Imported(None, _labelled(founds), [], None, asked)
     joined = join(founds)
     raw, defaults = combined(joined, below)
     run, wrong, missing = judged(raw, joined, None if onto is None else str(onto))
@@ -63,14 +67,27 @@ def import_files(
     problems += [*joined.problems, *wrong]
     if problems:
         raise UserError(list(dict.fromkeys(problems)))
-    every = [(found.source.label, note) for found in founds for note in found.notes]
     made = ", ".join(f"{source.label} ({KINDS[source.kind].title})" for source in sources)
     made += "" if onto is None else f", onto {onto}"
-    head = header(made, [note for _, note in every], defaults)
+    head = header(made, [note for _, note in _labelled(founds)], defaults)
     head += f"# Missing: {', '.join(missing)}. The run cannot start without.\n" if missing else ""
     write(output, f"{head}\n{as_yaml(raw)}", raw)
     labels = {note: found.source.label for found in founds for note in defaults if _is_of(note, found)}
-    return Imported(output, [*every, *((labels.get(note, ""), note) for note in defaults)], missing, run)
+    return Imported(
+        output, [*_labelled(founds), *((labels.get(note, ""), note) for note in defaults)], missing, run, asked
+    )
+
+
+def _labelled(founds: Sequence[TranslatedFile]) -> list[tuple[str, Note]]:
+    return [(found.source.label, note) for found in founds for note in found.notes]
+
+
+def _commands(source: Source) -> list[str]:
+    return llama_commands.commands(source.raw) if source.kind == "llama_factory" else []
+
+
+def _only_answers(source: Source) -> bool:
+    return source.kind == "llama_factory" and llama_commands.only_answers(source.raw)
 
 
 def _is_of(note: Note, found: TranslatedFile) -> bool:

@@ -24,7 +24,7 @@ from drivetrain.generation.local import LocalGenerator, MakeBatch
 from drivetrain.generation.local_forward import LocalForward, cells_of, stores_of
 from drivetrain.generation.requests import Generator, Sampling
 from drivetrain.generation.running_batch import RunningBatch
-from drivetrain.inference.run_sources import checkpoint_of, run_in, run_of
+from drivetrain.inference.run_sources import checkpoint_of, run_around, run_in, run_of
 from drivetrain.inference.whole_model import loaded_model
 from drivetrain.models.adapter_configs import output_layer_names
 from drivetrain.models.adapter_switch import AdapterSwitch
@@ -149,8 +149,7 @@ def _opened(source: Path, checkpoint: str, trust: bool) -> _Opened:
         place = run_in(place).folder
     if RunFolder(place).run_file.is_file():
         return _of_run(place, checkpoint, trust)
-    run = RunFolder(place.parent.parent)
-    if run.run_file.is_file() and place.parent == run.checkpoints:
+    if (run := run_around(place)) is not None:
         return _of_run(run.path, str(place), trust)
     if (place / "adapter_config.json").is_file() and not (place / "config.json").is_file():
         return _of_adapter(place, trust)

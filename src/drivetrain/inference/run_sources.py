@@ -37,6 +37,12 @@ def run_in(file: Path, **given: str) -> RunConfig:
     return run
 
 
+def run_around(place: Path) -> RunFolder | None:
+    """Returns the run that a checkpoint's folder lies in; None if it lies in no run."""
+    run = RunFolder(place.parent.parent)
+    return run if run.run_file.is_file() and place.parent == run.checkpoints else None
+
+
 def checkpoint_of(run: RunConfig, given: str) -> Path:
     """Returns the folder of the best or the last checkpoint, or the named one, without building the run."""
     if given not in ("best", "last"):

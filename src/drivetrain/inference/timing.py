@@ -21,8 +21,8 @@ from drivetrain.runtime import environment
 from drivetrain.runtime.hardware import torch_device
 from drivetrain.runtime.run_folder import RunFolder
 from drivetrain.training.assemble import assemble
+from drivetrain.training.evaluation import evaluate
 from drivetrain.training.report import RunReport
-from drivetrain.training.run import evaluate
 from drivetrain.training.run_report import measured
 from drivetrain.workloads.base import Workload
 

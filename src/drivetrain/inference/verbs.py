@@ -4,38 +4,60 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.distributed.communicator import Communicator
+from drivetrain.engines.base import Engine
 from drivetrain.errors import problem
+from drivetrain.generation.answering import sampler
+from drivetrain.generation.text_metrics import ScoredAnswers, TextMetrics
 from drivetrain.inference.predicted_rows import PredictedRows, request_of
 from drivetrain.inference.weights import find_checkpoint, load_into
 from drivetrain.numerics.torch_precision import arithmetic
 from drivetrain.training.assemble import assemble
-from drivetrain.training.run import evaluate as evaluate_workload
-from drivetrain.workloads.base import NamedSamples
+from drivetrain.training.evaluation import evaluate as evaluate_workload
+from drivetrain.training.evaluation import scores_of, write_gathered
+from drivetrain.workloads.base import NamedSamples, Workload
 from drivetrain.workloads.generating import Generates
+from drivetrain.workloads.sample_scores import scores_of_answers
 
 
-def evaluate(run: RunConfig, machine: Machine, checkpoint: str) -> dict[str, Any]:
-    """Returns a checkpoint's metrics over the evaluation data: {"checkpoint", "metrics", "samples", "seconds"}."""
+def evaluate(run: RunConfig, machine: Machine, checkpoint: str, scores: Path | None = None) -> dict[str, Any]:
+    """Returns a checkpoint's metrics over the evaluation data, and those of its answers to the run's prompts:
+    {"checkpoint", "metrics", "samples", "seconds"}. scores: a file that takes what each sample added to them."""
     with arithmetic(run.precision_spec, machine):
-        workload, engine = assemble(run, machine, Communicator(), training=False)
+        ranks = Communicator()
+        workload, engine = assemble(run, machine, ranks, training=False)
         if workload.evaluation is None:
             raise problem("workload", "there are no evaluation data", "give evaluation data in the run file")
         path = find_checkpoint(run, workload, checkpoint)
         load_into(engine, path)
         start = time.perf_counter()
-        metrics = evaluate_workload(run, workload, engine)
+        kept = None if scores is None else scores_of(workload)
+        metrics = evaluate_workload(run, workload, engine, scores=kept)
+        answers = _scored_answers(run, workload, engine, ranks)
         seconds = time.perf_counter() - start
+        if kept is not None and scores is not None:
+            of_answers = scores_of_answers(answers.each, answers.references)
+            write_gathered(kept, engine.data_rank, ranks, scores, of_answers)
         return {
             "checkpoint": str(path),
-            "metrics": metrics,
+            "metrics": {**metrics, **answers.values},
             "samples": len(workload.evaluation),
             "seconds": seconds,
         }
+
+
+def _scored_answers(run: RunConfig, workload: Workload, engine: Engine, ranks: Communicator) -> ScoredAnswers:
+    """Returns the scores of the answers to the run's prompts, the same on all ranks; none if none are asked for."""
+    metrics, answer = TextMetrics(run.evaluation.generation), sampler(engine, workload, ranks, run.evaluation_batch)
+    if not run.evaluation.generation or answer is None:
+        return metrics.scored([])
+    answered = answer()
+    return ranks.on_first(lambda: metrics.scored(answered))
 
 
 def predict(

@@ -63,7 +63,7 @@ def _fit(task: Job, attempt: Attempt | None) -> Result:
 
 def _evaluate(task: Job) -> Result:
     assert task.checkpoint is not None
-    return Result(code=0, value=verbs.evaluate(task.run, detect(task.run.device), task.checkpoint))
+    return Result(code=0, value=verbs.evaluate(task.run, detect(task.run.device), task.checkpoint, task.scores))
 
 
 def _predict(task: Job) -> Result:

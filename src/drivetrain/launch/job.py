@@ -27,6 +27,7 @@ class Job(BaseModel):
     data: str | None = None  # what to predict for
     texts: list[str] = []  # what to predict for in place of data
     output: Path | None = None  # where predictions or profiles go; None: the screen, and nowhere
+    scores: Path | None = None  # where an evaluation writes what each sample added
     steps: int = 0  # of a trace or a profile
     evaluates: bool = True  # a trace, before its first step
     planned: PlannedFigures | None = None  # of a training whose engine or precision a plan decided

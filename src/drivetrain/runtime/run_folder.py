@@ -30,8 +30,8 @@ NEXT_LINE = "\x85"
 
 @dataclass(frozen=True)
 class RunFolder:
-    """run.yaml (resolved), environment.json, events.jsonl, samples.jsonl, report.json, checkpoints/, best and last
-    (links to two of them), trouble/ (anomalies), hangs/, and the records of trackers: tensorboard/, wandb/, ..."""
+    """run.yaml (resolved), environment.json, events.jsonl, samples.jsonl, report.json, scores.npz, checkpoints/, best
+    and last (links to two of them), trouble/ (anomalies), hangs/, and trackers' records: tensorboard/, wandb/, ..."""
 
     path: Path
 
@@ -56,10 +56,15 @@ class RunFolder:
         return self.path / "report.json"
 
     @property
+    def scores(self) -> Path:
+        """The file of what each evaluation sample added to the last evaluation's metrics."""
+        return self.path / "scores.npz"
+
+    @property
     def results(self) -> list[Path]:
         """Files that a run leaves and that an overwriting run removes; last those that distinguish it from a project's
         own files."""
-        names = ("run.yaml", "samples.jsonl", "report.json", "checkpoints", "trouble", "hangs", *_MARKS)
+        names = ("run.yaml", "samples.jsonl", "report.json", "scores.npz", "checkpoints", "trouble", "hangs", *_MARKS)
         return [self.path / name for name in (*LINKS, *_RECORDS, *names)]
 
     @property

@@ -89,7 +89,8 @@ class LoopHooks:
     stop: Callable[[], bool]  # asked once a step, the same answer on all ranks
     best_metric: BestMetric
     meters: Meters
-    generate: Callable[[], list[dict[str, Any]]] | None = None  # prompts answered, after each evaluation
+    generate: Callable[[], list[dict[str, Any]]] | None = None  # prompts answered, at each evaluation
+    score: Callable[[list[dict[str, Any]]], dict[str, float]] = lambda _: {}  # metrics of these answers
     troubled: Callable[[Anomaly], None] = end_if_stopped  # called by all ranks; raises if the run cannot go on
     look: Callable[[Window], None] = no_look  # by all ranks, when the gradients are there and the update is not made
     after_step: Callable[[int], None] = lambda _: None  # garbage is collected here
@@ -313,6 +314,12 @@ def _evaluate(run: RunConfig, progress: Progress, around: LoopHooks) -> None:
     less = "give a smaller evaluation.batch_size"
     with around.meters.part("evaluation"), room_for("the evaluation", fix=less):
         progress.metrics = around.evaluate()
+    seconds = time.perf_counter() - start
+    samples = None
+    if around.generate is not None:
+        with around.meters.part("samples"):
+            samples = around.generate()
+            progress.metrics |= around.score(samples)
     metric = around.best_metric
     value = progress.metrics[metric.name]
     if not math.isfinite(value):
@@ -324,11 +331,8 @@ def _evaluate(run: RunConfig, progress: Progress, around: LoopHooks) -> None:
         progress.best = {"step": progress.step, "metric": metric.name, "value": value}
     enough = gained > (stopping.min_delta if stopping else 0.0)
     progress.evaluations_without_gain = 0 if enough else progress.evaluations_without_gain + 1
-    seconds = time.perf_counter() - start
     around.send(Evaluated(step=progress.step, metrics=progress.metrics, seconds=seconds, best=gained > 0))
-    if around.generate is not None:
-        with around.meters.part("samples"):
-            samples = around.generate()
+    if samples is not None:
         around.send(Generated(step=progress.step, samples=samples))
 
 

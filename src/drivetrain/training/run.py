@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import functools
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from drivetrain.checkpoint.directory import clean_partials
 from drivetrain.config.machine import Machine
 from drivetrain.config.micro_batch_backoff import again
 from drivetrain.config.run import RunConfig
 from drivetrain.config.texts import texts
-from drivetrain.data.loader import evaluation_batches
-from drivetrain.data.order import Order
 from drivetrain.distributed.communicator import Communicator
-from drivetrain.engines.base import Engine
 from drivetrain.generation.answering import sampler
+from drivetrain.generation.text_metrics import TextMetrics
 from drivetrain.measure.meters import Meters
 from drivetrain.measure.throughput import Stopwatch
 from drivetrain.memory.garbage import collecting
@@ -37,13 +36,13 @@ from drivetrain.training.auto_settings import collect_every, order_of, total_ste
 from drivetrain.training.batching import Batching, check_shares
 from drivetrain.training.beginning import begun, refuse_beyond, refuse_lost, started_event
 from drivetrain.training.context import TrainingContext
+from drivetrain.training.evaluation import Evaluations
 from drivetrain.training.loop import LoopHooks, Progress, train
-from drivetrain.training.mixture_report import EvaluationBySet, cadence_notes, evaluation_cuts
+from drivetrain.training.mixture_report import cadence_notes
 from drivetrain.training.report import RunReport
 from drivetrain.training.run_checkpoints import RunCheckpoints
 from drivetrain.training.run_report import closing_lines, earlier_report, effective, report_of
 from drivetrain.training.workload_rules import best_metric
-from drivetrain.workloads.base import Workload
 
 INTERRUPTED_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
@@ -140,20 +139,26 @@ def _train(parts: TrainingContext, resume: bool) -> RunReport:
     events.send(started_event(parts, total_steps, progress, order.num_samples))
     for message in cadence_notes(config, order):
         events.send(Warned(message=message))
+    evaluation = None
+    if workload.evaluation is not None:
+        evaluation = Evaluations(config, workload, engine, order, progress, events.send)
     around = LoopHooks(
-        evaluate=_evaluation(parts, order, progress) if workload.evaluation is not None else None,
+        evaluate=evaluation,
         save=functools.partial(_save, parts, checkpoints),
         send=functools.partial(_send, parts),
         stop=lambda: ranks.any_asked(parts.stop.signal_number is not None),
         best_metric=metric,
         meters=parts.meters,
         generate=sampler(engine, workload, ranks, config.evaluation_batch),
+        score=functools.partial(_scored, TextMetrics(config.evaluation.generation), ranks),
         troubled=Anomalies(parts.folder.trouble, config, engine, workload, ranks, order, cutting, events.send),
         cut_smaller=cutting.cut_smaller,
     )
     with parts.meters, checkpoints, collecting(collect_every(config)) as collect:
         around = replace(around, after_step=collect)
         status = train(engine, cutting.windows(progress), config, total_steps, order.steps_per_epoch, progress, around)
+    if evaluation is not None:
+        evaluation.write_scores(ranks, parts.folder.scores)
     trained_nothing = resume and progress.step == first_step
     report = ranks.on_first(lambda: earlier_report(parts.folder, status, progress)) if trained_nothing else None
     closing = closing_lines(status, progress, checkpoints, trained_nothing)
@@ -180,22 +185,6 @@ def _send(parts: TrainingContext, event: Event) -> None:
         parts.events.send(event)
 
 
-def evaluate(config: RunConfig, workload: Workload, engine: Engine, part: range | None = None) -> dict[str, float]:
-    """Returns loss and metrics over the evaluation data, or a part of them, every sample once."""
-    assert workload.evaluation is not None
-    batches = evaluation_batches(
-        workload.evaluation,
-        workload.collate,
-        config.evaluation_batch,
-        config.loader,
-        engine.data_rank,
-        engine.data_world,
-        evaluation_cuts(workload, config.evaluation_batch, part),
-    )
-    values = engine.evaluate(batches, workload.metrics())
-    return {**values, **workload.derived(values)}
-
-
-def _evaluation(parts: TrainingContext, order: Order, progress: Progress) -> Callable[[], dict[str, float]]:
-    own = functools.partial(evaluate, parts.config, parts.workload, parts.engine)
-    return EvaluationBySet(own, parts.workload, order, progress, parts.config.evaluation.by_set, parts.events.send)
+def _scored(metrics: TextMetrics, ranks: Communicator, answers: list[dict[str, Any]]) -> dict[str, float]:
+    """Returns the metrics of answers, the same on all ranks."""
+    return ranks.on_first(lambda: metrics.of(answers))

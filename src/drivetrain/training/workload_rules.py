@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from drivetrain.config.run import RunConfig
 from drivetrain.data.streams.endless import known_length
 from drivetrain.errors import Problem, UserError
+from drivetrain.generation.text_metrics import TextMetrics
 from drivetrain.workloads.base import BestMetric, Workload
-from drivetrain.workloads.generating import MakesSamples
+from drivetrain.workloads.generating import Generates, MakesSamples
 from drivetrain.workloads.user_file import UserFile
 from drivetrain.workloads.user_metrics import metrics_of
 
@@ -49,7 +50,13 @@ def best_metric(run: RunConfig, workload: Workload) -> BestMetric:
         return workload.best_metric
     if name == "loss":
         return BestMetric("loss", higher_is_better=False)
-    return BestMetric(name, higher_is_better=bool(workload.metrics()[name].higher_is_better))
+    return BestMetric(name, higher_is_better=bool(_directions(run, workload)[name]))
+
+
+def _directions(run: RunConfig, workload: Workload) -> dict[str, bool | None]:
+    """Returns whether more is better, of each metric that an evaluation gives beside the loss."""
+    own = {name: metric.higher_is_better for name, metric in workload.metrics().items()}
+    return {**own, **TextMetrics(run.evaluation.generation).directions}
 
 
 def _batch(run: RunConfig, workload: Workload) -> Iterator[Problem]:
@@ -98,13 +105,17 @@ def _loss(run: RunConfig, workload: Workload) -> Iterator[Problem]:
 
 def _evaluation(run: RunConfig, workload: Workload) -> Iterator[Problem]:
     evaluation = run.evaluation
-    metrics = workload.metrics()
-    known = ["loss", *metrics]
+    directions = _directions(run, workload)
+    known = ["loss", *directions]
+    prompts = workload.prompts if isinstance(workload, Generates) else ()
+    if evaluation.generation and all(prompt.reference is None for prompt in prompts):
+        why = "no prompt has a reference: texts have none, nor have prompts of your own"
+        yield Problem("evaluation.generation", why, "evaluate on conversations (stage=sft), or leave it out")
     if evaluation.metric is not None and evaluation.metric not in known:
         near = difflib.get_close_matches(evaluation.metric, known, n=1)
         fix = f"did you mean {near[0]}?" if near else f"this workload has: {', '.join(known)}"
         yield Problem("evaluation.metric", f"there is no metric {evaluation.metric}", fix)
-    elif evaluation.metric not in (None, "loss") and metrics[evaluation.metric].higher_is_better is None:
+    elif evaluation.metric not in (None, "loss") and directions[evaluation.metric] is None:
         yield _no_direction(evaluation.metric)
     if workload.evaluation is None and evaluation.early_stopping is not None:
         yield Problem("evaluation.early_stopping", "there are no evaluation data to watch", "give evaluation data")

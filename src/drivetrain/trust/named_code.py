@@ -56,6 +56,7 @@ def named_code(run: RunConfig) -> Iterator[NamedCode]:
             yield NamedCode(f"workload.model.{permission}", path, here if here.exists() else None)
     paths = [("optimizer.name", run.optimizer.name), ("schedule.name", run.schedule.name)]
     paths += [("tracking.trackers", name) for name in run.tracking.trackers]
+    paths += [("evaluation.generation", name) for name in run.evaluation.generation]
     for field, path in paths:
         if set(path) & set(".:") and not path.startswith(
             held.PREFIX

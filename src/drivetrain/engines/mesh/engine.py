@@ -28,6 +28,7 @@ from drivetrain.distributed.shard import Shard
 from drivetrain.engines.autograd import AutogradEngine
 from drivetrain.engines.auxiliary import attached
 from drivetrain.engines.base import Engaged, EngineOptions, State, StepGuard, StepResult
+from drivetrain.engines.evaluation_sums import EvaluationSums
 from drivetrain.engines.fsdp import SameParameters, ready_to_shard
 from drivetrain.engines.gradient_sum import GradientSum, sum_gradients
 from drivetrain.engines.mesh.context_parallel import part_of
@@ -48,7 +49,7 @@ from drivetrain.engines.mesh.state import (
 from drivetrain.engines.mesh.tied_embeddings import TiedEnds
 from drivetrain.engines.mesh.topology import MeshPosition, MeshScaler
 from drivetrain.engines.state import gathered, kept, load_weights
-from drivetrain.engines.window_loss import EvaluatedLoss, WindowLoss
+from drivetrain.engines.window_loss import WindowLoss
 from drivetrain.errors import RunError
 from drivetrain.memory.transfers import sent
 from drivetrain.numerics.torch_precision import arithmetic, autocast, dtype
@@ -56,6 +57,7 @@ from drivetrain.optim.optimizers import OptimizerFactory
 from drivetrain.workloads.base import Batch, Outputs, Workload
 from drivetrain.workloads.loss_contract import LossContext
 from drivetrain.workloads.metrics import Metric
+from drivetrain.workloads.sample_scores import SampleScores
 
 
 class MeshEngine(AutogradEngine):
@@ -249,27 +251,25 @@ class MeshEngine(AutogradEngine):
     # --- evaluation and prediction -----------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def evaluate(self, batches: Iterable[MicroBatch], metrics: Mapping[str, Metric]) -> dict[str, float]:
-        """Evaluates on the last stage, its data ranks together; its last rank sends the result to all."""
+    def evaluate(
+        self, batches: Iterable[MicroBatch], metrics: Mapping[str, Metric], scores: SampleScores | None = None
+    ) -> dict[str, float]:
+        """Evaluates on the last stage, its data ranks together; its last rank sends the result to all. With cp > 1
+        there are no scores: no rank has a whole sample."""
         self._ready_for_inference()
         data_ranks = self._place.group("data")
         for metric in metrics.values():
-            metric.reset()
-            metric.to(self._device)
             metric.process_group = data_ranks
             metric.distributed_available_fn = lambda: data_ranks is not None
-        loss, context = EvaluatedLoss(self._workload, self._device), LossContext(self._auxiliary.callables)
-        outputs_of = functools.partial(self._workload.outputs_in, context=context)
+        sums = EvaluationSums(self._workload, metrics, scores if self._place.cp == 1 else None, self._device)
+        outputs_of = functools.partial(self._workload.outputs_in, context=LossContext(self._auxiliary.callables))
         for batch in batches:
             outputs: Outputs | None = self._through(batch, outputs_of)
             if batch.counts and outputs is not None:
-                loss.add(outputs)
-                for metric in metrics.values():
-                    metric.update(outputs.predictions, outputs.targets)
-        values: dict[str, float] = {}
+                sums.add(outputs)
+        values = {}
         if self._place.at["pp"] == self._config.pp - 1:
-            of_loss = loss.values(self._place.sum(loss.sums, "data"))
-            values = {**of_loss, **{k: float(m.compute()) for k, m in metrics.items()}}
+            values = sums.values(lambda each: self._place.sum(each, "data"))
         # one rank's: which save is best and when to stop must not hang on the last bit of copies
         return self._ranks.all_gather(values)[-1]
 

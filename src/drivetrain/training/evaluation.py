@@ -1,0 +1,116 @@
+"""Evaluates a model, during a training too, and keeps what each sample added to the last evaluation's metrics."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from drivetrain.config.run import RunConfig
+from drivetrain.data.fixed_rows import filled_in_order
+from drivetrain.data.loader import evaluation_batches
+from drivetrain.data.order import Order
+from drivetrain.distributed.communicator import Communicator
+from drivetrain.engines.base import Engine
+from drivetrain.runtime.atomic_file import writing
+from drivetrain.tracking.events import Event, MixtureEvaluated
+from drivetrain.training.loop import Progress
+from drivetrain.training.mixture_report import mixture_report
+from drivetrain.workloads.base import Workload
+from drivetrain.workloads.metrics import Accuracy
+from drivetrain.workloads.sample_scores import SampleScores, in_order, write_scores
+
+EMPTY: Mapping[str, np.ndarray] = MappingProxyType({})
+
+
+def evaluate(
+    config: RunConfig,
+    workload: Workload,
+    engine: Engine,
+    part: range | None = None,
+    scores: SampleScores | None = None,
+) -> dict[str, float]:
+    """Returns loss and metrics over the evaluation data, or a part of them, every sample once. scores: takes those of
+    the samples that this rank evaluates."""
+    assert workload.evaluation is not None
+    batches = evaluation_batches(
+        workload.evaluation,
+        workload.collate,
+        config.evaluation_batch,
+        config.loader,
+        engine.data_rank,
+        engine.data_world,
+        evaluation_cuts(workload, config.evaluation_batch, part),
+    )
+    values = engine.evaluate(batches, workload.metrics(), scores)
+    return {**values, **workload.derived(values)}
+
+
+class Evaluations:
+    """The evaluations of a run. In a mixture, each data set's part is evaluated once more by itself: the values over
+    all stay those of one pass, to the bit."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        workload: Workload,
+        engine: Engine,
+        order: Order,
+        progress: Progress,
+        send: Callable[[Event], None],
+    ) -> None:
+        self._config, self._workload, self._engine = config, workload, engine
+        self._order, self._progress, self._send = order, progress, send
+        self._scores = scores_of(workload)
+
+    def __call__(self) -> dict[str, float]:
+        """Returns loss and metrics over all evaluation data; sends those of each data set. All ranks take part."""
+        of = functools.partial(evaluate, self._config, self._workload, self._engine)
+        values = of(scores=self._scores)
+        if not self._workload.data_sets:
+            return values
+        parts = self._workload.evaluation_parts if self._config.evaluation.by_set else {}
+        named = parts.items() if len(parts) > 1 else ()
+        self._progress.by_set = {
+            name: evaluate(self._config, self._workload, self._engine, part) for name, part in named
+        }
+        sets = mixture_report(self._workload, self._order, self._progress.step, self._progress.by_set)
+        self._send(MixtureEvaluated(step=self._progress.step, sets=sets))
+        return values
+
+    def write_scores(self, ranks: Communicator, path: Path) -> None:
+        """Writes the samples' scores at the last evaluation, on the first rank; all ranks take part."""
+        write_gathered(self._scores, self._engine.data_rank, ranks, path)
+
+
+def write_gathered(
+    scores: SampleScores, data_rank: int, ranks: Communicator, path: Path, answers: Mapping[str, np.ndarray] = EMPTY
+) -> None:
+    """Writes the scores of all ranks' samples on the first rank, in the order of the data; all ranks take part.
+
+    answers: scores of answers, the same on all ranks.
+    """
+    dealt = ranks.gather((data_rank, scores.parts()))
+    if dealt is not None:
+        with writing(path):
+            write_scores({**in_order(dealt), **answers}, path)
+
+
+def scores_of(workload: Workload) -> SampleScores:
+    """Returns what takes the scores of a workload's evaluation samples."""
+    return SampleScores(by_class=isinstance(workload.metrics().get("accuracy"), Accuracy))
+
+
+def evaluation_cuts(workload: Workload, bound: int, part: range | None) -> list[range] | None:
+    """Returns the samples of each of the evaluation's batches, or those of a part of it; None for `bound` after `bound`
+    of all. If packed rows have one length, batches fill them: one shape for all."""
+    lengths = workload.evaluation_lengths
+    if workload.rows is None or lengths is None:
+        return None if part is None else [part[start : start + bound] for start in range(0, len(part), bound)]
+    if part is None:
+        return filled_in_order(lengths, workload.rows, bound)
+    cuts = filled_in_order(lengths[part.start : part.stop], workload.rows, bound)
+    return [range(part.start + cut.start, part.start + cut.stop) for cut in cuts]
