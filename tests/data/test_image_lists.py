@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import pytest
 from PIL import Image
 
 from drivetrain.config.workload import ImageData
+from drivetrain.data import image_lists, table_listing
 from drivetrain.data.image_sources import pictures_to_predict, read_pictures
+from drivetrain.data.images import LabelledPictures
+from drivetrain.data.text_rows import MappedTexts
 from drivetrain.errors import UserError
 
 
@@ -106,3 +110,52 @@ def test_a_table_to_predict_for_names_its_images_and_needs_no_labels(folder: Pat
     (folder / "new.csv").write_text("image\n3.png\n")
     with pytest.raises(UserError, match=r"1 of 1 images .* are not in"):
         pictures_to_predict(config, str(folder / "new.csv"), "--data")
+
+
+@pytest.fixture
+def large(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ImageData:
+    """A table that counts as large, of pictures in folders that have settled."""
+    monkeypatch.setattr(table_listing, "LEAST", 1)
+    (folder / "labels.csv").write_text("image,label\n3.png,b\n0.png,a\ndeep/5,b\n")
+    settle(folder)
+    table = str(folder / "labels.csv")
+    given = {"source": "table", "train": table, "image_folder": str(folder / "pictures"), "cache": folder / "cache"}
+    return ImageData.model_validate(given)
+
+
+def settle(folder: Path) -> None:
+    for each in (folder / "pictures", folder / "pictures" / "deep"):
+        os.utime(each, (1e9, 1e9))
+
+
+def looked(config: ImageData) -> LabelledPictures:
+    return read_pictures(config, config.train, "workload.data.train", "train")
+
+
+def test_a_large_table_is_read_once_a_machine_and_mapped(large: ImageData, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = looked(large)
+
+    def fail(*_: Any) -> None:
+        raise AssertionError("the table was read again")
+
+    monkeypatch.setattr(image_lists, "read_table", fail)
+    second = looked(large)
+    for found in (first, second):
+        assert list(found.pictures.names) == ["3.png", "0.png", "deep/5"]
+        assert found.labels.tolist() == ["b", "a", "b"]
+        assert [int(found.pictures.pixels(index, None)[0, 0, 0]) for index in range(3)] == [30, 0, 50]
+        assert isinstance(found.pictures.names, MappedTexts)
+
+
+def test_a_picture_that_is_gone_or_a_label_that_changed_is_found_at_the_next_start(
+    large: ImageData, folder: Path
+) -> None:
+    looked(large)
+    file = folder / "pictures" / "deep" / "5.png"
+    file.rename(folder / "elsewhere.png")
+    with pytest.raises(UserError, match=r"1 of 3 images .*: deep/5"):
+        looked(large)
+    (folder / "elsewhere.png").rename(file)
+    assert looked(large).labels.tolist() == ["b", "a", "b"]
+    (folder / "labels.csv").write_text("image,label\n3.png,b\n0.png,c\ndeep/5,b\n")
+    assert looked(large).labels.tolist() == ["b", "c", "b"]

@@ -41,10 +41,12 @@ def read_pictures(config: ImageData, path: str | None, field: str, split: str) -
         case "folder":
             return class_folders(Path(path or "").expanduser(), field, split, cache)
         case "table":
-            from drivetrain.data.image_lists import listed_images
+            from drivetrain.data.table_listing import table_list
 
-            given = listed_images(config, path or "", field, image_suffixes())
-            return labelled(file_pictures(given.files, given.names), given.labels)
+            given = table_list(config, path or "", field, image_suffixes(), cache)
+            notes = () if given.warning is None else (given.warning,)
+            files = file_pictures(given.files, given.names)
+            return LabelledPictures(files, given.numbers, given.label_names, notes=notes)
         case "cifar10":
             return _cifar10(Path(path or "").expanduser(), field, split, cache)
         case "webdataset":
@@ -78,9 +80,9 @@ def pictures_to_predict(config: ImageData, path: str, field: str) -> Pictures:
         tars, _ = tar_pictures(path, field, image_suffixes(), None, cache)
         return EncodedPictures(tars.opener(), tars.names, tars.key)
     if ending(given) in TABLES:
-        from drivetrain.data.image_lists import listed_images
+        from drivetrain.data.table_listing import table_list
 
-        named = listed_images(config, str(given), field, image_suffixes(), labelled=False)
+        named = table_list(config, str(given), field, image_suffixes(), cache, labelled=False)
         return file_pictures(named.files, named.names)
     if given.is_file():
         return file_pictures([str(given)], [path])
