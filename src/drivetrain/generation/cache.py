@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers.cache_utils import (
     Cache,
@@ -183,14 +182,3 @@ def windows_of(config: Any) -> list[int | None] | None:
         else:
             return None
     return windows or None
-
-
-def padding_mask(used: Sequence[int], columns: int) -> Tensor | None:
-    """Returns which of the last `columns` columns each row uses, (rows, columns) bool; None if each uses all of them.
-
-    used: the number of columns that each row uses.
-    """
-    if min(used) >= columns:
-        return None
-    unused = columns - torch.tensor(used)
-    return torch.arange(columns)[None] >= unused[:, None]

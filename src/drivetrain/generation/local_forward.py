@@ -10,7 +10,6 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from drivetrain.generation.cache import windows_of
 from drivetrain.generation.row_stores import Batch, CachedRows, Choose, Forward, RowStore, WholeRows
 from drivetrain.generation.sampling import Choice
 from drivetrain.models.merged_adapters import is_whole
@@ -39,6 +38,8 @@ def stores_of(forward: Forward, model: Any) -> Callable[[Forward], RowStore]:
 
     model: before any wrapping, one of Transformers' or PEFT's (with virtual tokens, which have no cache here).
     """
+    from drivetrain.generation.cache import windows_of  # imports Transformers, as building its model did
+
     windows = windows_of(model.config) if is_whole(model) else None
     if windows is not None and _agree(CachedRows(forward, model, windows), WholeRows(forward), _tolerance(model)):
         return lambda forward: CachedRows(forward, model, windows)

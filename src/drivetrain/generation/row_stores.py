@@ -10,13 +10,15 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
-from drivetrain.generation.cache import RowCache, padding_mask
 from drivetrain.generation.sampling import Choice
+
+if TYPE_CHECKING:
+    from drivetrain.generation.cache import RowCache  # imports Transformers, which a training without answers need not
 
 CHUNK = 2048  # tokens of prompts, padding included, that run forward at once
 MOST_LOGITS = 2**26  # numbers, where those of all a prompt's places are wanted
@@ -68,7 +70,7 @@ class CachedRows(RowStore):
     def __init__(self, forward: Forward, model: Any, windows: Sequence[int | None]) -> None:
         """model: Transformers', before any wrapping, for its configuration and what its forward pass accepts."""
         self._forward, self._model, self._windows = forward, model, windows
-        self._cache = RowCache(windows)
+        self._cache = self._empty()
         self._lengths: list[int] = []
         accepted = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in accepted
@@ -107,7 +109,7 @@ class CachedRows(RowStore):
         self, batch: Batch, used: Sequence[int], choose: Choose, look: Callable[[Tensor], None] | None
     ) -> list[Choice]:
         """used: columns that each row uses, those of the batch included."""
-        mask = padding_mask(used, self._cache.columns + batch["ids"].shape[1])
+        mask = _padding_mask(used, self._cache.columns + batch["ids"].shape[1])
         if mask is not None:
             batch = {**batch, "mask": mask}
 
@@ -136,7 +138,12 @@ class CachedRows(RowStore):
         if rows:
             self._cache.keep(rows, max(self._lengths))
         else:
-            self._cache = RowCache(self._windows)
+            self._cache = self._empty()
+
+    def _empty(self) -> RowCache:
+        from drivetrain.generation.cache import RowCache
+
+        return RowCache(self._windows)
 
 
 class WholeRows(RowStore):
@@ -207,3 +214,14 @@ def _look_at(look: Look, model: nn.Module, batch: Batch) -> Tensor:
     places = torch.arange(longest, device=logits.device)[None] - (longest - batch["lengths"])[:, None]
     look(range(longest), logits.gather(1, places.clamp(min=0)[..., None].expand_as(logits)))
     return logits[:, -1]
+
+
+def _padding_mask(used: Sequence[int], columns: int) -> Tensor | None:
+    """Returns which of the last `columns` columns each row uses, (rows, columns) bool; None if each uses all of them.
+
+    used: the number of columns that each row uses.
+    """
+    if min(used) >= columns:
+        return None
+    unused = columns - torch.tensor(used)
+    return torch.arange(columns)[None] >= unused[:, None]
