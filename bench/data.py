@@ -28,6 +28,8 @@ import data_pictures
 from data_memory import Measured, watched
 from sft_data import END, TEMPLATE
 
+from drivetrain.runtime.hardware import detect
+
 BENCH = Path(__file__).resolve().parent
 RECORD = BENCH / "results" / "data.jsonl"
 FEW = {"pictures": 400, "tars": 400}  # rows whose training is the baseline; of other kinds FEWEST
@@ -62,7 +64,8 @@ def main() -> None:
             for count in [few, *given.rows]:
                 found = measured(kind, count, given)
                 baseline = baseline or found["first"]
-                line = {**found, "baseline": baseline, "beside": given.beside, "time": time.time()}
+                line = {**found, "baseline": baseline, "beside": given.beside}
+                line |= {"machine": detect().device_name, "time": time.time()}
                 if count != few:
                     print(json.dumps(line), flush=True)
                     given.record.parent.mkdir(parents=True, exist_ok=True)

@@ -52,12 +52,25 @@ def watched(
             seconds = time.monotonic() - start
         finally:
             killed = child.poll() is None
+            below = processor_seconds(
+                child.pid
+            )  # which a killed parent does not wait for, so that they are not its own
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Measured(seconds, cpu, peak, anonymous, 0 if killed and ended() else child.returncode)
+    return Measured(seconds, cpu + below, peak, anonymous, 0 if killed and ended() else child.returncode)
+
+
+def processor_seconds(pid: int) -> float:
+    """Returns those of all running processes below this one, and of their children that have ended."""
+    found = 0.0
+    with suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                found += sum(process.cpu_times()[:4])
+    return found
 
 
 def shares(pid: int) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tables import machine_line, markdown_table
+from tables import markdown_table
 from tables import write as write_page
 
 BENCH = Path(__file__).resolve().parent
@@ -14,7 +14,7 @@ PAGE, DRAWING = BENCH / "results" / "data.md", BENCH.parent / "docs" / "pictures
 HEAD = (
     *("data", "rows", "MB", "first start, s", "datasets, s", "ratio", "CPU s", "datasets, CPU s", "CPU ms/1,000 rows"),
     *("second start, s", "CPU s", "datasets, s", "datasets, CPU s"),
-    *("memory beyond, GB", "datasets, GB", "disk, MB", "datasets, MB"),
+    *("memory beyond, GB", "datasets, GB", "disk, MB", "datasets, MB", "processor"),
 )
 
 
@@ -25,8 +25,7 @@ def write(record: Path) -> None:
     beside = sorted({line["beside"] for line in found if line["beside"]})
     parts = [
         "# Data of growing sizes",
-        "Measured by `bench/data.py`, whose text says how.",
-        machine_line(),
+        "Measured by `bench/data.py`, whose text says how, on two cores and 24 GiB.",
         *(f"Beside it: {each}." for each in beside),
         markdown_table(list(HEAD), [row(line) for line in found]),
     ]
@@ -36,7 +35,8 @@ def write(record: Path) -> None:
 
 def row(line: dict[str, Any]) -> list[str]:
     first, second = seconds(line, "first"), seconds(line, "second")
-    cpu, again = (seconds(line, which, "cpu_seconds") for which in ("first", "second"))
+    counted = line["baseline"]["cpu_seconds"] is not None  # of processes that ranks started it was not, once
+    cpu, again = (seconds(line, which, "cpu_seconds") if counted else None for which in ("first", "second"))
     peers = line.get("peer") or [{}, {}]
     theirs = [each.get("seconds") for each in peers]
     name = line["kind"] + (f", {line['ranks']} ranks" if line["ranks"] > 1 else "")
@@ -47,17 +47,18 @@ def row(line: dict[str, Any]) -> list[str]:
         f"{first:.1f}",
         shown(theirs[0]),
         "" if theirs[0] is None else f"{first / theirs[0]:.2f}",
-        f"{cpu:.1f}",
+        shown(cpu),
         shown(peers[0].get("cpu_seconds")),
-        f"{1e6 * cpu / line['rows']:.0f}",
+        "" if cpu is None else f"{1e6 * cpu / line['rows']:.0f}",
         f"{second:.1f}",
-        f"{again:.1f}",
+        shown(again),
         shown(theirs[1]),
         shown(peers[1].get("cpu_seconds")),
         f"{beyond(line) / 1e9:.2f}",
         shown(peers[0].get("beyond_bytes"), 1e9, 2),
         f"{line['disk'] / 1e6:,.0f}",
         shown(line.get("peer_disk"), 1e6, 0),
+        line["machine"],
     ]
 
 
