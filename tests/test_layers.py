@@ -99,8 +99,10 @@ OWNERS = {
     "llguidance": {"generation/constraints.py"},
     "typer": {"cli"},
     "prompt_toolkit": {"inference/chat/lines.py"},
-    "fastapi": {"inference/serve/app.py"},
-    "starlette": {"web", "inference/serve/app.py", "inference/serve/metrics.py"},
+    "fastapi": {"inference/serve/app.py", "inference/serve/reading_app.py"},
+    "starlette": {
+        *("web", "inference/serve/app.py", "inference/serve/reading_app.py", "inference/serve/metrics.py"),
+    },
     "uvicorn": {"web/server.py", "web/connections.py"},
     "h11": {"web/connections.py"},
     "prometheus_client": {"inference/serve/metrics.py", "tracking/prometheus.py"},

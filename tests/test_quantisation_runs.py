@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from drivetrain.checkpoint.directory import load
 from drivetrain.checkpoint.state import same
 from drivetrain.config.load import load as load_run
-from drivetrain.optim.low_bit import hush
+from drivetrain.runtime.library_messages import hush
 from drivetrain.workloads.build import build_workload
 from tests.test_docs import ROOT, blocks
 from tests.tiny_language import LLAMA, ROWS, write_lines

@@ -26,8 +26,8 @@ from drivetrain.errors import UserError, problem
 from drivetrain.launch.group import group_of_one
 from drivetrain.launch.variables import of_the_run, variables
 from drivetrain.numerics.torch_precision import arithmetic
-from drivetrain.optim.low_bit import hush
 from drivetrain.runtime.hardware import detect
+from drivetrain.runtime.library_messages import hush
 from drivetrain.runtime.run_folder import RunFolder
 from drivetrain.tracking.events import Event, Warned
 from drivetrain.tracking.jsonl import read_events

@@ -18,7 +18,7 @@ from drivetrain.errors import UserError
 from drivetrain.memory.recompute import apply_recompute
 from drivetrain.models import fake_quantised
 from drivetrain.models.fake_quantised import FakeQuantiser
-from drivetrain.optim.low_bit import hush
+from drivetrain.runtime.library_messages import hush
 
 pytest.importorskip("torchao")
 FORMATS = ("int8-dynamic-int4-weight", "int4-weight", "int8-weight")

@@ -17,7 +17,7 @@ from drivetrain.errors import UserError
 from drivetrain.models import fp8
 from drivetrain.models.fp8 import compute_in_fp8, description
 from drivetrain.numerics.emulation import fp32_products
-from drivetrain.optim.low_bit import hush
+from drivetrain.runtime.library_messages import hush
 from tests.ranks import RankPool
 from tests.tiny_workload import FEATURES, IGNORED, Rows, TinyWorkload, tiny_engine
 

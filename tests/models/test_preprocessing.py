@@ -28,7 +28,7 @@ def test_no_path_expects_nothing() -> None:
 def test_size_and_statistics_come_from_the_processor(tmp_path: Path) -> None:
     processor = {"size": {"height": 96, "width": 96}, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
     found = expected_by(model_folder(tmp_path, {"num_channels": 3, "image_size": 224}, processor), "field")
-    assert found == Preprocessing(channels=3, size=96, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+    assert found == Preprocessing(channels=3, size=96, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), sides=(96, 96))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,8 @@ def test_pixels_scaled_otherwise_are_refused(tmp_path: Path) -> None:
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     folder = model_folder(tmp_path, {"num_channels": 3})
     write_preprocessing(tmp_path, 32, 32, [0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
-    assert expected_by(folder, "field") == Preprocessing(3, 32, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    written = Preprocessing(3, 32, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), sides=(32, 32), crops=True)
+    assert expected_by(folder, "field") == written
 
 
 @pytest.mark.parametrize(("shape", "channels"), [((20, 20), 3), ((33, 47), 3), ((50, 31), 3), ((8, 8), 1)])

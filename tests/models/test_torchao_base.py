@@ -15,7 +15,7 @@ from drivetrain.errors import UserError
 from drivetrain.models import quantised_base
 from drivetrain.models.quantised_base import quantise, weights_of_codes
 from drivetrain.models.quantised_linear import QuantisedLinear
-from drivetrain.optim.low_bit import hush
+from drivetrain.runtime.library_messages import hush
 
 pytest.importorskip("torchao")
 SIZES = (32, 64, 128, 256)

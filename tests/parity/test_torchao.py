@@ -17,7 +17,7 @@ from drivetrain.config.quantised import QuantisedBase
 from drivetrain.config.training import Optimizer
 from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.fake_quantised import FakeQuantiser
-from drivetrain.optim.low_bit import hush
+from drivetrain.runtime.library_messages import hush
 from tests.parity.cases import SAMPLES, STEPS, Block, Curve, plain, run_case
 from tests.parity.cases import Case as Whole
 from tests.parity.spawned import curves

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drivetrain.errors import UserError
+from drivetrain.inference.serve.start import check_address
 from drivetrain.web.bodies import BodyLimits, check_json
-from drivetrain.web.keys import SHORTEST, WRONG_A_MINUTE, read_keys
+from drivetrain.web.keys import SHORTEST, WRONG_A_MINUTE, Keys, read_keys
 from drivetrain.web.refusals import Refusal
 from drivetrain.web.server import Address, bound
 from tests.running_server import Running, serving
+from tests.scripted_model import scripted
 
 KEY = "a-key-of-the-tests-0123456789"
 BODY = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -126,6 +128,39 @@ def test_a_caller_has_so_many_requests_a_minute() -> None:
         assert [status for status, *_ in found] == [200, 200, 200, 429, 429]
         assert 1 <= int(found[-1][1]["retry-after"]) <= 21
         assert server.ask("/v1/models", authorization=f"Bearer another-{KEY}")[0] == 200
+
+
+def test_a_client_that_forges_its_address_is_still_the_same_caller() -> None:
+    def forged(number: int) -> dict[str, str]:
+        address = f"10.0.0.{number}"
+        return {"x_forwarded_for": address, "forwarded": f"for={address}", "x_real_ip": address}
+
+    with serving(per_minute=3) as server:
+        found = [server.ask("/v1/models", None, "GET", **forged(number))[0] for number in range(5)]
+        assert found == [200, 200, 200, 429, 429]
+    with serving(keys=(KEY,)) as server:
+        for number in range(WRONG_A_MINUTE):
+            assert server.ask("/v1/models", None, "GET", authorization="Bearer x", **forged(number))[0] == 401
+        assert server.ask("/v1/models", None, "GET", authorization="Bearer x", **forged(99))[0] == 429
+
+
+def test_no_key_is_in_logs_output_metrics_or_errors(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = "wrong-" + KEY[::-1]
+    found = []
+    with caplog.at_level("DEBUG"), serving(scripted(fails=RuntimeError("out of memory")), keys=(KEY,)) as server:
+        right = {"authorization": f"Bearer {KEY}"}
+        found.append(server.ask(CHAT, BODY, **right))
+        found.append(server.ask(CHAT, b"{", **right))
+        found.append(server.ask("/nothing", **right))
+        found.append(server.ask(f"/v1/models?api_key={KEY}", authorization=f"Bearer {wrong}"))
+        found.append(server.ask("/metrics", **right))
+    assert [status for status, *_ in found] == [500, 400, 404, 401, 200]
+    out, err = capfd.readouterr()
+    for text in (out, err, caplog.text, repr(found)):
+        assert KEY not in text
+        assert wrong not in text
 
 
 def test_keys_are_read_from_a_file_that_is_private_and_from_the_environment(
@@ -243,3 +278,11 @@ def test_an_address_that_is_taken_is_refused_with_a_remedy(tmp_path: Path) -> No
 )  # fmt: skip
 def test_which_addresses_other_machines_reach(host: str, is_public: bool) -> None:
     assert Address(host).is_public is is_public
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "gpu7"])
+def test_an_address_that_others_reach_needs_a_key(host: str, drivetrain: Callable[..., tuple[int, str, str]]) -> None:
+    code, _, told = drivetrain("serve", "no-model", "--host", host)
+    assert code == 2
+    assert f"other machines reach {host}, and there is no key" in told
+    check_address(Address(host), Keys([KEY]))

@@ -3,12 +3,14 @@ called, so that --help is instant."""
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from drivetrain.cli.arguments import example
+from drivetrain.runtime.library_messages import VERBOSE, hush
 
 CODES = "Exit codes: 0 done, 1 failed while running, 2 refused before any work, 130 / 143 saved after Ctrl-C / SIGTERM."
 
@@ -78,6 +80,15 @@ app = typer.Typer(
         "drivetrain train run.yaml", "drivetrain train run.yaml --resume", "drivetrain predict run.yaml -o rows.csv"
     ),
 )
+
+
+@app.callback()
+def _program(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show libraries' own messages.")] = False,
+) -> None:
+    if verbose:
+        os.environ[VERBOSE] = "1"
+    hush()
 
 
 def _found(place: str) -> Any:

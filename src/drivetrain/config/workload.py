@@ -179,6 +179,10 @@ class TextClassification(WorkloadBlock):
         return self.model
 
     @property
+    def text_length(self) -> int:
+        return self.data.max_length
+
+    @property
     def has_classes(self) -> bool:
         return True
 

@@ -112,6 +112,11 @@ class WorkloadBlock(Frozen):
         return "CausalLM" in self.auto_class
 
     @property
+    def text_length(self) -> int | None:
+        """The tokens to which a text is cut; None where texts are not cut to one length."""
+        return None
+
+    @property
     def has_classes(self) -> bool:
         """Whether the model has an output for each class, whose names are in its config."""
         return False

@@ -108,13 +108,18 @@ class EncodedPictures(Pictures):
     """Image files of any kind PIL reads, on disk or as bytes. `open_file(index)` returns a file or path for PIL to
     open.
 
-    key: identifies the content of all of them, if anything does.
+    key: identifies the content of all of them, if anything does. formats: that are read; None: all of
+    `readable_formats`.
     """
 
     def __init__(
-        self, open_file: Callable[[int], str | io.BytesIO], names: Sequence[str], key: str | None = None
+        self,
+        open_file: Callable[[int], str | io.BytesIO],
+        names: Sequence[str],
+        key: str | None = None,
+        formats: tuple[str, ...] | None = None,
     ) -> None:
-        self._open_file, self.names, self._key = open_file, names, key
+        self._open_file, self.names, self._key, self._formats = open_file, names, key, formats
 
     def pixels(self, index: int, size: int | None) -> np.ndarray:
         return self._read(index, lambda image: _array(resized(_as_rgb(_upright(image)), size)))
@@ -132,7 +137,7 @@ class EncodedPictures(Pictures):
 
     def _read(self, index: int, read: Callable[[Image.Image], Any]) -> Any:
         try:
-            with Image.open(self._open_file(index), formats=readable_formats()) as image:
+            with Image.open(self._open_file(index), formats=self._formats or readable_formats()) as image:
                 return read(image)
         except RunError:
             raise

@@ -20,6 +20,10 @@ WHITESPACE = {
 }  # between JSON's signs; without a bound models go on with it forever
 
 
+MOST_PROPERTIES = 500  # of one object: the time to compile grows with their square, and 8,000 take minutes
+MOST_MEMBERS = 5_000  # keys of objects and members of lists, of the whole schema
+
+
 class Constraints:
     """Makes the constraints of one model's answers.
 
@@ -40,6 +44,8 @@ class Constraints:
             raise problem("constraint", why, "pip install 'drivetrain[constraints]'")
         from llguidance import LLMatcher
 
+        if (large := _too_large(form)) is not None:
+            raise problem("constraint", large, "give a smaller schema")
         kind = "regular expression" if isinstance(form, str) else "JSON schema"
         try:
             grammar = LLMatcher.grammar_from_regex(form) if isinstance(form, str) else _of_schema(form)
@@ -63,6 +69,21 @@ class Constraints:
             raise problem("constraint", why, "give a model whose tokenizer has a tokenizer.json")
         ends = sorted(self._ends) or None
         return from_tokenizer(self._tokenizer, n_vocab=self._size, eos_token=ends)
+
+
+def _too_large(form: Form) -> str | None:
+    """Returns why a schema would take too long to compile, if it would."""
+    count, left = 0, [form]
+    while left:
+        each: Any = left.pop()
+        members = list(each.values()) if isinstance(each, dict) else each if isinstance(each, list) else []
+        count += len(members)
+        left += members
+        if isinstance(each, dict) and len(each) > MOST_PROPERTIES:
+            return f"an object of the JSON schema has {len(each):,} keys, more than {MOST_PROPERTIES}"
+        if count > MOST_MEMBERS:
+            return f"the JSON schema has more than {MOST_MEMBERS:,} members"
+    return None
 
 
 def _of_schema(schema: dict[str, Any]) -> str:

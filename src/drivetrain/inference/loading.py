@@ -15,6 +15,7 @@ from torch import nn
 
 from drivetrain.config.adapter import Adapter
 from drivetrain.config.quantised import QuantisedBase
+from drivetrain.config.run import RunConfig
 from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.data.language.conversations import Message
 from drivetrain.data.tokenised import load_tokenizer
@@ -24,7 +25,7 @@ from drivetrain.generation.local import LocalGenerator, MakeBatch
 from drivetrain.generation.local_forward import LocalForward, cells_of, stores_of
 from drivetrain.generation.requests import Generator, Sampling
 from drivetrain.generation.running_batch import RunningBatch
-from drivetrain.inference.run_sources import checkpoint_of, run_around, run_in, run_of
+from drivetrain.inference.run_sources import run_at
 from drivetrain.inference.whole_model import loaded_model
 from drivetrain.models.adapter_configs import output_layer_names
 from drivetrain.models.adapter_switch import AdapterSwitch
@@ -35,7 +36,6 @@ from drivetrain.models.merged_adapters import is_whole
 from drivetrain.models.quantised_base import quantise
 from drivetrain.models.transformers_classifiers import build_classifier
 from drivetrain.runtime.hardware import detect, torch_device
-from drivetrain.runtime.run_folder import RunFolder
 
 LOG = logging.getLogger(__name__)
 FIELD = "workload.model"  # whose keys the messages about a model's folder name
@@ -144,23 +144,17 @@ class _Opened:
 
 
 def _opened(source: Path, checkpoint: str, trust: bool) -> _Opened:
+    if (found := run_at(source, checkpoint)) is not None:
+        return _of_run(*found, trust)
     place = source.expanduser()
-    if place.suffix in (".yaml", ".yml") and place.is_file():
-        place = run_in(place).folder
-    if RunFolder(place).run_file.is_file():
-        return _of_run(place, checkpoint, trust)
-    if (run := run_around(place)) is not None:
-        return _of_run(run.path, str(place), trust)
     if (place / "adapter_config.json").is_file() and not (place / "config.json").is_file():
         return _of_adapter(place, trust)
     return _of_transformers(str(source), trust)
 
 
-def _of_run(folder: Path, checkpoint: str, trust: bool) -> _Opened:
-    run = run_of(folder)
+def _of_run(run: RunConfig, path: Path, trust: bool) -> _Opened:
     if run.workload.auto_class != "AutoModelForCausalLM":
-        raise problem("model", f"the run in {folder} trains no model that writes texts", "give a language model's")
-    path = checkpoint_of(run, checkpoint)
+        raise problem("model", f"the run in {run.folder} trains no model that writes texts", "give a language model's")
     keeps = run.quantised_base is not None  # merging would unpack the base
     model: Any = loaded_model(run, path, adapter="keep" if keeps else "merge", trust=trust, quantised=keeps)
     base = None if run.adapter is not None else str(path)

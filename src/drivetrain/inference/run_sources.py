@@ -43,6 +43,21 @@ def run_around(place: Path) -> RunFolder | None:
     return run if run.run_file.is_file() and place.parent == run.checkpoints else None
 
 
+def run_at(source: Path, checkpoint: str) -> tuple[RunConfig, Path] | None:
+    """Returns the run that a folder, a run file or a checkpoint's folder belongs to, and the checkpoint; None where
+    there is no run. checkpoint: "best", "last" or a folder, where the source is no checkpoint itself."""
+    place = source.expanduser()
+    if place.suffix in (".yaml", ".yml") and place.is_file():
+        place = run_in(place).folder
+    if RunFolder(place).run_file.is_file():
+        run = run_of(place)
+        return run, checkpoint_of(run, checkpoint)
+    if (folder := run_around(place)) is not None:
+        run = run_of(folder.path)
+        return run, checkpoint_of(run, str(place))
+    return None
+
+
 def checkpoint_of(run: RunConfig, given: str) -> Path:
     """Returns the folder of the best or the last checkpoint, or the named one, without building the run."""
     if given not in ("best", "last"):

@@ -27,12 +27,12 @@ from drivetrain.errors import Problem, UserError, last_line, problem
 from drivetrain.launch.auto_choice import decided
 from drivetrain.launch.prepare import Judged, judged
 from drivetrain.launch.variables import of_the_run, variables
-from drivetrain.optim.low_bit import hush
 from drivetrain.plan.catalogue import catalogue
 from drivetrain.plan.estimate import Traced
 from drivetrain.plan.estimator import NotPlanned
 from drivetrain.plan.machines import this_machine
 from drivetrain.plan.rows import row
+from drivetrain.runtime.library_messages import hush
 from drivetrain.runtime.run_folder import RunFolder, refuse_code_of_folders
 from drivetrain.tracking.build import check_trackers
 from drivetrain.training import preflight

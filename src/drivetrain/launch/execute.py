@@ -16,12 +16,12 @@ from drivetrain.launch.variables import QUIET_PROFILER, of_the_run, variables
 from drivetrain.memory.allocator import grow_segments
 from drivetrain.memory.limit import limited
 from drivetrain.objects import held
-from drivetrain.optim.low_bit import hush
 from drivetrain.profile.recording import record
 from drivetrain.prove.trace import trace
 from drivetrain.runtime.attempt import Attempt
 from drivetrain.runtime.hardware import detect
 from drivetrain.runtime.heartbeat import Heart
+from drivetrain.runtime.library_messages import hush
 from drivetrain.runtime.run_folder import RunFolder
 from drivetrain.training.batch_size_finder import find
 from drivetrain.training.run import run

@@ -22,7 +22,7 @@ from drivetrain.config.quantisation_aware import FIELD, QuantisationAware
 from drivetrain.errors import problem
 from drivetrain.models.adapter_configs import head_modules, output_layer_names
 from drivetrain.models.linear_layers import check_groups, plain_layers, replace
-from drivetrain.optim.low_bit import hush
+from drivetrain.runtime.library_messages import hush
 
 FILE = "quantisation_aware.json"
 

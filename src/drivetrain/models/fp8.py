@@ -17,7 +17,7 @@ from torch import nn
 from drivetrain.errors import problem
 from drivetrain.models.adapter_configs import head_modules, output_layer_names
 from drivetrain.models.linear_layers import plain_layers
-from drivetrain.optim.low_bit import hush
+from drivetrain.runtime.library_messages import hush
 
 SIDE = 16  # the kernels take sides that are multiples of it
 

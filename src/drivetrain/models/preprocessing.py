@@ -23,6 +23,8 @@ class Preprocessing:
     size: int | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    sides: tuple[int, int] | None = None  # height and width of what the model gets
+    crops: bool = False  # whether the shorter side is resized to the size (bilinear) and the middle cut out, as here
     group_norm: bool = False  # trained with BatchNorm replaced, which only we know how to build
 
 
@@ -48,6 +50,8 @@ def expected_by(path: str | None, field: str) -> Preprocessing:
         size=size or _side(processor.get("size")) or _side(config.get("image_size")),
         mean=_numbers(processor.get("image_mean")) if normalised else (0.0,),
         std=_numbers(processor.get("image_std")) if normalised else (1.0,),
+        sides=_sides(processor.get("crop_size" if processor.get("do_center_crop") else "size")),
+        crops=size is not None and _crops(processor, size),
         group_norm=config.get(NORM_KEY) == "group",
     )
 
@@ -105,6 +109,20 @@ def _side(given: Any) -> int | None:
     if isinstance(given, list):
         given = given[0] if given else None
     return int(given) if given else None
+
+
+def _sides(given: Any) -> tuple[int, int] | None:
+    """Returns (224, 224) for each of 224 and {"height": 224, "width": 224}."""
+    if isinstance(given, dict) and {"height", "width"} <= given.keys():
+        return int(given["height"]), int(given["width"])
+    return (given, given) if isinstance(given, int) else None
+
+
+def _crops(processor: dict[str, Any], size: int) -> bool:
+    """Returns whether pictures become size x size in the way of `data.images.resized`."""
+    resized = (processor.get("size") or {}) if isinstance(processor.get("size"), dict) else {}
+    is_square = _sides(processor.get("crop_size")) == (size, size)
+    return is_square and resized.get("shortest_edge") == size and processor.get("resample") == 2
 
 
 def _numbers(given: Any) -> tuple[float, ...] | None:

@@ -31,7 +31,7 @@ from drivetrain.errors import problem
 from drivetrain.models.linear_layers import check_groups, plain_layers, replace
 from drivetrain.models.quantised_linear import QuantisedLinear, as_floats, share_of, share_of_rows
 from drivetrain.models.torchao_base import Int4Linear, TorchaoInt8Linear
-from drivetrain.optim.low_bit import hush
+from drivetrain.runtime.library_messages import hush
 
 BLOCK = 64  # weights with one scale
 SCALES_BLOCK = 256  # scales with one scale, of double quantisation

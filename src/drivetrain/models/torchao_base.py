@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.models.quantised_linear import QuantisedLinear, as_floats, share_of, share_of_rows
-from drivetrain.optim.low_bit import hush
+from drivetrain.runtime.library_messages import hush
 
 
 class Int4Linear(QuantisedLinear):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from drivetrain.optim.low_bit import hush
+from drivetrain.runtime.library_messages import hush
 
 
 def save_rounded(source: Path, into: Path, auto_class: str, numbers: str, trusted: bool, largest_shard: int) -> None:

@@ -184,6 +184,15 @@ def position_table(model: nn.Module) -> nn.Embedding | None:
     return next((table for table in tables if isinstance(table, nn.Embedding)), None)
 
 
+def text_positions(model: Any) -> int | None:
+    """Returns the positions a text may take; RoBERTa and its like keep their first for padding. None: no bound is
+    known."""
+    table = position_table(model)
+    if table is not None:
+        return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+    return getattr(model.config, "max_position_embeddings", None)
+
+
 def _stack_of(model: nn.Module) -> tuple[nn.Module, nn.ModuleList] | None:
     """Returns the module that runs all layers, and the layers. Not the model itself, whose output is the logits."""
     number = getattr(model.config, "num_hidden_layers", None)

@@ -9,7 +9,6 @@ numbers), torchao also of those that blocks do not fill.
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -22,14 +21,6 @@ from drivetrain.errors import problem
 
 PACKAGES = {"torchao", "bitsandbytes"}
 LEAST = 4096  # numbers from which on torchao quantises a moment
-
-
-def hush() -> None:
-    """Silences warnings: torchao, which transformers imports wherever it is installed, warns of each kernel in its
-    wheel for another Python or GPU, torch warns of operators that torchao registers, and bitsandbytes of an optional
-    package."""
-    for name in ("torchao", "bitsandbytes", "torch.utils._pytree"):
-        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def is_low_bit(cls: type[torch.optim.Optimizer]) -> bool:

@@ -22,7 +22,7 @@ from drivetrain.data.tokenised import Tokens, load_tokenizer, tokenise
 from drivetrain.errors import Problem, UserError, counted, problem, together
 from drivetrain.models.model_folders import save_description
 from drivetrain.models.transformers_classifiers import build_classifier, config_accepts
-from drivetrain.models.unpadded import Places, position_table, row_inputs, use_unpadded
+from drivetrain.models.unpadded import Places, row_inputs, text_positions, use_unpadded
 from drivetrain.workloads.base import Batch, NamedSamples
 from drivetrain.workloads.class_loss import ClassificationLoss
 from drivetrain.workloads.classification import Classifier
@@ -208,7 +208,7 @@ class TextClassificationWorkload(Classifier, Speaks):
             field = "workload.model.config.vocab_size" if scratch else "workload.model.tokenizer"
             fix = "leave it out: it is taken from the tokenizer" if scratch else "give the model's own tokenizer"
             problems.append(Problem(field, f"vocab_size ({known}) < the tokenizer's tokens ({tokens})", fix))
-        if problems := [*problems, *self._config.context_problems(_positions(model))]:
+        if problems := [*problems, *self._config.context_problems(text_positions(model))]:
             raise UserError(problems)
 
     def _warn(self, message: str) -> None:
@@ -321,12 +321,3 @@ class TextClassificationWorkload(Classifier, Speaks):
 
 def _quiet(_: str) -> None:
     pass
-
-
-def _positions(model: nn.Module) -> int | None:
-    """Returns the positions a text may take; RoBERTa and its like keep their first for padding. None: no bound is
-    known."""
-    table = position_table(model)
-    if table is not None:
-        return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
-    return getattr(model.config, "max_position_embeddings", None)

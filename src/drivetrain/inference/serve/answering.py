@@ -16,9 +16,10 @@ from drivetrain.web.refusals import Refusal
 class Answering:
     """One answer in the making. It begins at once; what is not read to its end has to be closed."""
 
-    def __init__(self, generator: Generator, request: Request, metrics: Metrics) -> None:
-        """Raises UserError for a request that the generator refuses."""
-        loop = asyncio.get_running_loop()
+    def __init__(
+        self, generator: Generator, request: Request, metrics: Metrics, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """Raises UserError for a request that the generator refuses. loop: in which the pieces are read."""
         self._generator, self._metrics = generator, metrics
         self._pieces: asyncio.Queue[Piece | Refusal] = asyncio.Queue()
 
@@ -68,18 +69,29 @@ class Answering:
 
 
 class Group:
-    """The answers to one request of the API: n choices, or several prompts. seconds: that they may take."""
+    """The answers to one request of the API: n choices, or several prompts."""
 
-    def __init__(self, generator: Generator, requests: Sequence[Request], metrics: Metrics, seconds: float) -> None:
-        """Begins all, or none: raises UserError where one is refused."""
+    def __init__(
+        self,
+        generator: Generator,
+        requests: Sequence[Request],
+        metrics: Metrics,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """Begins all, or none, on any thread: raises UserError where one is refused. loop: in which they are read."""
         self.answers: list[Answering] = []
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
         try:
             for request in requests:
-                self.answers.append(Answering(generator, request, metrics))
+                self.answers.append(Answering(generator, request, metrics, loop))
         except BaseException:
             self._end()
             raise
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._late, seconds)
+
+    def end_after(self, seconds: float) -> None:
+        """Ends the answers that are not complete by then. Called in the loop."""
+        self._timer = self._loop.call_later(seconds, self._late, seconds)
 
     async def whole(self) -> list[Answer]:
         try:
@@ -108,7 +120,8 @@ class Group:
 
     def close(self) -> None:
         """Ends the answers where they are; later calls do nothing."""
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self._end()
 
     def _end(self) -> None:

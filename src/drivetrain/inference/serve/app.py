@@ -21,8 +21,8 @@ from drivetrain.errors import clipped
 from drivetrain.generation.requests import Answer, Request
 from drivetrain.inference.serve import chat, completions, responses
 from drivetrain.inference.serve.answering import Group
-from drivetrain.inference.serve.metrics import Measured
-from drivetrain.inference.serve.served import Served
+from drivetrain.inference.serve.metrics import Measured, Metrics
+from drivetrain.inference.serve.served import Served, check_name
 from drivetrain.web.bodies import BodyGuard, BodyLimits, ClientGone
 from drivetrain.web.browser_guard import BrowserGuard
 from drivetrain.web.event_stream import EventStream, event, while_connected
@@ -68,8 +68,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 def application(served: Served, guards: Guards) -> ASGIApp:
     """Returns the ASGI application."""
     app = FastAPI(title="Drivetrain", version=__version__, docs_url=None, redoc_url=None, responses=ERRORS)
-    _add_errors(app)
-    _add_information(app, served)
+    add_errors(app)
+    add_information(app, served.names, served.created, served.metrics)
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(http: HttpRequest, body: chat.ChatRequest) -> Any:
@@ -108,10 +108,10 @@ def application(served: Served, guards: Guards) -> ASGIApp:
     async def stored(number: str) -> Any:
         raise Refusal(404, f"there is no response {number}: none are stored here", "not_stored")
 
-    return guarded(app, served, guards)
+    return guarded(app, served.metrics, guards)
 
 
-def guarded(app: FastAPI, served: Served, guards: Guards) -> ASGIApp:
+def guarded(app: FastAPI, metrics: Metrics, guards: Guards) -> ASGIApp:
     """Puts the guards around an application; a request meets them in the order below, from the last to the first."""
     paths = frozenset(app.openapi()["paths"])
     found: ASGIApp = BodyGuard(app, guards.bodies)
@@ -119,7 +119,7 @@ def guarded(app: FastAPI, served: Served, guards: Guards) -> ASGIApp:
         found = RateGuard(found, guards.per_minute)
     found = KeyGuard(found, guards.keys, open_paths=[HEALTH])
     found = BrowserGuard(found, guards.names, guards.addresses)
-    return Measured(ResponseHeaders(found), served.metrics, paths)
+    return Measured(ResponseHeaders(found), metrics, paths)
 
 
 async def _answer(
@@ -132,7 +132,7 @@ async def _answer(
     """Answers while the client stays, within the places and the time of the server."""
     with ExitStack() as held:
         held.enter_context(served.places.held(len(requests)))
-        group = served.begun(requests)
+        group = await served.begun(requests)
         held.callback(group.close)
         served.metrics.prompt_tokens.inc(sum(len(request.ids) for request in requests))
         if stream is not None:
@@ -151,19 +151,19 @@ async def _with_errors(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[by
         yield event(json.dumps(refusal.body))
 
 
-def _add_information(app: FastAPI, served: Served) -> None:
+def add_information(app: FastAPI, names: Sequence[str], created: int, metrics: Metrics) -> None:
     """Adds the routes that describe the server."""
 
     def described(name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": served.created, "owned_by": "drivetrain"}
+        return {"id": name, "object": "model", "created": created, "owned_by": "drivetrain"}
 
     @app.get("/v1/models", response_model=None)
     async def models() -> Any:
-        return {"object": "list", "data": [described(name) for name in served.names]}
+        return {"object": "list", "data": [described(name) for name in names]}
 
     @app.get("/v1/models/{model:path}", response_model=None)
     async def model(model: str) -> Any:
-        served.adapter(model)
+        check_name(model, names)
         return described(model)
 
     @app.get(HEALTH, response_model=None)
@@ -171,11 +171,11 @@ def _add_information(app: FastAPI, served: Served) -> None:
         return {"status": "ok"}
 
     @app.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> Any:
-        return Response(served.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    async def measured() -> Any:
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _add_errors(app: FastAPI) -> None:
+def add_errors(app: FastAPI) -> None:
     """Puts every error into the form of OpenAI's API."""
 
     @app.exception_handler(Refusal)

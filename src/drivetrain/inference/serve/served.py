@@ -25,6 +25,13 @@ T = TypeVar("T")
 MOST_NEW = 1 << 16  # tokens of an answer, where the model's context has no bound
 
 
+def check_name(model: str | None, names: Sequence[str]) -> None:
+    """Raises Refusal (404) for a model's name that is none of these. None: the request names no model."""
+    if model is not None and model not in names:
+        why = f"there is no model {model!r} here; there is {', '.join(names)}"
+        raise Refusal(404, why, "model_not_found", "model")
+
+
 @dataclass
 class Served:
     """A language model. seconds: that the answers to one request may take."""
@@ -48,12 +55,8 @@ class Served:
 
     def adapter(self, model: str | None) -> str | None:
         """Returns the adapter that a request's `model` names. Raises Refusal (404) for another model's name."""
-        if model is None or model == self.name:
-            return None
-        if model in self.names:
-            return model
-        why = f"there is no model {model!r} here; there is {', '.join(self.names)}"
-        raise Refusal(404, why, "model_not_found", "model")
+        check_name(model, self.names)
+        return None if model == self.name else model
 
     @cached_property
     def form(self) -> Form | None:
@@ -64,10 +67,14 @@ class Served:
         """Returns the result of work on texts, done beside the event loop: a long prompt stops no other answer."""
         return await asyncio.get_running_loop().run_in_executor(self._texts, work)
 
-    def begun(self, requests: Sequence[Request]) -> Group:
-        """Begins answers. Raises Refusal (400) for what the model cannot do."""
+    async def begun(self, requests: Sequence[Request]) -> Group:
+        """Begins answers, beside the event loop: a form is compiled first. Raises Refusal (400) for what the model
+        cannot do."""
+        loop = asyncio.get_running_loop()
         try:
-            return Group(self.model.generator, requests, self.metrics, self.seconds)
+            group = await self.prepared(lambda: Group(self.model.generator, requests, self.metrics, loop))
+            group.end_after(self.seconds)
+            return group
         except UserError as error:
             first = error.problems[0]
             raise Refusal(400, f"{first.field}: {first.why}; {first.fix}", "invalid_request", first.field) from None

@@ -5,18 +5,18 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from drivetrain.errors import Problem, UserError
+from drivetrain.inference.encoders import Reader
+from drivetrain.inference.loading import LoadedModel
 from drivetrain.inference.serve.app import Guards, application
 from drivetrain.inference.serve.metrics import Metrics
+from drivetrain.inference.serve.reading import ServedReader
+from drivetrain.inference.serve.reading_app import reading_application
 from drivetrain.inference.serve.served import Served
 from drivetrain.web.keys import Keys
 from drivetrain.web.limits import Places
 from drivetrain.web.server import Address, run
-
-if TYPE_CHECKING:
-    from drivetrain.inference.loading import LoadedModel
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def check_address(address: Address, keys: Keys) -> None:
 
 
 def serve(
-    model: LoadedModel,
+    model: LoadedModel | Reader,
     listening: socket.socket,
     address: Address,
     keys: Keys,
@@ -49,9 +49,16 @@ def serve(
 ) -> None:
     """Serves until Ctrl-C or SIGTERM, and closes the model. names: of the host, besides localhost."""
     places = Places(limits.answers)
-    served = Served(model, places, Metrics(places), limits.seconds)
+    metrics = Metrics(places)
     guards = Guards(keys, names, address.is_public, limits.per_minute)
+    served: Served | ServedReader
+    if isinstance(model, LoadedModel):
+        served = Served(model, places, metrics, limits.seconds)
+        app = application(served, guards)
+    else:
+        served = ServedReader(model, places, metrics, limits.seconds)
+        app = reading_application(served, guards)
     try:
-        run(application(served, guards), listening, limits.stop_seconds, ready)
+        run(app, listening, limits.stop_seconds, ready)
     finally:
         served.close()

@@ -1,0 +1,54 @@
+"""vLLM in the place of our own server: what is started, with a program of its name that shows what it was given."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., tuple[int, str, str]]
+SHOWS = """#!/bin/sh
+echo "$@"
+echo "key=$VLLM_API_KEY"
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    return tmp_path / "mine"
+
+
+def test_vllm_gets_the_model_its_name_and_where_to_listen(model: Path, tmp_path: Path) -> None:
+    program = tmp_path / "vllm"
+    program.write_text(SHOWS)
+    program.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "VLLM_API_KEY": "a-key-of-the-tests"}
+    command = [sys.executable, "-m", "drivetrain", "serve", str(model), "--backend", "vllm", "--port", "9"]
+    done = subprocess.run([*command, "--host", "0.0.0.0"], env=environment, capture_output=True, text=True, check=True)
+    given, key = done.stdout.splitlines()
+    assert given == f"serve {model} --served-model-name mine --host 0.0.0.0 --port 9"
+    assert key == "key=a-key-of-the-tests"
+    assert "a-key-of-the-tests" not in done.stderr
+
+
+def test_all_that_vllm_cannot_do_is_refused_at_once(
+    drivetrain: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    given = ("--backend", "vllm", "--host", "0.0.0.0", "--requests-per-minute", "5")
+    code, _, told = drivetrain("serve", str(model / "none"), *given)
+    assert code == 2
+    for why in (
+        "--requests-per-minute: vLLM has no such option",
+        "the program vllm is not installed here",
+        "holds no config.json",
+        "other machines reach 0.0.0.0, and there is no key",
+    ):
+        assert why in told, told
