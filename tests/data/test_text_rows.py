@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from drivetrain.config.workload import TextData
-from drivetrain.data import table_blocks, text_rows
+from drivetrain.data import block_work, table_blocks, text_rows
 from drivetrain.data.texts import Texts, num_shared, read_texts
 from drivetrain.errors import UserError
 from tests.properties import examples
@@ -191,3 +191,23 @@ def test_slices_of_mapped_texts_are_those_of_a_list() -> None:
             for step in (1, 2, -1):
                 assert mapped[start:stop:step] == texts[start:stop:step]
     assert mapped.taken(np.array([3, 0]))[0:2] == ["房间", "a"]
+
+
+def test_a_long_reading_says_how_far_it_is_and_how_long_it_will_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Clock:
+        now = 0.0
+
+        def monotonic(self) -> float:
+            self.now += 11  # seconds: each look is one at which a line is due
+            return self.now
+
+    monkeypatch.setattr(block_work, "time", Clock())
+    monkeypatch.setattr(table_blocks, "ROWS", 100)
+    text = "x" * 9_980
+    (tmp_path / "long.csv").write_text("text,label\n" + f"{text},good\n{text},bad\n" * 200)  # 4 MB
+    read_texts(TextData(train="long.csv", cache=tmp_path / "cache"), str(tmp_path / "long.csv"), "workload.data.train")
+    lines = capsys.readouterr().err.splitlines()
+    assert all(line.startswith(f"reading {tmp_path / 'long.csv'}: ") and " left" in line for line in lines)
+    assert [line.split(": ")[1].split(",")[0] for line in lines] == [f"{done} of 4 MB" for done in (1, 2, 3, 4, 4)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from drivetrain.data.array_store import Store, Writer, check_room, stored
+from drivetrain.data.block_work import Progress
 from drivetrain.data.encodings import refusal_of
 from drivetrain.data.lazy_texts import LazyTexts, row_name
 from drivetrain.data.packed_files import ending, text_bytes
@@ -24,7 +24,6 @@ from drivetrain.errors import Problem, UserError, problem
 
 FORMAT = 4
 WHYS = ("it has no text", "it has no label", "it has too few columns")  # by the numbers that a store keeps
-SAID_FROM = 50_000_000  # bytes that take a second or more
 
 
 class MappedTexts(LazyTexts):
@@ -126,10 +125,7 @@ def open_text_rows(
 def _build(
     folder: Path, sources: Sequence[SourceFile], path: str, field: str, header: bool, columns: dict[str, str | int]
 ) -> None:
-    size = sum(text_bytes(source.file) for source in sources)
-    check_room(folder, 2 * size, f"reading {path}")
-    if size >= SAID_FROM:
-        print(f"reading {path} ({size / 1e6:,.0f} MB), which the next start need not", file=sys.stderr, flush=True)
+    check_room(folder, 2 * sum(text_bytes(source.file) for source in sources), f"reading {path}")
     styles = dict.fromkeys(columns, "plain")
     while not (attempt := _Pass(folder, sources, path, field, header, columns, styles)).write():
         styles = attempt.wanted_styles  # a column of numbers: how they are written depends on all of them
@@ -177,12 +173,20 @@ class _Pass:
         """Returns whether the store is finished; it is not if numbers among the texts have another style than
         assumed."""
         rows, kept, ends = 0, 0, []
+        sizes = [text_bytes(source.file) for source in self._sources]
+        shown = Progress(f"reading {self._path}", sum(sizes))
         with Writer(self._folder) as writer:
-            for source in self._sources:
+            for source, size in zip(self._sources, sizes, strict=True):
+                left = size  # other columns, quotes and compression make the texts fewer or more bytes than the file
                 for block in self._blocks(source.file):
-                    kept += self._add(writer, block, rows)
+                    count, written = self._add(writer, block, rows)
+                    kept += count
                     rows += len(block.columns[0])
+                    shown.add(min(written, left))
+                    left -= min(written, left)
+                shown.add(left)
                 ends.append(rows)
+            shown.end()
             self._check(rows, kept)
             wanted = self.wanted_styles
             if any(wanted[role] != self._styles[role] for role in wanted if role != "label_column"):
@@ -204,8 +208,9 @@ class _Pass:
         except Exception as error:  # pyarrow raises many kinds
             raise refusal_of(file, error, path, self._field) from None
 
-    def _add(self, writer: Writer, block: Block, before: int) -> int:
-        """Writes a block's rows, and returns how many of them can be used. before: rows of earlier blocks."""
+    def _add(self, writer: Writer, block: Block, before: int) -> tuple[int, int]:
+        """Writes a block's rows. Returns how many of them can be used, and the bytes of their texts. before: rows of
+        earlier blocks."""
         self._short += len(block.short)
         columns = dict(zip(self._columns, block.columns, strict=True))
         for role, values in columns.items():
@@ -219,7 +224,7 @@ class _Pass:
         writer.append("bad_lines", np.array(block.lines, np.int64)[bad] if block.lines else 0 * bad)
         writer.append("bad_whys", np.array(list(whys.values()), np.int8))
         writer.append("rows", np.array(kept, np.int64) + before + 1)
-        digests = [blake2b(digest_size=8) for _ in kept]
+        digests, written = [blake2b(digest_size=8) for _ in kept], 0
         for name, role in (("first", "text_column"), ("second", "text_pair_column")):
             if role not in columns:
                 continue
@@ -227,13 +232,14 @@ class _Pass:
             encoded = [texts[number].encode("utf-8", "surrogatepass") for number in kept]
             writer.append(name, np.frombuffer(b"".join(encoded), np.uint8))
             writer.append_ends(f"{name}_ends", [len(each) for each in encoded])
+            written += sum(map(len, encoded))
             for digest, each in zip(digests, encoded, strict=True):
                 digest.update(len(each).to_bytes(8, "little") + each)
         hashes = b"".join(digest.digest() for digest in digests)
         writer.append("hashes", np.frombuffer(hashes, np.uint64))
         if "label_column" in columns:
             writer.append("labels", self._numbers(columns["label_column"], kept))
-        return len(kept)
+        return len(kept), written
 
     def _numbers(self, labels: list[Any], kept: Iterable[int]) -> np.ndarray:
         values = ((type(labels[place]), labels[place]) for place in kept)
