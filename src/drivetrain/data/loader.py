@@ -154,7 +154,7 @@ def _batches(
             planned.append(each)
             yield each
 
-    for batch in _data_loader(samples, collate, noted(), loader, pin_memory):
+    for batch in _loaded(samples, collate, noted(), loader, pin_memory):
         if isinstance(batch, UserError):
             raise RunError(str(batch))  # of rows that are read while training: work is under way
         READ_PAGES.release()  # of this process too: it reads the texts that predictions show
@@ -164,11 +164,14 @@ def _batches(
         yield batch
 
 
-def _data_loader(
+def _loaded(
     samples: Loadable, collate: Collate, keys: Iterable[list[tuple[int, int]]], loader: Loader, pin_memory: bool
-) -> DataLoader[Any]:
+) -> Iterable[Any]:
     auto = loader.workers == "auto"
     workers = workers_for(samples) if loader.workers == "auto" else loader.workers
+    if not workers and not pin_memory:  # a DataLoader's own work would cost a tenth of a batch of small samples
+        keyed = _Keyed(samples)
+        return (_collated(collate, keyed.__getitems__(batch)) for batch in keys)
     ahead = min(loader.prefetch, MOST_AHEAD) if auto else loader.prefetch
     return DataLoader(
         _Keyed(samples),
