@@ -204,7 +204,8 @@ def _stacked(title: str, labels: Sequence[str], parts: dict[str, list[float]]) -
 def _write_values(axes: Axes, places: Sequence[float], values: Sequence[float], behind: Sequence[float]) -> None:
     """Writes each value to the right of `behind`, the end of what is drawn."""
     for place, value, end in zip(places, values, behind, strict=True):
-        axes.annotate(f" {value:,.4g}", (end, place), va="center", fontsize=8)
+        # beside the cap of a bar of errors, which is 3 points wide
+        axes.annotate(f"{value:,.4g}", (end, place), (6, 0), textcoords="offset points", va="center", fontsize=8)
 
 
 def _finish_bars(axes: Axes) -> None:
