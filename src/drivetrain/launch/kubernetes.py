@@ -22,7 +22,7 @@ from drivetrain.config.run import RunConfig
 from drivetrain.errors import Problem, UserError
 
 PORT = 29500
-RUN_FILE = PurePosixPath("/etc/drivetrain/run.yaml")
+CONFIG = PurePosixPath("/etc/drivetrain")  # the folder of the run file in a pod
 NODE = "node"  # the name of the pods' group, which Kubeflow Trainer prescribes
 SPARE_SECONDS = 30  # after the time for a save, until Kubernetes ends a pod
 MOST_NAME = 40  # of the 63 characters that a pod's name may have: JobSet adds group, numbers and a random end
@@ -74,7 +74,7 @@ def request(
             problems.append(Problem("--volume", f"the claim {claim} is named twice", "mount a claim once"))
         else:
             found[claim] = str(PurePosixPath(place))
-    if not found and not problems:
+    if not volumes:
         why = "was not given: checkpoints would be lost with the pod"
         problems.append(Problem("--volume", why, "mount a claim for runs and data: --volume CLAIM:/place"))
     if memory is not None and not QUANTITY.fullmatch(memory):
@@ -111,7 +111,7 @@ def jobset(run_file: Path, overrides: Sequence[str], run: RunConfig, asked: Requ
     _refuse(run, asked, run_file)
     name = object_name(run.name)
     first = f"{name}-{NODE}-0-0.{name}"
-    command = _command(overrides, run, rank="$JOB_COMPLETION_INDEX", meeting=f"{first}:{PORT}")
+    command = _command(run_file, overrides, run, rank="$JOB_COMPLETION_INDEX", meeting=f"{first}:{PORT}")
     labels = {} if asked.queue is None else {"kueue.x-k8s.io/queue-name": asked.queue}
     found = {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -129,7 +129,7 @@ def trainjob(run_file: Path, overrides: Sequence[str], run: RunConfig, asked: Re
     """
     _refuse(run, asked, run_file)
     name = object_name(run.name)
-    command = _command(overrides, run, rank="$PET_NODE_RANK", meeting="$PET_MASTER_ADDR:$PET_MASTER_PORT")
+    command = _command(run_file, overrides, run, rank="$PET_NODE_RANK", meeting="$PET_MASTER_ADDR:$PET_MASTER_PORT")
     labels = {} if asked.queue is None else {"kueue.x-k8s.io/queue-name": asked.queue}
     runtime = {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
@@ -167,13 +167,20 @@ def _run_file(name: str, run_file: Path, asked: Request) -> Manifest:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": _metadata(name, asked, {}),
-        "data": {RUN_FILE.name: text},
+        "data": {run_file.name: text},
     }
 
 
-def _command(overrides: Sequence[str], run: RunConfig, rank: str, meeting: str) -> list[str]:
+def _command(run_file: Path, overrides: Sequence[str], run: RunConfig, rank: str, meeting: str) -> list[str]:
     """Returns the pods' command. exec: the run itself is the container's first process, which gets SIGTERM."""
-    line = ["exec", "drivetrain", "train", str(RUN_FILE), *map(shlex.quote, overrides), "--resume"]
+    line = [
+        "exec",
+        "drivetrain",
+        "train",
+        shlex.quote(str(CONFIG / run_file.name)),
+        *map(shlex.quote, overrides),
+        "--resume",
+    ]
     if run.nodes > 1:  # nodes is among the overrides
         line += ["--node-rank", f'"{rank}"', "--rendezvous", f'"{meeting}"']
     return ["sh", "-c", " ".join(line)]
@@ -234,7 +241,7 @@ def _pod(name: str, run: RunConfig, asked: Request, command: list[str]) -> Manif
                 "workingDir": asked.work_folder,
                 "resources": _resources(run, asked),
                 "volumeMounts": [
-                    {"name": "run-file", "mountPath": str(RUN_FILE.parent), "readOnly": True},
+                    {"name": "run-file", "mountPath": str(CONFIG), "readOnly": True},
                     {"name": "shared-memory", "mountPath": "/dev/shm"},
                     *mounts,
                 ],

@@ -171,10 +171,10 @@ def _name(document: dict[str, Any], path: str) -> Iterator[Problem]:
 
 def _references(document: dict[str, Any], documents: Sequence[Any]) -> Iterator[Problem]:
     kind = document["kind"]
-    spec = document.get("spec") if isinstance(document.get("spec"), dict) else {}
+    spec = document.get("spec")
     if kind == "TrainJob":
         yield from _runtime(spec, documents)
-    template = spec.get("template", {}) if kind == "TrainingRuntime" else document
+    template = _at(spec, "template") if kind == "TrainingRuntime" else document
     jobs = [*_mappings(_at(template, "spec", "replicatedJobs"))]
     if kind in ("TrainingRuntime", "JobSet") and not jobs:
         yield Problem(f"{kind}.replicatedJobs", "there is none: nothing would run", "add the job of the nodes")
