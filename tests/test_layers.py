@@ -97,6 +97,7 @@ OWNERS = {
     "gguf": {"export/gguf_format.py", "export/gguf_architectures.py", "export/gguf_vocabulary.py"},
     "xllamacpp": {"export/runtimes/llama_cpp.py"},
     "llguidance": {"generation/constraints.py"},
+    "kubeflow_trainer_api": {"launch/manifest_check.py"},
     "typer": {"cli"},
     "prompt_toolkit": {"inference/chat/lines.py"},
     "fastapi": {"inference/serve/app.py", "inference/serve/reading_app.py"},

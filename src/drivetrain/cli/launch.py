@@ -1,4 +1,4 @@
-"""The verb launch: a batch script that starts a run on a cluster."""
+"""The verb launch: a batch script or manifests that start a run on a cluster."""
 
 from __future__ import annotations
 
@@ -7,29 +7,60 @@ from typing import Annotated
 import typer
 
 from drivetrain.cli.arguments import NodesOption, Overrides, RunFile
-from drivetrain.cli.console import print_notices
+from drivetrain.cli.console import errors, print_notices
 
 
 def launch(
     run_file: RunFile,
     overrides: Overrides = None,
     slurm: Annotated[bool, typer.Option("--slurm", help="Print a batch script for Slurm.")] = False,
+    kubernetes: Annotated[
+        bool, typer.Option("--kubernetes", help="Print manifests: Kubeflow Trainer's TrainJob and its runtime.")
+    ] = False,
+    jobset: Annotated[bool, typer.Option("--jobset", help="Print manifests: a JobSet, without Kubeflow.")] = False,
+    validate: Annotated[
+        bool, typer.Option("--validate", help="RUN_FILE is a manifest: find what a cluster would drop or refuse.")
+    ] = False,
     nodes: NodesOption = None,
-    time: Annotated[str, typer.Option(help="Time limit of the job, HH:MM:SS.")] = "24:00:00",
+    time: Annotated[str, typer.Option(help="Slurm: time limit of the job, HH:MM:SS.")] = "24:00:00",
     partition: Annotated[str | None, typer.Option(help="Slurm's partition.")] = None,
     account: Annotated[str | None, typer.Option(help="Slurm's account.")] = None,
     machine: Annotated[
         str | None, typer.Option("--machine", "-m", help="The cluster's machines, as 8xH100-80GB, for the plan.")
     ] = None,
     cpus: Annotated[int | None, typer.Option(min=1, help="CPU cores a node.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Kubernetes: memory of a node, as 200Gi.")] = None,
+    image: Annotated[str | None, typer.Option(help="Kubernetes: the image, with drivetrain in it.")] = None,
+    volume: Annotated[list[str] | None, typer.Option(help="Kubernetes: CLAIM:/place; may be repeated.")] = None,
+    work_folder: Annotated[str | None, typer.Option(help="Kubernetes: where paths begin; the first volume.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Kubernetes: the queue of Kueue.")] = None,
+    restarts: Annotated[int, typer.Option(min=0, help="Kubernetes: restarts, beside those of preemptions.")] = 10,
+    namespace: Annotated[str | None, typer.Option(help="Kubernetes: the namespace.")] = None,
 ) -> None:
-    """Write a run's batch script for Slurm. `processes` counts ONE machine's GPUs: processes=8 --nodes 2 takes 16."""
+    """Write what starts a run on a cluster. `processes` counts ONE machine's GPUs: processes=8 --nodes 2 takes 16."""
+    if sum((slurm, kubernetes, jobset, validate)) != 1:
+        raise typer.BadParameter("choose one of --slurm, --kubernetes, --jobset, --validate")
+    if validate:
+        from drivetrain.config.packages import require
+
+        require("launch --validate", ["kubeflow_trainer_api"])
+        from drivetrain.launch.manifest_check import check_manifests
+
+        errors.print(f"{check_manifests(run_file)} objects: no mistake was found")
+        return
     from drivetrain.launch.cluster import checked_for_cluster
     from drivetrain.launch.cluster_plan import plan_notices
-    from drivetrain.launch.slurm import Allocation, sbatch_script
 
-    if not slurm:
-        raise typer.BadParameter("choose a cluster: --slurm")
     job = checked_for_cluster(run_file, overrides or [], nodes)
+    if slurm:
+        from drivetrain.launch.slurm import Allocation, sbatch_script
+
+        text = sbatch_script(run_file, job.overrides, job.run, Allocation(time, partition, account, cpus))
+    else:
+        from drivetrain.launch import kubernetes as manifests
+
+        asked = manifests.request(image, volume or [], work_folder, queue, cpus, memory, restarts, namespace)
+        made = manifests.jobset if jobset else manifests.trainjob
+        text = manifests.as_yaml(made(run_file, job.overrides, job.run, asked))
     print_notices([*job.notices, *plan_notices(job.run, machine)])
-    typer.echo(sbatch_script(run_file, job.overrides, job.run, Allocation(time, partition, account, cpus)), nl=False)
+    typer.echo(text, nl=False)

@@ -32,6 +32,7 @@ OPTIONAL = {
     "mlflow": Package("mlflow", "the mlflow tracker"),
     "trackio": Package("trackio", "the trackio tracker"),
     "swanlab": Package("swanlab", "the swanlab tracker"),
+    "kubeflow_trainer_api": Package("kubernetes", "drivetrain launch --validate"),
     "datasets": Package("hub", "data sets named by hub id"),
     "fastapi": Package("serve", "drivetrain serve"),
     "uvicorn": Package("serve", "drivetrain serve"),
