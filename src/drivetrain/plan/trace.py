@@ -94,7 +94,7 @@ def _why(error: BaseException) -> str:
 def _traced(run: RunConfig, machine: Machine, workload: Workload, rank: int) -> StepCosts:
     on_cpu = replace(machine, device="cpu")  # fake tensors of a device that torch was not built for end the process
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    record = Record(machine)
+    record = Record(machine, _axis_of_all(run))
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         # DeepSpeed checks how its flat tensors are aligned
@@ -125,12 +125,18 @@ def measured_step_costs(run: RunConfig, machine: Machine, workload: Workload) ->
             engine.close()
 
 
+def _axis_of_all(run: RunConfig) -> str:
+    """Returns the axis that all ranks lie along, where there is one alone; else the data's."""
+    return next((axis for axis, ranks in run.engine.axes.items() if ranks == run.world_size), "dp")
+
+
 class Record:
     """The records of one engine's steps."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, whole: str = "dp") -> None:
+        """whole: the axis that the group of all ranks is."""
         self.memory = MemoryRecord(CUDA_GRANULARITY if machine.device == "cuda" else 1)
-        self._operations = OperationRecord()
+        self._operations = OperationRecord(whole)
         self._start = time.perf_counter()
 
     def of_two_steps(
