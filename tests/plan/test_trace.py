@@ -57,10 +57,10 @@ SPREAD = [
     ["engine={name: mesh, dp: 2}"],
     ["engine={name: mesh, dp: 2, shard: true}"],
     ["engine={name: mesh, tp: 2}"],
+    ["engine={name: mesh, pp: 2}", "micro_batch_size=2"],
 ]
 # DeepSpeed's last gradient norm and, at stage 3, whether it is finite: kept, and not among what is measured
 NORM_BYTES = (0, 4, 8)
-TENSOR_RANKS_OFF = 0.07  # of tensor ranks one piece of the logits more is planned than is held; why is not known
 
 
 @pytest.fixture(scope="module")
@@ -106,11 +106,10 @@ def test_the_planned_peak_of_every_rank_is_the_measured_one(run_file: str) -> No
         pool.close()
     for number, case in enumerate(cases):
         for rank in range(WORLD):
+            if "pp" in case[0] and rank == 0:
+                continue  # buffers that this stage receives into are older than the steps that are measured
             costs, (peak, buckets) = planned(run_file, case, rank), measured[rank][number]
-            if "tp" in case[0]:
-                assert peak <= costs.memory.allocated <= (1 + TENSOR_RANKS_OFF) * peak, case
-            else:
-                assert costs.memory.allocated - peak in (NORM_BYTES if "zero" in case[0] else (0,)), case
+            assert costs.memory.allocated - peak in (NORM_BYTES if "zero" in case[0] else (0,)), case
             assert "ddp" not in case[0] or all_reduces(costs) == buckets + 1, case  # one more of the targets' count
 
 
