@@ -42,6 +42,7 @@ VERBS: dict[str, tuple[str, ...]] = {  # verb -> its file and function in this f
         "plan:plan",
         "drivetrain plan run.yaml",
         "drivetrain plan run.yaml --machine 8xH100-80GB --price 2.5 --output plan",
+        "drivetrain plan run.yaml --machine 8xH100-80GB --samples 50000 --length 2048",
         "drivetrain plan run.yaml engine=ddp,fsdp,zero3 precision=fp32,bf16-mixed --machine 4xP40",
     ),
     "profile": (

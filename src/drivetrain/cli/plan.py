@@ -25,6 +25,10 @@ def plan(
     ] = "this machine",
     devices: Annotated[Path | None, path_option("--devices", help="YAML with devices of your own.")] = None,
     price: Annotated[float | None, typer.Option(min=0, help="Of one device for an hour.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="With --length: so many made samples, where the data are not there.")
+    ] = None,
+    length: Annotated[int | None, typer.Option(min=3, help="Tokens of each of --samples.")] = None,
     explain: Annotated[list[str] | None, typer.Option(help="An engine: why it is not the choice.")] = None,
     to: Annotated[Path | None, path_option("--output", "-o", help="Folder for a page, a chart and all rows.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -34,8 +38,10 @@ def plan(
     from drivetrain.cli.plan_table import line_of, print_explanation, render
     from drivetrain.plan.page import write_page
     from drivetrain.plan.planning import planned
+    from drivetrain.plan.stand_ins import with_made_data
 
-    found = planned(run_file, axes or [], machine, devices, price, trust)
+    with with_made_data(run_file, samples, length) as file:
+        found = planned(file, axes or [], machine, devices, price, trust)
     command = shlex.join(["drivetrain", "train", str(run_file)])
     if to is not None:
         write_page(found, to, run_file.stem, "" if found.choice is None else line_of(found.choice, command))

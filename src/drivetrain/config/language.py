@@ -58,7 +58,6 @@ class LanguageModelModel(ModelBlock):
 
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 StagedWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Step = Annotated[int, Field(ge=0)]
 
 
 class Separated(Frozen):
@@ -83,7 +82,7 @@ class DataSource(Frozen):
     split: str = doc("Hub only: the split", "train")
     folder: str | None = doc("Hub only: the folder inside the data set", None)
     samples: int | None = doc("Use this many rows, drawn at random; of a stream the first ones", None, gt=0)
-    weight: Weight | dict[Step, StagedWeight] | None = doc(
+    weight: Weight | dict[Annotated[int, Field(ge=0)], StagedWeight] | None = doc(
         "Share of the samples, relative to the other data sets'; left out, every row once. {0: 3, 1000: 1} changes it "
         "at these steps (a curriculum); 0 leaves the set out for a while",
         None,
@@ -161,6 +160,7 @@ class Generation(Frozen):
 
 class LanguageModel(WorkloadBlock):
     ACCOUNTS: ClassVar[str] = "drivetrain.workloads.language_report:accounts_without_samples"
+    MADE_DATA: ClassVar[str] = "drivetrain.workloads.made_data:language"
     type: Literal["language_model"] = doc("Task", "language_model")
     stage: StageName = doc("; ".join(f"{stage.name}: {stage.learns}" for stage in STAGES.values()), "pretrain")
     model: LanguageModelModel = doc("Model to train")

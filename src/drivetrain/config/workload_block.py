@@ -64,6 +64,7 @@ class WorkloadBlock(Frozen):
     ACCOUNTS: ClassVar[str] = (
         ""  # reports the rows of data sets of which no sample is left: module:function(block, seed)
     )
+    MADE_DATA: ClassVar[str] = ""  # writes data of a number and length: module:function(block, folder, samples, length)
     AUTO_CLASS: ClassVar[str] = ""  # the Transformers class that builds its model; "" where the user's code does
 
     @property

@@ -10,10 +10,11 @@ from drivetrain.plan.machines import Cluster
 from drivetrain.plan.room import UNSEEN, room_of_a_rank
 from drivetrain.plan.run_time import time_of
 from drivetrain.plan.samples import Samples
+from drivetrain.plan.small_batches import measured_costs
 from drivetrain.plan.speeds import speeds_of
 from drivetrain.plan.step_costs import StepCosts
 from drivetrain.plan.step_time import StepTime
-from drivetrain.plan.trace import fullest_step_costs
+from drivetrain.plan.trace import Untraceable, fullest_step_costs
 from drivetrain.training.auto_settings import order_of, total_steps_of
 
 IRRELEVANT = {"name", "output", "tracking", "checkpoints", "evaluation", "loop", "schedule"}  # to the costs of a step
@@ -52,13 +53,18 @@ class Traced:
             return f"times are not known: {error.problems[0].why}; {error.problems[0].fix}"
         return None
 
-    def costs(self, run: RunConfig) -> StepCosts:
-        key = run.model_dump_json(exclude=IRRELEVANT)
+    def costs(self, run: RunConfig, quick: bool = False) -> StepCosts:
+        quick = quick and run.world_size > 1
+        key = f"{quick} {run.model_dump_json(exclude=IRRELEVANT)}"
         if key not in self._costs:
             try:
-                self._costs[key] = fullest_step_costs(run, self.host, self.samples.of(run))
+                self._costs[key] = fullest_step_costs(run, self.host, self.samples.of(run), quick)
             except UserError:
                 raise
+            except Untraceable as error:
+                if not self._can_measure(run):
+                    raise NotPlanned(str(error)) from error
+                self._costs[key] = measured_costs(run, self.host, self.samples.of(run))
             except RunError as error:
                 raise NotPlanned(str(error)) from error
             except Exception as error:  # code of models and engines that was never meant to run without numbers
@@ -66,6 +72,9 @@ class Traced:
                     f"it cannot be traced: {last_line(error)}; measure it with train or compare"
                 ) from error
         return self._costs[key]
+
+    def _can_measure(self, run: RunConfig) -> bool:
+        return self.cluster.is_here and self.host.device == "cpu" and run.world_size == 1
 
     def time(self, run: RunConfig, costs: StepCosts) -> StepTime:
         return time_of(run, costs, self.cluster)

@@ -47,9 +47,12 @@ class Estimator(Protocol):
     def no_speed(self) -> str | None:
         """Why times are not known; None where they are."""
 
-    def costs(self, run: RunConfig) -> StepCosts:
+    def costs(self, run: RunConfig, quick: bool = False) -> StepCosts:
         """Returns the costs of a step. Takes seconds to a minute. Raises UserError where the run cannot be set up, and
-        NotPlanned where its costs cannot be found out."""
+        NotPlanned where its costs cannot be found out.
+
+        quick: of fewer ranks, so that the fullest one may be missed if its samples are longer than others'.
+        """
 
     def time(self, run: RunConfig, costs: StepCosts) -> Timing:
         """Returns the time of a step with these costs on the cluster. Takes no time itself."""

@@ -99,6 +99,8 @@ class MemoryRecord(TensorPeak):
         return storage.device.type in ("meta", "cpu")
 
     def _observe(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        if func._opname == "wait_tensor":  # which returns what it is given; without numbers it returns another tensor
+            self._forget(args[0].untyped_storage()._cdata)
         super()._observe(func, args, kwargs, result)
         if func.namespace == "c10d" and "allreduce" not in func._opname:
             filled = [value for value in tree_iter((args, kwargs)) if isinstance(value, Tensor)]

@@ -69,6 +69,7 @@ class _Looked:
 
     family: Family
     traced: dict[Cut, StepCosts] = field(default_factory=dict)
+    sure: set[Cut] = field(default_factory=set)  # those of which the fullest rank was traced
     rows: dict[int, Row] = field(default_factory=dict)
 
     @property
@@ -119,7 +120,7 @@ class Search:
         while (best := self._untraced_best()) is not None:
             looked, size = best
             _, cut = looked.family.at(size)
-            if self._trace(looked, cut.shortened(looked.family.run.engine.stages)):
+            if self._trace(looked, cut.shortened(looked.family.run.engine.stages), quick=False):
                 self._fill(looked)
             else:
                 del looked.rows[size]
@@ -134,10 +135,10 @@ class Search:
         one = next((each for each in self._ones.values() if each is not None), None)
         return None if one is None else one.at(Cut(1, 2, 2))
 
-    def costs_of(self, run: RunConfig) -> StepCosts:
+    def costs_of(self, run: RunConfig, quick: bool = False) -> StepCosts:
         """Traces a run, and counts that."""
         self.traces += 1
-        return self._estimator.costs(run)
+        return self._estimator.costs(run, quick)
 
     # --- bounds -------------------------------------------------------------------------------------------------------
 
@@ -263,10 +264,10 @@ class Search:
             looked.rows[size] = row(run, self._base, costs, self._estimator, looked.family.rank)
 
     def _is_traced(self, looked: _Looked, size: int) -> bool:
-        """Returns whether the memory of a micro-batch of this size was traced."""
+        """Returns whether the memory of a micro-batch of this size was traced, on the fullest rank."""
         full = max(2, looked.family.run.engine.stages)
         depth = min(looked.family.at(size)[1].count, full)
-        return any(cut.size == size and min(cut.count, full) == depth for cut in looked.traced)
+        return any(cut.size == size and min(cut.count, full) == depth for cut in looked.sure)
 
     def _untraced_best(self) -> tuple[_Looked, int] | None:
         """Returns the first of the best rows that is not traced yet."""
@@ -281,15 +282,17 @@ class Search:
         best = [*(found for found in best if found[0] is choice), *best[:BEST]]
         return next(((looked, size) for _, looked, size in best if not self._is_traced(looked, size)), None)
 
-    def _trace(self, looked: _Looked, cut: Cut) -> bool:
+    def _trace(self, looked: _Looked, cut: Cut, quick: bool = True) -> bool:
         """Adds a trace. Returns False where there can be none; the family is passed over with the reason."""
         try:
-            looked.traced[cut] = self.costs_of(looked.family.traced_as(cut))
+            looked.traced[cut] = self.costs_of(looked.family.traced_as(cut), quick)
         except UserError as error:
             reason = "; ".join(f"{each.field}: {each.why}" for each in error.problems)
         except NotPlanned as error:
             reason = str(error)
         else:
+            if not quick or looked.family.run.world_size == 1:
+                looked.sure.add(cut)
             return True
         self._pass_over(looked.family, reason)
         return False

@@ -14,12 +14,14 @@ import warnings
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
 from drivetrain.config.machine import Machine
 from drivetrain.config.run import RunConfig
 from drivetrain.data.loader import MicroBatch
+from drivetrain.distributed.communicator import Communicator
 from drivetrain.distributed.real_numbers import real_numbers
 from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError, UserError
@@ -47,17 +49,21 @@ class Untraceable(RunError):
     """The model asks for numbers while it computes, so that it cannot be traced without them."""
 
 
-def fullest_step_costs(run: RunConfig, machine: Machine, workload: Workload) -> StepCosts:
-    """Returns the costs on the rank that takes most memory. Raises as `step_costs` does."""
-    found = [step_costs(run, machine, workload, rank) for rank in _unlike(run)]
+def fullest_step_costs(run: RunConfig, machine: Machine, workload: Workload, quick: bool = False) -> StepCosts:
+    """Returns the costs on the rank that takes most memory. Raises as `step_costs` does.
+
+    quick: traces the ranks of largest shards alone, of which samples may be shorter than others'.
+    """
+    found = [step_costs(run, machine, workload, rank) for rank in _unlike(run, quick)]
     return max(found, key=lambda costs: costs.memory.allocated)
 
 
-def _unlike(run: RunConfig) -> list[int]:
+def _unlike(run: RunConfig, quick: bool) -> list[int]:
     """Returns a rank of each kind: the first one, which has the largest shards; the last one, which has the longest
-    samples; the first one of each pipeline stage."""
+    samples; the first one of each pipeline stage. quick: without the last one."""
     world, stages = run.world_size, run.engine.stages
-    return sorted({*(stage * (world // stages) for stage in range(stages)), world - 1})
+    first = {stage * (world // stages) for stage in range(stages)}
+    return sorted(first if quick else {*first, world - 1})
 
 
 def step_costs(run: RunConfig, machine: Machine, workload: Workload, rank: int = 0) -> StepCosts:
@@ -86,11 +92,9 @@ def _why(error: BaseException) -> str:
 
 
 def _traced(run: RunConfig, machine: Machine, workload: Workload, rank: int) -> StepCosts:
-    start = time.perf_counter()
     on_cpu = replace(machine, device="cpu")  # fake tensors of a device that torch was not built for end the process
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    memory = MemoryRecord(CUDA_GRANULARITY if machine.device == "cuda" else 1)
-    operations = OperationRecord()
+    record = Record(machine, _axis_of_all(run))
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         # DeepSpeed checks how its flat tensors are aligned
@@ -100,30 +104,62 @@ def _traced(run: RunConfig, machine: Machine, workload: Workload, rank: int) -> 
         stack.enter_context(built_fake(workload, mode))
         stack.enter_context(mode)
         stack.enter_context(OwnNumbers())
-        engine = assemble_around(workload, run, on_cpu, ranks, part=memory.part, traced=True)
+        engine = assemble_around(workload, run, on_cpu, ranks, part=record.memory.part, traced=True)
         stack.callback(engine.close)
         with real_numbers():
             workload.rows = rows_of(run, machine, workload, compiles=False)
             window = first_window(run, on_cpu, workload, engine)
-        batches = without_numbers(window.micro_batches, mode)
-        with memory:
-            _note_held(memory, engine, batches)
-            _step(engine, batches, memory)
-            with operations:
-                _step(engine, batches, memory)
-        trained = engine.engaged().trained_parameters
-    for failure in (memory.failure, operations.failure):
-        if failure is not None:
-            raise failure
-    return StepCosts(
-        memory=memory.memory(),
-        operations=operations.operations(),
-        messages=operations.messages(),
-        trained_parameters=trained,
-        tokens=_tokens(batches, engine.data_world),
-        origin="traced",
-        seconds_taken=time.perf_counter() - start,
-    )
+        return record.of_two_steps(engine, without_numbers(window.micro_batches, mode), "traced")
+
+
+def measured_step_costs(run: RunConfig, machine: Machine, workload: Workload) -> StepCosts:
+    """Returns the costs of one step of one process, of which two are taken with numbers, on this machine."""
+    record = Record(machine)
+    with arithmetic(run.precision_spec, machine):
+        engine = assemble_around(workload, run, machine, Communicator(), part=record.memory.part)
+        workload.rows = rows_of(run, machine, workload, compiles=False)
+        window = first_window(run, machine, workload, engine)
+        try:
+            return record.of_two_steps(engine, window.micro_batches, "measured")
+        finally:
+            engine.close()
+
+
+def _axis_of_all(run: RunConfig) -> str:
+    """Returns the axis that all ranks lie along, where there is one alone; else the data's."""
+    return next((axis for axis, ranks in run.engine.axes.items() if ranks == run.world_size), "dp")
+
+
+class Record:
+    """The records of one engine's steps."""
+
+    def __init__(self, machine: Machine, whole: str = "dp") -> None:
+        """whole: the axis that the group of all ranks is."""
+        self.memory = MemoryRecord(CUDA_GRANULARITY if machine.device == "cuda" else 1)
+        self._operations = OperationRecord(whole)
+        self._start = time.perf_counter()
+
+    def of_two_steps(
+        self, engine: Engine, batches: list[MicroBatch], origin: Literal["traced", "measured"]
+    ) -> StepCosts:
+        """Takes two steps, and returns the costs of the second one."""
+        with self.memory:
+            _note_held(self.memory, engine, batches)
+            _step(engine, batches, self.memory)
+            with self._operations:
+                _step(engine, batches, self.memory)
+        for failure in (self.memory.failure, self._operations.failure):
+            if failure is not None:
+                raise failure
+        return StepCosts(
+            memory=self.memory.memory(),
+            operations=self._operations.operations(),
+            messages=self._operations.messages(),
+            trained_parameters=engine.engaged().trained_parameters,
+            tokens=_tokens(batches, engine.data_world),
+            origin=origin,
+            seconds_taken=time.perf_counter() - self._start,
+        )
 
 
 def _step(engine: Engine, batches: list[MicroBatch], memory: MemoryRecord) -> None:

@@ -1,7 +1,8 @@
 """Answers libraries that look at their own numbers while a run is traced without any.
 
 DeepSpeed asks whether the gradient norm is finite, PyTorch's gradient scaler whether a step overflowed. The answer is
-0: finite, and no overflow. Code of a model gets no answer: what it computes next would depend on it.
+0: finite, and no overflow. PyTorch's pipelines ask whether all stages know the shapes that they receive: 1, as they do.
+Code of a model gets no answer: what it computes next would depend on it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-ASKING = (f"{os.sep}deepspeed{os.sep}", os.path.join("torch", "amp", "grad_scaler.py"))  # parts of their files' names
+ANSWERS = {  # by a part of the asking file's name
+    f"{os.sep}deepspeed{os.sep}": 0,
+    os.path.join("torch", "amp", "grad_scaler.py"): 0,
+    os.path.join("torch", "distributed", "pipelining", "schedules.py"): 1,
+}
 BETWEEN = (f"{os.sep}torch{os.sep}", f"drivetrain{os.sep}measure", f"drivetrain{os.sep}plan")
 
 
@@ -25,8 +30,10 @@ class OwnNumbers(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
-        if func is torch.ops.aten._local_scalar_dense.default and _lacks_numbers(args[0]) and _asked_by_library():
-            return 0.0 if args[0].is_floating_point() else False if args[0].dtype is torch.bool else 0
+        if func is torch.ops.aten._local_scalar_dense.default and _lacks_numbers(args[0]):
+            answer = _answer()
+            if answer is not None:
+                return _of(args[0].dtype, answer)
         return func(*args, **(kwargs or {}))
 
 
@@ -34,14 +41,19 @@ def _lacks_numbers(tensor: Tensor) -> bool:
     return isinstance(tensor, FakeTensor) and tensor.constant is None
 
 
-def _asked_by_library() -> bool:
-    """Returns whether the code outside of torch that asked is a library's."""
+def _of(dtype: torch.dtype, answer: int) -> float | int | bool:
+    return float(answer) if dtype.is_floating_point else bool(answer) if dtype is torch.bool else answer
+
+
+def _answer() -> int | None:
+    """Returns the answer to the library that asked; None where other code outside of torch did."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if any(part in name for part in ASKING):
-            return True
+        for part, answer in ANSWERS.items():
+            if part in name:
+                return answer
         if not any(part in name for part in BETWEEN):
-            return False
+            return None
         frame = frame.f_back
-    return False
+    return None

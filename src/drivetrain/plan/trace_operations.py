@@ -30,8 +30,10 @@ class _Sum:
 
 
 class OperationRecord(FlopCount):
-    def __init__(self) -> None:
+    def __init__(self, whole: str = "dp") -> None:
+        """whole: the axis that the group of all ranks is."""
         super().__init__()
+        self._whole = whole
         self._operations: dict[tuple[OperationKind, str, int], _Sum] = {}
         self._messages: dict[tuple[str, str, int, int], _Sum] = {}
 
@@ -80,7 +82,7 @@ class OperationRecord(FlopCount):
             whole *= group.size()  # the result, of which each rank gives a part
         if group.size() > 1:
             members = dist.get_process_group_ranks(group)
-            key = (kind, _axis(group), len(members), members[1] - members[0])
+            key = (kind, _axis(group, self._whole), len(members), members[1] - members[0])
             self._messages.setdefault(key, _Sum()).add(0.0, whole)
 
 
@@ -94,10 +96,11 @@ _COLLECTIVES: dict[str, Collective] = {
 }
 
 
-def _axis(group: dist.ProcessGroup) -> str:
-    """Returns the name of the mesh axis that the group is, as DeviceMesh describes it; "dp" for the group of all."""
+def _axis(group: dist.ProcessGroup, whole: str) -> str:
+    """Returns the name of the mesh axis that the group is, as DeviceMesh describes it; it takes the group of all for an
+    axis of as many ranks."""
     described = group.group_desc
-    return described.removeprefix("mesh_") if described.startswith("mesh_") else "dp"
+    return described.removeprefix("mesh_") if described.startswith("mesh_") else whole
 
 
 @functools.cache

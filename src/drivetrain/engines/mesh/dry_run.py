@@ -14,9 +14,9 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from drivetrain.config.precision import Precision
 from drivetrain.data.loader import MicroBatch
 from drivetrain.data.streams.endless import draws
 from drivetrain.distributed.communicator import Communicator
+from drivetrain.distributed.real_numbers import real_numbers
 from drivetrain.distributed.rng import restore_rng_state, rng_state
 from drivetrain.engines.auxiliary import Companion
 from drivetrain.engines.base import EngineOptions
@@ -41,6 +42,10 @@ from drivetrain.memory.transfers import sent
 from drivetrain.numerics.torch_precision import autocast, dtype
 from drivetrain.workloads.base import Batch, Workload, few
 from drivetrain.workloads.loss_contract import NO_CONTEXT, LossContext, Statistics
+
+if TYPE_CHECKING:
+    from drivetrain.engines.mesh.parallelize import RankPart
+    from drivetrain.engines.mesh.state import Held
 
 SHARES, SAMPLES, POSITIONS = 2, 2, 128  # data ranks that have samples in the trial, of how many positions at most
 # how far a loss and a gradient may be off, of their size: sums in another order, rounded to the parameters' dtype
@@ -70,6 +75,16 @@ class Trial:
         self._ranks, self._beside, self._found = communicator, beside, Statistics()
         self._workload, self._device, self._config, self._place = workload, options.device, config, place
         self._precision = options.precision
+        self._is_traced = options.traced  # there are no numbers to compare
+        self._loss = 0.0
+        self._expected: dict[str, Tensor] = {}
+        self._filled: list[str] = []
+        if not self._is_traced:
+            self._load()
+
+    def _load(self) -> None:
+        """Takes the samples of the trial."""
+        workload, place = self._workload, self._place
         shares = min(place.dp, SHARES)
         loaded = [workload.train.load(index, 0) for index in draws(workload.train, SAMPLES * shares)]
         dealt = [loaded[rank::shares] for rank in range(shares)]
@@ -80,16 +95,13 @@ class Trial:
             if samples
         ]
         self._pieces = self._shares
-        if config.shard and place.dp * place.cp > 1:
+        if self._config.shard and place.dp * place.cp > 1:
             alone = [_short(workload.collate([sample]), workload) for sample in loaded]
             self._pieces = [MicroBatch(piece, positions=numbers[[number]]) for number, piece in enumerate(alone)]
         at = place.at["dp"]
         self._own = replace(self._shares[at if at < len(self._shares) else 0], counts=at < len(self._shares))
         counts = [workload.counts(share.tensors) for share in self._shares]
         self._counts = {name: max(1, sum(each[name] for each in counts)) for name in workload.terms}
-        self._loss = 0.0
-        self._expected: dict[str, Tensor] = {}
-        self._filled: list[str] = []
 
     # --- the whole model ---------------------------------------------------------------------------------------------
 
@@ -98,6 +110,8 @@ class Trial:
 
         Parameters that are all zero would hide the gradients behind them: during the trial they hold small numbers.
         """
+        if self._is_traced:
+            return
         self._fill(model)
         model.eval()
         self._loss, self._expected, self._found = self._ranks.on_first(lambda: self._watched(model, trains))
@@ -173,8 +187,11 @@ class Trial:
             with autocast(self._precision, next(iter(batch.values())).device):
                 return torch.stack(list(self._workload.loss_sums(model, batch, NO_CONTEXT).values())).sum()
 
-        with placed(model, self._device) as device, aside(model):
-            return dissect(model, [self._cast(few(self._workload, count), device) for count in (2, 3)], forward)
+        apart = nullcontext() if self._is_traced else aside(model)
+        with placed(model, self._device) as device, apart:
+            with real_numbers():
+                batches = [few(self._workload, count) for count in (2, 3)]
+            return dissect(model, [self._cast(batch, device) for batch in batches], forward)
 
     @torch.no_grad()
     def _fill(self, model: nn.Module) -> None:
@@ -214,6 +231,8 @@ class Trial:
 
         loss_of: this rank's part of the mean loss, on the last stage. step: leaves gradients; None: nothing trains.
         """
+        if self._is_traced:
+            return set()
         try:
             with aside(model):
                 loss = self._loss_of_all(loss_of)
@@ -233,6 +252,12 @@ class Trial:
                 if name in self._filled:
                     local_part(parameter).zero_()
         return summed
+
+    def check_pieces(self, part: RankPart, held: Held, copies: Callable[[Tensor], float]) -> None:
+        """Raises RunError unless the ranks hold all of each parameter together. copies: ranks that hold the same
+        piece."""
+        if not self._is_traced:
+            part.check_pieces(held, copies, self._ranks, self._device)
 
     @torch.no_grad()
     def _loss_of_all(self, loss_of: Callable[[MicroBatch], Tensor | None]) -> float:

@@ -102,7 +102,8 @@ class MeshEngine(AutogradEngine):
             ready_to_shard(model)
             # a pipeline runs several forwards before a backward
             shard_apart(root, [*self._part.blocks, *attached(model).values()], mesh, self._pipeline is None)
-            self._same = SameParameters(model, mesh.get_group(), self._device, "leave shard out")
+            if not self._options.traced:
+                self._same = SameParameters(model, mesh.get_group(), self._device, "leave shard out")
         elif mesh is not None:
             self._sum = GradientSum(model.parameters(), mesh.get_group())
         self._held = Held(model)
@@ -119,7 +120,7 @@ class MeshEngine(AutogradEngine):
         return build(self._held, made)
 
     def _check_engaged(self) -> None:
-        self._part.check_pieces(self._held, self._copies, self._ranks, self._device)
+        self._trial.check_pieces(self._part, self._held, self._copies)
         summed = self._tried()
         self._partial = [p for name, p in self._model.named_parameters() if name in summed]
         self._held.clear_gradients()
@@ -131,9 +132,8 @@ class MeshEngine(AutogradEngine):
         before, precision = (self._options, self._scaler), exact(self._options.precision)
         self._options, self._scaler = replace(self._options, precision=precision), MeshScaler(enabled=False)
         self._tries = True
-        step = self._trial_step if self._trains else None
         with arithmetic(precision, self._options.machine), torch.compiler.set_stance("force_eager"):
-            found = self._trial.run(self._model, self._trial_loss, step)
+            found = self._trial.run(self._model, self._trial_loss, self._trial_step if self._trains else None)
         self._tries = False
         self._options, self._scaler = before
         return found

@@ -44,9 +44,10 @@ class Stage(nn.Module):
         self._call = call
 
     def forward(self, given: Tensor, number: Tensor) -> Any:
-        """number: (1,), of the micro-batch. given: the received tensor; on the first stage, the number again."""
+        """number: (1,), a view of all micro-batches' numbers. given: the received tensor; on the first stage, the
+        number again."""
         assert self._call is not None
-        return self._call(given, int(number))
+        return self._call(given, int(number.storage_offset()))  # its place is its number, also while it is only traced
 
 
 class _TimedStage(PipelineStage):

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_iter
 
+from drivetrain.distributed.real_numbers import real_numbers
 from drivetrain.engines.mesh.block_discovery import Anatomy, within
 from drivetrain.errors import problem
 
@@ -164,6 +166,11 @@ class Elsewhere(Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
+def _elsewhere(weight: Tensor) -> Tensor:
+    with real_numbers():  # a fake tensor can have no other class
+        return torch.empty(weight.shape, dtype=weight.dtype, device="meta").as_subclass(Elsewhere)
+
+
 class Unbuilt(Absent):
     """Stands for a module before the blocks: returns a tensor of the right shape, which is never read.
 
@@ -173,11 +180,13 @@ class Unbuilt(Absent):
     def __init__(self, part: nn.Module, link: Link) -> None:
         super().__init__()
         self._link = link
-        part.to("meta")
         for module in part.modules():
+            module._buffers = {
+                name: None if held is None else held.to("meta") for name, held in module._buffers.items()
+            }
             for name, weight in module._parameters.items():
                 if weight is not None:  # kernels for the CPU take tensors without storage for what they are not
-                    module._parameters[name] = cast(nn.Parameter, weight.detach().as_subclass(Elsewhere))
+                    module._parameters[name] = cast(nn.Parameter, _elsewhere(weight))
         self.__dict__["_emptied"] = part  # no submodule of this one: its parameters are another stage's
 
     def __getattr__(self, name: str) -> Any:

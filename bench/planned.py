@@ -1,0 +1,185 @@
+"""Plans beside measurements: the shipped recipes on every engine that this machine has, at 1, 2 and 4 ranks.
+
+    python bench/planned.py --folder work           # work/data, work/models: as the recipes name them
+    python bench/planned.py --folder work --times   # again those whose time other programs disturbed
+    python bench/planned.py --page                  # the table of what was measured so far
+
+A row is one way to run a recipe: the plan of it, and real steps of the same, in as many processes as it has ranks
+(planned_ranks.py), which take one way after the other. Rows are kept in results/planned.jsonl as they are found, and
+are not measured again: the bench goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from interleaved import child_environment
+from planned_page import is_disturbed, page
+from tables import write
+
+from drivetrain.errors import UserError
+from drivetrain.plan.as_asked import plan_as_asked
+from drivetrain.plan.estimate import Traced
+from drivetrain.plan.machines import cluster
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = Path(__file__).resolve().parent / "results"
+RECIPES = (  # the smallest first; those that differ in the engine alone are rows of one
+    "linear",
+    "digits",
+    "digits-small-lr",
+    "shakespeare-char",
+    "shakespeare-mesh",
+    "hotel-bert",
+    "alpaca-sft",
+    "cifar10-small",
+    "preferences-dpo",
+    "alpaca-qlora",
+)
+ALONE, TOGETHER = ("single",), ("ddp", "fsdp", "zero1", "zero2", "zero3", "mesh.tp2", "mesh.pp2")
+RANKS = (1, 2, 4)
+RANK = Path(__file__).resolve().with_name("planned_ranks.py")
+LIMIT_SECONDS = 900
+
+
+def main() -> None:
+    options = arguments()
+    os.chdir(options.folder)
+    if not options.page:
+        for recipe, ranks, engines in open_cases(options):
+            for row in rows_of(recipe, ranks, engines, options.prefix):
+                append(options.rows, row)
+                print(summary(row), flush=True)
+    write(RESULTS / "planned.md", page(list(latest(options.rows).values())))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=ROOT, help="where the recipes find data and models")
+    parser.add_argument("--recipes", nargs="+", default=list(RECIPES), choices=RECIPES)
+    parser.add_argument("--engines", nargs="+", default=[*ALONE, *TOGETHER])
+    parser.add_argument("--ranks", nargs="+", type=int, default=list(RANKS))
+    parser.add_argument("--rows", type=lambda text: Path(text).resolve(), default=RESULTS / "planned.jsonl")
+    parser.add_argument("--prefix", default="", help="a command before those that measure, such as nice")
+    parser.add_argument("--times", action="store_true", help="measure again where other programs were at work")
+    parser.add_argument("--again", action="store_true", help="measure all that is asked for again")
+    parser.add_argument("--page", action="store_true", help="only write the table")
+    return parser.parse_args()
+
+
+# --- cases ---
+
+
+def open_cases(options: argparse.Namespace) -> Iterator[tuple[str, int, list[str]]]:
+    """Yields what is left to measure: recipe, ranks, engines."""
+    known = latest(options.rows)
+    for ranks in options.ranks:
+        for recipe in options.recipes:
+            engines = []
+            for engine in (each for each in (ALONE if ranks == 1 else TOGETHER) if each in options.engines):
+                found = known.get((recipe, engine, ranks))
+                if found is None or options.again or (options.times and wants_time(found)):
+                    engines.append(engine)
+            if engines:
+                yield recipe, ranks, engines
+
+
+def wants_time(row: dict[str, Any]) -> bool:
+    cores = os.cpu_count() or 1
+    return "foreign_cores" in row["measured"] and row["ranks"] <= cores and is_disturbed(row)
+
+
+def latest(rows: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
+    lines = rows.read_text().splitlines() if rows.exists() else []
+    return {(row["recipe"], row["engine"], row["ranks"]): row for row in map(json.loads, lines)}
+
+
+def append(rows: Path, row: dict[str, Any]) -> None:
+    with rows.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def settings(engine: str, ranks: int) -> list[str]:
+    """Returns the words of the command line."""
+    if not engine.startswith("mesh."):
+        return [f"engine={engine}", f"processes={'null' if ranks == 1 else ranks}"]
+    axis, degree = engine[5:7], int(engine[7:])
+    data = f", dp: {ranks // degree}" if ranks > degree else ""
+    return [f"engine={{name: mesh, {axis}: {degree}{data}}}", f"processes={ranks}"]
+
+
+# --- rows ---
+
+
+def rows_of(recipe: str, ranks: int, engines: list[str], prefix: str) -> Iterator[dict[str, Any]]:
+    """Yields a row for each engine: first those that rules refuse."""
+    file, plans = ROOT / "recipes" / f"{recipe}.yaml", dict[str, dict[str, Any]]()
+    for engine in engines:
+        plans[engine] = plan_of(file, settings(engine, ranks))
+        if "refused" in plans[engine]:
+            yield {"recipe": recipe, "engine": engine, "ranks": ranks, "planned": plans[engine], "measured": {}}
+    allowed = [engine for engine in engines if "refused" not in plans[engine]]
+    for engine, found in zip(allowed, measured(file, ranks, allowed, prefix), strict=False):
+        yield {"recipe": recipe, "engine": engine, "ranks": ranks, "planned": plans[engine], "measured": found}
+
+
+def measured(file: Path, ranks: int, engines: list[str], prefix: str) -> Iterator[dict[str, Any]]:
+    """Yields what the ranks measured of each engine; a failure for those that they did not come to."""
+    if not engines:
+        return
+    ways = json.dumps([settings(engine, ranks) for engine in engines])
+    with tempfile.TemporaryDirectory(prefix="planned-") as folder:
+        log = Path(folder) / "log"
+        given = f"{folder}/store {shlex.quote(str(file))} {shlex.quote(ways)}"
+        each = f"{shlex.quote(sys.executable)} -W ignore {shlex.quote(str(RANK))}"
+        # one command, so that a prefix holds for all of them
+        text = " & ".join(f"{each} {rank} {ranks} {given} 2>{log}.{rank}" for rank in range(ranks))
+        command = [*shlex.split(prefix), "timeout", str(LIMIT_SECONDS), "sh", "-c", f"{text}; wait"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=child_environment()) as running:
+            assert running.stdout is not None
+            left = len(engines)
+            for line in running.stdout:
+                if line.startswith("{"):
+                    yield json.loads(line)
+                    left -= 1
+        for _ in range(left):
+            yield {"failed": f"the ranks ended with code {running.returncode}: {last(Path(f'{log}.0').read_text())}"}
+
+
+def last(text: str) -> str:
+    return " ".join(text.split())[-300:]
+
+
+def plan_of(recipe: Path, words: list[str]) -> dict[str, Any]:
+    """Returns the plan's row. refused: why rules do not allow the run, which then is not measured."""
+    try:
+        found = plan_as_asked(recipe, [words], Traced(cluster("this machine")))
+    except UserError as error:
+        return {"refused": "; ".join(f"{each.field}: {each.why}" for each in error.problems)}
+    [row] = found.rows
+    if row.costs is None:
+        return {"failed": row.reason}
+    return {
+        "tensor": row.costs.memory.allocated,
+        "seconds": row.seconds,
+        "bound_by": None if row.timing is None else row.timing.bound_by,
+        "precision": row.run.precision,
+        "notes": list(found.notes),
+    }
+
+
+def summary(row: dict[str, Any]) -> str:
+    return f"{row['recipe']} {row['engine']} {row['ranks']}: planned {row['planned']}, measured {row['measured']}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""One rank of bench/planned.py: takes real steps of some ways to run a recipe, one way after the other.
+
+    python bench/planned_ranks.py RANK WORLD STORE RECIPE JSON
+
+JSON: a list of lists of overrides. Prints a line of JSON for each on the first rank: the largest figures of the ranks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import statistics
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from drivetrain.compare.busy import busy_seconds, own_seconds
+from drivetrain.config import rules
+from drivetrain.config.load import load
+from drivetrain.config.run import RunConfig
+from drivetrain.distributed.communicator import Communicator
+from drivetrain.measure.memory import TensorPeak, peaks, reset_peaks
+from drivetrain.numerics.torch_precision import arithmetic
+from drivetrain.runtime.hardware import detect
+from drivetrain.training.assemble import assemble_around, read_workload
+from drivetrain.training.auto_settings import order_of, rows_of
+from drivetrain.training.batching import window_slice
+from drivetrain.training.windows import windows_of
+
+TIMED, FIRST = 9, 2  # steps that are timed, after the first ones
+CPU = torch.device("cpu")
+
+
+def main() -> None:
+    rank, world, store, recipe = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
+    if world > 1:
+        dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
+    ranks = Communicator()
+    for overrides in json.loads(sys.argv[5]):
+        try:
+            found: dict[str, Any] = measured(recipe, overrides, ranks)
+        except Exception as error:
+            found = {"failed": f"{type(error).__name__}: {error}"[:300]}
+        found = fullest(ranks.all_gather(found))
+        if rank == 0:
+            print(json.dumps(found), flush=True)
+    os._exit(0)  # gloo's threads would wait
+
+
+def measured(recipe: Path, overrides: list[str], ranks: Communicator) -> dict[str, Any]:
+    machine, run = detect(), read(recipe, overrides)
+    import_module(f"drivetrain.engines.{run.engine.traits.implementation.partition(':')[0]}")
+    workload = read_workload(run, training=True)
+    workload.rows = rows_of(run, machine, workload, compiles=False)
+    emptied()
+    before = resident_now()
+    with arithmetic(run.precision_spec, machine):
+        engine = assemble_around(workload, run, machine, ranks)
+        order, mine = order_of(run, workload), window_slice(run, machine, workload, engine)
+        [window] = windows_of(run, workload, engine, order, range(1), mine, workers=False)
+
+        def step() -> None:
+            engine.statistics.keep()
+            engine.forward_backward(window.micro_batches)
+            engine.optimizer_step(1.0)
+
+        tensors = []
+        for _ in range(3):  # the first one has no optimizer state yet
+            with TensorPeak() as peak:
+                given = [tensor for batch in window.micro_batches for tensor in batch.tensors.values()]
+                peak.track([*engine.tensors(), *given])
+                step()
+            tensors.append(peak.peak_bytes)
+        seconds, work = [], Work()
+        for _ in range(FIRST + TIMED):
+            start = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - start)
+        used = work.used()
+        resident = peaks(CPU)["resident"] - before
+        engine.close()
+    return {"tensor": min(tensors[1:]), "resident": resident, "seconds": statistics.median(seconds[FIRST:]), **used}
+
+
+class Work:
+    """Processor time since the start: of all programs, and of this process."""
+
+    def __init__(self) -> None:
+        self._start, self._busy, self._own = time.perf_counter(), busy_seconds(), own_seconds()
+
+    def used(self) -> dict[str, float]:
+        busy, own = busy_seconds() - self._busy, own_seconds() - self._own
+        return {"elapsed": time.perf_counter() - self._start, "busy": busy, "own": own}
+
+
+def fullest(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns one row of all ranks': their largest figures, and the cores that no rank used."""
+    for each in found:
+        if "failed" in each:
+            return each
+    foreign = found[0]["busy"] - sum(each["own"] for each in found)
+    largest = {name: max(each[name] for each in found) for name in ("tensor", "resident", "seconds")}
+    mine = max(each["own"] for each in found) / (FIRST + TIMED)
+    return {**largest, "processor_seconds": mine, "foreign_cores": round(max(0.0, foreign / found[0]["elapsed"]), 3)}
+
+
+def read(recipe: Path, overrides: list[str]) -> RunConfig:
+    run, problems = load(recipe, overrides)
+    assert run is not None, problems
+    run, problems = rules.judged(run, problems, detect())
+    assert not problems, problems
+    return run
+
+
+def emptied() -> None:
+    """Gives back to the kernel what an earlier way has left in the heap."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def resident_now() -> int:
+    reset_peaks(CPU)
+    return peaks(CPU)["resident"]
+
+
+if __name__ == "__main__":
+    main()
