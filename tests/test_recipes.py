@@ -39,6 +39,13 @@ SMALLER = {
     "alpaca-sft.yaml": ["config.hidden_size=32", "config.num_hidden_layers=1", "vocabulary_size=300", "loop.epochs=1"],
     "alpaca-qlora.yaml": ["data.template=alpaca", "loop.epochs=1"],
     "preferences-dpo.yaml": ["data.template=alpaca", "data.length=64", "adapter.rank=2"],
+    "rewards-grpo.yaml": [
+        "data.template=alpaca",
+        "adapter.rank=2",
+        "loop.steps=2",
+        "reinforcement.max_new_tokens=6",
+        "batch_size=4",
+    ],
     "cifar10-small.yaml": ["limit_train=64", "limit_evaluation=20", "loop.epochs=1"],
     **{f"cifar10-resnet50-{name}.yaml": SMALL_RESNET for name in ("224", "dp")},
     **{f"cifar10-resnet50-{name}.yaml": [*SMALL_RESNET, *FEW_PROCESSES] for name in ("ddp", "fsdp")},
@@ -57,6 +64,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     reviews(tmp_path / "data")
     (tmp_path / "data" / "tinyshakespeare.txt").write_text("What say you? A pox on it, quoth she.\n" * 60)
     instructions(tmp_path / "data" / "llama-factory")
+    questions = [{"instruction": f"{number} + 1?", "output": str(number + 1)} for number in range(24)]
+    (tmp_path / "data" / "questions.jsonl").write_text("\n".join(map(json.dumps, questions)))
     model_of_your_own(tmp_path / "models" / "my-model")
     cifar_pickles(tmp_path / "data" / "cifar-10-batches-py", rng)
     for part, number in (("train", 8), ("test", 3)):

@@ -72,7 +72,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown key": ({"lenght": 9}, "workload.data.lenght"),
     "an unknown key of a source": ({"train": [{"path": "a/b", "wieght": 1}]}, "wieght"),
     "no source": ({"train": []}, "at least 1 item"),
-    "an unknown stage": ({"stage": "ppo"}, "workload.stage"),
+    "an unknown stage": ({"stage": "rlhf"}, "workload.stage"),
     "a weight of nothing": ({"train": {"path": "a/b", "weight": 0}}, "weight"),
     "no rows of a source": ({"train": {"path": "a/b", "samples": 0}}, "samples"),
     "windows of one token": ({"length": 1}, "workload.data.length"),

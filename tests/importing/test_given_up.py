@@ -33,7 +33,7 @@ XTUNER = "train_cfg = dict(max_iters=4)\n"
         (SFT + "lr_scheduler_type: reduce_lr_on_plateau\n", ".yaml", "lr_scheduler_type"),
         (SFT + "num_train_epochs: 0.5\n", ".yaml", "num_train_epochs"),
         (SFT.replace("qwen", "default"), ".yaml", "template"),
-        (SFT.replace("sft", "ppo"), ".yaml", "stage"),
+        (SFT.replace("sft", "grpo"), ".yaml", "stage"),
         (SFT.replace("sft", "dpo") + "ref_model: c/d\n", ".yaml", "ref_model"),
         (SFT.replace("sft", "kto") + "pref_ftx: 0.5\n", ".yaml", "pref_ftx"),
         (SFT.replace("full", "oft"), ".yaml", "finetuning_type"),
@@ -117,12 +117,12 @@ def test_exit_codes_tell_a_run_file_that_trains_from_one_that_cannot_yet(
     assert "use_dft_loss: another loss" in (tmp_path / "losing-run.yaml").read_text()
 
 
-def test_reinforcement_learning_names_what_is_trained_without_it(tmp_path: Path) -> None:
-    file = of_text(tmp_path, SFT.replace("sft", "ppo") + "ppo_epochs: 2\nreward_model: a\n", ".yaml")
+def test_an_unknown_stage_names_those_there_are(tmp_path: Path) -> None:
+    file = of_text(tmp_path, SFT.replace("sft", "grpo"), ".yaml")
     with pytest.raises(UserError) as refused:
         import_files([file], None, tmp_path / "new.yaml")
     reported = str(refused.value)
-    assert "there is no reinforcement learning yet (so that ppo_epochs, reward_model would be dropped" in reported
+    assert "grpo: there are pt, sft, dpo, kto, rm, ppo" in reported
     assert "no workload is written, and what is trained is that of --onto RUN.YAML" in reported
 
 

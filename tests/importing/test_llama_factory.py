@@ -114,7 +114,7 @@ def test_gradients_that_some_parameters_lack_mean_ddp(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "key", "fate", "reason"),
     [
-        ("stage: ppo\n", "stage", "refused", "reinforcement learning"),
+        ("stage: grpo\n", "stage", "refused", "there are pt, sft"),
         ("use_galore: true\n", "use_galore", "refused", "lora and GaLore together"),
         ("use_apollo: true\n", "use_apollo", "refused", "import path"),
         ("use_badam: true\n", "use_badam", "refused", "import path"),

@@ -112,3 +112,31 @@ def test_the_published_file_trains(
     report = json.loads(Path("run/report.json").read_text())
     assert report["status"] == "completed"
     assert report["samples"] == 16
+
+
+PPO = DPO.replace("dpo", "ppo").replace("full", "lora") + "reward_model: saves/reward\n"
+
+
+def test_ppo_keeps_its_reward_model_passes_and_sampling(tmp_path: Path) -> None:
+    lines = "reward_model_type: full\nppo_epochs: 2\nmax_new_tokens: 64\ntop_k: 0\ntop_p: 0.9\n"
+    made, notes = workload(tmp_path, PPO + lines)
+    assert made["stage"] == "ppo"
+    expected = {"rewards": [{"model": "saves/reward"}], "passes": 2, "beta": 0.2, "max_new_tokens": 64}
+    assert made["reinforcement"] == {**expected, "temperature": 0.95}
+    assert notes["top_p"].fate == "changed"
+
+
+@pytest.mark.parametrize(
+    ("lines", "key", "why"),
+    [
+        ("", "reward_model", "export it merged"),
+        ("reward_model_type: full\nppo_buffer_size: 4\n", "ppo_buffer_size", "as workload.reinforcement.updates"),
+        ("reward_model_type: full\nppo_score_norm: true\n", "ppo_score_norm", "not normalised"),
+        ("reward_model_type: full\nreward_model_adapters: a\n", "reward_model_adapters", "its folder's"),
+    ],
+)
+def test_what_ppo_has_only_there_is_refused(tmp_path: Path, lines: str, key: str, why: str) -> None:
+    _, notes = workload(tmp_path, PPO + lines)
+    assert notes[key].fate == "refused"
+    assert notes[key].alters
+    assert why in notes[key].why

@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from drivetrain.config.language import LanguageModelModel
+from drivetrain.config.language_model import LanguageModelModel
 from drivetrain.engines.mesh import tensor_parallel, tensor_plan
 from drivetrain.engines.replicas import ThreadReplicas
 from drivetrain.measure.memory import TensorPeak

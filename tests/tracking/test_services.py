@@ -17,7 +17,7 @@ import pytest
 from drivetrain.errors import UserError
 from drivetrain.tracking.build import EventStream, build_trackers
 from drivetrain.tracking.curves import curves_of, has_key
-from drivetrain.tracking.events import Evaluated, Event, RunFinished, RunStarted, StepDone
+from drivetrain.tracking.events import Evaluated, Event, RolledOut, RunFinished, RunStarted, StepDone
 
 Curve = list[tuple[int, float]]
 LOSSES: Curve = [(1, 3.0), (2, 2.5), (3, 2.25), (4, 2.0)]
@@ -185,6 +185,7 @@ def test_curves_of_scaled_steps_and_several_losses_have_names_of_their_own() -> 
         "train/skipped_steps": 2.0,
         "train/loss_sft": 1.0,
     }
+    assert curves_of(RolledOut(3, {"reward": 0.5}, [{"answer": "a"}])) == {"answers/reward": 0.5}
     assert curves_of(RunFinished("completed", 1, "")) == {}
 
 

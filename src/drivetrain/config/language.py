@@ -10,12 +10,16 @@ from pydantic import BeforeValidator, Field
 
 from drivetrain.config.base import Frozen, MaybeEmpty, PathOrId, doc
 from drivetrain.config.data_paths import looks_like_hub_id, missing
+from drivetrain.config.generation import Generation
+from drivetrain.config.language_model import LanguageModelModel
 from drivetrain.config.language_stages import STAGES, SampleKind, StageName
 from drivetrain.config.location import Location
 from drivetrain.config.machine import Machine
 from drivetrain.config.model_files import beyond_context, lacks_template
 from drivetrain.config.preference import Preference, preference_problems
-from drivetrain.config.workload_block import ModelBlock, WorkloadBlock
+from drivetrain.config.reference import ReferenceBlock
+from drivetrain.config.reinforcement import PPO, Reinforcement, reinforcement_problems
+from drivetrain.config.workload_block import WorkloadBlock
 from drivetrain.errors import Problem
 
 if TYPE_CHECKING:
@@ -31,29 +35,6 @@ def most_dropped(bad_rows: BadRows) -> float:
     if isinstance(bad_rows, float):
         return bad_rows
     return MOST_DROPPED if bad_rows == "drop" else 0.0
-
-
-class LanguageModelModel(ModelBlock):
-    path: PathOrId | None = doc("Transformers causal language model to start from: a local folder or a hub id", None)
-    tokenizer: PathOrId | None = doc(
-        "A folder or hub id; bytes, characters or bpe are made from the training data. "
-        "Left out, model.path's, or bytes from scratch",
-        None,
-    )
-    trust_tokenizer_code: bool = doc("Run Python code beside the tokenizer (docs/reference/security.md)", False)
-    vocabulary_size: int | None = doc("Tokens of a bpe tokenizer", None, gt=256)
-    resize_vocabulary: bool = doc("Add rows to the embedding for tokens that the tokenizer has beyond them", False)
-    attention: Literal["auto", "eager", "sdpa", "flash", "flex"] = doc(
-        "Attention kernel; auto takes the quickest that is installed", "auto"
-    )
-    rope_scaling: dict[str, Any] | None = doc(
-        "Longer contexts: {type: linear, dynamic, yarn or llama3, factor: ...}", None
-    )
-    train_last_blocks: int | None = doc("Train the last blocks only, so many, and freeze the rest", None, gt=0)
-    neftune_alpha: float | None = doc("Noise on the embeddings while training (NEFTune); 5 is usual", None, gt=0)
-    fused_loss: bool | Literal["auto"] = doc(
-        "Compute head and loss in pieces, without ever holding all logits; auto does so where they are many", "auto"
-    )
 
 
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -148,16 +129,6 @@ class LanguageData(Frozen):
     cache: Location | None = doc("Folder for tokenised data; left out, drivetrain's folder in the user's cache", None)
 
 
-class Generation(Frozen):
-    """Prompts that the model answers at each evaluation."""
-
-    samples: int = doc("Prompts from the evaluation data: its first conversations or texts", 4, ge=0)
-    prompts: list[str] = doc("Prompts of your own; for sft, user messages", [])
-    prompt_tokens: int = doc("pretrain: the first tokens of a text that are its prompt", 32, gt=0)
-    max_new_tokens: int = doc("Tokens of an answer, at most", 64, gt=0)
-    temperature: float = doc("0 takes the likeliest token; above, tokens are drawn, by the run's seed", 0.0, ge=0)
-
-
 class LanguageModel(WorkloadBlock):
     ACCOUNTS: ClassVar[str] = "drivetrain.workloads.language_report:accounts_without_samples"
     MADE_DATA: ClassVar[str] = "drivetrain.workloads.made_data:language"
@@ -166,6 +137,7 @@ class LanguageModel(WorkloadBlock):
     model: LanguageModelModel = doc("Model to train")
     data: LanguageData = doc("Texts or conversations")
     preference: Preference = doc("dpo, orpo, simpo, cpo, kto, reward: the loss over preferences", Preference())
+    reinforcement: Reinforcement = doc("grpo, rloo, ppo: answers, their rewards and the loss", Reinforcement())
     generate: Generation | None = doc("Let the model answer prompts at each evaluation; {} asks four", None)
 
     @property
@@ -198,6 +170,21 @@ class LanguageModel(WorkloadBlock):
     @property
     def answers_prompts(self) -> bool:
         return self.generate is not None
+
+    @property
+    def has_rewards(self) -> bool:
+        """Whether the model's own answers to prompts are rewarded."""
+        return STAGES[self.stage].has_rewards
+
+    @property
+    def held_to(self) -> ReferenceBlock:
+        """The settings of the reference that the stage compares with."""
+        return self.reinforcement if self.has_rewards else self.preference
+
+    @property
+    def named_functions(self) -> Sequence[tuple[str, str]]:
+        rewards = enumerate(self.reinforcement.rewards)
+        return [(f"workload.reinforcement.rewards.{n}.use", path) for n, each in rewards if (path := each.import_path)]
 
     # --- the model ----------------------------------------------------------------------------------------------------
 
@@ -261,11 +248,15 @@ class LanguageModel(WorkloadBlock):
 
     @property
     def fixed_rows(self) -> bool | Literal["auto"]:
-        return False if self.has_preferences else self.data.fixed_rows
+        return False if self.has_preferences or self.has_rewards else self.data.fixed_rows
 
     @property
     def lengths_vary(self) -> bool:
         return True
+
+    @property
+    def makes_samples(self) -> bool:
+        return self.has_rewards
 
     @property
     def may_fuse_loss(self) -> bool:
@@ -290,9 +281,13 @@ class LanguageModel(WorkloadBlock):
         if self.data.stream and self.data.documents not in ("file", "line"):
             why = "of text files that are streamed each line is a text"
             yield Problem("workload.data.documents", why, "leave it out, or give stream: false")
-        if self.data.stream and self.has_preferences:
-            yield Problem("workload.data.stream", "preferences are read whole", "leave it out")
+        if self.data.stream and (self.has_preferences or self.has_rewards):
+            yield Problem("workload.data.stream", f"stage {self.stage} reads its data whole", "leave it out")
         yield from preference_problems(self.preference, self.stage, run.adapter)
+        yield from reinforcement_problems(self.reinforcement, self.stage, run.adapter)
+        if self.stage == PPO and run.engine.splits_the_head:
+            why = "ppo's value head reads hidden states that no rank has as a whole"
+            yield Problem("engine.tp", why, "leave tp out, or give stage: grpo")
         if self.generate is not None and self.auto_class != CAUSAL:
             yield Problem("workload.generate", "a model that scores answers makes none", "leave it out")
 
@@ -317,15 +312,19 @@ class LanguageModel(WorkloadBlock):
         del machine
         rows = self.data.packing and run.engine.needs_rows(run.devices)
         settled = self._with_data(packing=False) if rows else self
-        if not self.has_preferences:
-            return settled
-        return settled.model_copy(update={"preference": self.preference.settled(self.stage, run.adapter)})
+        if self.has_rewards:
+            return settled.model_copy(update={"reinforcement": self.reinforcement.settled(run.adapter)})
+        if self.has_preferences:
+            return settled.model_copy(update={"preference": self.preference.settled(self.stage, run.adapter)})
+        return settled
 
     def without_effect(self) -> Iterator[tuple[str, str]]:
-        if not self.is_packed or self.data.stream or self.has_preferences:
+        if not self.is_packed or self.data.stream or self.has_preferences or self.has_rewards:
             yield "workload.data.fixed_rows", "no rows of known lengths are packed"
         if self.has_preferences:
             yield "workload.data.train_on", "of preferences the answers are trained on"
+        if self.has_rewards:
+            yield "workload.data.train_on", "the model's own answers are trained on"
         if not STAGES[self.stage].packs:
             yield "workload.data.packing", f"stage {self.stage} reads each row's last token"
             yield "workload.model.fused_loss", f"stage {self.stage} has no logits of tokens"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 # texts; conversations; pairs of conversations that differ in their answer, one of which is preferred; conversations
-# whose answer is labelled as desirable or not
-SampleKind = Literal["texts", "conversations", "pairs", "labelled"]
+# whose answer is labelled as desirable or not; prompts, with the reply in the data as reference
+SampleKind = Literal["texts", "conversations", "pairs", "labelled", "prompts"]
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,15 @@ class Stage:
         """Whether samples are answers that are compared or labelled."""
         return self.samples in ("pairs", "labelled")
 
+    @property
+    def has_rewards(self) -> bool:
+        """Whether the model's own answers to prompts are rewarded."""
+        return self.samples == "prompts"
 
+
+POLICY = "drivetrain.workloads.policy:PolicyWorkload"
 PREFERENCES = "drivetrain.workloads.preference:PreferenceWorkload"
-StageName = Literal["pretrain", "sft", "dpo", "orpo", "simpo", "cpo", "kto", "reward"]
+StageName = Literal["pretrain", "sft", "dpo", "orpo", "simpo", "cpo", "kto", "reward", "grpo", "ppo", "rloo"]
 STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
@@ -88,6 +94,25 @@ STAGES: dict[str, Stage] = {
             llama_factory="rm",
             auto_class="AutoModelForSequenceClassification",
             packs=False,  # a score is read at a row's last token
+        ),
+        Stage(
+            "grpo",
+            "from rewards for several answers of its own to each prompt, each against the group's mean",
+            samples="prompts",
+            implementation=POLICY,
+        ),
+        Stage(
+            "ppo",
+            "from rewards for its answers, each token against the estimate of a value head (PPO)",
+            samples="prompts",
+            implementation="drivetrain.workloads.ppo:PpoWorkload",
+            llama_factory="ppo",
+        ),
+        Stage(
+            "rloo",
+            "from such rewards, each against the mean of the group's others (REINFORCE leave-one-out)",
+            samples="prompts",
+            implementation=POLICY,
         ),
     )
 }

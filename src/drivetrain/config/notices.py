@@ -41,7 +41,7 @@ def _without_effect(run: RunConfig) -> Iterator[str]:
         *_of_the_schedule(run.schedule),
         ("evaluation.every_epochs", run.evaluation.every_steps is not None, "every_steps was given and decides"),
         ("loader.prefetch", not run.loader.workers, "there are no workers"),
-        ("micro_batch_size", _whole_batch(run), "it is not smaller than the batch"),
+        ("micro_batch_size", _whole_batch(run) and not run.workload.makes_samples, "it is not smaller than the batch"),
         *((field, True, why) for field, why in run.workload.without_effect()),
     )
     for field, unread, why in checks:

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from drivetrain.config.adapter import PROMPTS, Adapter
-from drivetrain.config.base import Frozen, doc
+from drivetrain.config.adapter import Adapter
+from drivetrain.config.base import doc
+from drivetrain.config.reference import ReferenceBlock, reference_problems
 from drivetrain.errors import Problem
 
 FIELD = "workload.preference"
@@ -97,7 +98,7 @@ Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Mixture = Annotated[dict[LossName, Weight], BeforeValidator(_weighted), Field(min_length=1)]
 
 
-class Preference(Frozen):
+class Preference(ReferenceBlock):
     loss: Mixture | None = doc(
         "The loss, or a mixture {sigmoid: 1, nll: 0.2}. dpo: sigmoid (usual), hinge, ipo, robust, ...; sft and nll add "
         "the chosen answers' own loss (docs/how-to/preferences.md)",
@@ -119,13 +120,6 @@ class Preference(Frozen):
     ld_alpha: float | None = doc(
         "dpo: weight of an answer's tokens beyond the shorter answer's length (LD-DPO); left out, 1", None, ge=0, le=1
     )
-    reference: Literal["auto", "copy", "adapters_off", "none"] = doc(
-        "dpo, kto: a frozen copy of the model as it starts, the model with its adapters off, or none (a uniform one); "
-        "auto takes adapters off where they start without effect, else the copy",
-        "auto",
-    )
-    reference_every: int | None = doc("Let the copy follow the model after so many steps (TR-DPO)", None, gt=0)
-    reference_mixing: float = doc("reference_every: share of the model in the copy that follows it", 0.6, gt=0, le=1)
 
     def losses(self, stage: str) -> Mapping[str, float]:
         """Returns name → weight."""
@@ -136,17 +130,7 @@ class Preference(Frozen):
 
     def settled(self, stage: str, adapters: Sequence[Adapter] | None) -> Preference:
         """Returns the block with its reference chosen."""
-        if self.reference != "auto":
-            return self
-        needs = any(LOSSES[name].reference for name in self.losses(stage))
-        off = bool(adapters) and _starts_without_effect(adapters or ())
-        return self.model_copy(update={"reference": "none" if not needs else "adapters_off" if off else "copy"})
-
-    @property
-    def given(self) -> list[str]:
-        """Returns the settings that differ from their defaults."""
-        fields = type(self).model_fields
-        return [name for name in fields if getattr(self, name) != fields[name].default]
+        return self.with_reference(any(LOSSES[name].reference for name in self.losses(stage)), adapters)
 
 
 def preference_problems(block: Preference, stage: str, adapters: Sequence[Adapter] | None) -> Iterator[Problem]:
@@ -197,21 +181,4 @@ def _reference(block: Preference, main: Sequence[str], adapters: Sequence[Adapte
         yield Problem(field, why, f"leave it out, or give one of {', '.join(able)}")
     if block.reference in ("copy", "adapters_off") and not any(LOSSES[name].reference for name in main):
         yield Problem(field, f"{' and '.join(main)} has no reference", "leave it out")
-    if block.reference == "adapters_off":
-        if not adapters:
-            yield Problem(field, "there are no adapters to put off", "give adapter, or reference: copy")
-        elif any(adapter.method in PROMPTS or adapter.train_also or adapter.pissa for adapter in adapters):
-            why = "virtual tokens, modules trained whole and PiSSA's changed weights cannot be put off"
-            yield Problem(field, why, "give reference: copy")
-    for name in ("reference_every", "reference_mixing"):
-        if name in block.given and (block.reference != "copy" or block.reference_every is None):
-            why = "no copy follows the model" if block.reference == "copy" else f"the reference is {block.reference}"
-            yield Problem(f"{FIELD}.{name}", why, "give reference: copy and reference_every, or leave it out")
-
-
-def _starts_without_effect(adapters: Sequence[Adapter]) -> bool:
-    """Returns whether the model as it starts is the base: LoRA's B is 0 at first, IA3's factors are 1."""
-    return all(
-        adapter.path is None and adapter.method in ("lora", "ia3") and not adapter.pissa and not adapter.train_also
-        for adapter in adapters
-    )
+    yield from reference_problems(block, FIELD, adapters)

@@ -139,6 +139,11 @@ class WorkloadBlock(Frozen):
         return None
 
     @property
+    def named_functions(self) -> Sequence[tuple[str, str]]:
+        """(field of the run file, import path) of functions of the user's own that the run calls."""
+        return ()
+
+    @property
     def needs_objects(self) -> bool:
         """Whether the model and the data are objects of the calling program, which no run file makes again."""
         return False
@@ -209,6 +214,11 @@ class WorkloadBlock(Frozen):
     @property
     def fixed_rows(self) -> bool | Literal["auto"]:
         """Whether packed rows are filled up to one length."""
+        return False
+
+    @property
+    def makes_samples(self) -> bool:
+        """Whether the model makes the samples that it is trained on, several of each one in the data."""
         return False
 
     @property

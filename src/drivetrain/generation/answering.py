@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from drivetrain.config.generation import Generation
 from drivetrain.data.loader import MicroBatch
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
@@ -40,13 +41,20 @@ class Answering:
         self._engine, self._workload, self._ranks, self._rows = engine, workload, ranks, rows
         self._stores: MakeStore | None = None  # once the model's cache was tried
 
-    def own(self, prompts: Sequence[Prompt], draws: Sequence[int], top_logprobs: int | None = None) -> list[Answer]:
+    def own(
+        self,
+        prompts: Sequence[Prompt],
+        draws: Sequence[int],
+        top_logprobs: int | None = None,
+        settings: Generation | None = None,
+    ) -> list[Answer]:
         """Returns the answers to this rank's prompts, in their order.
 
         draws: a number for each prompt, which with the run's seed decides what is drawn for it, independently of other
-        prompts.
+        prompts. settings: how answers are chosen; None: by the workload's own.
         """
-        requests = [self._request(*each, top_logprobs) for each in zip(prompts, draws, strict=True)]
+        chosen = settings or self._workload.settings
+        requests = [self._request(*each, top_logprobs, chosen) for each in zip(prompts, draws, strict=True)]
         with _uncompiled():
             if self._engine.runs_own_batches:
                 return self._with_own_model(requests)
@@ -65,8 +73,7 @@ class Answering:
         everyone = {number: answer for part in self._ranks.all_gather(own) for number, answer in part.items()}
         return {number: everyone[number] for number in numbers}
 
-    def _request(self, prompt: Prompt, draw: int, top_logprobs: int | None) -> Request:
-        settings = self._workload.settings
+    def _request(self, prompt: Prompt, draw: int, top_logprobs: int | None, settings: Generation) -> Request:
         sampling = Sampling(temperature=settings.temperature, seed=self._workload.seed, draw=draw)
         return Request(prompt.ids, settings.max_new_tokens, sampling, top_logprobs=top_logprobs)
 

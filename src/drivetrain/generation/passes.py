@@ -11,10 +11,12 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from drivetrain.config.generation import Generation
 from drivetrain.data.loader import MicroBatch
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.generation.answering import Answering
+from drivetrain.runtime.journal import Journal
 from drivetrain.workloads.base import Batch, Workload
 from drivetrain.workloads.generating import Generates, Prompt
 from drivetrain.workloads.loss_contract import LossContext
@@ -26,9 +28,17 @@ class Passes:
     """The engine's passes without gradient, in the form that `Workload`s which make samples use
     (workloads.base.Making)."""
 
-    def __init__(self, engine: Engine, workload: Workload, ranks: Communicator, batch_size: int) -> None:
-        """batch_size: samples that run forward at once."""
+    def __init__(
+        self,
+        engine: Engine,
+        workload: Workload,
+        ranks: Communicator,
+        batch_size: int,
+        journal: Journal | None = None,
+    ) -> None:
+        """batch_size: samples that run forward at once. journal: None keeps nothing beyond this object."""
         self._engine, self._workload, self._ranks, self._batch_size = engine, workload, ranks, batch_size
+        self.journal = journal or Journal(None, ranks.rank, "")
 
     def each(self, samples: Sequence[Any], work: Callable[[nn.Module, Batch, LossContext], Sequence[T]]) -> list[T]:
         """Returns the result of `work` for each sample, in their order: one result a sample of the batch that it gets.
@@ -45,8 +55,17 @@ class Passes:
         found = self._engine.without_gradient(batches, lambda model, batch: work(model, batch, context))
         return [result for results in found[: len(chunks)] for result in results]
 
-    def answers(self, prompts: Sequence[Prompt], draws: Sequence[int]) -> list[list[int]]:
-        """Returns the new tokens of an answer to each of this rank's prompts.
+    def once(self, work: Callable[[], T]) -> T:
+        """Returns the result of `work`, which of the ranks that share samples one does. An error is raised on all."""
+        rank, counts = self._engine.data_rank, self._engine.counts_samples
+        everyone = self._ranks.on_each(lambda: (rank, [work()] if counts else []))
+        return next(found[0] for other, found in everyone if found and other == rank)
+
+    def answers(
+        self, prompts: Sequence[Prompt], draws: Sequence[int], settings: Generation | None = None
+    ) -> list[list[int]]:
+        """Returns the new tokens of an answer to each of this rank's prompts. settings: how they are chosen, where it
+        is not by the workload's own.
 
         draws: a number for each, which with the run's seed decides what is drawn for it, independently of other
         prompts. Raises ValueError if one comes twice.
@@ -55,4 +74,4 @@ class Passes:
         if len(set(draws)) < len(prompts):  # prompts of one number would get one answer
             raise ValueError(f"{len(prompts)} prompts have {len(set(draws))} different draws: give each its own")
         answering = Answering(self._engine, self._workload, self._ranks, self._batch_size)
-        return [list(answer.tokens) for answer in answering.own(prompts, draws)]
+        return [list(answer.tokens) for answer in answering.own(prompts, draws, settings=settings)]

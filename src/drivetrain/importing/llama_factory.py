@@ -14,10 +14,10 @@ from drivetrain.importing import (
     llama_model,
     llama_optimizer,
     llama_preferences,
+    llama_reinforcement,
     training_arguments,
 )
 from drivetrain.importing.key_reader import KeyReader, in_turn
-from drivetrain.importing.llama_language import REINFORCEMENT
 from drivetrain.importing.llama_weights import is_lora
 from drivetrain.importing.training_keys import KEYS as TRAINING_KEYS
 from drivetrain.importing.training_keys import TOGETHER as TRAINED_TOGETHER
@@ -27,7 +27,8 @@ GENERATING = "generating text after training"
 EXPORT = "drivetrain export RUN --to transformers"
 GPTQ = f"it is GPTQ; {EXPORT} --quantise int8 rounds to 8 bits without data"
 FP8 = ("fp8_backend", "fp8_enable_fsdp_float8_all_gather")
-OF_WORKLOAD = (*llama_model.KEYS, *llama_model.TOGETHER, *llama_adapter.TOGETHER, *llama_preferences.KEYS)
+OF_WORKLOAD = (*llama_model.KEYS, *llama_model.TOGETHER, *llama_adapter.TOGETHER)
+OF_WORKLOAD = (*OF_WORKLOAD, *llama_preferences.KEYS, *llama_reinforcement.KEYS)
 UNREADABLE = llama_language.Unwritten("stage", "refused", "a value that decides it cannot be read")
 
 
@@ -135,7 +136,6 @@ def _of_others(engine: str) -> Handler:
 
 _OPTIMIZER = if_on(lost("name an optimizer by its import path in optimizer.name"))
 _OF_IT = fated("refused", "it is of an optimizer that is not here")
-_REINFORCEMENT = fated("refused", REINFORCEMENT)
 _ELSEWHERE = fated("unneeded", "it is for LLaMA-Factory's own chat and export")
 _UNSLOTH = if_on(fated("refused", "Unsloth is not used here"))
 _TOLD = fated("unneeded", "the run's folder has the curve, and the report counts samples")
@@ -165,8 +165,6 @@ KEYS: dict[str, Handler] = {
     "data_shared_file_system": fated("unneeded", "every machine reads the data at the run file's path"),
     "disable_shuffling": if_on(fated("refused", "the order of data is random, a function of seed and step")),
     # method
-    **_all("ppo_buffer_size ppo_epochs ppo_score_norm ppo_target ppo_whiten_rewards", _REINFORCEMENT),
-    **_all("reward_model reward_model_adapters reward_model_quantization_bit reward_model_type", _REINFORCEMENT),
     **_all("use_apollo use_badam use_adam_mini use_muon", _OPTIMIZER),
     **_all("apollo_target apollo_rank apollo_update_interval apollo_scale apollo_proj apollo_proj_type", _OF_IT),
     **_all("apollo_scale_type apollo_layerwise apollo_scale_front badam_mode badam_start_block", _OF_IT),
@@ -208,6 +206,7 @@ TOGETHER = (
     *("fp8", *FP8),
     *llama_adapter.TOGETHER,
     *llama_preferences.KEYS,
+    *llama_reinforcement.KEYS,
     *llama_optimizer.TOGETHER,
     *(key for key in (*llama_model.KEYS, *llama_model.TOGETHER) if key not in llama_model.OF_TRAINING),
 )

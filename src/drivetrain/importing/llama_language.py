@@ -15,13 +15,11 @@ from drivetrain.config import language_stages
 from drivetrain.config.preference import REWARD
 from drivetrain.config.translation import Fate
 from drivetrain.errors import problem
-from drivetrain.importing import llama_adapter, llama_preferences, llama_weights
+from drivetrain.importing import llama_adapter, llama_preferences, llama_reinforcement, llama_weights
 from drivetrain.importing.key_reader import KeyReader
 from drivetrain.importing.llama_model import published_config
 from drivetrain.importing.llama_weights import CUTOFF, cutoff, names_of
 
-REINFORCEMENT = "there is no reinforcement learning yet"
-OF_REINFORCEMENT = ("ppo_", "ref_model", "reward_model")  # keys begin so
 STAGES = {stage.llama_factory: stage for stage in language_stages.STAGES.values() if stage.llama_factory is not None}
 METHODS = ("full", "freeze", "lora")
 DATA = "workload.data"
@@ -41,11 +39,9 @@ def unwritten(given: KeyReader) -> Unwritten | None:
     """Returns why nothing here trains the same as this file does; None if a workload can be written."""
     stage, method = given.word("stage", "sft"), given.word("finetuning_type", "lora")
     if stage not in STAGES:
-        own = [key for key in given.raw if key.startswith(OF_REINFORCEMENT)]
-        dropped = f" (so that {', '.join(own)} would be dropped too)" if own else ""
         why = (
-            f"{stage}: {REINFORCEMENT}{dropped}; with --without stage no workload is written, and what is trained is "
-            "that of --onto RUN.YAML; for supervised fine-tuning give stage: sft, with replies as data"
+            f"{stage}: there are {', '.join(STAGES)}; with --without stage no workload is written, and what is trained "
+            "is that of --onto RUN.YAML"
         )
         return Unwritten("stage", "refused", why, alters=True)
     if method not in METHODS:
@@ -79,6 +75,7 @@ def groups() -> list[Callable[[KeyReader], None]]:
     """Reads groups of keys of which one decides what another means."""
     of_data = [
         llama_preferences.preferences,
+        llama_reinforcement.reinforcement,
         _template,
         _sources,
         _evaluation,

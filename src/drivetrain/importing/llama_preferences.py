@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from drivetrain.config.preference import DPO, ORPO, SIMPO
+from drivetrain.config.reinforcement import PPO
 from drivetrain.errors import problem
 from drivetrain.importing.key_reader import KeyReader
 
@@ -29,9 +30,11 @@ def stage_of(given: KeyReader, stage: str) -> str:
 
 
 def preferences(given: KeyReader) -> None:
-    translate = TRANSLATORS.get(given.word("stage", "sft"))
+    stage = given.word("stage", "sft")
+    translate = TRANSLATORS.get(stage)
     if translate is None:
-        given.off(*KEYS, why=NOT_ITS)
+        held = OF_REFERENCE if stage == PPO else ()
+        given.off(*(key for key in KEYS if key not in held), why=NOT_ITS)
         return
     translate(given)
     given.set("pref_beta", f"{FIELD}.beta", given.number("pref_beta", BETA))
@@ -54,7 +57,7 @@ def _of_pairs(given: KeyReader) -> None:
     given.set("pref_loss", f"{FIELD}.loss", mixture if len(mixture) > 1 else loss, why)
     _settings(given, loss)
     if loss in LOSSES:
-        _reference(given)
+        reference(given)
     else:
         given.off(*OF_REFERENCE, why=f"{loss} has no reference")
     given.off(*OF_LABELS, why=NOT_ITS)
@@ -83,11 +86,11 @@ def _of_labels(given: KeyReader) -> None:
     if given.number("pref_ftx", 0.0):
         given.lose("pref_ftx", "KTO has no likelihood term here")
     given.off(*(key for key in OF_PAIRS if key not in _noted(given)), why=NOT_ITS)
-    _reference(given)
+    reference(given)
 
 
-def _reference(given: KeyReader) -> None:
-    """Translates the reference: the model as it starts, or with lora the base without adapters."""
+def reference(given: KeyReader, field: str = FIELD) -> None:
+    """Translates the reference: the model as it starts, or with lora the base without adapters. field: of the block."""
     model, other = given.take("model_name_or_path"), given.take("ref_model")
     if other is not None and other != model:
         given.lose("ref_model", f"the reference is the model as it starts, {model}")
@@ -97,7 +100,7 @@ def _reference(given: KeyReader) -> None:
         if given.has(key):
             given.lose(key, "the reference is the model as it starts, or the base without adapters")
     if given.word("finetuning_type", "lora") == "lora" and given.has("adapter_name_or_path"):
-        given.found.translation.settings[f"{FIELD}.reference"] = "adapters_off"  # not the model with the old adapter
+        given.found.translation.settings[f"{field}.reference"] = "adapters_off"  # not the model with the old adapter
 
 
 def _noted(given: KeyReader) -> set[str]:

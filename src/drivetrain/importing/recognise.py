@@ -18,6 +18,7 @@ from drivetrain.importing import (
     llama_v1_model,
     training_arguments,
     training_keys,
+    trl_grpo,
     xtuner,
     xtuner_keys,
 )
@@ -37,6 +38,7 @@ _TRAINING = frozenset((*training_keys.KEYS, *training_keys.TOGETHER))
 _LLAMA = frozenset((*llama_factory.KEYS, *llama_factory.TOGETHER))
 _LLAMA_V1 = frozenset((*llama_v1.KEYS, *llama_v1.TOGETHER, *llama_v1_model.KEYS))
 _ACCELERATE = frozenset((*accelerate.KEYS, *accelerate.TOGETHER))
+_GRPO = frozenset((*trl_grpo.KEYS, *trl_grpo.TOGETHER))
 _DEEPSPEED = frozenset((*deepspeed.KEYS, *deepspeed.BATCH))
 KINDS: dict[str, Kind] = {
     "xtuner": Kind("an XTuner configuration", frozenset(xtuner_keys.RUNNER), xtuner.translate),
@@ -55,6 +57,7 @@ KINDS: dict[str, Kind] = {
     "llama_factory_v1": Kind(
         "a LLaMA-Factory v1 run", _LLAMA_V1, llama_v1.translate, frozenset((*llama_v1.OWN, *_LLAMA_V1 & _LLAMA))
     ),
+    "trl_grpo": Kind("TRL's GRPO", _GRPO | _TRAINING, trl_grpo.translate, _GRPO - _TRAINING - _LLAMA - _LLAMA_V1),
     "training_arguments": Kind("Transformers' TrainingArguments", _TRAINING, training_arguments.translate),
     "deepspeed": Kind(
         "a DeepSpeed configuration",
@@ -64,8 +67,8 @@ KINDS: dict[str, Kind] = {
     ),
 }
 CURE = (
-    "give a YAML of `accelerate config`, a DeepSpeed JSON, a LLaMA-Factory YAML, a TrainingArguments JSON or an XTuner "
-    "configuration"
+    "give a YAML of `accelerate config`, a DeepSpeed JSON, a LLaMA-Factory YAML, a TrainingArguments JSON, TRL's GRPO "
+    "or an XTuner configuration"
 )
 READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
     ".yaml": read_yaml,

@@ -121,6 +121,7 @@ DEEPSPEED_WITHIN = {
     "llama_factory": ("", "deepspeed"),
     "llama_factory_v1": ("dist_config", "config_file"),
     "training_arguments": ("", "deepspeed"),
+    "trl_grpo": ("", "deepspeed"),
 }
 
 
@@ -204,6 +205,6 @@ def _driver(source: Source) -> str | None:
         return name if name in ("fsdp", "deepspeed") else None
     if source.kind == "llama_factory_v1":
         return llama_v1.engine_of(raw)
-    if source.kind in ("llama_factory", "training_arguments"):
+    if source.kind in ("llama_factory", "training_arguments", "trl_grpo"):
         return "deepspeed" if raw.get("deepspeed") else "fsdp" if is_sharded(raw) else None
     return None

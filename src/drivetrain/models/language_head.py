@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from drivetrain.errors import RunError
 from drivetrain.memory.transfers import on_host, sent
 from drivetrain.models.cross_entropy import IGNORED, cross_entropies, cross_entropy_of_each, cross_entropy_sum
 from drivetrain.models.fused_loss import (
@@ -43,6 +44,7 @@ class _Call:
     targets: Tensor  # (N,), at those places
     selected: bool = False  # the head saw the hidden states of those places
     fused: bool = False  # and gave the loss, or the predictions
+    hidden: Tensor | None = None  # (N, width), of those places
 
     @classmethod
     def of(cls, targets: Tensor, wanted: Wanted) -> _Call:
@@ -117,6 +119,14 @@ class TargetHead:
         given, call = self._forward(model, inputs, _Call.of(targets, "logits"))
         return _rows(given, call)
 
+    def logits_and_hidden(self, model: nn.Module, inputs: Mapping[str, Any], targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns (N, vocabulary), as `logits_at_targets`, and the hidden states that they were made of, (N, width).
+        Raises RunError where the head does not get those of whole sequences."""
+        given, call = self._forward(model, inputs, _Call.of(targets, "logits"))
+        if call.hidden is None:
+            raise RunError(f"no hidden states reach the head as a whole: {self.fallback}; try engine=ddp or fsdp")
+        return _rows(given, call), call.hidden
+
     def losses_and_argmax(self, model: nn.Module, inputs: Mapping[str, Any], targets: Tensor) -> tuple[Tensor, Tensor]:
         """Returns for evaluation each target's loss, (N,) fp32, and the likeliest token, (N,) int64. No gradients."""
         with torch.no_grad():
@@ -150,9 +160,10 @@ class TargetHead:
             return None
         call.selected = True
         hidden = hidden[:, self._before :]
-        if call.places is None:
-            return (hidden, *args[1:]), kwargs
-        return (hidden.flatten(0, 1).index_select(0, call.places)[None], *args[1:]), kwargs
+        if call.places is not None:
+            hidden = hidden.flatten(0, 1).index_select(0, call.places)[None]
+        call.hidden = hidden.flatten(0, 1)[: call.count]
+        return (hidden, *args[1:]), kwargs
 
 
 def _rows(given: Tensor, call: _Call) -> Tensor:

@@ -16,13 +16,16 @@ from drivetrain.engines.base import Engine
 from drivetrain.memory.transfers import remember
 from drivetrain.training.auto_settings import order_of
 from drivetrain.training.batching import window_slice
-from drivetrain.training.windows import windows_of
+from drivetrain.training.windows import stand_in_window, windows_of
 from drivetrain.workloads.base import Workload
+from drivetrain.workloads.generating import MakesSamples
 
 
 def first_window(run: RunConfig, machine: Machine, workload: Workload, engine: Engine) -> Window:
     """Returns the first step's data on the engine's rank."""
     order, mine = order_of(run, workload), window_slice(run, machine, workload, engine)
+    if isinstance(workload, MakesSamples):
+        return stand_in_window(workload, order, mine)
     return next(windows_of(run, workload, engine, order, range(1), mine, workers=False))
 
 

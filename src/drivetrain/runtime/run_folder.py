@@ -31,7 +31,8 @@ NEXT_LINE = "\x85"
 @dataclass(frozen=True)
 class RunFolder:
     """run.yaml (resolved), environment.json, events.jsonl, samples.jsonl, report.json, scores.npz, checkpoints/, best
-    and last (links to two of them), trouble/ (anomalies), hangs/, and trackers' records: tensorboard/, wandb/, ..."""
+    and last (links to two of them), trouble/ (anomalies), hangs/, journal/ (answers and rewards), and the records of
+    trackers: tensorboard/, wandb/, ..."""
 
     path: Path
 
@@ -42,6 +43,10 @@ class RunFolder:
     @property
     def trouble(self) -> Path:
         return self.path / "trouble"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal"
 
     @property
     def hangs(self) -> Path:
@@ -64,8 +69,8 @@ class RunFolder:
     def results(self) -> list[Path]:
         """Files that a run leaves and that an overwriting run removes; last those that distinguish it from a project's
         own files."""
-        names = ("run.yaml", "samples.jsonl", "report.json", "scores.npz", "checkpoints", "trouble", "hangs", *_MARKS)
-        return [self.path / name for name in (*LINKS, *_RECORDS, *names)]
+        names = ("run.yaml", "samples.jsonl", "report.json", "scores.npz", "checkpoints", "trouble", "hangs")
+        return [self.path / name for name in (*LINKS, *_RECORDS, *names, "journal", *_MARKS)]
 
     @property
     def has_trained(self) -> bool:

@@ -12,7 +12,16 @@ from typing import Any
 
 from drivetrain.runtime.atomic_file import write_whole
 from drivetrain.runtime.strict_json import dumps
-from drivetrain.tracking.events import Evaluated, Event, MixtureEvaluated, RunFinished, RunStarted, StepDone, Tracker
+from drivetrain.tracking.events import (
+    Evaluated,
+    Event,
+    MixtureEvaluated,
+    RolledOut,
+    RunFinished,
+    RunStarted,
+    StepDone,
+    Tracker,
+)
 
 RECORDS = "trackers.json"  # in the run's folder: the id of the run's record at each service
 PROJECT = "drivetrain"  # of services that group runs, unless their own variable names another
@@ -31,6 +40,8 @@ def curves_of(event: Event) -> dict[str, float]:
             return found
         case Evaluated():
             return {f"evaluation/{name}": value for name, value in event.metrics.items()}
+        case RolledOut():
+            return {f"answers/{name}": value for name, value in event.metrics.items()}
         case MixtureEvaluated():
             return {
                 f"mixture/{one['name']}/{name}": float(value)

@@ -80,6 +80,20 @@ class Generated(Event):
 
 
 @dataclass(frozen=True)
+class RolledOut(Event):
+    """Answers of the model and their rewards, made for the steps after `step`: means over all, and each answer, which
+    events.jsonl leaves out (samples.jsonl has them)."""
+
+    kind: ClassVar[str] = "rollout"
+    step: int
+    metrics: dict[str, float]
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in super().as_dict().items() if name != "samples"}
+
+
+@dataclass(frozen=True)
 class CheckpointSaved(Event):
     kind: ClassVar[str] = "checkpoint"
     step: int
@@ -120,7 +134,7 @@ class RunFinished(Event):
 
 
 EVENTS: tuple[type[Event], ...] = (
-    *(RunStarted, StepDone, Evaluated, MixtureEvaluated, Generated),
+    *(RunStarted, StepDone, Evaluated, MixtureEvaluated, Generated, RolledOut),
     *(CheckpointSaved, Warned, Troubled, RunFinished),
 )
 _HINTS = {event.kind: get_type_hints(event) for event in EVENTS}

@@ -1,4 +1,5 @@
-"""events.jsonl: every event of a run, a JSON object a line. samples.jsonl: prompts that were answered, one a line.
+"""events.jsonl: every event of a run, a JSON object a line. samples.jsonl: prompts that were answered, one a line, at
+evaluations or to learn from their rewards.
 
 Other lines in these files (cut off by a kill, or edited) are never read as events and never removed: readers pass over
 them with one warning, and a resumed run leaves them.
@@ -16,7 +17,7 @@ from typing import Any
 from drivetrain.runtime import storage
 from drivetrain.runtime.atomic_file import writing
 from drivetrain.runtime.strict_json import dumps, restored
-from drivetrain.tracking.events import Event, Generated, RunStarted, Tracker, well_formed
+from drivetrain.tracking.events import Event, Generated, RolledOut, RunStarted, Tracker, well_formed
 
 LOG = logging.getLogger(__name__)
 FILE_NAME = "events.jsonl"
@@ -45,6 +46,8 @@ class JsonlTracker(Tracker):
         if isinstance(event, Generated):
             _append(self._samples, ({"step": event.step, **sample} for sample in event.samples))
             return
+        if isinstance(event, RolledOut):
+            _append(self._samples, ({"step": event.step, **sample} for sample in event.samples))
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         _append(self._path, [{"time": now, **event.as_dict()}])
 

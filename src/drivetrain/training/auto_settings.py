@@ -37,7 +37,7 @@ LEAST_PASSES = 1000
 
 def order_of(config: RunConfig, workload: Workload) -> Order:
     order = workload.order(config.global_batch, config.seed, by_epochs=config.loop.steps is None)
-    return RepeatedOrder(order, workload.updates_per_batch) if isinstance(workload, MakesSamples) else order
+    return RepeatedOrder(order, workload.steps_per_batch) if isinstance(workload, MakesSamples) else order
 
 
 def total_steps_of(config: RunConfig, order: Order) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
@@ -16,12 +17,17 @@ from drivetrain.data.order import Order
 from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError
-from drivetrain.tracking.events import Event, Warned
+from drivetrain.runtime.journal import Journal
+from drivetrain.runtime.run_folder import RunFolder
+from drivetrain.tracking.events import Event, RolledOut, Warned
 from drivetrain.training.auto_settings import MICRO_BATCH_TOKENS, rows_of
 from drivetrain.training.loop import Progress, uncut
 from drivetrain.training.windows import windows_of
 from drivetrain.workloads.base import Workload
 from drivetrain.workloads.generating import MakesSamples
+
+# of a run: all that decides its weights at each step, and so the samples that it makes
+DECIDING_SAMPLES = {"workload", "adapter", "quantised_base", "optimizer", "schedule", "loop", "batch_size", "seed"}
 
 
 def window_slice(config: RunConfig, machine: Machine, workload: Workload, engine: Engine) -> Slice:
@@ -120,9 +126,27 @@ class Batching:
         on_gpu, makes = self._machine.device == "cuda", isinstance(self._workload, MakesSamples)
         steps = range(progress.step, self._total_steps)
         run, workload, engine = self._config, self._workload, self._engine
-        windows = windows_of(run, workload, engine, self._order, steps, self.slice, pin_memory=on_gpu)
+        windows = windows_of(
+            *(run, workload, engine, self._order, steps, self.slice),
+            pin_memory=on_gpu,
+            journal=self._journal() if makes else None,
+            made=self._report_made,
+        )
         # samples that the model makes depend on the update before
         return one_ahead(windows, self._engine.expect) if on_gpu and not makes else windows
+
+    def _journal(self) -> Journal:
+        """Returns what earlier starts of this run have kept; those of other settings are not found."""
+        run = self._given.model_dump(mode="json", include=DECIDING_SAMPLES)
+        return Journal(RunFolder(self._given.folder).journal, Communicator().rank, json.dumps(run, sort_keys=True))
+
+    def _report_made(self, step: int) -> None:
+        assert isinstance(self._workload, MakesSamples)
+        report = self._workload.rollout()
+        if report is not None:
+            self._send(RolledOut(step, report.metrics, report.samples))
+            for message in report.warnings:
+                self._send(Warned(message=f"step {step}: {message}"))
 
 
 def one_ahead(windows: Iterator[Window], expect: Callable[[Sequence[MicroBatch]], None]) -> Iterator[Window]:

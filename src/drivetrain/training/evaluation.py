@@ -17,9 +17,11 @@ from drivetrain.distributed.communicator import Communicator
 from drivetrain.engines.base import Engine
 from drivetrain.runtime.atomic_file import writing
 from drivetrain.tracking.events import Event, MixtureEvaluated
+from drivetrain.training.judging import judged
 from drivetrain.training.loop import Progress
 from drivetrain.training.mixture_report import mixture_report
 from drivetrain.workloads.base import Workload
+from drivetrain.workloads.generating import JudgesAnswers
 from drivetrain.workloads.metrics import Accuracy
 from drivetrain.workloads.sample_scores import SampleScores, in_order, write_scores
 
@@ -36,6 +38,8 @@ def evaluate(
     """Returns loss and metrics over the evaluation data, or a part of them, every sample once. scores: takes those of
     the samples that this rank evaluates."""
     assert workload.evaluation is not None
+    if isinstance(workload, JudgesAnswers):
+        return judged(workload, engine, config.evaluation_batch, part)
     batches = evaluation_batches(
         workload.evaluation,
         workload.collate,

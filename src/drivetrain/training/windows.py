@@ -7,7 +7,7 @@ on with the same; their random draws are a function of the run's seed and the st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from drivetrain.distributed.rng import restore_rng_state, rng_state, seed_everyt
 from drivetrain.engines.base import Engine
 from drivetrain.errors import RunError
 from drivetrain.generation.passes import Passes
+from drivetrain.runtime.journal import Journal
 from drivetrain.workloads.base import Workload
 from drivetrain.workloads.generating import MakesSamples
 
@@ -34,49 +35,81 @@ def windows_of(
     *,
     workers: bool = True,
     pin_memory: bool = False,
+    journal: Journal | None = None,
+    made: Callable[[int], None] = lambda _: None,
 ) -> Iterator[Window]:
-    """Yields the windows of these steps. workers: whether processes beside this one may load samples."""
+    """Yields the windows of these steps. workers: whether processes beside this one may load samples. journal: results
+    of an earlier start. made: called after samples were made at the first step of those that use them."""
     if isinstance(workload, MakesSamples):
-        return _made_windows(run, workload, engine, order, steps, mine)
+        return _made_windows(run, workload, engine, order, steps, mine, journal, made)
     loader = run.loader if workers else run.loader.model_copy(update={"workers": 0})
     return training_windows(workload.train, workload.collate, order, steps, mine, loader, pin_memory)
 
 
 def _made_windows(
-    run: RunConfig, workload: MakesSamples, engine: Engine, order: Order, steps: range, mine: Slice
+    run: RunConfig,
+    workload: MakesSamples,
+    engine: Engine,
+    order: Order,
+    steps: range,
+    mine: Slice,
+    journal: Journal | None,
+    made: Callable[[int], None],
 ) -> Iterator[Window]:
-    uses = workload.updates_per_batch
+    updates, uses, ranks = workload.updates_per_batch, workload.steps_per_batch, Communicator()
+    passes = Passes(engine, workload, ranks, mine.micro_batch_size, journal)
     for step in steps:
         first = step - step % uses
         if workload.made_at != first:
-            workload.keep_made(first, _made(run, workload, engine, order, first, mine))
-        shuffled = np.random.default_rng([run.seed, first, 1]).permutation(len(workload.made))
-        indices = np.array_split(shuffled, uses)[step - first]
+            workload.keep_made(first, _made(run, workload, engine, order, first, mine, passes, ranks))
+            made(first)
+        turn, update = divmod(step - first, updates)
+        shuffled = np.random.default_rng([run.seed, first, 1 + turn]).permutation(len(workload.made))
+        indices = np.array_split(shuffled, updates)[update]
         if not len(indices):
-            why = f"step {step + 1}: {len(workload.made)} samples were made, for {uses} updates"
+            why = f"step {step + 1}: {len(workload.made)} samples were made, for {updates} updates"
             raise RunError(f"{why}: let each prompt give more, or take fewer updates of them")
         epoch, _ = order.batch(step)
-        yield Window(step, epoch, indices, *_cut(workload, indices, mine))
+        yield Window(step, epoch, indices, *_cut(workload, workload.made, indices, mine))
 
 
-def _cut(workload: MakesSamples, indices: np.ndarray, mine: Slice) -> tuple[list[MicroBatch], int]:
+def stand_in_window(workload: MakesSamples, order: Order, mine: Slice) -> Window:
+    """Returns the first step's window with stand-ins for its samples: for plans, which make none."""
+    epoch, prompts = order.batch(0)
+    samples = workload.stand_ins([workload.train.load(int(index), epoch) for index in prompts])
+    indices = np.arange(-(-len(samples) // workload.updates_per_batch))
+    return Window(0, epoch, indices, *_cut(workload, samples, indices, mine))
+
+
+def _cut(
+    workload: MakesSamples, samples: Sequence[object], indices: np.ndarray, mine: Slice
+) -> tuple[list[MicroBatch], int]:
     """Returns this rank's micro-batches, and the number of samples of the largest."""
     pieces = Slice(mine.data_rank, mine.data_world, mine.micro_batch_size).positions(indices)
     own = [indices[piece] if len(piece) else indices[:1] for piece in pieces]
-    tensors = [workload.collate([workload.made[int(index)] for index in each]) for each in own]
+    tensors = [workload.collate([samples[int(index)] for index in each]) for each in own]
     window = [MicroBatch(batch, len(piece) > 0, piece) for batch, piece in zip(tensors, pieces, strict=True)]
     return window, max(map(len, pieces))
 
 
-def _made(run: RunConfig, workload: MakesSamples, engine: Engine, order: Order, step: int, mine: Slice) -> list[object]:
+def _made(
+    run: RunConfig,
+    workload: MakesSamples,
+    engine: Engine,
+    order: Order,
+    step: int,
+    mine: Slice,
+    passes: Passes,
+    ranks: Communicator,
+) -> list[object]:
     """Returns the samples of all ranks, in the order of their prompts. Random generators are restored."""
     epoch, indices = order.batch(step)
     places = rank_share(np.arange(len(indices)), mine.data_rank, mine.data_world).tolist()
     prompts = [workload.train.load(int(indices[place]), epoch) for place in places]
     draws = [_number(run.seed, step, place) for place in places]
-    ranks, state = Communicator(), rng_state()
+    state = rng_state()
     seed_everything(_number(run.seed, step, len(indices)) % 2**32)
-    found = workload.make_samples(prompts, draws, Passes(engine, workload, ranks, mine.micro_batch_size))
+    found = workload.make_samples(prompts, draws, passes)
     restore_rng_state(state)
     if len(found) != len(prompts):
         raise RunError(f"make_samples gave {len(found)} lists of samples for {len(prompts)} prompts")

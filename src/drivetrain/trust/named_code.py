@@ -55,6 +55,7 @@ def named_code(run: RunConfig) -> Iterator[NamedCode]:
             here = Path(path).expanduser()
             yield NamedCode(f"workload.model.{permission}", path, here if here.exists() else None)
     paths = [("optimizer.name", run.optimizer.name), ("schedule.name", run.schedule.name)]
+    paths += run.workload.named_functions
     paths += [("tracking.trackers", name) for name in run.tracking.trackers]
     paths += [("evaluation.generation", name) for name in run.evaluation.generation]
     for field, path in paths:

@@ -1,5 +1,5 @@
-"""The common part of stages that learn from preferences: log-probabilities of answers, under the model and under the
-reference that it is held to."""
+"""The common part of stages that learn from preferences or rewards: log-probabilities of answers, under the model and
+under the reference that it is held to."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ REFERENCE = "reference"
 class AgainstReference(LanguageModelWorkload):
     def __init__(self, config: LanguageModel, seed: int) -> None:
         super().__init__(config, seed)
-        self._settings, self._beta = config.preference, config.preference.beta_of(config.stage)
-        self._losses = config.preference.losses(config.stage)
+        self._held_to = config.held_to
 
     @property
     def by_position(self) -> Mapping[str, int | None]:
@@ -32,18 +31,18 @@ class AgainstReference(LanguageModelWorkload):
 
     @property
     def auxiliary(self) -> Mapping[str, Auxiliary]:
-        if self._settings.reference != "copy":
+        if self._held_to.reference != "copy":
             return {}
-        every = self._settings.reference_every
+        every = self._held_to.reference_every
         if every is None:
             return {REFERENCE: Auxiliary("frozen")}
-        return {REFERENCE: Auxiliary("moved", every=every, mixing=self._settings.reference_mixing)}
+        return {REFERENCE: Auxiliary("moved", every=every, mixing=self._held_to.reference_mixing)}
 
     @contextmanager
     def _reference(self, model: Any, context: LossContext) -> Iterator[Callable[..., Any] | None]:
         """Gives the reference, to be called as the model is, without gradient or dropout; None for a uniform one."""
         with torch.no_grad():
-            match self._settings.reference:
+            match self._held_to.reference:
                 case "copy":
                     yield context.auxiliary[REFERENCE]
                 case "adapters_off":
@@ -59,6 +58,13 @@ class AgainstReference(LanguageModelWorkload):
         losses = self._head.losses(model, self._given(batch), targets)  # type: ignore[arg-type]
         owner = self._sample_of(batch)[targets != IGNORED]
         return -losses, owner, torch.bincount(owner, minlength=count)
+
+
+class FromPreferences(AgainstReference):
+    def __init__(self, config: LanguageModel, seed: int) -> None:
+        super().__init__(config, seed)
+        self._settings, self._beta = config.preference, config.preference.beta_of(config.stage)
+        self._losses = config.preference.losses(config.stage)
 
 
 def summed(values: Tensor, owner: Tensor, count: int) -> Tensor:

@@ -9,7 +9,8 @@ from typing import Any, Protocol, TypeVar
 
 from torch import nn
 
-from drivetrain.config.language import Generation
+from drivetrain.config.generation import Generation
+from drivetrain.runtime.journal import Journal
 from drivetrain.workloads.base import Batch, Samples, Workload
 from drivetrain.workloads.loss_contract import LossContext
 
@@ -25,30 +26,56 @@ class Prompt:
     reference: str | None = None
 
 
+@dataclass(frozen=True)
+class Rollout:
+    """The report on samples that a model made. metrics: means over all of them. samples: each in words, JSON-able.
+    warnings: what the user should look at."""
+
+    metrics: dict[str, float]
+    samples: list[dict[str, Any]]
+    warnings: list[str]
+
+
 class Making(Protocol):
     """Passes of the model without gradient over samples that each rank has of its own. All ranks call them together."""
 
     def each(self, samples: Sequence[Any], work: Callable[[nn.Module, Batch, LossContext], Sequence[T]]) -> list[T]:
         """Returns one result a sample, in their order: the result of `work` on a batch of them."""
 
-    def answers(self, prompts: Sequence[Prompt], draws: Sequence[int]) -> list[list[int]]:
-        """Returns the new tokens that follow each prompt, for a workload that `Generates`."""
+    def answers(
+        self, prompts: Sequence[Prompt], draws: Sequence[int], settings: Generation | None = None
+    ) -> list[list[int]]:
+        """Returns the new tokens that follow each prompt, for a workload that `Generates`. settings: how they are
+        chosen, where it is not by the workload's own."""
+
+    def once(self, work: Callable[[], T]) -> T:
+        """Returns the result of `work`, which of the ranks that share samples one does."""
+
+    @property
+    def journal(self) -> Journal:
+        """Results of an earlier start of the run."""
 
 
 class MakesSamples(Workload):
     """A workload whose samples are made within a step, by the model as it is then, and used for several updates.
 
-    `train` holds prompts. At every `updates_per_batch`-th step samples are made of the global batch's prompts, shuffled
-    and divided among the updates that follow, each of which is a step. These samples are a part of checkpoints.
+    `train` holds prompts. At every `steps_per_batch`-th step samples are made of the global batch's prompts, shuffled
+    and divided among the updates that follow, each of which is a step; then shuffled anew, for each further pass over
+    them. These samples are a part of checkpoints.
     """
 
     made: list[Any]
     made_at: int | None = None  # the step for whose batch the samples were made
+    passes_per_batch: int = 1  # over the samples of a batch of prompts
 
     @property
     @abstractmethod
     def updates_per_batch(self) -> int:
         """The number of updates among which the samples of a batch of prompts are divided."""
+
+    @property
+    def steps_per_batch(self) -> int:
+        return self.updates_per_batch * self.passes_per_batch
 
     @abstractmethod
     def make_samples(self, prompts: Sequence[Any], draws: Sequence[int], passes: Making) -> Sequence[Sequence[Any]]:
@@ -58,15 +85,32 @@ class MakesSamples(Workload):
         prompt, which seeds its random draws: a function of the seed, the step and its place in the batch.
         """
 
+    def stand_ins(self, prompts: Sequence[Any]) -> Sequence[Any]:
+        """Returns samples as many, and each as large, as may be made of these prompts: memory is planned with them."""
+        return prompts
+
     def keep_made(self, step: int, samples: list[Any]) -> None:
         """Receives the samples of all ranks, made at this step."""
         self.made_at, self.made = step, samples
+
+    def rollout(self) -> Rollout | None:
+        """Returns the report on the samples that were made last; None where there is nothing to report."""
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.made_at is None else {"made_at": self.made_at, "made": self.made}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.made_at, self.made = state.get("made_at"), state.get("made", [])
+
+
+class JudgesAnswers(Workload):
+    """A workload whose evaluation is of answers that its model makes to the evaluation samples, which are prompts."""
+
+    @abstractmethod
+    def judged(self, prompts: Sequence[Any], draws: Sequence[int], passes: Making) -> list[dict[str, float]]:
+        """Returns the metrics of each of this rank's prompts, the same names for all; NaN is left out of a mean. Called
+        by all ranks together."""
 
 
 class Generates(ABC):

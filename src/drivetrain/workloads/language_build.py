@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from drivetrain.config.language import LanguageModel, LanguageModelModel
+from drivetrain.config.language import LanguageModel
+from drivetrain.config.language_model import LanguageModelModel
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.models.adapters import AdapterSet
 from drivetrain.models.fake_quantised import FakeQuantiser

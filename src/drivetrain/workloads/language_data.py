@@ -19,6 +19,7 @@ from drivetrain.data.language.documents import StoredTexts
 from drivetrain.data.language.labelled_samples import labelled_samples
 from drivetrain.data.language.pair_samples import pair_samples
 from drivetrain.data.language.placeholders import placeholders_note
+from drivetrain.data.language.prompt_samples import prompt_samples
 from drivetrain.data.language.samples import JoinedSamples, TextWindows, Tokenised
 from drivetrain.data.language.sets import DataSet, OpenSet, open_sets, refuse_bad_rows
 from drivetrain.data.language.stored_conversations import StoredConversations
@@ -37,6 +38,7 @@ CUTS: dict[str, Callable[..., Cut[Any]]] = {
     "conversations": conversation_samples,
     "pairs": pair_samples,
     "labelled": labelled_samples,
+    "prompts": prompt_samples,
 }
 TRAIN, EVALUATION = "workload.data.train", "workload.data.evaluation"
 

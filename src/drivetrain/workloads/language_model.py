@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from drivetrain.config.language import Generation, LanguageModel
+from drivetrain.config.generation import Generation
+from drivetrain.config.language import LanguageModel
 from drivetrain.data.language.chat import show
 from drivetrain.memory.transfers import on_host
 from drivetrain.models.language_options import context_length, generation_config

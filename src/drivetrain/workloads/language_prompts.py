@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from drivetrain.config.language import Generation, LanguageModel
+from drivetrain.config.generation import Generation
+from drivetrain.config.language import LanguageModel
 from drivetrain.data.language.chat import ChatTemplate
 from drivetrain.data.language.conversations import Conversation, Message
 from drivetrain.data.language.samples import JoinedSamples, Sample

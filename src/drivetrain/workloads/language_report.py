@@ -17,6 +17,7 @@ from drivetrain.data.language.samples import (
     JoinedSamples,
     LabelledSamples,
     PairSamples,
+    PromptSamples,
     Sample,
     TextWindows,
     Tokenised,
@@ -185,6 +186,7 @@ def _known(samples: JoinedSamples | StreamedMixture | None) -> list[TokenSamples
     """Returns the parts whose tokens are in memory; of pairs both sides."""
     parts = samples.parts if isinstance(samples, JoinedSamples) else []
     parts = [part.own if isinstance(part, LabelledSamples) else part for part in parts]
+    parts = [part.prompts if isinstance(part, PromptSamples) else part for part in parts]
     sides = [side for part in _pairs(samples) for side in (part.chosen, part.rejected)]
     return [part for part in parts if isinstance(part, TokenSamples) and len(part)] + sides
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from drivetrain.config.preference import LOSSES
 from drivetrain.data.language.samples import JoinedSamples, Pair, PairSamples
 from drivetrain.memory.transfers import on_host
-from drivetrain.workloads.against_reference import AgainstReference, summed
+from drivetrain.workloads.against_reference import FromPreferences, summed
 from drivetrain.workloads.base import Batch, Outputs, Samples
 from drivetrain.workloads.exporting import PlainBatch
 from drivetrain.workloads.generating import Prompt
@@ -34,7 +34,7 @@ COLUMNS = (
 HIGHER_IS_BETTER = {"reward_accuracy": True, "reward_chosen": True, "reward_rejected": False, "logp_chosen": True}
 
 
-class PreferenceWorkload(AgainstReference):
+class PreferenceWorkload(FromPreferences):
     # --- batches ------------------------------------------------------------------------------------------------------
 
     def collate(self, samples: Sequence[Pair]) -> Batch:

@@ -16,7 +16,7 @@ from drivetrain.config.language import LanguageModel
 from drivetrain.config.preference import LOSSES
 from drivetrain.data.language.samples import JoinedSamples, Labelled, LabelledSamples
 from drivetrain.errors import problem
-from drivetrain.workloads.against_reference import AgainstReference, summed
+from drivetrain.workloads.against_reference import FromPreferences, summed
 from drivetrain.workloads.base import Batch, Outputs, Samples
 from drivetrain.workloads.exporting import PlainBatch
 from drivetrain.workloads.generating import Prompt
@@ -32,7 +32,7 @@ MISMATCHED = "mismatched_"  # names of a batch's tensors that hold prompts with 
 COLUMNS = ("desirable", "reward_desirable", "undesirable", "reward_undesirable", "logp", "tokens")
 
 
-class UnpairedWorkload(AgainstReference):
+class UnpairedWorkload(FromPreferences):
     def __init__(self, config: LanguageModel, seed: int) -> None:
         super().__init__(config, seed)
         [self._loss] = self._losses

@@ -129,6 +129,30 @@ class LabelledSamples:
         return self.own.name(index)
 
 
+class PromptSample(NamedTuple):
+    """A prompt to answer. ids: (T,) int32; reference: the reply in the data."""
+
+    ids: np.ndarray
+    reference: str
+
+
+@dataclass(frozen=True)
+class PromptSamples:
+    """N prompts. prompts: N samples without targets; references: the reply of each."""
+
+    prompts: TokenSamples
+    references: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def load(self, index: int, epoch: int) -> PromptSample:
+        return PromptSample(self.prompts.load(index, epoch)[0], self.references[index])
+
+    def name(self, index: int) -> str:
+        return self.prompts.name(index)
+
+
 class JoinedSamples:
     """The samples of several data sets, one set after the other."""
 

@@ -1,0 +1,31 @@
+"""The block of a language model: its weights, its tokenizer, and options of its layers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from drivetrain.config.base import PathOrId, doc
+from drivetrain.config.workload_block import ModelBlock
+
+
+class LanguageModelModel(ModelBlock):
+    path: PathOrId | None = doc("Transformers causal language model to start from: a local folder or a hub id", None)
+    tokenizer: PathOrId | None = doc(
+        "A folder or hub id; bytes, characters or bpe are made from the training data. "
+        "Left out, model.path's, or bytes from scratch",
+        None,
+    )
+    trust_tokenizer_code: bool = doc("Run Python code beside the tokenizer (docs/reference/security.md)", False)
+    vocabulary_size: int | None = doc("Tokens of a bpe tokenizer", None, gt=256)
+    resize_vocabulary: bool = doc("Add rows to the embedding for tokens that the tokenizer has beyond them", False)
+    attention: Literal["auto", "eager", "sdpa", "flash", "flex"] = doc(
+        "Attention kernel; auto takes the quickest that is installed", "auto"
+    )
+    rope_scaling: dict[str, Any] | None = doc(
+        "Longer contexts: {type: linear, dynamic, yarn or llama3, factor: ...}", None
+    )
+    train_last_blocks: int | None = doc("Train the last blocks only, so many, and freeze the rest", None, gt=0)
+    neftune_alpha: float | None = doc("Noise on the embeddings while training (NEFTune); 5 is usual", None, gt=0)
+    fused_loss: bool | Literal["auto"] = doc(
+        "Compute head and loss in pieces, without ever holding all logits; auto does so where they are many", "auto"
+    )

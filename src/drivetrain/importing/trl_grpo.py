@@ -1,0 +1,215 @@
+"""Translates TRL's GRPO: its GRPOConfig as JSON, or the YAML of `trl grpo --config`.
+
+Keys, defaults and meaning: TRL 1.16, trl/trainer/grpo_config.py, trl/trainer/grpo_trainer.py and trl/scripts/grpo.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drivetrain.config.reinforcement import LOSSES
+from drivetrain.config.translation import Handler, fated, if_on, lost
+from drivetrain.errors import problem
+from drivetrain.importing import training_arguments
+from drivetrain.importing.key_reader import KeyReader, in_turn
+from drivetrain.importing.training_keys import KEYS as TRAINING_KEYS
+from drivetrain.importing.translated_file import Source, TranslatedFile
+
+FIELD, DATA = "workload.reinforcement", "workload.data"
+NUMBERS = {  # name there → (name here, default there)
+    "beta": ("beta", 0.0),
+    "temperature": ("temperature", 1.0),
+    "epsilon": ("clip", 0.2),
+    "delta": ("delta", None),
+}
+COUNTS = {"num_generations": ("answers", 8), "max_completion_length": ("max_new_tokens", 256)}
+COUNTS |= {"num_iterations": ("passes", 1)}
+SHIPPED: dict[str, Any] = {
+    "accuracy_reward": "math",
+    "get_soft_overlong_punishment": {"use": "length", "options": {"most": 1280, "over": 256}},
+    "think_format_reward": {
+        "use": "regex",
+        "name": "think_format",
+        "options": {"pattern": r"\A<think>(?!.*<think>)(.*?)</think>.*\Z"},
+    },
+}
+SAPO = ("sapo_temperature_pos", "sapo_temperature_neg")
+VESPO = ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg")
+SYNC = ("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps")
+LORA = ("lora_r", "lora_alpha", "lora_dropout")
+BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")
+TOGETHER = (
+    *(*NUMBERS, *COUNTS, *SAPO, *VESPO, *SYNC, *LORA, *BATCH),
+    *("loss_type", "epsilon_high", "importance_sampling_level", "scale_rewards", "mask_truncated_completions"),
+    *("reward_funcs", "reward_weights", "reward_model_name_or_path", "model_name_or_path"),
+    *("dataset_name", "use_peft", "lora_target_modules", "use_bias_correction_kl", "multi_objective_aggregation"),
+    *("top_p", "repetition_penalty", "top_entropy_quantile"),
+)
+VLLM = """mode model_impl enable_sleep_mode structured_outputs_regex server_base_url server_host server_port
+    server_timeout group_port gpu_memory_utilization max_model_length tensor_parallel_size
+    importance_sampling_correction importance_sampling_mode importance_sampling_clip_max importance_sampling_clip_min
+    importance_sampling_cap"""
+_VLLM = fated("unneeded", "answers are the model's own, made under the run's engine")
+_SHOWN = fated("unneeded", "samples.jsonl has every answer")
+_BONUS = if_on(lost("there is no bonus for entropy"))
+KEYS: dict[str, Handler] = {
+    **dict.fromkeys((f"vllm_{name}" for name in VLLM.split()), _VLLM),
+    **dict.fromkeys(("use_vllm", "use_transformers_paged", "use_transformers_continuous_batching"), _VLLM),
+    **dict.fromkeys(("transformers_continuous_batching_config", "cache_implementation"), _VLLM),
+    **dict.fromkeys(("ds3_gather_for_generation", "max_tool_calling_iterations"), _VLLM),
+    **dict.fromkeys(("log_completions", "log_multimodal", "log_unique_prompts", "num_completions_to_print"), _SHOWN),
+    "log_completions_hub_repo": _SHOWN,
+    **dict.fromkeys(("entropy_coef", "use_adaptive_entropy"), _BONUS),
+    **dict.fromkeys(
+        ("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"),
+        fated("unneeded", "it is of use_adaptive_entropy"),
+    ),
+    "off_policy_mask_threshold": if_on(lost("answers of an older model are not masked")),
+    "generation_kwargs": if_on(lost("answers are drawn at the temperature, from all tokens")),
+    "min_p": if_on(lost("answers are drawn from all tokens, as the loss has it")),
+    "top_k": if_on(lost("answers are drawn from all tokens, as the loss has it")),
+    "chat_template_kwargs": if_on(lost("the template gets messages and tools alone")),
+    "router_aux_loss_coef": if_on(lost("there is no loss of routers")),
+    "cast_lm_head_to_fp32": fated("unneeded", "losses are computed in fp32"),
+    "disable_dropout": fated("unneeded", "the model's own dropout is taken"),
+    "num_generations_eval": fated("unneeded", "an evaluation answers each prompt once"),
+    **dict.fromkeys(("pad_to_multiple_of", "model_init_kwargs"), fated("unneeded", "the run decides how it computes")),
+    "shuffle_dataset": fated("unneeded", "the order is random, a function of seed and step"),
+    "trust_remote_code": if_on(fated("refused", "give workload.model.trust_remote_code once you have read the code")),
+    **dict.fromkeys(("attn_implementation", "dtype", "torch_dtype"), fated("unneeded", "the run decides it")),
+    **dict.fromkeys(("model_revision", "dataset_config"), if_on(lost("give it in the run file: revision, subset"))),
+    **dict.fromkeys(("dataset_train_split", "dataset_test_split"), fated("unneeded", f"{DATA} names the data")),
+    **dict.fromkeys(("load_in_4bit", "load_in_8bit"), if_on(lost("give quantised_base"))),
+}
+
+
+def translate(source: Source, driver: str | None) -> TranslatedFile:
+    found = TranslatedFile(source)
+    given = KeyReader(source.raw, found, source.prefix)
+    others = [group for group in training_arguments.groups(driver) if group is not training_arguments.batch]
+    in_turn(given, [_batch, *others, _policy, _shapes, _exact, _rewards, _reference, _model])
+    given.rest({**TRAINING_KEYS, **KEYS})
+    return found
+
+
+def _batch(given: KeyReader) -> None:
+    """Translates the batch, which counts answers there: `steps_per_generation` micro-batches of them are drawn at once,
+    and an update takes `gradient_accumulation_steps`."""
+    micro, steps = given.count("per_device_train_batch_size", 8), given.count("gradient_accumulation_steps", 1)
+    drawn, each = given.count("steps_per_generation", steps), given.count("num_generations", 8)
+    if given.has("generation_batch_size"):
+        why = f"it depends on the number of devices: give steps_per_generation ({drawn} now)"
+        given.note("generation_batch_size", "refused", why)
+    if micro * drawn % each or drawn % steps:
+        why = f"{micro} answers x {drawn} steps are no whole number of groups of {each}, or of updates of {steps} steps"
+        raise problem(f"{given.prefix}steps_per_generation", why, "give sizes that divide each other")
+    given.set("per_device_train_batch_size", "micro_batch_size", micro)
+    given.found.translation.settings["batch_size_per_device"] = micro * drawn // each
+    given.found.translation.settings[f"{FIELD}.updates"] = drawn // steps
+    given.note("gradient_accumulation_steps", "mapped", f"batch_size_per_device, in prompts: {micro * drawn // each}")
+    given.note("steps_per_generation", "mapped", f"{FIELD}.updates: {drawn // steps}")
+
+
+def _policy(given: KeyReader) -> None:
+    given.found.translation.settings |= {"workload.type": "language_model", "workload.stage": "grpo"}
+    loss = given.word("loss_type", "dapo")
+    if loss not in LOSSES:
+        given.lose("loss_type", f"{loss}: there are {', '.join(LOSSES)}")
+        return
+    given.set("loss_type", f"{FIELD}.loss", loss)
+    for key, (name, count) in COUNTS.items():
+        given.set(key, f"{FIELD}.{name}", given.count(key, count))
+    for key, (name, default) in NUMBERS.items():
+        if key == "epsilon" and "clip" not in LOSSES[loss].takes:
+            given.off(key, why=f"{loss} does not clip")
+        elif default is not None or given.has(key):
+            given.set(key, f"{FIELD}.{name}", given.number(key, default or 0.0))
+    if given.has("epsilon_high") and "clip_high" in LOSSES[loss].takes:
+        given.set("epsilon_high", f"{FIELD}.clip_high", given.number("epsilon_high", 0.2))
+    else:
+        given.off("epsilon_high", why="it is not given, or the loss has none")
+
+
+def _shapes(given: KeyReader) -> None:
+    settings, loss = given.found.translation.settings, given.word("loss_type", "dapo")
+    for name, keys, field, usual in (
+        ("sapo", SAPO, "temperatures", (1.0, 1.05)),
+        ("vespo", VESPO, "shapes", (2.0, 3.0, 3.0, 2.0)),
+    ):
+        values = [given.number(key, default) for key, default in zip(keys, usual, strict=True)]
+        if loss == name:
+            settings[f"{FIELD}.{field}"] = values
+        for key in keys:
+            given.note(key, "mapped" if loss == name else "unneeded", f"{FIELD}.{field} of loss: {name}")
+
+
+def _exact(given: KeyReader) -> None:
+    """Translates settings that only some values of change what is computed."""
+    level = given.word("importance_sampling_level", "token")
+    if level in LOSSES.get(given.word("loss_type", "dapo"), LOSSES["dapo"]).importance:
+        given.set("importance_sampling_level", f"{FIELD}.importance", level)
+    else:
+        given.lose("importance_sampling_level", f"{level} is none of this loss")
+    scale = given.word("scale_rewards", "group")
+    scale = {"true": "group", "false": "none"}.get(scale, scale)
+    given.set("scale_rewards", f"{FIELD}.scale", scale)
+    if given.number("beta", 0.0):
+        given.set("use_bias_correction_kl", f"{FIELD}.kl_ratio", given.switch("use_bias_correction_kl", True))
+    else:
+        given.off("use_bias_correction_kl", why="there is no divergence")
+    given.set("mask_truncated_completions", f"{FIELD}.mask_truncated", given.switch("mask_truncated_completions"))
+    for key, usual in (("top_p", 1.0), ("repetition_penalty", 1.0), ("top_entropy_quantile", 1.0)):
+        if given.number(key, usual) == usual:
+            given.off(key)
+        else:
+            given.lose(key, "all tokens are drawn from, and learned from")
+    if given.word("multi_objective_aggregation", "sum_then_normalize") == "sum_then_normalize":
+        given.off("multi_objective_aggregation", why="rewards are added up, then compared")
+    else:
+        given.lose("multi_objective_aggregation", "rewards are added up before they are compared")
+
+
+def _rewards(given: KeyReader) -> None:
+    names, model = given.take("reward_funcs", []), given.take("reward_model_name_or_path")
+    found: list[Any] = [] if model is None else [{"model": str(model)}]
+    for name in names if isinstance(names, list) else [names]:
+        if name not in SHIPPED and "." not in str(name):
+            fix = f"give one of {', '.join(SHIPPED)}, or package.module.name"
+            raise problem(f"{given.prefix}reward_funcs", f"{name} is not known", fix)
+        found.append(SHIPPED.get(name) or {"use": ":".join(str(name).rsplit(".", 1))})
+    weights = given.take("reward_weights")
+    if weights:
+        blocks = [{"use": each} if isinstance(each, str) else each for each in found]
+        found = [{**each, "weight": float(weight)} for each, weight in zip(blocks, weights, strict=True)]
+    given.note("reward_weights", "mapped", f"{FIELD}.rewards: weight")
+    for key in ("reward_funcs", "reward_model_name_or_path"):
+        given.note(key, "mapped", f"{FIELD}.rewards")
+    if found:
+        given.found.translation.settings[f"{FIELD}.rewards"] = found
+
+
+def _reference(given: KeyReader) -> None:
+    if not given.switch("sync_ref_model"):
+        given.off(*SYNC)
+        return
+    given.set("ref_model_sync_steps", f"{FIELD}.reference_every", given.count("ref_model_sync_steps", 512))
+    given.set("ref_model_mixup_alpha", f"{FIELD}.reference_mixing", given.number("ref_model_mixup_alpha", 0.6))
+    given.found.translation.settings[f"{FIELD}.reference"] = "copy"
+    given.note("sync_ref_model", "mapped", f"{FIELD}.reference_every")
+
+
+def _model(given: KeyReader) -> None:
+    if given.has("model_name_or_path"):
+        given.set("model_name_or_path", "workload.model.path", str(given.take("model_name_or_path")))
+    if given.has("dataset_name"):
+        given.set("dataset_name", f"{DATA}.train", str(given.take("dataset_name")))
+    if not given.switch("use_peft"):
+        given.off("use_peft", *LORA, "lora_target_modules")
+        return
+    given.found.translation.settings["adapter.method"] = "lora"
+    given.note("use_peft", "mapped", "adapter.method: lora")
+    given.set("lora_r", "adapter.rank", given.count("lora_r", 16))
+    given.set("lora_alpha", "adapter.alpha", given.count("lora_alpha", 32))
+    given.set("lora_dropout", "adapter.dropout", given.number("lora_dropout", 0.05))
+    targets = given.take("lora_target_modules")
+    given.set("lora_target_modules", "adapter.targets", targets if targets else "all-linear")

@@ -1,0 +1,114 @@
+"""Asks rewards for groups of answers. A call that crashes, hangs or returns nonsense is the reason of its answers
+alone."""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from drivetrain.config.reinforcement import FIELD, Reward
+from drivetrain.rewards.process import FailedCall, RewardProcess
+
+
+@dataclass(frozen=True)
+class Group:
+    """Answers to one prompt. prompt, reference: texts, as are answers. ids: tokens of each answer."""
+
+    prompt: str
+    reference: str | None
+    answers: Sequence[str]
+    ids: Sequence[Sequence[int]]
+
+    def only(self, number: int) -> Group:
+        return Group(self.prompt, self.reference, self.answers[number : number + 1], self.ids[number : number + 1])
+
+    @property
+    def given(self) -> dict[str, list[Any]]:
+        """The arguments of a reward, by name: a list with an entry for each answer."""
+        count = len(self.answers)
+        return {
+            "prompts": [self.prompt] * count,
+            "completions": list(self.answers),
+            "completion_ids": [list(each) for each in self.ids],
+            "references": [self.reference] * count,
+        }
+
+
+@dataclass(frozen=True)
+class Scored:
+    """An answer's value; None where the reward does not apply to it, or failed: `failure` is the reason then."""
+
+    value: float | None
+    failure: str | None = None
+
+
+Receive = Callable[[int, Sequence[Scored]], None]  # the number of a group, and its answers' values
+
+
+class AskedReward:
+    """One reward that a function computes, in its processes."""
+
+    def __init__(self, reward: Reward, number: int) -> None:
+        self.reward = reward
+        field = f"{FIELD}.rewards.{number}.use"
+        self._processes = [RewardProcess(reward, field) for _ in range(reward.processes)]
+        weakref.finalize(self, _close, self._processes)
+
+    def start(self) -> None:
+        for each in self._processes:
+            each.start()
+
+    def ask(self, groups: Sequence[tuple[int, Group]], receive: Receive) -> None:
+        """Calls `receive`, from several threads, with the values of each group as they come."""
+        waiting: queue.SimpleQueue[tuple[int, Group]] = queue.SimpleQueue()
+        for each in groups:
+            waiting.put(each)
+        errors: list[BaseException] = []
+
+        def work(process: RewardProcess) -> None:
+            try:
+                while not errors:
+                    number, group = waiting.get_nowait()
+                    receive(number, _scored(process, group))
+            except queue.Empty:
+                return
+            except BaseException as error:  # raised again by the thread that asks
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(each,)) for each in self._processes[: len(groups)]]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):  # on two lines: a watcher sees that this goes on,
+            threads[0].join(0.7)
+            threads[-1].join(0.7)  # for each call ends in time
+        if errors:
+            raise errors[0]
+
+
+def _close(processes: Sequence[RewardProcess]) -> None:
+    for each in processes:
+        each.close()
+
+
+def _scored(process: RewardProcess, group: Group) -> list[Scored]:
+    """Returns the values of a group's answers. If the call for all of them fails, each is asked for by itself."""
+    count = len(group.answers)
+    try:
+        return [_checked(value) for value in process.values(group.given, count)]
+    except FailedCall as error:
+        if count == 1:
+            return [Scored(None, str(error))]
+    return [each for number in range(count) for each in _scored(process, group.only(number))]
+
+
+def _checked(value: Any) -> Scored:
+    if value is None:
+        return Scored(None)
+    if isinstance(value, bool | int | float) and math.isfinite(value):
+        return Scored(float(value))
+    return Scored(None, f"it returned {value!r:.60}, no finite number")

@@ -1,0 +1,107 @@
+"""A process that computes one reward, and calls of it that end in time."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from drivetrain.config.reinforcement import Reward
+from drivetrain.errors import problem
+
+START_SECONDS = 120.0  # which importing the function's module may take
+LARGEST = 1 << 16  # bytes read at once
+
+
+class FailedCall(Exception):
+    """A call that gave no rewards; the message has the reason."""
+
+
+class RewardProcess:
+    """Starts with the first call, and anew after a crash or a call that took too long."""
+
+    def __init__(self, reward: Reward, field: str) -> None:
+        self._reward, self._field = reward, field
+        self._process: subprocess.Popen[bytes] | None = None
+        self._read = b""
+
+    def start(self) -> None:
+        """Raises UserError if the function cannot be imported, or not be called with what it gets."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.close()
+        command = [sys.executable, "-P", "-m", "drivetrain.rewards.worker"]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # it imports what this process can
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
+        settings = {"path": self._reward.use, "field": self._field, "options": self._reward.options}
+        try:
+            found = self._asked(settings, START_SECONDS)
+        except FailedCall as error:
+            raise problem(self._field, f"{self._reward.use}: its process {error}", "correct the function") from None
+        if "problem" in found:
+            raise problem(self._field, *found["problem"])
+        if "error" in found:
+            raise problem(self._field, f"{self._reward.use}: {found['error']}", "correct the function")
+
+    def values(self, given: Mapping[str, Sequence[Any]], count: int) -> list[float | None]:
+        """Returns `count` rewards, None where the function has none. Raises FailedCall with the reason if it gave
+        none."""
+        self.start()
+        found = self._asked(given, self._reward.time_limit)
+        if "values" not in found:
+            raise FailedCall(found.get("error") or ": ".join(found["problem"]))
+        values = found["values"]
+        if len(values) != count:
+            raise FailedCall(f"it returned {len(values)} rewards for {count} answers")
+        return values
+
+    def _asked(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        process, end = self._process, time.monotonic() + seconds
+        assert process is not None
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(message).encode() + b"\n")
+            process.stdin.flush()
+            line = self._line(process, end)
+        except BrokenPipeError:
+            line = b""
+        if line:
+            found: dict[str, Any] = json.loads(line)
+            return found
+        status = process.poll() if process.poll() is not None or time.monotonic() >= end else process.wait(10)
+        self.close()
+        if status is None:
+            raise FailedCall(f"took more than {seconds:g} s")
+        raise FailedCall(f"ended (exit code {status})" if status >= 0 else f"was ended by signal {-status}")
+
+    def _line(self, process: subprocess.Popen[bytes], end: float) -> bytes:
+        """Returns the next line, or nothing if the process ended or the time is over."""
+        assert process.stdout is not None
+        while b"\n" not in self._read:
+            ready, _, _ = select.select([process.stdout], [], [], max(0.0, end - time.monotonic()))
+            part = os.read(process.stdout.fileno(), LARGEST) if ready else b""
+            if not part:
+                self._read = b""
+                return b""
+            self._read += part
+        line, _, self._read = self._read.partition(b"\n")
+        return line
+
+    def close(self) -> None:
+        process, self._process, self._read = self._process, None, b""
+        if process is None:
+            return
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            try:
+                pipe.close()
+            except BrokenPipeError:  # what was not written yet is lost with the process
+                continue
+        process.wait()

@@ -1,0 +1,83 @@
+"""The process that computes one reward: `python -m drivetrain.rewards.worker`.
+
+It reads a JSON object a line and answers each with one. The first names the function; the others are calls. What the
+function prints goes to stderr. It ends when its parent does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from drivetrain.errors import UserError, problem
+from drivetrain.rewards import verifiers
+from drivetrain.trust.import_path import import_object
+
+GIVEN = ("prompts", "completions", "completion_ids", "references")
+
+
+def main() -> None:
+    calls, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)  # what the function prints is no answer
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    call: Callable[[dict[str, Any]], Any] | None = None
+    for line in calls:
+        try:
+            if call is None:
+                call = _loaded(json.loads(line))
+                found: dict[str, Any] = {"ready": True}
+            else:
+                found = {"values": _values(call(json.loads(line)))}
+        except UserError as error:
+            found = {"problem": [error.problems[0].why, error.problems[0].fix]}
+        except Exception as error:  # the user's own code
+            found = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(found) + "\n")
+        answers.flush()
+
+
+def _loaded(settings: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
+    """Returns the reward as a function of what is given. Raises UserError if it cannot be called so."""
+    path, field = settings["path"], settings["field"]
+    function = import_object(path, field) if ":" in path or "." in path else getattr(verifiers, path)
+    options = settings["options"]
+    parameters = inspect.signature(function).parameters.values()
+    takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+    names = {each.name for each in parameters}
+    given = [name for name in GIVEN if takes_all or name in names]
+    try:
+        inspect.signature(function).bind(**dict.fromkeys(given), **options)
+    except TypeError as error:
+        why = f"{path} cannot be called with {', '.join([*given, *options])}: {error}"
+        raise problem(field, why, "give what is missing in its options") from None
+
+    def call(arguments: dict[str, Any]) -> Any:
+        found = function(**{name: arguments[name] for name in given}, **options)
+        return asyncio.run(found) if inspect.iscoroutine(found) else found
+
+    return call
+
+
+def _values(found: Any) -> Any:
+    """Returns numbers as JSON has them: arrays and tensors have a method for it."""
+    listed = found.tolist() if hasattr(found, "tolist") else found
+    if not isinstance(listed, list | tuple):
+        raise TypeError(f"it returned {type(found).__name__}, not a list of numbers")
+    return [each.item() if hasattr(each, "item") else each for each in listed]
+
+
+def _end_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,322 @@
+"""Trains a language model on rewards for its own answers: GRPO and its kin, RLOO.
+
+At the first of the steps that use them, the model answers the prompts of a global batch, several times each; rewards
+are asked for, and each answer's advantage is how much better it was rewarded than the others of its group. Answers with
+their rewards are a part of checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from drivetrain.config.generation import Generation
+from drivetrain.config.language import LanguageModel
+from drivetrain.config.reinforcement import LOSSES, RLOO
+from drivetrain.data.language.samples import PromptSample, Sample
+from drivetrain.memory.transfers import on_host
+from drivetrain.models.cross_entropy import cross_entropies
+from drivetrain.workloads.advantages import advantages
+from drivetrain.workloads.against_reference import AgainstReference
+from drivetrain.workloads.base import Batch, BestMetric, Samples
+from drivetrain.workloads.exporting import PlainBatch
+from drivetrain.workloads.generating import JudgesAnswers, MakesSamples, Making, Prompt, Rollout
+from drivetrain.workloads.language_model import IGNORED
+from drivetrain.workloads.loss_contract import LOSS, ONE_TERM, Auxiliary, LossContext
+from drivetrain.workloads.metrics import Metric
+from drivetrain.workloads.policy_losses import FORMULAS, Tokens, averaged, divergences
+from drivetrain.workloads.reward_models import RewardModel
+from drivetrain.workloads.rewarding import Answered, Rewarding
+from drivetrain.workloads.rollout_report import History, rollout_metrics, words_of
+
+KL = "kl"
+VALUES = "advantages", "old", "reference"  # of a batch, shaped as targets
+
+Made = dict[str, Any]  # an answer in a checkpoint's forms: ids, prompt (its tokens), old, reference, reward, ...
+
+
+class PolicyWorkload(AgainstReference, MakesSamples, JudgesAnswers):
+    columns: tuple[str, ...] = VALUES
+
+    def __init__(self, config: LanguageModel, seed: int) -> None:
+        super().__init__(config, seed)
+        self._learning, self._loss = config.reinforcement, config.reinforcement.loss_of(config.stage)
+        self._each = self._learning.answers_of(config.stage)
+        self._importance = self._learning.importance_of(config.stage)
+        self.passes_per_batch = self._learning.passes
+        rewards = self._learning.rewards
+        self._rewarding = Rewarding(rewards)
+        self._reward_models = [
+            RewardModel(each, number, self.tokenizer) for number, each in enumerate(rewards) if each.model is not None
+        ]
+        self._history = History()
+
+    @property
+    def updates_per_batch(self) -> int:
+        return self._learning.updates
+
+    # --- batches ------------------------------------------------------------------------------------------------------
+
+    def collate(self, samples: Sequence[Any]) -> Batch:
+        """Returns the batch of answers, and their `columns`, fp32, shaped as targets. A prompt stands for one with the
+        longest answer allowed, which memory is measured with."""
+        made = [self._longest(each) if isinstance(each, PromptSample) else each for each in samples]
+        batch = self._laid_out([_sample(each) for each in made])
+        places = (batch["targets"] != IGNORED).flatten()
+        for name in self.columns:
+            flat = torch.zeros(batch["targets"].numel())
+            flat[places] = torch.cat([_values(each, name) for each in made])
+            batch[name] = flat.view_as(batch["targets"])
+        return batch
+
+    def _longest(self, prompt: PromptSample) -> Made:
+        ids = np.concatenate([prompt.ids, np.zeros(self._learning.max_new_tokens, dtype=np.int32)])
+        return {"ids": torch.from_numpy(ids), "prompt": len(prompt.ids), "advantage": 0.0, "learned": 1}
+
+    def stand_ins(self, prompts: Sequence[Any]) -> Sequence[Any]:
+        return [prompt for prompt in prompts for _ in range(self._each)]
+
+    def shown(self, sample: Any) -> str:
+        return str(self._reader.tokenizer.decode(sample.ids.tolist(), clean_up_tokenization_spaces=False))
+
+    @property
+    def lengths(self) -> Sequence[int] | None:
+        """Returns None: the lengths of answers are not known before they are made."""
+        return None
+
+    @property
+    def evaluation_lengths(self) -> Sequence[int] | None:
+        return None
+
+    def _count(self, batch: Batch) -> int:
+        """Returns the number of answers, known on the host."""
+        if not self.packs:
+            return len(batch["targets"])
+        return int((on_host(batch["position_ids"]) == 0).sum())
+
+    @property
+    def auxiliary(self) -> Mapping[str, Auxiliary]:
+        return {**super().auxiliary, **{each.name: each.auxiliary for each in self._reward_models}}
+
+    # --- the loss -----------------------------------------------------------------------------------------------------
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        return {LOSS: 1.0, KL: self._learning.beta} if self._learning.beta and self._config.stage != RLOO else ONE_TERM
+
+    def counts(self, batch: Batch) -> Mapping[str, int]:
+        by_tokens = LOSSES[self._loss].mean == "tokens"
+        return dict.fromkeys(self.terms, self.count(batch) if by_tokens else self._count(batch))
+
+    def loss_sums(self, model: nn.Module, batch: Batch, context: LossContext) -> Mapping[str, Tensor]:
+        del context  # the reference's log-probabilities came with the answers
+        policy, owner, lengths = self._answers(model, batch, self._count(batch))
+        places = batch["targets"] != IGNORED
+        advantage, old, reference = (batch[name][places] for name in VALUES)
+        tokens, mean = Tokens(policy, old, advantage, owner, lengths), LOSSES[self._loss].mean
+        losses = {LOSS: FORMULAS[self._loss](tokens, self._learning, self._importance)}
+        if KL in self.terms:
+            weights = tokens.ratios(self._importance) if self._learning.kl_ratio else 1.0
+            losses[KL] = divergences(policy, reference) * weights
+        return {name: averaged(each, tokens, mean, self._learning.max_new_tokens) for name, each in losses.items()}
+
+    def _answers(self, model: Callable[..., Any], batch: Batch, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns log-probabilities at the temperature that answers are drawn at."""
+        if self._learning.temperature == 1:
+            return super()._answers(model, batch, count)
+        targets = batch["targets"]
+        logits = self._head.logits_at_targets(model, self._given(batch), targets)  # type: ignore[arg-type]
+        places = targets != IGNORED
+        owner = self._sample_of(batch)[places]
+        losses = cross_entropies(logits / self._learning.temperature, targets[places])
+        return -losses, owner, torch.bincount(owner, minlength=count)
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def make_samples(self, prompts: Sequence[Any], draws: Sequence[int], passes: Making) -> Sequence[Sequence[Any]]:
+        passes.once(self._rewarding.start)
+        each, count = self._each, len(prompts)
+        own = [_draw(draw, number) for draw in draws for number in range(each)]
+        asked = [self._prompt(prompt) for prompt in prompts for _ in range(each)]
+        answers = self._answered(asked, own, passes, self._learning.drawing, prompts)
+        groups = [answers[place : place + each] for place in range(0, len(answers), each)]
+        values = self._rewarding.values(groups, self._scores(answers, passes), passes)
+        made = [self._made(answer, found) for answer, found in zip(answers, values, strict=True)]
+        for sample, known in zip(made, passes.each(made, self._known), strict=True):
+            sample.update(known)
+        return [made[place * each : (place + 1) * each] for place in range(count)]
+
+    def _answered(
+        self,
+        asked: Sequence[Prompt],
+        draws: Sequence[int],
+        passes: Making,
+        drawing: Generation,
+        prompts: Sequence[PromptSample],
+    ) -> list[Answered]:
+        """Returns an answer to each; those that the journal has are not made again."""
+        journal, each = passes.journal, len(asked) // max(1, len(prompts))
+        keys = [journal.key("answer", draw, list(prompt.ids)) for draw, prompt in zip(draws, asked, strict=True)]
+        known: list[Any] = passes.once(lambda: [journal.found(key) for key in keys])
+        lacking = [number for number, found in enumerate(known) if found is None]
+        found = passes.answers([asked[n] for n in lacking], [draws[n] for n in lacking], drawing)
+        for number, ids in zip(lacking, found, strict=True):
+            known[number] = ids
+        passes.once(lambda: journal.keep_all({keys[n]: known[n] for n in lacking}))
+        texts = [self.decoded(ids[:-1] if ids[-1] in self.ends else ids) for ids in known]
+        return [
+            Answered(asked[n], tuple(known[n]), texts[n], known[n][-1] not in self.ends, keys[n], n // each)
+            for n in range(len(asked))
+        ]
+
+    def _scores(self, answers: Sequence[Answered], passes: Making) -> dict[str, list[float]]:
+        """Returns the score of each answer by each reward model."""
+
+        def scored(model: nn.Module, batch: Batch, context: LossContext) -> list[tuple[float, ...]]:
+            del model
+            whole = self._whole(batch)
+            return list(zip(*(each.scores(context.auxiliary, whole) for each in self._reward_models), strict=True))
+
+        if not self._reward_models:
+            return {}
+        rows = passes.each([{**self._made(each, {}), "learned": 1} for each in answers], scored)
+        names = [each.reward.label for each in self._reward_models]
+        return {name: [row[number] for row in rows] for number, name in enumerate(names)}
+
+    def _whole(self, batch: Batch) -> list[Tensor]:
+        """Returns the ids of each answer with its prompt; its tokens are all targets."""
+        places = batch["targets"] != IGNORED
+        owner = self._sample_of(batch)
+        ends = [int(torch.nonzero(places & (owner == number))[-1, 1]) for number in range(self._count(batch))]
+        found = []
+        for number, end in enumerate(ends):
+            row = 0 if self.packs else number
+            own = owner[row] == number
+            own[end + 1 :] = False  # padding
+            found.append(torch.cat([batch["input_ids"][row][own], batch["targets"][row, end : end + 1]]))
+        return found
+
+    def _made(self, answer: Answered, values: Mapping[str, Any]) -> Made:
+        learned = not (self._learning.mask_truncated and answer.truncated)
+        return {
+            "ids": torch.tensor([*answer.prompt.ids, *answer.ids], dtype=torch.int32),
+            "prompt": len(answer.prompt.ids),
+            "expected": answer.prompt.reference,
+            "truncated": int(answer.truncated),
+            "learned": int(learned),
+            "advantage": 0.0,
+            **values,
+        }
+
+    def _known(self, model: nn.Module, batch: Batch, context: LossContext) -> list[dict[str, Tensor]]:
+        """Returns each answer's log-probabilities under the model, and under the reference if there is one."""
+        policy, _, lengths = self._answers(model, batch, self._count(batch))
+        with self._reference(model, context) as reference:
+            beside = policy[:0] if reference is None else self._answers(reference, batch, self._count(batch))[0]
+        sizes = lengths.tolist()
+        held = beside.split(sizes) if len(beside) else [beside] * len(sizes)
+        return [{"old": one.cpu(), "reference": two.cpu()} for one, two in zip(policy.split(sizes), held, strict=True)]
+
+    def keep_made(self, step: int, samples: list[Any]) -> None:
+        """Receives the answers of all ranks; their advantages are of the whole batch."""
+        rewards = torch.tensor([each["reward"] for each in samples], dtype=torch.float64).view(-1, self._each)
+        super().keep_made(step, self._with_advantages(samples, rewards))
+        self._history.add(rollout_metrics(self.made, rewards, [each.label for each in self._learning.rewards]))
+
+    def _with_advantages(self, samples: Sequence[Made], rewards: Tensor) -> list[Made]:
+        """rewards: (groups, answers)."""
+        if self._config.stage == RLOO and self._learning.beta:  # Ahmadian et al. 2024, equation 3
+            divergence = [float((each["old"] - each["reference"]).sum()) for each in samples]
+            rewards = rewards - self._learning.beta * torch.tensor(divergence, dtype=torch.float64).view_as(rewards)
+        found = advantages(rewards, self._learning.scale_of(self._config.stage), self._config.stage == RLOO)
+        return [{**each, "advantage": value} for each, value in zip(samples, found.flatten().tolist(), strict=True)]
+
+    def rollout(self) -> Rollout:
+        lines = [words_of(each, self.decoded) for each in self.made]
+        return Rollout(self._history.newest, lines, self._history.warnings())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "history": self._history.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._history.load_state_dict(state.get("history", {}))
+
+    # --- evaluation and prediction ------------------------------------------------------------------------------------
+
+    def judged(self, prompts: Sequence[Any], draws: Sequence[int], passes: Making) -> list[dict[str, float]]:
+        passes.once(self._rewarding.start)
+        asked = [self._prompt(prompt) for prompt in prompts]
+        answers = self._answered(asked, draws, passes, self.settings, prompts)
+        values = self._rewarding.values([[each] for each in answers], self._scores(answers, passes), passes)
+        return [
+            {
+                "reward": found["reward"],
+                **{f"reward_{name}": value for name, value in found["values"].items()},
+                "answer_tokens": float(len(answer.ids)),
+                "truncated": float(answer.truncated),
+            }
+            for answer, found in zip(answers, values, strict=True)
+        ]
+
+    @property
+    def settings(self) -> Generation:
+        """Returns `generate`, or the likeliest tokens, as many as answers may have in training."""
+        return self._config.generate or Generation(max_new_tokens=self._learning.max_new_tokens)
+
+    def predict(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
+        """Returns nothing beside the answers, which are made elsewhere."""
+        if "behind" in batch:
+            return super().predict(model, batch)
+        return [{} for _ in range(self._count(batch))]
+
+    def metrics(self) -> Mapping[str, Metric]:
+        return {}
+
+    def derived(self, values: Mapping[str, float]) -> dict[str, float]:
+        del values
+        return {}
+
+    @property
+    def best_metric(self) -> BestMetric:
+        return BestMetric("reward", higher_is_better=True)
+
+    # --- prompts, and the plain form ----------------------------------------------------------------------------------
+
+    @property
+    def answers_samples(self) -> bool:
+        return True
+
+    def prompts_for(self, samples: Samples, numbers: Iterable[int]) -> Mapping[int, Prompt]:
+        return {number: self._prompt(samples.load(number, 0)) for number in numbers}
+
+    def _prompt(self, sample: PromptSample) -> Prompt:
+        ids = sample.ids.tolist()
+        text = self._reader.tokenizer.decode(ids, skip_special_tokens=True)
+        return Prompt(text, tuple(ids), sample.reference)
+
+    def plain_batch(self, model: nn.Module, samples: Sequence[Any]) -> PlainBatch:
+        return super().plain_batch(model, [(each.ids, np.ones(len(each.ids), dtype=bool)) for each in samples])
+
+
+def _sample(made: Made) -> Sample:
+    """Returns ids, and whether each is learned from."""
+    ids = made["ids"].numpy()
+    return ids, (np.arange(len(ids)) >= made["prompt"]) & bool(made["learned"])
+
+
+def _values(made: Made, name: str) -> Tensor:
+    """Returns the values at an answer's tokens that are learned from."""
+    count = (len(made["ids"]) - made["prompt"]) * made["learned"]
+    values = made.get(name)
+    if values is None and name == "advantages":
+        return torch.full((count,), made["advantage"])
+    return torch.zeros(count) if values is None or not count or not len(values) else values
+
+
+def _draw(draw: int, number: int) -> int:
+    return int(np.random.SeedSequence((draw, number)).generate_state(1, np.uint64)[0] >> 1)

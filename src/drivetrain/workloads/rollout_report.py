@@ -1,0 +1,141 @@
+"""Reports on a batch of answers and their rewards: means, answers in words, and warnings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drivetrain.workloads.advantages import deviations
+from drivetrain.workloads.policy_losses import divergences
+
+WINDOW = 5  # batches of answers whose means are compared
+FAR = 0.5  # nats a token from the reference
+FEW = 0.8  # share of groups without signal
+
+
+def rollout_metrics(made: Sequence[Mapping[str, Any]], rewards: Tensor, names: Sequence[str]) -> dict[str, float]:
+    """Returns means over the answers. rewards: (groups, answers).
+
+    entropy: the mean of -log π over tokens as they were drawn, an estimate of the entropy a token. kl: the divergence
+    from the reference a token. groups_without_signal: share of groups whose rewards are all the same, or unknown.
+    """
+    lengths = [len(each["ids"]) - each["prompt"] for each in made]
+    found = {
+        "reward": float(rewards.nanmean()),
+        "reward_deviation": float(deviations(rewards).mean()),
+        **{f"reward_{name}": _mean([each["values"][name] for each in made]) for name in names},
+        "answer_tokens": _mean(lengths),
+        "truncated": _mean([each["truncated"] for each in made]),
+        "groups_without_signal": float((deviations(rewards) < 1e-8).double().mean()),
+        "rewards_failed": float(sum(bool(each["failures"]) for each in made)),
+    }
+    old = torch.cat([each["old"] for each in made])
+    if len(old):
+        found["entropy"] = -float(old.double().mean())
+        reference = torch.cat([each["reference"] for each in made])
+        if len(reference):
+            found["kl"] = float(divergences(old, reference).double().mean())
+    return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(known) if known else math.nan
+
+
+def words_of(made: Mapping[str, Any], decoded: Callable[[Sequence[int]], str]) -> dict[str, Any]:
+    """Returns an answer as samples.jsonl has it."""
+    ids, place = made["ids"].tolist(), made["prompt"]
+    return {
+        "prompt": decoded(ids[:place]),
+        "answer": decoded(ids[place:]),
+        "reference": made["expected"],
+        "reward": made["reward"],
+        "rewards": made["values"],
+        "advantage": made["advantage"],
+        "answer_tokens": len(ids) - place,
+        **({"failures": made["failures"]} if made["failures"] else {}),
+    }
+
+
+class History:
+    """Metrics of the batches of answers so far, and the warnings that were given."""
+
+    def __init__(self) -> None:
+        self._first: list[dict[str, float]] = []
+        self._last: list[dict[str, float]] = []
+        self._best: float | None = None  # the highest mean reward of WINDOW batches in a row
+        self._warned: list[str] = []
+
+    def add(self, metrics: dict[str, float]) -> None:
+        if len(self._first) < WINDOW:
+            self._first.append(metrics)
+        self._last = [*self._last, metrics][-WINDOW:]
+        reward = self._of(self._last, "reward")
+        if len(self._last) == WINDOW and not math.isnan(reward):
+            self._best = reward if self._best is None else max(self._best, reward)
+
+    @property
+    def newest(self) -> dict[str, float]:
+        return self._last[-1]
+
+    def warnings(self) -> list[str]:
+        """Returns what has become worth a look; each thing once."""
+        if len(self._last) < WINDOW:
+            return []
+        new = {name: text for name, text in self._signs() if name not in self._warned}
+        self._warned += new
+        return list(new.values())
+
+    def _signs(self) -> list[tuple[str, str]]:
+        def now(name: str) -> float:
+            return self._of(self._last, name)
+
+        def first(name: str) -> float:
+            return self._of(self._first, name)
+
+        best = self._best if self._best is not None else now("reward")
+        gain = best - first("reward")
+        signs = {
+            "reward": gain > 0 and now("reward") < first("reward") and gain > self._noise(),
+            "length": now("answer_tokens") > 2 * first("answer_tokens") and now("truncated") > first("truncated"),
+            "kl": now("kl") > FAR,
+            "signal": now("groups_without_signal") > FEW,
+            "entropy": now("entropy") < 0.1 * first("entropy"),
+            "failed": now("rewards_failed") > 0,
+        }
+        over = f"mean of the last {WINDOW} batches of answers"
+        texts = {
+            "reward": f"the reward has collapsed: {now('reward'):.3g}, {over}, after {best:.3g} at best and "
+            f"{first('reward'):.3g} at first: lower optimizer.lr, or give beta",
+            "length": f"answers grow: {now('answer_tokens'):.0f} tokens, {over}, after {first('answer_tokens'):.0f} at "
+            f"first, and {now('truncated'):.0%} reach max_new_tokens: is length rewarded?",
+            "kl": f"the model is far from its reference: {now('kl'):.2g} nats a token, {over}: raise beta, or lower "
+            "optimizer.lr",
+            "signal": f"{now('groups_without_signal'):.0%} of the groups have no signal, {over}: the answers of each "
+            "have the same reward, and nothing is learned from them: take prompts that are neither too hard nor easy",
+            "entropy": f"the model answers with little variety: {now('entropy'):.2g} nats a token, {over}, after "
+            f"{first('entropy'):.2g} at first: raise clip_high or the temperature",
+            "failed": f"rewards fail: {now('rewards_failed'):.1f} answers a batch have none (samples.jsonl has why)",
+        }
+        return [(name, texts[name]) for name, there in signs.items() if there]
+
+    def _noise(self) -> float:
+        values = [each["reward"] for each in self._first]
+        mean = sum(values) / len(values)
+        return math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
+
+    @staticmethod
+    def _of(batches: Sequence[Mapping[str, float]], name: str) -> float:
+        return _mean([each.get(name, math.nan) for each in batches])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"first": self._first, "last": self._last, "best": self._best, "warned": self._warned}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._first, self._last = list(state.get("first", [])), list(state.get("last", []))
+        self._best, self._warned = state.get("best"), list(state.get("warned", []))

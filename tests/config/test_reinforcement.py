@@ -1,0 +1,98 @@
+"""Settings of learning from rewards: what goes together, and what is refused and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from drivetrain.config import rules
+from drivetrain.config.engines import MeshEngine
+from drivetrain.config.load import validate
+from drivetrain.config.machine import Machine
+from drivetrain.config.reinforcement import LOSSES, STAGES, LossName
+from drivetrain.config.resolve import resolved
+from drivetrain.config.run import RunConfig
+from drivetrain.trust.named_code import named_code
+
+CPU = Machine("cpu", "a CPU", 1, 2**33, 2, None, frozenset({"float32"}))
+
+
+def built(folder: Path, stage: str = "grpo", rewards: Any = "exact_match", **given: Any) -> RunConfig:
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    adapter = {"adapter": given.pop("adapter")} if "adapter" in given else {}
+    workload = {"type": "language_model", "stage": stage, "model": {"path": str(folder)}}
+    workload["data"] = {"train": "owner/prompts", "template": "chatml", **given.pop("data", {})}
+    workload["reinforcement"] = {"rewards": rewards, **given}
+    found, problems = validate({"workload": workload, "batch_size": 8, "loop": {"steps": 10}, **adapter}, [])
+    assert found is not None, problems
+    return resolved(found, CPU)
+
+
+def said(run: RunConfig) -> str:
+    return "\n".join(map(str, rules.check(run, CPU)))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_is_accepted_at_its_stage_without_further_settings(tmp_path: Path, name: str) -> None:
+    assert said(built(tmp_path, LOSSES[name].stages[0], loss=name)) == ""
+    assert set(get_args(LossName)) == LOSSES.keys()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_each_stage_has_a_usual_loss(tmp_path: Path, stage: str) -> None:
+    run: Any = built(tmp_path, stage)
+    assert said(run) == ""
+    assert run.workload.reinforcement.loss_of(stage) == stage
+
+
+@pytest.mark.parametrize(
+    ("beta", "adapter", "reference"),
+    [(0.0, None, "none"), (0.1, None, "copy"), (0.1, {"method": "lora"}, "adapters_off")],
+)
+def test_the_reference_is_chosen_by_what_needs_one(
+    tmp_path: Path, beta: float, adapter: dict[str, Any] | None, reference: str
+) -> None:
+    run: Any = built(tmp_path, beta=beta, adapter=adapter)
+    assert run.workload.reinforcement.reference == reference
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"rewards": []}, "answers need a reward, and none is given"),
+        ({"rewards": "exact"}, "'exact' is no reward that ships, and no import path"),
+        ({"rewards": ["math", "math"]}, "two rewards are called math"),
+        ({"loss": "rloo"}, "rloo is a loss of stage rloo"),
+        ({"loss": "cispo", "clip": 0.1}, "the loss cispo has none"),
+        ({"loss": "luspo", "importance": "token"}, "the ratio of luspo is of each sequence"),
+        ({"temperatures": [1.0, 2.0]}, "the loss grpo has none"),
+        ({"reference": "copy"}, "beta is 0: nothing is compared with it"),
+        ({"beta": 0.1, "reference": "none"}, "beta weighs the divergence from it"),
+        ({"beta": 0.1, "reference": "adapters_off"}, "there are no adapters to put off"),
+        ({"data": {"stream": True}}, "stage grpo reads its data whole"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_its_reason(tmp_path: Path, given: dict[str, Any], why: str) -> None:
+    assert why in said(built(tmp_path, **given))
+
+
+def test_ppo_has_one_answer_and_no_scale_and_needs_a_whole_head(tmp_path: Path) -> None:
+    run: Any = built(tmp_path, "ppo")
+    assert run.workload.reinforcement.answers_of("ppo") == 1
+    assert "ppo's advantages are whitened" in said(built(tmp_path, "ppo", scale="batch"))
+    assert "one answer has no others" in said(built(tmp_path, answers=1))
+    assert "the loss grpo has none" in said(built(tmp_path, gae_lambda=0.9))
+    split: Any = run.model_copy(update={"engine": MeshEngine(tp=2)})
+    assert "hidden states that no rank has as a whole" in said(split)
+
+
+def test_other_stages_refuse_settings_of_rewards(tmp_path: Path) -> None:
+    assert "only stages that learn from rewards read it, and workload.stage is sft" in said(built(tmp_path, "sft"))
+
+
+def test_a_function_of_the_users_own_is_code_that_the_run_names(tmp_path: Path) -> None:
+    run = built(tmp_path, rewards=["math", {"use": "scores:brevity"}])
+    [(field, name)] = [(each.field, each.name) for each in named_code(run)]
+    assert (field, name) == ("workload.reinforcement.rewards.1.use", "scores:brevity")

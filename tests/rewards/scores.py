@@ -1,0 +1,54 @@
+"""Rewards as users write them, among them those that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def short(completions: list[str], **others: Any) -> list[float]:
+    assert set(others) == {"prompts", "completion_ids", "references"}
+    print("printing is no answer")
+    return [-len(each) for each in completions]  # type: ignore[misc]
+
+
+async def later(completions: list[str], factor: float) -> list[float]:
+    await asyncio.sleep(0.01)
+    return [factor * len(each) for each in completions]
+
+
+def odd(completions: list[str]) -> Any:
+    """Fails in the way that one of the answers names."""
+    for text in completions:
+        if text == "raise":
+            raise ValueError("no such answer")
+        if text == "exit":
+            sys.exit(3)
+        if text == "crash":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if text == "hang":
+            time.sleep(600)
+        if text == "few":
+            return [0.5] * (len(completions) - 1)
+    values = {"nan": float("nan"), "none": None, "words": "high"}
+    return [values.get(text, 1) for text in completions]
+
+
+def counted(completions: list[str], file: str) -> list[float]:
+    """Notes each answer that it is asked about."""
+    with Path(file).open("a") as lines:
+        lines.writelines(f"{text!r}\n" for text in completions)
+    return [float(len(text) % 5) for text in completions]
+
+
+def needs_more(completions: list[str], solution: list[str]) -> list[float]:
+    return [float(a == b) for a, b in zip(completions, solution, strict=True)]
+
+
+def letters(completions: list[str]) -> list[int]:
+    return [sum(letter.isascii() and letter.isalpha() for letter in text) for text in completions]

@@ -1,0 +1,81 @@
+"""Rewards asked for in processes of their own: what they get, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
+import pytest
+
+from drivetrain.config.reinforcement import Reward
+from drivetrain.errors import UserError
+from drivetrain.rewards.asking import AskedReward, Group, Scored
+
+ODD = ["fine", "raise", "exit", "crash", "hang", "nan", "none", "words"]
+
+
+def asked(answers: Sequence[Sequence[str]], **given: Any) -> list[list[Scored]]:
+    reward = AskedReward(Reward.model_validate(given), 0)
+    found: dict[int, Sequence[Scored]] = {}
+    groups = [Group("p", "r", texts, [[1]] * len(texts)) for texts in answers]
+    reward.ask(list(enumerate(groups)), found.__setitem__)
+    return [list(found[number]) for number in range(len(groups))]
+
+
+def values(found: list[list[Scored]]) -> list[list[float | None]]:
+    return [[each.value for each in group] for group in found]
+
+
+def test_a_function_gets_what_it_names_and_may_print() -> None:
+    assert values(asked([["ab", "abc"], ["a"]], use="tests.rewards.scores:short")) == [[-2, -3], [-1]]
+
+
+def test_a_coroutine_is_awaited_with_its_options_by_several_processes() -> None:
+    given = {"use": "tests.rewards.scores:later", "options": {"factor": 2.0}, "processes": 2}
+    assert values(asked([["ab"], ["abc"], ["a"]], **given)) == [[4], [6], [2]]
+
+
+def test_an_answer_that_fails_has_a_reason_and_the_others_of_its_group_have_rewards() -> None:
+    [found] = asked([ODD], use="tests.rewards.scores:odd", time_limit=6)
+    by_name = dict(zip(ODD, found, strict=True))
+    assert by_name["fine"] == Scored(1.0)
+    assert by_name["none"] == Scored(None)
+    reasons = {name: each.failure for name, each in by_name.items() if each.failure}
+    assert reasons == {
+        "raise": "ValueError: no such answer",
+        "exit": "ended (exit code 3)",
+        "crash": "was ended by signal 9",
+        "hang": "took more than 6 s",
+        "nan": "it returned nan, no finite number",
+        "words": "it returned 'high', no finite number",
+    }
+
+
+def test_a_wrong_count_is_a_failure_with_both_numbers() -> None:
+    [[found]] = asked([["few"]], use="tests.rewards.scores:odd")
+    assert found.failure == "it returned 0 rewards for 1 answers"
+
+
+@pytest.mark.parametrize(
+    ("use", "why"),
+    [
+        ("tests.rewards.scores:nothing", "tests.rewards.scores has no nothing"),
+        ("no_such_module:f", "cannot be imported"),
+        ("tests.rewards.scores:needs_more", "cannot be called with completions: missing a required argument"),
+        ("regex", "cannot be called with completions, references: missing a required argument: 'pattern'"),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_refused_before_any_answer(use: str, why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        AskedReward(Reward(use=use), 0).start()
+
+
+def test_processes_end_with_the_reward() -> None:
+    before = {each.pid for each in psutil.Process().children()}
+    reward = AskedReward(Reward(use="exact_match", processes=2), 0)
+    reward.start()
+    own = [each for each in psutil.Process().children() if each.pid not in before]
+    assert len(own) == 2
+    del reward
+    assert not any(each.is_running() for each in own)

@@ -1,0 +1,110 @@
+"""Runs that learn from rewards, by the command line: what they leave, and a kill at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivetrain.checkpoint.directory import load, newest_good
+from drivetrain.checkpoint.state import same
+from drivetrain.tracking.jsonl import read_events
+from tests.tiny_language import LLAMA, write_lines
+from tests.workloads.policy_cases import ROWS
+
+ROOT = Path(__file__).resolve().parents[1]
+Command = Callable[..., tuple[int, str, str]]
+
+
+def run_file(folder: Path, steps: int = 4, **learning: Any) -> Path:
+    asked = folder / "asked.txt"
+    rewards = [{"use": "tests.rewards.scores:counted", "options": {"file": str(asked)}}]
+    write_lines(folder / "rows.jsonl", ROWS * 3)
+    learning = {"rewards": rewards, "answers": 3, "max_new_tokens": 8, "updates": 2, **learning}
+    run = {
+        "workload": {
+            "type": "language_model",
+            "stage": "grpo",
+            "model": {"config": LLAMA},
+            "data": {"train": str(folder / "rows.jsonl"), "template": "plain", "length": 24},
+            "reinforcement": learning,
+        },
+        "batch_size": 4,
+        "loop": {"steps": steps},
+        "optimizer": {"name": "adamw", "lr": 0.01},
+        "evaluation": {"every_steps": steps},
+        "checkpoints": {"every_steps": 3},
+        "tracking": {"log_every": 1},
+        "output": str(folder / "run"),
+    }
+    (folder / "run.yaml").write_text(json.dumps(run))
+    return folder / "run.yaml"
+
+
+def test_a_run_reports_its_rewards_and_every_answer(drivetrain: Command, tmp_path: Path) -> None:
+    code, _, err = drivetrain("train", str(run_file(tmp_path)), "--quiet")
+    assert code == 0, err
+    events = list(read_events(tmp_path / "run" / "events.jsonl"))
+    made = [each for each in events if each["event"] == "rollout"]
+    assert [each["step"] for each in made] == [0, 2]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
+    assert len(lines) == 2 * 4 * 3
+    for each in lines:
+        assert each["reward"] == each["rewards"]["counted"] == len(each["answer"]) % 5 or "\ufffd" in each["answer"]
+    first = [each["reward"] for each in lines if each["step"] == 0]
+    assert made[0]["metrics"]["reward"] == pytest.approx(sum(first) / 12)
+    [evaluated] = [each["metrics"] for each in events if each["event"] == "evaluation"]
+    assert evaluated["loss"] == -evaluated["reward"] == -evaluated["reward_counted"]
+    code, _, err = drivetrain("predict", str(tmp_path / "run.yaml"), "--output", str(tmp_path / "rows.csv"))
+    assert code == 0, err
+    assert "answer" in (tmp_path / "rows.csv").read_text().splitlines()[0]
+
+
+def test_a_reward_that_fails_always_ends_the_run_with_its_reason(drivetrain: Command, tmp_path: Path) -> None:
+    path = run_file(tmp_path, rewards=[{"use": "regex", "options": {"pattern": "("}}])
+    code, _, err = drivetrain("train", str(path), "--quiet")
+    assert code == 1
+    assert "the reward regex failed for all 12 answers" in " ".join(err.split())
+
+
+def start(path: Path, *options: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "drivetrain", "train", str(path), "--quiet", *options]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    return subprocess.Popen(command, cwd=path.parent, env=environment)
+
+
+@pytest.mark.slow
+def test_killed_in_answers_and_in_updates_it_ends_with_the_same_bits_and_asks_no_reward_again(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("whole", "killed")]
+    for folder in folders:
+        folder.mkdir()
+    whole, killed = (run_file(folder, steps=40, passes=2) for folder in folders)
+    assert start(whole).wait(300) == 0
+    asked, dice, kills = folders[1] / "asked.txt", random.Random(3), 0
+    process = start(killed)
+    for wanted in (10, 40, 70, 100):
+        while process.poll() is None and (not asked.exists() or len(asked.read_text().splitlines()) < wanted):
+            time.sleep(0.02)
+        time.sleep(dice.random() * 0.3)
+        assert process.poll() is None, "the run ended before it was killed: make it longer"
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        kills += 1
+        process = start(killed, "--resume")
+    assert process.wait(300) == 0
+    states = [load(newest_good(folder / "run" / "checkpoints")[0] or folder) for folder in folders]
+    assert same(states[0]["model"], states[1]["model"])
+    counts = [Counter((folder / "asked.txt").read_text().splitlines()) for folder in folders]
+    again = sum((counts[1] - counts[0]).values())
+    assert not counts[0] - counts[1]
+    assert again <= kills * 3, "only of the call that a kill interrupted"

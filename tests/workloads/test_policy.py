@@ -1,0 +1,131 @@
+"""Answers made to learn from: their draws, rewards and log-probabilities; reward models; evaluation by answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, LlamaConfig
+
+from drivetrain.data.micro_batches import Slice
+from drivetrain.data.order import GlobalOrder
+from drivetrain.distributed.communicator import Communicator
+from drivetrain.engines.base import Engine
+from drivetrain.errors import UserError
+from drivetrain.generation.passes import Passes
+from drivetrain.runtime.journal import Journal
+from drivetrain.training.evaluation import evaluate
+from drivetrain.training.windows import stand_in_window
+from drivetrain.workloads.policy import PolicyWorkload
+from tests.parity.policy_cases import run_config
+from tests.tiny_language import LLAMA
+from tests.tiny_workload import tiny_engine
+from tests.workloads.policy_cases import LONGEST, built, log_probabilities, workload
+
+LETTERS = {"use": "tests.rewards.scores:letters"}
+
+
+def passes_of(work: PolicyWorkload, journal: Journal | None = None) -> tuple[Engine, Passes]:
+    engine = tiny_engine(work)
+    return engine, Passes(engine, work, Communicator(), 4, journal)
+
+
+def made_of(work: PolicyWorkload, passes: Passes, count: int = 2) -> list[list[dict[str, Any]]]:
+    prompts = [work.train.load(index, 0) for index in range(count)]
+    return [list(each) for each in work.make_samples(prompts, [11, 12][:count], passes)]
+
+
+def test_each_prompt_has_a_group_of_answers_with_rewards_and_log_probabilities(tmp_path: Path) -> None:
+    work = workload(tmp_path, rewards=[LETTERS, {**LETTERS, "name": "half", "weight": 0.5}], temperature=1.5)
+    _, passes = passes_of(work)
+    groups = made_of(work, passes)
+    assert [len(group) for group in groups] == [3, 3]
+    plain = built(workload(tmp_path))
+    for sample in (sample for group in groups for sample in group):
+        ids, prompt = sample["ids"].tolist(), sample["prompt"]
+        assert 1 <= len(ids) - prompt <= LONGEST
+        assert sample["truncated"] == (ids[-1] not in work.ends)
+        text = work.decoded(ids[prompt:])
+        expected = sum(letter.isascii() and letter.isalpha() for letter in text)
+        assert sample["values"] == {"letters": expected, "half": expected}
+        assert sample["reward"] == 1.5 * expected
+        with torch.no_grad():
+            torch.testing.assert_close(sample["old"], log_probabilities(plain, sample, 1.5), rtol=1e-4, atol=1e-5)
+    assert len({tuple(sample["ids"].tolist()) for sample in groups[0]}) == 3
+
+
+def test_what_a_journal_has_is_neither_answered_nor_rewarded_again(tmp_path: Path) -> None:
+    file = tmp_path / "asked.txt"
+    reward = {"use": "tests.rewards.scores:counted", "options": {"file": str(file)}}
+    first = made_of(work := workload(tmp_path, rewards=reward), passes_of(work, Journal(tmp_path / "j", 0, "a"))[1])
+    asked = file.read_text()
+    work = workload(tmp_path, rewards=reward)
+    engine, passes = passes_of(work, Journal(tmp_path / "j", 0, "a"))
+    engine.load_weights({name: weight * 2 for name, weight in engine.weights().items()})  # would answer otherwise
+    again = made_of(work, passes)
+    ids = [[each["ids"].tolist() for group in groups for each in group] for groups in (first, again)]
+    assert ids[0] == ids[1]
+    assert file.read_text() == asked
+    made_of(work, passes_of(work, Journal(tmp_path / "j", 0, "other settings"))[1])
+    assert len(file.read_text()) > len(asked)
+
+
+def reward_folder(folder: Path, work: PolicyWorkload, labels: int = 1) -> Path:
+    torch.manual_seed(5)
+    fields = {key: value for key, value in LLAMA.items() if key != "model_type"}
+    config = LlamaConfig(**fields, vocab_size=260, num_labels=labels, pad_token_id=0)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    work.tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_reward_model_scores_each_answer_as_transformers_does(tmp_path: Path, packing: bool) -> None:
+    folder = reward_folder(tmp_path / "reward", workload(tmp_path))
+    rewards = [{"model": str(folder), "weight": 2.0}, LETTERS]
+    work = workload(tmp_path, rewards=rewards, mask_truncated=True, data={"packing": packing})
+    _, passes = passes_of(work)
+    plain = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    for sample in (sample for group in made_of(work, passes) for sample in group):
+        with torch.no_grad():
+            score = plain(input_ids=sample["ids"].long()[None]).logits.item()
+        assert sample["values"]["reward"] == pytest.approx(score, rel=1e-4, abs=1e-5)
+        assert sample["reward"] == pytest.approx(2 * score + sample["values"]["letters"], rel=1e-4, abs=1e-5)
+
+
+def test_what_is_no_reward_model_of_the_same_tokens_is_refused(tmp_path: Path) -> None:
+    work = workload(tmp_path)
+    folder = reward_folder(tmp_path / "reward", work)
+    work.tokenizer.add_tokens(["<more>"])
+    work.tokenizer.save_pretrained(folder)
+    with pytest.raises(UserError, match="has other tokens"):
+        workload(tmp_path, rewards=[{"model": str(folder)}])
+    other = workload(tmp_path)
+    with pytest.raises(UserError, match="is no reward model"):
+        passes_of(workload(tmp_path, rewards=[{"model": str(reward_folder(tmp_path / "classes", other, labels=3))}]))
+
+
+def test_an_evaluation_answers_each_prompt_once_with_the_likeliest_tokens(tmp_path: Path) -> None:
+    work = workload(tmp_path, rewards=[LETTERS, "exact_match"])
+    engine, passes = passes_of(work)
+    assert work.evaluation is not None
+    prompts = [work._prompt(work.evaluation.load(number, 0)) for number in range(len(work.evaluation))]
+    answers = [work.decoded(ids) for ids in passes.answers(prompts, range(len(prompts)))]
+    letters = [sum(letter.isascii() and letter.isalpha() for letter in text) for text in answers]
+    values = evaluate(run_config(), work, engine)
+    assert len(letters) == 3
+    assert values["reward_letters"] == pytest.approx(sum(letters) / 3)
+    assert values["reward_exact_match"] == 0
+    assert values["loss"] == -values["reward"] == -values["reward_letters"]
+
+
+def test_a_plan_measures_memory_with_the_longest_answers_allowed(tmp_path: Path) -> None:
+    work = workload(tmp_path, updates=2)
+    order = GlobalOrder(len(work.train), 4, seed=1)
+    window = stand_in_window(work, order, Slice(0, 1, 3))
+    assert len(window.indices) == 4 * 3 // 2
+    assert window.largest == 3
+    counts = [work.count(each.tensors) for each in window.micro_batches]
+    assert counts == [3 * LONGEST, 3 * LONGEST]
