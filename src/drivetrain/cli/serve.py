@@ -49,7 +49,7 @@ def serve(
     listening = bound(address)  # before the model is loaded, which takes longer
     errors.print(f"[dim]loading {escape(str(place))}[/]", soft_wrap=True)
     model = load_model(place, checkpoint=checkpoint, trust=trust)
-    where = f"at {unix_socket}" if unix_socket else f"at http://{_shown(host)}:{listening.getsockname()[1]}/v1"
+    where = f"at {unix_socket}" if unix_socket else f"at http://{shown_host(host)}:{listening.getsockname()[1]}/v1"
 
     def ready() -> None:
         errors.print(f"{escape(model.name)} is served {escape(where)} (Ctrl-C stops)", soft_wrap=True)
@@ -61,5 +61,5 @@ def serve(
     errors.print("stopped")
 
 
-def _shown(host: str) -> str:
+def shown_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
