@@ -227,8 +227,8 @@ def test_a_run_is_trained_evaluated_predicted_with_and_exported(tmp_path: Path) 
         predicted = done(ask(server, "/api/runs/one/predict", {"key": "key-of-predicting"})[1])["result"]
         assert predicted["total"] == 359
         assert {"label", "probability"} <= set(predicted["columns"])
-        exported = done(ask(server, "/api/runs/one/export", {"key": "key-of-exporting", "format": "transformers"})[1])
+        exported = done(ask(server, "/api/runs/one/export", {"key": "key-of-exporting", "format": "torch-export"})[1])
         assert exported["result"]["verdict"] == "verified"
-        assert "config.json" in exported["result"]["files"]
+        assert "model.pt2" in exported["result"]["files"]
         inner = exported["result"]["inner"]
-        assert ask(server, f"/api/runs/one/files/{inner}/config.json")[0] == 200
+        assert ask(server, f"/api/runs/one/files/{inner}/model.pt2")[0] == 200
