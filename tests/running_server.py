@@ -32,6 +32,7 @@ class Running:
     served: Served | None = None
     model: ScriptedModel = field(default_factory=scripted)
     clients: list[Any] = field(default_factory=list)
+    seconds: float = 20  # to wait for an answer
 
     @property
     def url(self) -> str:
@@ -43,9 +44,9 @@ class Running:
         self.clients.append(OpenAI(base_url=self.url, **{"api_key": "none", "max_retries": 0, "timeout": 30, **given}))
         return self.clients[-1]
 
-    def raw(self, data: bytes, seconds: float = 20) -> bytes:
+    def raw(self, data: bytes, seconds: float | None = None) -> bytes:
         """Sends bytes, and returns all that comes until the server closes."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=seconds) as connection:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=seconds or self.seconds) as connection:
             connection.sendall(data)
             found = b""
             while part := connection.recv(1 << 16):

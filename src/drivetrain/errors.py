@@ -27,6 +27,10 @@ class Problem:
     def __str__(self) -> str:
         return f"{self.field}: {self.why}\n    {self.fix}"
 
+    def as_dict(self) -> dict[str, str]:
+        """Returns its three parts as JSON has them."""
+        return {"field": self.field, "why": self.why, "fix": self.fix}
+
 
 class UserError(ValueError):
     """Something that the user passed cannot work. Raised before work starts; the CLI prints it and exits with code

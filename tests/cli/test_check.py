@@ -82,6 +82,12 @@ def test_a_run_file_that_cannot_be_read_is_an_object_too(drivetrain: Command) ->
     assert "did you mean digits.yaml" in json.loads(out)["problems"][0]["fix"]
 
 
+def test_a_file_that_is_missing_is_a_problem_in_json_too(drivetrain: Command) -> None:
+    code, output, _ = drivetrain("check", "digits.yaml", "data.source=folder", "data.train=nothing", "--json")
+    [found] = [each for each in json.loads(output)["problems"] if each["field"] == "workload.data.train"]
+    assert (code, set(found)) == (2, {"field", "why", "fix"})
+
+
 def test_the_folder_of_a_finished_run_is_free_for_resume_and_overwrite_only(drivetrain: Command) -> None:
     assert drivetrain("train", "digits.yaml", "--quiet")[0] == 0
     before = files()

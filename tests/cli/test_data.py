@@ -239,6 +239,22 @@ def test_json_is_the_report_and_nothing_else(drivetrain: Drivetrain) -> None:
     assert report["sample"]["pieces"][1] == {"text": "0<|im_end|>", "trained": True}
 
 
+def test_samples_are_shown_as_they_are_trained_on(drivetrain: Drivetrain) -> None:
+    code, out, _ = drivetrain("data", "run.yaml", "--rows", "2", "--first", "1", "--json")
+    assert code == 0
+    [first, second] = json.loads(out)["samples"]
+    assert (first["number"], second["number"]) == (1, 2)
+    [side] = first["sides"]
+    assert [each["trained"] for each in side["segments"]] == [False, True]
+    assert side["length"] > 5
+    assert not side["at_length"]
+    _, out, _ = drivetrain(
+        "data", "run.yaml", "--rows", "1", "--evaluation", "data.evaluation=faulty.jsonl", "bad_rows=1"
+    )
+    assert "sample 0" in out
+    assert "⟦0<|im_end|>⟧" in out.split("sample 0")[1]
+
+
 def test_trained_tokens_are_marked_with_colour_and_without() -> None:
     assert "<|im_start|>assistant\n⟦0<|im_end|>⟧\n" in printed(terminal=False)
     coloured = printed()

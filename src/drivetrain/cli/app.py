@@ -34,6 +34,7 @@ VERBS: dict[str, tuple[str, ...]] = {  # verb -> its file and function in this f
     ),
     "chat": ("chat:chat", "drivetrain chat runs/mine", "drivetrain chat runs/mine --compare runs/other"),
     "serve": ("serve:serve", "drivetrain serve runs/mine", "drivetrain serve runs/mine --port 0 --key-file keys.txt"),
+    "board": ("board:board", "drivetrain board", "drivetrain board --runs runs --data data --port 0"),
     "compare": (
         "compare:compare",
         "drivetrain compare run.yaml precision=fp32,bf16-mixed engine=single,ddp --seeds 5",
@@ -51,7 +52,7 @@ VERBS: dict[str, tuple[str, ...]] = {  # verb -> its file and function in this f
         "drivetrain profile run.yaml engine=fsdp processes=2 --steps 10 --try",
     ),
     "report": ("report:report", "drivetrain report runs/one runs/two --output page"),
-    "data": ("data:data", "drivetrain data run.yaml data.max_length=256"),
+    "data": ("data:data", "drivetrain data run.yaml data.max_length=256", "drivetrain data run.yaml --rows 3"),
     "prove": ("prove:prove", "drivetrain prove run.yaml engine=fsdp processes=2"),
     "launch": (
         "launch:launch",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -46,7 +45,7 @@ def as_object(found: DryRun) -> dict[str, Any]:
     """Returns the result as `--json` prints it."""
     return {
         "ready": found.is_ready,
-        "problems": [asdict(each) for each in found.problems],
+        "problems": [each.as_dict() for each in found.problems],
         "notices": found.notices,
         **found.facts,
     }

@@ -14,12 +14,15 @@ def data(
     run_file: RunFile,
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    rows: Annotated[int, typer.Option(min=0, max=1000, help="Show so many samples, as they are trained on.")] = 0,
+    first: Annotated[int, typer.Option(min=0, help="Number of the first of them, from 0.")] = 0,
+    evaluation: Annotated[bool, typer.Option("--evaluation", help="Those of the evaluation data.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Compare all bytes with what runs read before.")] = False,
     trust: TrustOption = False,
 ) -> None:
     """Show what is in the data: rows, what becomes of them, lengths, padding, a sample with its trained tokens
     marked."""
-    from drivetrain.cli.data_examination import examine, show_verified
+    from drivetrain.cli.data_examination import Wanted, examine, show_verified
     from drivetrain.cli.data_report import show
     from drivetrain.launch.prepare import checked
 
@@ -28,6 +31,6 @@ def data(
         return
     if verify:
         raise typer.Exit(show_verified(ready.run, output, as_json))
-    report, warnings = examine(ready.run)
+    report, warnings = examine(ready.run, Wanted(rows, first, evaluation) if rows else None)
     print_notices(warnings)
     show(report, wide(output), as_json)

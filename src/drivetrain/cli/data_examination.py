@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 
-from drivetrain.cli.data_report import REFUSED, Report
+from drivetrain.cli.data_report import REFUSED, SAMPLES, Report
 from drivetrain.config.language import BadRows, most_dropped
 from drivetrain.config.run import RunConfig
 from drivetrain.config.workload_block import WorkloadBlock
 from drivetrain.data.bad_rows import allowance, exceeds
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.runtime.strict_json import dumps
+
+if TYPE_CHECKING:
+    from drivetrain.workloads.base import Workload
 
 STATES = {
     "same": "holds what was read",
@@ -26,8 +29,19 @@ STATES = {
 }
 
 
-def examine(run: RunConfig) -> tuple[dict[str, Any], list[str]]:
+@dataclass(frozen=True)
+class Wanted:
+    """Samples to show: so many from a place on, of the training or of the evaluation data."""
+
+    count: int = 0
+    first: int = 0
+    of_evaluation: bool = False
+
+
+def examine(run: RunConfig, wanted: Wanted | None = None) -> tuple[dict[str, Any], list[str]]:
     """Returns the workload's report of its data, and its warnings. No model is made.
+
+    wanted: samples to add, as `samples`.
 
     Rows that `train` would refuse are left out and counted: `refused by train` has each problem that it would report.
     Raises UserError if nothing is left to show.
@@ -49,7 +63,18 @@ def examine(run: RunConfig) -> tuple[dict[str, Any], list[str]]:
         check_workload(run, workload)
     except UserError as error:
         refused += [f"{found.field}: {found.why}; {found.fix}" for found in error.problems]
-    return {**report, REFUSED: refused}, [each for each in workload.warnings if not _is_of_lost_rows(each)]
+    shown = {} if wanted is None else {SAMPLES: _samples(workload, wanted)}
+    warnings = [each for each in workload.warnings if not _is_of_lost_rows(each)]
+    return {**report, **shown, REFUSED: refused}, warnings
+
+
+def _samples(workload: Workload, wanted: Wanted) -> list[dict[str, Any]]:
+    """Returns samples as a person looks at them, each with its number from 0."""
+    from drivetrain.data.streams.endless import draws
+
+    part = workload.evaluation if wanted.of_evaluation else workload.train
+    places = [] if part is None else draws(part, wanted.first + wanted.count)[wanted.first :]
+    return [{"number": number, **workload.preview(part, number)} for number in places]
 
 
 def show_verified(run: RunConfig, output: Console, as_json: bool) -> int:

@@ -20,6 +20,8 @@ BAR = 40  # characters of the longest one
 MOST_CLASSES = 50
 OPEN, CLOSE = "⟦", "⟧"
 REFUSED = "refused by train"
+SAMPLES = "samples"
+HIDDEN = (REFUSED, SAMPLES, CLASS_COUNTS, LARGEST_CLASS)  # of the facts, what has a place of its own
 Report = Mapping[str, Any]
 
 
@@ -36,8 +38,10 @@ def show(report: Report, console: Console, as_json: bool = False) -> None:
             part(report, console)
     else:
         _classes(report, console)
-        left = {name: value for name, value in report.items() if name not in (REFUSED, CLASS_COUNTS, LARGEST_CLASS)}
+        left = {name: value for name, value in report.items() if name not in HIDDEN}
         console.print(_facts(_in_units(left)))
+    for each in report.get(SAMPLES, []):
+        _previewed(each, console)
     if report.get(REFUSED):
         console.print()
     for line in report.get(REFUSED, []):
@@ -246,6 +250,20 @@ def _pair(sample: Report, console: Console) -> None:
     for name, title in titles.items():
         _say(console, f"\n[bold]{title}[/]")
         console.print(_marked(sample[name]["pieces"]), soft_wrap=True)
+
+
+def _previewed(sample: Report, console: Console) -> None:
+    """Prints a sample: its label, and its text or, of a picture, that there is one."""
+    label = f": {sample['reference']}" if "reference" in sample else ""
+    _say(console, f"\n[bold]sample {sample['number']:,}[/]{escape(_visible(label))}")
+    for side in sample.get("sides", []):
+        tokens = f"{side['name']}, {side['length']:,} tokens{', cut at the length' if side['at_length'] else ''}"
+        _say(console, f"[dim]{escape(tokens)}[/]")
+        console.print(_marked(side["segments"]), soft_wrap=not console.is_terminal)
+    if "picture" in sample:
+        _say(console, "a picture (--json has it)")
+    if "text" in sample:
+        console.print(Text(_visible(sample["text"])), soft_wrap=not console.is_terminal)
 
 
 def _marked(pieces: Sequence[Report]) -> Text:

@@ -65,7 +65,7 @@ def serve(
         model: Any = load_reader(place, kind, checkpoint=checkpoint, trust=trust)
     else:
         model = load_model(place, checkpoint=checkpoint, trust=trust)
-    where = f"at {unix_socket}" if unix_socket else f"at http://{_shown(host)}:{listening.getsockname()[1]}/v1"
+    where = f"at {unix_socket}" if unix_socket else f"at http://{shown_host(host)}:{listening.getsockname()[1]}/v1"
 
     def ready() -> None:
         errors.print(f"{escape(model.name)} is served {escape(where)} (Ctrl-C stops)", soft_wrap=True)
@@ -86,5 +86,5 @@ def _become_vllm(place: Path, host: str, port: int, unix_socket: Path | None, un
     os.execvp(command[0], command)
 
 
-def _shown(host: str) -> str:
+def shown_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host

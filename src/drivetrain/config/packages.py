@@ -34,8 +34,8 @@ OPTIONAL = {
     "swanlab": Package("swanlab", "the swanlab tracker"),
     "kubeflow_trainer_api": Package("kubernetes", "drivetrain launch --validate"),
     "datasets": Package("hub", "data sets named by hub id"),
-    "fastapi": Package("serve", "drivetrain serve"),
-    "uvicorn": Package("serve", "drivetrain serve"),
+    "fastapi": Package("serve", "drivetrain serve, drivetrain board"),
+    "uvicorn": Package("serve", "drivetrain serve, drivetrain board"),
     "prometheus_client": Package("serve", "drivetrain serve: /metrics; the prometheus tracker"),
 }
 # tracker -> the package that it needs
@@ -54,12 +54,13 @@ def remedy(package: str) -> str:
     return f"pip install 'drivetrain[{OPTIONAL[package].extra}]'"
 
 
-def require(field: str, packages: Sequence[str]) -> None:
+def require(field: str, packages: Sequence[str], extra: str | None = None) -> None:
     """Raises UserError naming those of the optional packages that are not installed, with the command that adds them.
-    field: the verb or option that needs them."""
+    field: the verb or option that needs them. extra: that brings all of them; None: that of the first."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
-        raise problem(field, f"it needs {' and '.join(missing)}, not installed here", remedy(missing[0]))
+        fix = remedy(missing[0]) if extra is None else f"pip install 'drivetrain[{extra}]'"
+        raise problem(field, f"it needs {' and '.join(missing)}, not installed here", fix)
 
 
 def needed(run: RunConfig) -> Iterator[tuple[str, str, str]]:

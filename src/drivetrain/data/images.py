@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import io
 import os
@@ -245,3 +246,10 @@ def _as_rgb(image: Image.Image) -> Image.Image:
 def _array(image: Image.Image) -> np.ndarray:
     pixels = np.asarray(image)
     return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def png_url(pixels: np.ndarray) -> str:
+    """Returns a picture (H, W, C) uint8, C = 1 or 3, as the data URL of a PNG."""
+    content = io.BytesIO()
+    Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(content, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"

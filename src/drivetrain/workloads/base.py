@@ -254,6 +254,11 @@ class Workload(ABC):
         """Returns a training sample, as from `train.load`, in readable form."""
         return in_words(sample)
 
+    def preview(self, samples: Any, index: int) -> dict[str, Any]:
+        """Returns a sample as a person looks at it (JSON-able): `text`, or in its place a `picture` (PNG as a data URL)
+        or `sides` (its texts in pieces that are trained on or not), and its `reference`."""
+        return {"text": self.shown(samples.load(index, 0)), **self.described(samples, index)}
+
     @abstractmethod
     def prediction_samples(self, path: str | None) -> NamedSamples:
         """Returns samples to predict for: those at `path` (labels not needed), or the evaluation samples."""

@@ -17,7 +17,7 @@ from drivetrain.config.workload import ImageClassification
 from drivetrain.data.array_store import default_root
 from drivetrain.data.augment import Augmentation
 from drivetrain.data.image_sources import pictures_to_predict, read_pictures
-from drivetrain.data.images import LabelledPictures
+from drivetrain.data.images import LabelledPictures, png_url
 from drivetrain.data.picture_samples import MOST_KEPT_BYTES, UNREADABLE, GatheredPictures, PictureSamples
 from drivetrain.data.split import limit_note, limited, stratified_split
 from drivetrain.data.texts import class_names, encode
@@ -289,6 +289,13 @@ class ImageClassificationWorkload(Classifier, Exportable):
     @property
     def warnings(self) -> Sequence[str]:
         return self._warnings
+
+    def preview(self, samples: PictureSamples, index: int) -> dict[str, Any]:
+        """Returns the picture as it is trained on, augmented if it is a training sample."""
+        pixels, label = samples.load(index, 0)
+        if label == UNREADABLE:
+            return {"text": samples.bad.get(index, "cannot be read")}
+        return {"picture": png_url(pixels), **self.described(samples, index)}
 
     def prediction_samples(self, path: str | None) -> NamedSamples:
         if path is None:

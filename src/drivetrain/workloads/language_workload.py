@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from drivetrain.config.language import LanguageModel
+from drivetrain.data.language.chat import show
 from drivetrain.data.language.samples import JoinedSamples, Sample, TokenSamples
 from drivetrain.data.mixed_order import mixed_order
 from drivetrain.data.order import Order
@@ -119,6 +120,20 @@ class LanguageSamplesWorkload(Speaks):
     def data_report(self) -> Mapping[str, Any]:
         order = self.order(1, self._reader.seed, by_epochs=True)
         return data_report(self._config, self._reader, self.train, self.evaluation, order)
+
+    def sides(self, sample: Any) -> Mapping[str, Sample]:
+        """Returns the texts of a sample by their names: one, or the two of a pair."""
+        return {"text": sample}
+
+    def preview(self, samples: Any, index: int) -> dict[str, Any]:
+        """Returns each text of a sample in pieces, with their number of tokens, and whether they end at the length."""
+        found = []
+        for name, (ids, targets) in self.sides(samples.load(index, 0)).items():
+            pieces = show(ids, targets, self._reader.tokenizer)
+            segments = [{"text": text, "trained": trained} for text, trained in pieces]
+            at_length = len(ids) >= self._config.data.length
+            found.append({"name": name, "segments": segments, "length": len(ids), "at_length": at_length})
+        return {"sides": found}
 
     @property
     def warnings(self) -> Sequence[str]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.config.preference import LOSSES
-from drivetrain.data.language.samples import JoinedSamples, Pair, PairSamples
+from drivetrain.data.language.samples import JoinedSamples, Pair, PairSamples, Sample
 from drivetrain.memory.transfers import on_host
 from drivetrain.workloads.against_reference import FromPreferences, summed
 from drivetrain.workloads.base import Batch, Outputs, Samples
@@ -31,6 +31,7 @@ COLUMNS = (
     *("reward_chosen", "reward_rejected", "reward_accuracy", "logp_chosen", "logp_rejected"),
     *("tokens_chosen", "tokens_rejected"),
 )
+SIDES = "chosen", "rejected"
 HIGHER_IS_BETTER = {"reward_accuracy": True, "reward_chosen": True, "reward_rejected": False, "logp_chosen": True}
 
 
@@ -44,6 +45,9 @@ class PreferenceWorkload(FromPreferences):
     def shown(self, sample: Pair) -> str:
         chosen, rejected = (super(PreferenceWorkload, self).shown(side) for side in sample.sides)
         return f"chosen: {chosen}\nrejected: {rejected}"
+
+    def sides(self, sample: Pair) -> Mapping[str, Sample]:
+        return dict(zip(SIDES, sample.sides, strict=True))
 
     @property
     def lengths(self) -> Sequence[int] | None:

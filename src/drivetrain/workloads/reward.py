@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from drivetrain.config.language import LanguageModel
-from drivetrain.data.language.samples import JoinedSamples, Pair
+from drivetrain.data.language.samples import JoinedSamples, Pair, Sample
 from drivetrain.models.model_folders import save_description
 from drivetrain.workloads.base import Batch, BestMetric, Outputs
 from drivetrain.workloads.exporting import PlainBatch
 from drivetrain.workloads.language_workload import LanguageSamplesWorkload
 from drivetrain.workloads.loss_contract import LOSS, ONE_TERM, LossContext
 from drivetrain.workloads.metrics import MeanOfColumn, Metric
-from drivetrain.workloads.preference import pair_lengths
+from drivetrain.workloads.preference import SIDES, pair_lengths
 from drivetrain.workloads.reward_build import build_reward_model, padding_of
 
 CENTRING = "centring"
@@ -40,6 +40,9 @@ class RewardWorkload(LanguageSamplesWorkload):
             self._reader.warn(note)
         self._extra = built.extra
         return built.model
+
+    def sides(self, sample: Pair) -> Mapping[str, Sample]:
+        return dict(zip(SIDES, sample.sides, strict=True))
 
     # --- batches ------------------------------------------------------------------------------------------------------
 

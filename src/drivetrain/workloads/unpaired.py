@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from drivetrain.config.language import LanguageModel
 from drivetrain.config.preference import LOSSES
-from drivetrain.data.language.samples import JoinedSamples, Labelled, LabelledSamples
+from drivetrain.data.language.samples import JoinedSamples, Labelled, LabelledSamples, Sample
 from drivetrain.errors import problem
 from drivetrain.workloads.against_reference import FromPreferences, summed
 from drivetrain.workloads.base import Batch, Outputs, Samples
@@ -51,6 +51,9 @@ class UnpairedWorkload(FromPreferences):
     def shown(self, sample: Labelled) -> str:
         label = "desirable" if sample.desirable else "undesirable"
         return f"{label}: {super().shown(sample.own)}"
+
+    def sides(self, sample: Labelled) -> Mapping[str, Sample]:
+        return {"desirable" if sample.desirable else "undesirable": sample.own}
 
     @property
     def lengths(self) -> Sequence[int] | None:

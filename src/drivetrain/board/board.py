@@ -1,0 +1,198 @@
+"""The parts of a board, and its answers to requests: free of HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from drivetrain.board import run_file
+from drivetrain.board.access import User
+from drivetrain.board.curves import Curves
+from drivetrain.board.detect import ThisMachine
+from drivetrain.board.entries import RUN_FILE, Asked, Entry, id_of, now
+from drivetrain.board.feed import Feed
+from drivetrain.board.files import Uploads
+from drivetrain.board.queue import Queue, digest_of, unknown_devices
+from drivetrain.board.runs import Runs
+from drivetrain.board.verbs import VerbProcess
+from drivetrain.config.run import RunConfig
+from drivetrain.config.texts import texts
+from drivetrain.errors import Problem, UserError
+from drivetrain.runtime.run_folder import RunFolder
+from drivetrain.trust.named_code import named_code
+from drivetrain.web.refusals import Refusal
+
+OWN = ".board"  # folder of the board's own files, within the folder of runs
+
+
+@dataclass(frozen=True)
+class Board:
+    """root: the folder of runs; data: folders that the file picker shows; operators_code: whether run files of
+    operators may name Python, and files outside these folders."""
+
+    root: Path
+    data: tuple[Path, ...]
+    queue: Queue
+    runs: Runs
+    curves: Curves
+    feed: Feed
+    machine: ThisMachine
+    verbs: VerbProcess
+    uploads: Uploads
+    operators_code: bool = False
+
+    @classmethod
+    def at(
+        cls, root: Path, data: Sequence[Path], machine: ThisMachine | None = None, operators_code: bool = False
+    ) -> Board:
+        """machine: to check for; left out, this one is looked at in the background."""
+        queue = Queue(root / OWN)
+        runs = Runs(root, queue.entries)
+        return cls(
+            root=root,
+            data=tuple(data),
+            queue=queue,
+            runs=runs,
+            curves=Curves(),
+            feed=Feed(runs, queue),
+            machine=machine or ThisMachine(),
+            verbs=VerbProcess(root),
+            uploads=Uploads(root / OWN / "uploads"),
+            operators_code=operators_code,
+        )
+
+    def start(self) -> None:
+        self.queue.start()
+        self.feed.start()
+
+    def close(self) -> None:
+        """Ends the board; what runs goes on."""
+        self.feed.close()
+        self.queue.close()
+
+    def check(self, text: str) -> run_file.Checked:
+        return run_file.check(text, self.machine.machine())
+
+    def usable(self, user: User, text: str) -> RunConfig:
+        """Returns the run of a run file that this user may read data and train with. Raises UserError with all
+        problems."""
+        checked = self.check(text)
+        if checked.run is None or checked.problems:
+            raise UserError(checked.problems)
+        self.refuse_foreign(user, checked.run)
+        return checked.run
+
+    def refuse_foreign(self, user: User, run: RunConfig) -> None:
+        """Raises UserError for Python, and for files outside the board's folders, that an operator's run file names:
+        both would be read as the user who started the board."""
+        if self.operators_code or user.may("administrator"):
+            return
+        fix = "ask the administrator, who can start the board with --operators-code"
+        problems = [Problem(each.field, f"names Python code, {each.name}", fix) for each in named_code(run)]
+        roots = (self.root.resolve(), *self.data)
+        for place in existing(texts(run.model_dump(mode="json", exclude={"name", "output"}))):
+            if not any(place.is_relative_to(root) for root in roots):
+                problems.append(Problem("yaml", f"{place} lies outside the folders of this board", fix))
+        if problems:
+            raise UserError(problems)
+
+    def train(self, user: User, key: str, text: str, devices: list[str] | None) -> tuple[Entry, bool]:
+        """Queues a training. Raises UserError with all problems of the run file."""
+        digest = digest_of(verb="train", text=text, devices=devices)
+        name = id_of(user.name, key)
+        earlier = self.queue.entries.one(name)
+        if earlier is not None:
+            return same(earlier, digest), False
+        unknown_devices(devices)
+        run = self.usable(user, text)
+        with self.queue.with_lock():
+            free = self.runs.free_name(run.name)
+            asked = self._asked(name, digest, user, free, run, devices)
+            return self.queue.add(asked, {RUN_FILE: text})
+
+    def resume(self, user: User, key: str, run: str) -> tuple[Entry, bool]:
+        """Queues a training that goes on from the newest good checkpoint."""
+        digest, name = digest_of(verb="resume", run=run), id_of(user.name, key)
+        with self.queue.with_lock():
+            earlier = self.queue.entries.one(name)
+            if earlier is not None:
+                return same(earlier, digest), False
+            summary = self.runs.one(run)
+            refuse_others(user, summary["owner"])
+            if "resume" not in summary["can"]:
+                raise Refusal(409, f"the run is {summary['status']} and cannot go on", "cannot_resume")
+            file, text = self.runs.run_file(run), self.runs.submitted(run)
+            checked = self.check(run_file.edited(text, {}, ["output"]))
+            if checked.run is None:
+                raise UserError(checked.problems)
+            self.refuse_foreign(user, checked.run)
+            is_sent = file.is_relative_to(self.queue.entries.folder)
+            asked = self._asked(name, digest, user, run, checked.run, None, None if is_sent else file, resume=True)
+            return self.queue.add(asked, {RUN_FILE: text} if is_sent else {})
+
+    def _asked(
+        self,
+        name: str,
+        digest: str,
+        user: User,
+        run: str,
+        config: RunConfig,
+        devices: list[str] | None,
+        file: Path | None = None,
+        resume: bool = False,
+    ) -> Asked:
+        """Returns a training as the queue holds it. file: the run file; None: the entry's own."""
+        file = file or self.queue.entries.folder / name / RUN_FILE
+        folder = RunFolder(self.root / run).path
+        words = ["train", str(file), f"name={run_file.flow(run)}", f"output={run_file.flow(str(folder))}"]
+        on_gpu = self.machine.machine().device == "cuda" and config.device != "cpu"
+        return Asked(
+            id=name,
+            digest=digest,
+            verb="train",
+            run=run,
+            words=[*words, *(["--resume"] if resume else [])],
+            owner=user.name,
+            created=now(),
+            device="cuda" if on_gpu else "cpu",
+            count=config.devices if on_gpu else 1,
+            wanted=devices,
+            resume=resume,
+        )
+
+    def stop(self, user: User, run: str, at_once: bool) -> Entry:
+        """Asks the keeper of a run to end it."""
+        summary = self.runs.one(run)
+        refuse_others(user, summary["owner"])
+        if ("kill" if at_once else "stop") not in summary["can"]:
+            why = f"the run is {summary['status']}"
+            if summary["status"] == "running":
+                why = "the run was started outside the board: stop it where it was started"
+            raise Refusal(409, why, "cannot_stop")
+        entry = self.queue.entries.one(summary["entry"])
+        assert entry is not None
+        self.queue.entries.stop(entry, user.name, at_once)
+        return self.queue.entries.one(entry.id) or entry
+
+
+def same(earlier: Entry, digest: str) -> Entry:
+    """Returns the entry of a request that came again. Raises Refusal for another request with its key."""
+    if earlier.asked.digest != digest:
+        raise Refusal(409, "this key was sent with another form: send a new key with each form", "key_reused", "key")
+    return earlier
+
+
+def refuse_others(user: User, owner: str | None) -> None:
+    """Raises Refusal (403) unless the user may change what belongs to an owner; None: the command line's."""
+    if owner != user.name and not user.may("administrator"):
+        whose = "was started at the command line" if owner is None else f"belongs to {owner}"
+        raise Refusal(403, f"it {whose}: its owner or an administrator may do that", "not_yours")
+
+
+def existing(named: Iterable[str]) -> Iterator[Path]:
+    """Yields the files and folders that are there under these names, links followed."""
+    for text in named:
+        with contextlib.suppress(OSError, RuntimeError, ValueError):
+            yield Path(text).expanduser().resolve(strict=True)

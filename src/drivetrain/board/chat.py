@@ -1,0 +1,156 @@
+"""Chat: `drivetrain serve` on one run, as an entry of the queue that listens at a Unix socket which its user alone may
+open. It ends after a while without a question."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import http.client
+import json
+import os
+import socket
+import tempfile
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+from drivetrain.board.access import User
+from drivetrain.board.board import Board
+from drivetrain.board.entries import Entry, id_of
+from drivetrain.board.jobs import checkpoint_of, queued
+from drivetrain.web.event_stream import event
+from drivetrain.web.refusals import Refusal
+
+IDLE_SECONDS = 15 * 60  # without a question, after which the model is unloaded
+ANSWER_SECONDS = 600
+LOOK_SECONDS = 2
+
+
+class UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        super().__init__("localhost", timeout=seconds)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+class Chats:
+    """The chats of a board. asked: when each was asked last, by time.monotonic."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._asked: dict[str, float] = {}
+        board.queue.watch(self.end_idle)
+
+    def open(self, user: User, run: str, key: str, checkpoint: str, devices: list[str] | None) -> tuple[Entry, bool]:
+        """Queues a chat with a checkpoint of a run."""
+        place = _socket_of(id_of(user.name, key))
+        words = [f"--checkpoint={checkpoint_of(self._board, run, checkpoint)}", f"--unix-socket={place}"]
+        return queued(self._board, user, run, key, "serve", words, devices)
+
+    def entry(self, name: str) -> Entry:
+        """Returns a chat. Raises Refusal (404) for another entry."""
+        found = self._board.queue.entries.one(name)
+        if found is None or found.asked.verb != "serve":
+            raise Refusal(404, "there is no such chat", "no_chat", "id")
+        return found
+
+    def is_ready(self, entry: Entry) -> bool:
+        """Returns whether its model answers."""
+        if entry.state != "running":
+            return False
+        connection = UnixConnection(_socket_of(entry.id), LOOK_SECONDS)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    def close(self, entry: Entry, by: str) -> None:
+        """Unloads the model, or takes a chat that waits out of the queue."""
+        entries = self._board.queue.entries
+        if entry.state == "queued" and entries.cancel(entry, by):
+            return
+        if entry.is_live:
+            entries.stop(entry, by, at_once=False)
+
+    def end_idle(self) -> None:
+        """Unloads the models that were not asked for a while."""
+        now = time.monotonic()
+        for entry in self._board.queue.entries.all():
+            is_loaded = entry.asked.verb == "serve" and entry.state == "running"
+            if is_loaded and now - self._asked.setdefault(entry.id, now) > IDLE_SECONDS:
+                self.close(entry, "the board: it was idle")
+
+    async def reply(self, entry: Entry, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+        """Yields events: `piece` {text}, then `end` {reason, tokens, seconds}, or `failed` {message}. A client that
+        goes ends the answer, since the connection to the model is closed with this generator."""
+        self._asked[entry.id] = begun = time.monotonic()
+        connection = UnixConnection(_socket_of(entry.id), ANSWER_SECONDS)
+        try:
+            response = await asyncio.to_thread(_begun, connection, body)
+            if response.status != 200:
+                told = json.loads(await asyncio.to_thread(response.read))
+                yield event(json.dumps({"message": told["error"]["message"]}), "failed")
+                return
+            reason, tokens = None, None
+            while line := await asyncio.to_thread(response.readline):
+                found = _data(line)
+                if found is None:
+                    continue
+                if "error" in found:
+                    yield event(json.dumps({"message": found["error"]["message"]}), "failed")
+                    return
+                tokens = (found.get("usage") or {}).get("completion_tokens", tokens)
+                for choice in found.get("choices", []):
+                    reason = choice.get("finish_reason") or reason
+                    delta = choice["delta"]
+                    piece = {"text": delta.get("content") or "", "thought": delta.get("reasoning_content") or ""}
+                    calls = delta.get("tool_calls")
+                    if any(piece.values()) or calls:
+                        yield event(json.dumps({**piece, "calls": calls}), "piece")
+            seconds = time.monotonic() - begun
+            yield event(json.dumps({"reason": reason, "tokens": tokens, "seconds": seconds}), "end")
+        except OSError as error:
+            yield event(json.dumps({"message": f"the model does not answer: {error}"}), "failed")
+        finally:
+            self._asked[entry.id] = time.monotonic()
+            with contextlib.suppress(OSError):
+                if connection.sock is not None:
+                    connection.sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
+            connection.close()
+
+
+def _begun(connection: UnixConnection, body: dict[str, Any]) -> http.client.HTTPResponse:
+    sent = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    headers = {"content-type": "application/json", "host": "localhost"}
+    connection.request("POST", "/v1/chat/completions", json.dumps(sent), headers)
+    return connection.getresponse()
+
+
+def _data(line: bytes) -> dict[str, Any] | None:
+    """Returns the object of a line of server-sent events; None for other lines."""
+    text = line.decode("utf-8", "replace").strip().removeprefix("data: ")
+    with contextlib.suppress(ValueError):
+        found = json.loads(text)
+        return found if isinstance(found, dict) else None
+    return None
+
+
+def _socket_of(name: str) -> Path:
+    """Returns the place of a chat's socket: in the user's own folder of the system's for temporary files, since the
+    path of a Unix socket has at most 107 characters."""
+    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"drivetrain-board-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid() or folder.is_symlink() or folder.stat().st_mode & 0o077:
+        raise Refusal(500, f"{folder} is another user's, or open to others", "socket_folder")
+    return folder / hashlib.sha256(name.encode()).hexdigest()[:16]

@@ -1,0 +1,165 @@
+"""Curves of runs: the points of events.jsonl as columns, read on from where they were read last.
+
+A resumed run rewrites its file without the points past its first step; the file is then another one (its inode), and
+the reader begins anew.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+from drivetrain.tracking.jsonl import FILE_NAME, parsed
+
+COLUMNS = {  # column → field of a step
+    "step": "step",
+    "epoch": "epoch",
+    "samples": "samples",
+    "seconds": "elapsed_seconds",
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "lr": "lr",
+    "samples_per_second": "samples_per_second",
+}
+MOST_MARKS = 2000
+KEPT = 6  # runs
+MOST_READ = 1 << 28  # bytes of a file at once
+
+
+class Curve:
+    """The curve of one run as far as it was read."""
+
+    def __init__(self, file: Path, inode: int) -> None:
+        self._file, self.inode, self.end = file, inode, 0
+        self.columns = {name: array("d") for name in COLUMNS}
+        self.evaluations: list[dict[str, Any]] = []
+        self.marks: list[dict[str, Any]] = []
+
+    def read_on(self) -> None:
+        """Reads the lines that came since; one that is not whole yet is left."""
+        with self._file.open("rb") as opened:
+            opened.seek(self.end)
+            content = opened.read(MOST_READ)
+        whole = content.rfind(b"\n") + 1
+        for line in content[:whole].splitlines():
+            event = parsed(line)
+            if event is not None:
+                self._take(event)
+        self.end += whole
+
+    def _take(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "step":
+            for name, column in self.columns.items():
+                column.append(float(event[COLUMNS[name]]))
+        elif kind == "evaluation":
+            at = {
+                name: self.columns[name][-1] if self.columns[name] else None for name in ("epoch", "samples", "seconds")
+            }
+            fields = {name: event[name] for name in ("step", "metrics", "best")}
+            self.evaluations.append({**at, **fields})
+            if event["best"]:
+                self._mark(event["step"], "best", "best evaluation so far")
+        elif kind == "checkpoint":
+            self._mark(event["step"], "checkpoint", Path(event["path"]).name)
+        elif kind == "run_started" and event["first_step"]:
+            self._mark(event["first_step"], "restart", f"went on from step {event['first_step']}")
+        elif kind == "trouble":
+            self._mark(event["step"], "trouble", event["message"])
+        elif kind == "warning":
+            self._mark(int(self.columns["step"][-1]) if self.columns["step"] else 0, "warning", event["message"])
+
+    def _mark(self, step: int, kind: str, text: str) -> None:
+        self.marks = [*self.marks[-MOST_MARKS:], {"step": step, "kind": kind, "text": text}]
+
+
+class Curves:
+    """The curves that were looked at last."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Path, Curve] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def since(self, folder: Path, cursor: str | None, most: int) -> dict[str, Any]:
+        """Returns points after a cursor that an earlier answer had, or all, at most about `most` of them."""
+        with self._lock:
+            curve = self._read(folder / FILE_NAME)
+            if curve is None:
+                return _answer("", True, {name: [] for name in COLUMNS}, [], [], False, 0)
+            size = len(curve.columns["step"])
+            now = f"{curve.inode}-{size}-{len(curve.evaluations)}-{len(curve.marks)}"
+            first = _parsed(cursor, curve)
+            if first is None:
+                places = thinned(curve.columns["loss"], most)
+                columns = {name: _json([column[at] for at in places]) for name, column in curve.columns.items()}
+                return _answer(now, True, columns, curve.evaluations, curve.marks, len(places) < size, size)
+            columns = {name: _json(column[first[0] :]) for name, column in curve.columns.items()}
+            return _answer(now, False, columns, curve.evaluations[first[1] :], curve.marks[first[2] :], False, size)
+
+    def forget(self, folder: Path) -> None:
+        with self._lock:
+            self._kept.pop(folder / FILE_NAME, None)
+
+    def _read(self, file: Path) -> Curve | None:
+        try:
+            found = file.stat()
+            curve = self._kept.get(file)
+            if curve is None or curve.inode != found.st_ino or found.st_size < curve.end:
+                curve = self._kept[file] = Curve(file, found.st_ino)
+            if found.st_size > curve.end:
+                curve.read_on()
+        except OSError:
+            self._kept.pop(file, None)
+            return None
+        self._kept.move_to_end(file)
+        while len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+        return curve
+
+
+def _answer(
+    cursor: str,
+    reset: bool,
+    columns: dict[str, Any],
+    evaluations: list[dict[str, Any]],
+    marks: list[dict[str, Any]],
+    is_thinned: bool,
+    total: int,
+) -> dict[str, Any]:
+    found = {"evaluations": evaluations, "marks": marks, "thinned": is_thinned, "total": total}
+    return {"cursor": cursor, "reset": reset, "columns": columns, **found}
+
+
+def _parsed(cursor: str | None, curve: Curve) -> tuple[int, int, int] | None:
+    """Returns how much of the curve a cursor has seen; None for another curve's."""
+    parts = (cursor or "").split("-")
+    if len(parts) != 4 or not all(part.isdecimal() and len(part) < 20 for part in parts):
+        return None
+    inode, *seen = map(int, parts)
+    lengths = (len(curve.columns["step"]), len(curve.evaluations), len(curve.marks))
+    if inode != curve.inode or any(count > length for count, length in zip(seen, lengths, strict=True)):
+        return None
+    return seen[0], seen[1], seen[2]
+
+
+def thinned(values: array[float], most: int) -> list[int]:
+    """Returns places of at most about `most` points that look like all of them: the lowest and the highest of each
+    stretch, NaN included, and the first and the last."""
+    size = len(values)
+    if size <= most:
+        return list(range(size))
+    stretches = max(1, most // 2)
+    found = {0, size - 1}
+    for number in range(stretches):
+        first, last = number * size // stretches, (number + 1) * size // stretches
+        own = range(first, last)
+        found |= {min(own, key=values.__getitem__), max(own, key=values.__getitem__)}
+    return sorted(found)
+
+
+def _json(values: Any) -> list[float | None]:
+    """Returns numbers as JSON has them: null for NaN and infinity, which a plot shows as a gap."""
+    return [value if value - value == 0 else None for value in values]

@@ -1,0 +1,74 @@
+"""Routes of the form: fields, recipes, YAML and form both ways, checks, the command."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from drivetrain.board import run_file
+from drivetrain.board.answers import Json, allowed
+from drivetrain.board.board import Board
+from drivetrain.board.bodies import Command, Edit, Yaml
+from drivetrain.board.form import form
+from drivetrain.board.static_files import Content
+from drivetrain.config.run import RunConfig
+from drivetrain.init.catalogue import recipe, recipes
+
+
+def add(app: FastAPI, board: Board) -> None:
+    @app.get("/api/schema")
+    def schema(request: Request) -> Response:
+        """Returns the fields of a run file and their groups. A key of a field that is missing is null, false or
+        empty."""
+        return _as_json(form()).answer(request)
+
+    @app.get("/api/schema/json")
+    def json_schema() -> Response:
+        """Returns the JSON Schema of the run file, as `drivetrain schema` prints it."""
+        return Json(RunConfig.model_json_schema())
+
+    @app.get("/api/recipes")
+    def listed(request: Request) -> Response:
+        """Returns the recipes that come with drivetrain."""
+        found = [(name, title, recipe(name).read_text(encoding="utf-8")) for name, title in recipes()]
+        listed = [{"name": name, "title": title, "yaml": text} for name, title, text in found]
+        return _as_json({"recipes": listed}).answer(request)
+
+    @app.post("/api/parse")
+    def parse(body: Yaml) -> Response:
+        """Returns the values of a run file."""
+        values = run_file.values_of(body.yaml)
+        return Json({"values": values, "flat": run_file.flat(values)})
+
+    @app.post("/api/edit")
+    def edit(body: Edit) -> Response:
+        """Sets and removes keys; comments stay."""
+        text = run_file.edited(body.yaml, body.set, body.remove)
+        values = run_file.values_of(text)
+        return Json({"yaml": text, "values": values, "flat": run_file.flat(values)})
+
+    @app.post("/api/check")
+    def check(body: Yaml) -> Response:
+        """Returns all problems that the schema and the rules of this machine find, in milliseconds."""
+        return Json(board.check(body.yaml).as_dict())
+
+    @app.post("/api/check/full")
+    def full_check(request: Request, body: Yaml) -> Response:
+        """Returns what `drivetrain check` finds, which reads the data and builds the model."""
+        user = allowed(request)
+        checked = board.check(body.yaml)
+        if checked.run is None or checked.problems:
+            return Json(checked.as_dict())
+        board.refuse_foreign(user, checked.run)
+        return Json(board.verbs.check(user.name, body.yaml, board.runs.free_name(checked.run.name)))
+
+    @app.post("/api/command")
+    def command(body: Command) -> Response:
+        """Returns the lines that one would type."""
+        return Json(run_file.command(body.yaml, body.recipe))
+
+
+def _as_json(value: dict[str, Any]) -> Content:
+    return Content.of(bytes(Json(value).body), "application/json")

@@ -1,0 +1,62 @@
+// Requests to the server. All addresses are relative to the page, which may stand behind a subpath.
+
+export class Refused extends Error {
+  // what a server answered instead: status (0: it cannot be reached), code, problems ([{field, why, fix}])
+  constructor(status, message, code, problems) {
+    super(message);
+    this.status = status;
+    this.code = code;
+    this.problems = problems ?? [];
+  }
+}
+
+async function ask(method, path, body, options = {}) {
+  let answer;
+  try {
+    const headers = body === undefined ? {} : { "content-type": options.type ?? "application/json" };
+    const sent = body === undefined || options.type ? body : JSON.stringify(body);
+    answer = await fetch(`api/${path}`, { method, headers, body: sent, signal: options.signal });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused(0, "", "unreachable");
+  }
+  if (answer.status === 401) {
+    location.replace("login");
+    return new Promise(() => {}); // the page is leaving
+  }
+  if (answer.ok && options.raw) return answer;
+  const text = await answer.text();
+  let data = null;
+  try { data = text ? JSON.parse(text) : null; } catch { /* a proxy's page of its own, reported below */ }
+  if (answer.ok) return data;
+  const error = data?.error ?? {};
+  throw new Refused(answer.status, error.message ?? `HTTP ${answer.status}`, error.code, data?.problems);
+}
+
+export const get = (path, options) => ask("GET", path, undefined, options);
+export const post = (path, body = {}, options) => ask("POST", path, body, options);
+export const upload = (path, body) => ask("POST", path, body, { type: "application/octet-stream" });
+export const remove = (path) => ask("DELETE", path);
+export const part = encodeURIComponent;
+
+export function query(values) {
+  const kept = Object.entries(values).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  return kept.length ? `?${new URLSearchParams(kept)}` : "";
+}
+
+// Sends a request whose answer is a stream of events, and calls `take` with the name and data of each.
+export async function stream(path, body, take, signal) {
+  const answer = await ask("POST", path, body, { raw: true, signal });
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const events = (text + value).split("\n\n");
+    text = events.pop();
+    for (const event of events) {
+      const data = /^data: (.*)$/m.exec(event)?.[1]; // a comment has none
+      if (data !== undefined) take(/^event: (.*)$/m.exec(event)?.[1] ?? "message", JSON.parse(data));
+    }
+  }
+}

@@ -1,0 +1,120 @@
+// The run file that is being written. Its YAML text is the truth; the form shows its values, and what the form changes is
+// written into the text by the server, which keeps comments.
+import { get, part, post } from "./api.js";
+import { Store } from "./store.js";
+
+const WAIT = 250; // milliseconds without a change, after which the text is checked
+
+export class Draft extends Store {
+  constructor() {
+    super({ yaml: "", values: {}, resolved: null, problems: [], notices: [], ready: false, busy: false, source: null, error: null });
+    this.key = newKey();
+    this.waiting = { set: {}, remove: [] };
+    this.last = Promise.resolve();
+    this.version = 0;
+  }
+
+  patch(values) { this.set({ ...this.value, ...values }); }
+
+  // source: {recipe} or {from}, where the text comes from; the one kept in this tab is taken up again
+  async open(source) {
+    const kept = recall();
+    if (kept && (!source.recipe && !source.from || same(kept.source, source))) {
+      this.key = kept.key;
+      this.patch({ source: kept.source });
+      return this.write(kept.yaml, true);
+    }
+    if (source.from) return this.begin((await get(`runs/${part(source.from)}`)).yaml, source);
+    if (source.recipe) {
+      const { recipes } = await get("recipes");
+      const found = recipes.find((each) => each.name === source.recipe);
+      if (found) return this.begin(named(found.yaml, found.name), source);
+    }
+  }
+
+  begin(yaml, source) {
+    this.patch({ source });
+    return this.write(yaml);
+  }
+
+  // Takes a text as it was typed.
+  write(yaml, keepsKey = false) {
+    this.keep(yaml, keepsKey);
+    this.later();
+  }
+
+  // Sets a field; undefined removes it. Several changes in a moment are written together.
+  change(path, value) {
+    delete this.waiting.set[path];
+    this.waiting.remove = this.waiting.remove.filter((each) => each !== path);
+    if (value === undefined) this.waiting.remove.push(path);
+    else this.waiting.set[path] = value;
+    this.later();
+  }
+
+  // Asks the server after a pause, one request after the other.
+  later() {
+    this.patch({ busy: true });
+    const version = (this.version += 1);
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => { this.last = this.last.then(() => this.settle(() => version === this.version)); }, WAIT);
+  }
+
+  async settle(current) {
+    const changes = this.waiting;
+    this.waiting = { set: {}, remove: [] };
+    try {
+      const { yaml } = this.value;
+      if (Object.keys(changes.set).length || changes.remove.length) {
+        const edited = await post("edit", { yaml, ...changes });
+        this.keep(edited.yaml);
+        this.patch({ values: edited.values });
+      } else {
+        const { values } = await post("parse", { yaml });
+        if (current()) this.patch({ values });
+      }
+      if (current()) await this.check(this.value.yaml, current);
+    } catch (error) {
+      if (!current()) return;
+      const problems = error.problems ?? [];
+      this.patch({ ready: false, problems, busy: false, error: problems.length ? null : error });
+    }
+  }
+
+  async check(yaml, current) {
+    const { ready, problems, notices, resolved } = await post("check", { yaml });
+    if (current()) this.patch({ ready, problems, notices, resolved: resolved ?? this.value.resolved, busy: false, error: null });
+  }
+
+  keep(yaml, keepsKey = false) {
+    if (!keepsKey && yaml !== this.value.yaml) this.key = newKey();
+    this.patch({ yaml });
+    try {
+      sessionStorage.setItem("draft", JSON.stringify({ yaml, source: this.value.source, key: this.key }));
+    } catch { /* storage is closed or full: a reload begins anew */ }
+  }
+
+  started() {
+    this.key = newKey();
+    this.keep(this.value.yaml, true);
+  }
+}
+
+function recall() {
+  try { return JSON.parse(sessionStorage.getItem("draft")); } catch { return null; }
+}
+
+// A run is called after its recipe, in a line below the comment that begins the file.
+function named(yaml, name) {
+  if (/^name:/m.test(yaml)) return yaml;
+  const lines = yaml.split("\n");
+  const first = lines.findIndex((line) => !line.startsWith("#"));
+  return [...lines.slice(0, first), `name: ${name}`, ...lines.slice(first)].join("\n");
+}
+
+const same = (a, b) => a && a.recipe === b.recipe && a.from === b.from;
+
+// crypto.randomUUID is absent where the page came over plain HTTP from another machine
+function newKey() {
+  return [...crypto.getRandomValues(new Uint8Array(16))].map((each) => each.toString(16).padStart(2, "0")).join("");
+}

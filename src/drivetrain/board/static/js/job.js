@@ -1,0 +1,48 @@
+// A job that a page started beside training (evaluate, predict, export): it goes through the same queue, and its result
+// is shown when it has ended.
+import { get } from "./api.js";
+import { html, useEffect, useRef, useState } from "./html.js";
+import { t } from "./language.js";
+import { live } from "./live.js";
+import { Failure, Note, State } from "./parts.js";
+import { useStore } from "./store.js";
+
+const ENDED = ["completed", "interrupted", "failed", "refused", "cancelled", "lost"];
+
+// Returns [entry, error, start]; entry has `result` once it has ended. start: takes what sends the request with a key.
+export function useJob() {
+  const { queue } = useStore(live);
+  const [entry, setEntry] = useState(null);
+  const [error, setError] = useState(null);
+  const sending = useRef(false);
+  const fresh = queue?.entries.find((each) => each.id === entry?.id);
+  useEffect(() => {
+    if (entry && fresh && fresh.state !== entry.state) get(`queue/${entry.id}`).then(setEntry, setError);
+  }, [fresh?.state]);
+  const start = async (send) => {
+    if (sending.current) return;
+    sending.current = true;
+    setError(null);
+    try {
+      setEntry(await send([...crypto.getRandomValues(new Uint32Array(4))].join("-")));
+    } catch (refused) { setError(refused); } finally { sending.current = false; }
+  };
+  return [entry, error, start];
+}
+
+export const isEnded = (entry) => ENDED.includes(entry.state);
+
+export function Job({ entry, error, children }) {
+  return html`<div aria-live="polite" style=${{ marginTop: ".8rem" }}>
+    ${error ? html`<${Failure} error=${error} />` : null}
+    ${entry ? html`<p><${State} of=${entry.state} /> <span class="quiet small">${entry.reason ?? ""}</span></p>
+      ${isEnded(entry) && entry.state !== "completed" ? html`<${Log} id=${entry.id} />` : null}
+      ${entry.state === "completed" && entry.result ? children(entry.result) : null}` : null}</div>`;
+}
+
+function Log({ id }) {
+  const [text, setText] = useState("");
+  useEffect(() => { get(`queue/${id}/log`).then((answer) => setText(answer.text), (refused) => setText(refused.message)); }, [id]);
+  return html`<${Note} tone="bad"><pre class="log">${text.trimEnd().split("\n").slice(-25).join("\n")}</pre><//>`;
+}
+

@@ -1,0 +1,80 @@
+// What changes on the server, over one event stream a browser: one tab holds it and passes events on to the others,
+// because a browser opens six connections to a host, and eight tabs would wait for one another.
+import { Store } from "./store.js";
+
+export const live = new Store({ runs: new Map(), queue: null, loaded: false, reached: true });
+const channel = new BroadcastChannel(`drivetrain ${location.pathname}`);
+let source = null;
+let release = null;
+
+export function begin() {
+  channel.onmessage = ({ data }) => (data.kind === "snapshot?" ? pass() : take(data));
+  channel.postMessage({ kind: "snapshot?" }); // whoever holds the stream answers at once
+  lead();
+  document.addEventListener("visibilitychange", () => (document.hidden ? hand() : lead()));
+}
+
+// The lock is held by one tab; the others wait in line for it. A hidden tab lets go of it.
+function lead() {
+  if (release || document.hidden) return;
+  release = () => {};
+  if (!navigator.locks) return open(); // absent where the page came over plain HTTP from another machine: a stream a tab
+  navigator.locks.request(`drivetrain ${location.pathname}`, () => new Promise((end) => {
+    if (document.hidden) { release = null; return end(); }
+    release = end;
+    open();
+  }));
+}
+
+function hand() {
+  source?.close();
+  source = null;
+  release?.();
+  release = null;
+}
+
+function open() {
+  source = new EventSource("api/events");
+  for (const kind of ["snapshot", "runs", "queue"]) {
+    source.addEventListener(kind, (event) => {
+      const data = { kind, data: JSON.parse(event.data) };
+      take(data);
+      channel.postMessage(data);
+    });
+  }
+  source.onopen = () => reach(true);
+  source.onerror = () => reach(false); // it connects again by itself, unless the server refused
+}
+
+function reach(reached) {
+  if (live.value.reached !== reached) {
+    live.set({ ...live.value, reached });
+    channel.postMessage({ kind: "reached", data: reached });
+  }
+  if (!reached && source?.readyState === EventSource.CLOSED) {
+    hand();
+    setTimeout(lead, 3000);
+  }
+}
+
+function pass() {
+  if (source && live.value.loaded) {
+    channel.postMessage({ kind: "snapshot", data: { runs: [...live.value.runs.values()], queue: live.value.queue } });
+  }
+}
+
+function take({ kind, data }) {
+  const now = live.value;
+  if (kind === "snapshot") {
+    live.set({ runs: new Map(data.runs.map((run) => [run.name, run])), queue: data.queue, loaded: true, reached: true });
+  } else if (kind === "reached") {
+    live.set({ ...now, reached: data });
+  } else if (kind === "queue") {
+    live.set({ ...now, queue: data, reached: true });
+  } else if (kind === "runs") {
+    const runs = new Map(now.runs);
+    for (const run of data.changed) runs.set(run.name, run);
+    for (const name of data.gone) runs.delete(name);
+    live.set({ ...now, runs, reached: true });
+  }
+}

@@ -1,0 +1,106 @@
+// A new run: a recipe to begin with, the form or the YAML, what the checker says, and Start.
+import { get, post } from "../api.js";
+import { DataPreview } from "../data_preview.js";
+import { Draft } from "../draft.js";
+import { Form } from "../form.js";
+import { html, useEffect, useMemo, useRef, useState } from "../html.js";
+import { language, t, textOr } from "../language.js";
+import { FullCheck } from "../full_check.js";
+import { Copy, Failure, Loading, Note, Problems, Tabs, useAnswer } from "../parts.js";
+import { go, route, settle } from "../route.js";
+import { useStore } from "../store.js";
+
+export default function NewRun({ me }) {
+  useStore(language);
+  const { query } = useStore(route);
+  const draft = useMemo(() => new Draft(), []);
+  const state = useStore(draft);
+  const [wanted, setWanted] = useState("");
+  const [schema, schemaError] = useAnswer(() => get("schema"), []);
+  const [recipes, recipesError] = useAnswer(() => get("recipes"), []);
+  useEffect(() => { draft.open({ recipe: query.recipe, from: query.from }).catch((error) => draft.patch({ error })); }, [query.recipe, query.from]);
+  const tab = query.tab ?? "form";
+  const error = schemaError ?? recipesError;
+  if (error) return html`<${Failure} error=${error} />`;
+  if (!schema || !recipes) return html`<${Loading} />`;
+  const begun = state.yaml.trim() !== "";
+  return html`
+    <div class="head"><h1 class="grow">${t("new.title")}</h1></div>
+    <${Recipes} of=${recipes.recipes} chosen=${state.source?.recipe} begun=${begun} />
+    ${begun ? html`<div class="columns">
+      <div>
+        <${Tabs} label=${t("new.views")} value=${tab} options=${[["form", t("new.form")], ["yaml", t("new.yaml")], ["data", t("new.data")]]} onChoose=${(key) => settle({ tab: key })} />
+        ${tab === "yaml" ? html`<${Yaml} draft=${draft} state=${state} />` : tab === "data" ? html`<${DataPreview} state=${state} />` : html`<${Form} schema=${schema} draft=${draft} state=${state} wanted=${wanted} setWanted=${setWanted} />`}
+      </div>
+      <aside class="beside"><${Beside} draft=${draft} state=${state} me=${me} find=${(path) => { settle({ tab: "form" }); setWanted(path); }} /></aside>
+    </div>` : html`<p class="quiet">${t("new.begin")}</p>`}`;
+}
+
+function Recipes({ of, chosen, begun }) {
+  const [open, setOpen] = useState(!begun);
+  useEffect(() => { if (begun) setOpen(false); }, [chosen]);
+  const choose = (name) => { go(["new"], { recipe: name }); };
+  return html`<details class="box quietbox" open=${open || !begun} onToggle=${(event) => setOpen(event.target.open)}>
+    <summary><b>${t("new.recipes")}</b>${chosen ? html` <span class="quiet">${chosen}</span>` : null}</summary>
+    <div class="recipes" style=${{ margin: ".8rem 0 0" }} role="group" aria-label=${t("new.recipes")}>${of.map((each) => html`
+      <button type="button" class="recipe" key=${each.name} data-recipe=${each.name} aria-pressed=${String(each.name === chosen)} onClick=${() => choose(each.name)}>
+        <b>${each.name}</b><span>${textOr(`recipe.${each.name}`, each.title)}</span></button>`)}</div></details>`;
+}
+
+function Yaml({ draft, state }) {
+  const [typed, setTyped] = useState(null);
+  return html`<label for="yaml" class="quiet small">${t("new.yaml_about")}</label>
+    <textarea id="yaml" class="code" rows="28" spellcheck=${false} value=${typed ?? state.yaml} aria-describedby="problems"
+      onInput=${(event) => { setTyped(event.target.value); draft.write(event.target.value); }} onBlur=${() => setTyped(null)}></textarea>`;
+}
+
+function Beside({ draft, state, me, find }) {
+  return html`<div class="box">
+      <${Start} draft=${draft} state=${state} me=${me} />
+      <div id="problems" aria-live="polite">${state.error ? html`<${Failure} error=${state.error} />` : null}
+        ${state.problems.length ? html`<${Note} tone="bad"><p><b>${t("new.problems", { n: state.problems.length })}</b></p><${Problems} of=${state.problems} choose=${find} /><//>`
+          : state.ready && !state.busy ? html`<p class="quiet small" data-ready>${t("new.ready")}</p>` : null}
+        ${state.notices.length ? html`<${Note} tone="warn"><ul>${state.notices.map((each) => html`<li>${notice(each)}</li>`)}</ul><//>` : null}</div>
+    </div>
+    <${FullCheck} state=${state} />
+    <${Command} state=${state} />`;
+}
+
+const notice = (each) => (typeof each === "string" ? each : `${each.field}: ${each.why ?? ""} ${each.fix ?? ""}`);
+
+function Start({ draft, state, me }) {
+  const [busy, setBusy] = useState(false);
+  const [error, setError] = useState(null);
+  const sending = useRef(false); // a second click comes before the button is drawn as disabled
+  if (me.user.role === "viewer") return html`<p class="quiet">${t("viewer")}</p>`;
+  const start = async () => {
+    if (sending.current) return;
+    sending.current = true;
+    setBusy(true);
+    setError(null);
+    try {
+      const entry = await post("queue", { key: draft.key, yaml: state.yaml });
+      draft.started();
+      go(["runs", entry.run]);
+    } catch (refused) {
+      setError(refused);
+    } finally {
+      sending.current = false;
+      setBusy(false);
+    }
+  };
+  return html`<div class="buttons start">
+      <button class="main big" disabled=${!state.ready || busy || state.busy} onClick=${start} data-start>${t(busy ? "new.starting" : "new.start")}</button>
+      <span class="quiet small" role="status">${state.busy ? t("new.checking") : state.problems.length ? t("new.problems", { n: state.problems.length }) : ""}</span></div>
+    ${error ? html`<${Failure} error=${error} />` : null}`;
+}
+
+function Command({ state }) {
+  const [open, setOpen] = useState(false);
+  const [answer, error] = useAnswer(() => (open && state.ready ? post("command", { yaml: state.yaml, recipe: state.source?.recipe ?? null }) : Promise.resolve(null)), [open, state.yaml, state.ready]);
+  return html`<details class="box" onToggle=${(event) => setOpen(event.target.open)}><summary>${t("new.command")}</summary>
+    ${error ? html`<${Failure} error=${error} />` : answer ? html`
+      <pre class="command" style=${{ margin: ".6rem 0" }}>${answer.lines.join("\n")}</pre>
+      <div class="buttons"><${Copy} text=${answer.lines.join("\n")} />${answer.file ? html`<${Copy} text=${answer.file} label=${t("new.copy_file")} />` : null}</div>
+      ${answer.file ? html`<p class="quiet small" style=${{ marginTop: ".4rem" }}>${t("new.command_file")}</p>` : null}` : null}</details>`;
+}

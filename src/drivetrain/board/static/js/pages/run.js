@@ -1,0 +1,140 @@
+// One run: where it stands, its curves, its log, its checkpoints, and what can be done with it.
+import { get, part, post, remove } from "../api.js";
+import { chartsOf, extended, placeOf } from "../curves.js";
+import { Chart } from "../chart.js";
+import { CurveControls, curveView } from "../curve_controls.js";
+import { html, useEffect, useMemo, useRef, useState } from "../html.js";
+import { language, t, textOr } from "../language.js";
+import { live } from "../live.js";
+import { LogTail } from "../log_tail.js";
+import { bytes, duration, figure, moment, whole } from "../numbers.js";
+import { Confirm, Copy, Failure, Loading, Note, State, Tabs, useAnswer } from "../parts.js";
+import { Progress } from "../progress.js";
+import { link, route, settle } from "../route.js";
+import { useStore } from "../store.js";
+
+const ENDED = ["completed", "stopped_early", "interrupted", "failed", "refused", "lost", "cancelled", "unknown"];
+const TABS = ["curves", "log", "checkpoints", "config", "notes"];
+
+export default function Run({ name, me }) {
+  useStore(language);
+  const now = useStore(live);
+  const { query } = useStore(route);
+  const fresh = now.runs.get(name);
+  const [details, error, again] = useAnswer(() => get(`runs/${part(name)}`), [name, fresh?.status, fresh?.entry, fresh?.changed]);
+  const run = details ? { ...details, ...fresh } : fresh;
+  if (error && !details) return html`<${Failure} error=${error} />`;
+  if (!run) return html`<${Loading} />`;
+  const tab = TABS.includes(query.tab) ? query.tab : "curves";
+  return html`
+    <div class="head"><div class="grow"><h1>${run.name}</h1><p class="quiet small" style=${{ margin: 0 }}>${[run.workload, run.model, run.engine, run.precision].filter(Boolean).join(" · ")}</p></div>
+      <${State} of=${run.status} /></div>
+    <div class="box"><div class="head" style=${{ margin: 0 }}>
+      <div class="grow"><${Progress} run=${run} /></div>
+      <${Facts} run=${run} />
+      ${details ? html`<${Actions} run=${run} actions=${details.actions} me=${me} again=${again} />` : null}</div></div>
+    ${details ? html`<${Trouble} run=${run} events=${details.events} />` : null}
+    <${Tabs} label=${t("run.views")} value=${tab} options=${TABS.map((each) => [each, t(`run.${each}`)])} onChoose=${(key) => settle({ tab: key })} />
+    ${tab === "curves" ? html`<${Curves} name=${name} run=${run} query=${query} />` : null}
+    ${tab === "log" ? html`<${LogTail} name=${name} live=${!ENDED.includes(run.status)} entry=${run.entry} />` : null}
+    ${tab === "checkpoints" && details ? html`<${Checkpoints} of=${details} />` : null}
+    ${tab === "notes" && details ? html`<${Notes} of=${details} me=${me} again=${again} />` : null}
+    ${tab === "config" && details ? html`<${Config} of=${details} />` : null}`;
+}
+
+function Facts({ run }) {
+  const shown = [["chart.loss", figure(run.loss)], ...Object.entries(run.metrics ?? {}).filter(([name]) => name !== "loss").slice(0, 2).map(([name, value]) => [`chart.${name}`, figure(value), name]),
+    ["run.speed", run.samples_per_second ? figure(run.samples_per_second, 3) : ""]].filter(([, value]) => value !== "");
+  return html`<div style=${{ display: "flex", flexWrap: "wrap", gap: ".2rem 1.4rem" }}>${shown.map(([key, value, name]) => html`<div key=${key}>
+    <div class="small quiet">${textOr(key, name?.replaceAll("_", " "))}</div><b>${value}</b></div>`)}</div>`;
+}
+
+function Actions({ run, actions, me, again }) {
+  const [asked, setAsked] = useState(null);
+  const key = useRef(crypto.getRandomValues(new Uint32Array(4)).join("-")); // a resume that is sent twice starts one process
+  if (me.user.role === "viewer") return null;
+  const base = `runs/${part(run.name)}`;
+  const can = (what) => run.can.includes(what);
+  const done = () => { setAsked(null); again(); };
+  const ways = {
+    stop: [() => post(`${base}/stop`), "main", false], kill: [() => post(`${base}/kill`), "danger", true],
+    resume: [() => post(`${base}/resume`, { key: `${key.current} ${run.entry}` }), run.status === "completed" ? "" : "main", false],
+    delete: [async () => { await remove(base); location.hash = link(["runs"]); }, "danger", true],
+  };
+  return html`<div class="buttons">${Object.entries(ways).filter(([what]) => can(what)).map(([what, [, look]]) => html`
+      <button key=${what} class=${what === "delete" ? "" : look} data-action=${what} onClick=${() => setAsked(what)}>${t(`run.${what}`)}</button>`)}
+    ${can("clone") ? html`<a class="button" href=${link(["new"], { from: run.name })}>${t("run.clone")}</a>` : null}</div>
+    ${asked ? html`<${Confirm} title=${t(`run.${asked}_ask`, { name: run.name })} text=${[actions[asked], asked === "delete" ? t("run.frees", { size: bytes(run.bytes) }) : ""].filter(Boolean).join(" ")} action=${t(`run.${asked}`)} danger=${ways[asked][2]}
+      onYes=${async () => { await ways[asked][0](); done(); }} onNo=${() => setAsked(null)} />` : null}`;
+}
+
+function Trouble({ run, events }) {
+  const bad = ["failed", "refused", "lost"].includes(run.status);
+  const told = events.filter((each) => ["warning", "trouble", "anomaly"].some((kind) => each.event?.includes(kind)));
+  if (!bad && !told.length) return run.status === "queued" && run.message ? html`<${Note}><p>${run.message}</p><//>` : null;
+  return html`<div>${bad ? html`<${Note} tone="bad"><p><b>${t(`run.why_${run.status}`)}</b></p><p style=${{ whiteSpace: "pre-wrap" }}>${run.message}</p>
+      <div style=${{ marginTop: ".5rem" }}><${LogTail} name=${run.name} live=${false} entry=${run.entry} short=${true} /></div><//>` : null}
+    ${told.length ? html`<${Note} tone="warn"><ul>${told.slice(-5).map((each) => html`<li>${each.step === undefined ? "" : `${t("run.step", { step: whole(each.step) })}: `}${each.message ?? each.text ?? each.what ?? each.event}</li>`)}</ul><//>` : null}</div>`;
+}
+
+function Curves({ name, run, query }) {
+  const [curve, setCurve] = useState(null);
+  const [error, setError] = useState(null);
+  const cursor = useRef(undefined);
+  const busy = useRef(false);
+  const { log, weight, axis } = curveView(query);
+  useEffect(() => {
+    if (busy.current) return;
+    busy.current = true;
+    const asked = cursor.current === undefined ? "" : `&after=${part(cursor.current)}`;
+    get(`runs/${part(name)}/curve?most=2000${asked}`).then((answer) => {
+      cursor.current = answer.cursor;
+      setCurve((before) => extended(before, answer));
+      setError(null);
+    }, setError).finally(() => { busy.current = false; });
+  }, [name, run.cursor, run.status]);
+  const charts = useMemo(() => (curve ? chartsOf(curve, axis, weight) : []), [curve, axis, weight]);
+  const marks = useMemo(() => (curve ? curve.marks.map((mark) => ({ ...mark, x: placeOf(mark, curve, axis) })) : []), [curve, axis]);
+  if (error && !curve) return html`<${Failure} error=${error} />`;
+  if (!curve) return html`<${Loading} />`;
+  if (!charts.length) return html`<p class="quiet">${t("run.no_points")}</p>`;
+  return html`<${CurveControls} query=${query} />
+    <div class="plots">${charts.map((chart) => html`<${Chart} key=${chart.name} title=${chart.name} series=${chart.series} marks=${marks} axis=${axis} log=${log && chart.name !== "lr"} group=${name} />`)}</div>
+    ${marks.length ? html`<p class="quiet small">${t("chart.marks")}</p>` : null}`;
+}
+
+function Checkpoints({ of }) {
+  const base = `api/runs/${part(of.name)}/files/`;
+  return html`${of.checkpoints.length ? html`<div class="wide"><table><thead><tr><th scope="col">${t("checkpoint.name")}</th><th scope="col" class="number">${t("axis.step")}</th><th scope="col" class="number">${t("checkpoint.size")}</th><th></th></tr></thead>
+      <tbody>${of.checkpoints.map((each) => html`<tr key=${each.name}><td><code>${each.name}</code></td><td class="number">${whole(each.step)}</td><td class="number">${bytes(each.bytes)}</td>
+        <td>${each.best ? html`<span class="badge good">${t("checkpoint.best")}</span> ` : null}${each.last ? html`<span class="badge">${t("checkpoint.last")}</span>` : null}</td></tr>`)}</tbody></table></div>`
+    : html`<p class="quiet">${t("checkpoint.none")}</p>`}
+    <details style=${{ marginTop: "1rem" }}><summary>${t("run.files", { n: of.files.length, size: bytes(of.bytes) })}</summary>
+      <ul>${of.files.map((each) => html`<li key=${each.path}><a href=${base + each.path.split("/").map(part).join("/")} download>${each.path}</a> <span class="quiet small">${bytes(each.bytes)}</span></li>`)}</ul></details>`;
+}
+
+function Notes({ of, me, again }) {
+  const [tags, setTags] = useState(of.tags.join(", "));
+  const [note, setNote] = useState(of.note);
+  const [saved, setSaved] = useState(null);
+  const save = (event) => {
+    event.preventDefault();
+    post(`runs/${part(of.name)}/tags`, { tags: tags.split(/[,，]/).map((each) => each.trim()).filter(Boolean), note }).then(() => { setSaved(true); again(); }, setSaved);
+  };
+  const mayNot = me.user.role === "viewer";
+  return html`<form onSubmit=${save} style=${{ maxWidth: "40rem" }}>
+    <div class="field"><label for="tags">${t("run.tags")}</label><input id="tags" value=${tags} disabled=${mayNot} onInput=${(event) => { setTags(event.target.value); setSaved(null); }} /><p class="doc">${t("run.tags_about")}</p></div>
+    <div class="field" style=${{ margin: ".8rem 0" }}><label for="note">${t("run.note")}</label><textarea id="note" rows="5" value=${note} disabled=${mayNot} onInput=${(event) => { setNote(event.target.value); setSaved(null); }}></textarea></div>
+    ${mayNot ? null : html`<button class="main">${t("save")}</button> <span role="status">${saved === true ? t("saved") : ""}</span>`}
+    ${saved instanceof Error ? html`<${Failure} error=${saved} />` : null}</form>`;
+}
+
+function Config({ of }) {
+  const [entry] = of.entries;
+  return html`<div class="buttons" style=${{ marginBottom: ".6rem" }}><${Copy} text=${of.yaml} /></div><pre>${of.yaml}</pre>
+    <dl class="pairs" style=${{ marginTop: "1rem" }}>
+      ${entry ? html`<dt>${t("run.command")}</dt><dd><code>${entry.command}</code></dd>` : null}
+      <dt>${t("run.created")}</dt><dd>${moment(of.created)}</dd>
+      ${of.report?.seconds ? html`<dt>${t("run.took")}</dt><dd>${duration(of.report.seconds)}</dd>` : null}
+      ${Object.entries(of.environment ?? {}).filter(([, value]) => ["string", "number"].includes(typeof value)).map(([key, value]) => html`<dt>${key.replaceAll("_", " ")}</dt><dd>${value}</dd>`)}</dl>`;
+}
