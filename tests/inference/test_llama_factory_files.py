@@ -59,7 +59,7 @@ def test_predict_leaves_its_files_beside_the_rows(
     results = json.loads((folder / "predict_results.json").read_text())
     scores = similarity([r["answer"] for r in rows], [r["reference"] for r in rows])
     assert {name: results[f"predict_{name}"] for name in scores} == scores
-    assert results["predict_samples_per_second"] == pytest.approx(32 / results["predict_runtime"], abs=2e-3)
+    assert results["predict_samples_per_second"] == pytest.approx(32 / results["predict_runtime"], rel=1e-2)
     code, _, err = drivetrain("predict", "out", "workload.generate=null", "--llama-factory", "elsewhere", "-o", "p.csv")
     assert code == 2
     told = " ".join(err.split())

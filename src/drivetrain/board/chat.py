@@ -26,6 +26,7 @@ from drivetrain.web.refusals import Refusal
 IDLE_SECONDS = 15 * 60  # without a question, after which the model is unloaded
 ANSWER_SECONDS = 600
 LOOK_SECONDS = 2
+MOST_FOLDER = 90  # of the 107 characters of a socket's path
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -147,9 +148,11 @@ def _data(line: bytes) -> dict[str, Any] | None:
 
 
 def _socket_of(name: str) -> Path:
-    """Returns the place of a chat's socket: in the user's own folder of the system's for temporary files, since the
-    path of a Unix socket has at most 107 characters."""
-    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"drivetrain-board-{os.getuid()}"
+    """Returns the place of a chat's socket: in a folder of the user's own where temporary files lie, or in /tmp where
+    that path is longer than a Unix socket's may be."""
+    own = f"drivetrain-board-{os.getuid()}"
+    usual = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    folder = (usual if len(str(usual / own)) <= MOST_FOLDER else Path("/tmp")) / own
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid() or folder.is_symlink() or folder.stat().st_mode & 0o077:
         raise Refusal(500, f"{folder} is another user's, or open to others", "socket_folder")

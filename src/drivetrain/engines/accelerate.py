@@ -141,10 +141,9 @@ def _policy(model: nn.Module, options: config.FsdpEngine) -> dict[str, Any]:
 
 
 class AccelerateDeepspeed(DeepspeedEngine):
-    def _initialised(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Any:
+    def _made(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Any:
         from accelerate.utils import DeepSpeedPlugin
 
-        self._linear = nn.functional.linear
         plugin = DeepSpeedPlugin(hf_ds_config=self._json(model))
         made = accelerator(self._device, self._ranks.world, as_gpus=True, deepspeed_plugin=plugin)
         engine = made.prepare(model) if optimizer is None else made.prepare(model, optimizer)[0]

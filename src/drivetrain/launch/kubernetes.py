@@ -36,8 +36,8 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class Request:
-    """What the cluster is asked for. volumes: a claim for each place in the containers. cpus, memory: of a node, as
-    Kubernetes writes them ("16", "200Gi")."""
+    """Holds what the cluster is asked for. volumes: a claim for each place in the containers. cpus, memory: of a node,
+    as Kubernetes writes them ("16", "200Gi")."""
 
     image: str
     volumes: Mapping[str, str]

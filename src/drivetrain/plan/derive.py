@@ -71,7 +71,7 @@ class Derivation:
         like = self._traced[nearest]
         tokens = None if like.tokens is None else round(like.tokens * cut.samples / nearest.samples)
         return StepCosts(
-            memory=self._memory(cut),
+            memory=self._with_all_samples(cut, self._memory(cut), like.memory.window / nearest.samples),
             operations=self._operations(cut, like.operations),
             messages=self._messages(cut, like.messages),
             trained_parameters=like.trained_parameters,
@@ -88,6 +88,18 @@ class Derivation:
             return sizes.get(cut.size) or next(iter(sizes.values()))
         below, above = _around(cut.size, sorted(sizes))
         return between(sizes[below], sizes[above], (cut.size - below) / (above - below))
+
+    def _with_all_samples(self, cut: Cut, memory: StepMemory, each: float) -> StepMemory:
+        """Adds the samples of micro-batches beyond those that are under way: a step's are there from its beginning.
+        each: bytes of a sample."""
+        more = round(each * max(0, cut.samples - self._depth(cut) * cut.size))
+        return StepMemory(
+            allocated=memory.allocated + more,
+            reserved=memory.reserved + more,
+            parts={**memory.parts, "activations": memory.parts.get("activations", 0) + more},
+            timeline=tuple((phase, size + more) for phase, size in memory.timeline),
+            window=round(each * cut.samples),
+        )
 
     def _depth(self, cut: Cut) -> int:
         """Returns how many micro-batches are under way at once, or 2 for any number that is accumulated."""

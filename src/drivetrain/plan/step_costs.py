@@ -49,6 +49,7 @@ class StepMemory:
     reserved: int  # what PyTorch's caching allocator holds for them; equal to allocated on a CPU
     parts: Mapping[MemoryPart, int]  # what is alive at the peak; its sum is `allocated`
     timeline: tuple[tuple[str, int], ...] = ()  # (phase, bytes alive) through the second step, in order
+    window: int = 0  # of the step's own samples, which are there from its beginning to its end
 
 
 @dataclass(frozen=True)

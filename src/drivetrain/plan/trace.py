@@ -151,8 +151,9 @@ class Record:
         for failure in (self.memory.failure, self._operations.failure):
             if failure is not None:
                 raise failure
+        samples = sum(tensor.nbytes for batch in batches for tensor in batch.tensors.values())
         return StepCosts(
-            memory=self.memory.memory(),
+            memory=replace(self.memory.memory(), window=samples),
             operations=self._operations.operations(),
             messages=self._operations.messages(),
             trained_parameters=engine.engaged().trained_parameters,

@@ -176,6 +176,9 @@ class Stilled(Workload):
     def text_samples(self, texts: Sequence[str]) -> NamedSamples:
         return self._inner.text_samples(texts)
 
+    def preview(self, samples: Any, index: int) -> dict[str, Any]:
+        return self._inner.preview(samples, index)
+
     def described(self, samples: Any, index: int) -> dict[str, Any]:
         return self._inner.described(samples, index)
 

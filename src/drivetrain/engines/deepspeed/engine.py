@@ -76,10 +76,14 @@ class DeepspeedEngine(AutogradEngine):
     def _initialised(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Any:
         self._put_back = partitions.replaced_parts(self._options.traced)
         try:
-            engine = wrap_deepspeed(model, optimizer, self._json(model))
+            return self._made(model, optimizer)
         except BaseException:
             self._put_back()
             raise
+
+    def _made(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Any:
+        """Returns the DeepSpeedEngine."""
+        engine = wrap_deepspeed(model, optimizer, self._json(model))
         partitions.share_masters(engine.optimizer)
         return engine
 

@@ -34,7 +34,9 @@ function ownValue(field, values) {
   return field.choices?.length && own?.name ? own.name : own;
 }
 
-const isStructure = (field, own) => field.type === "mapping" || (field.type === "block" && field.many) || (own !== null && typeof own === "object" && !Array.isArray(own));
+const holdsBlocks = (own) => (Array.isArray(own) ? own.some(holdsBlocks) : own !== null && typeof own === "object");
+
+const isStructure = (field, own) => field.type === "mapping" || (field.type === "block" && field.many) || holdsBlocks(own);
 
 function Control({ field, id, own, state, change, described, invalid }) {
   const common = { id, "aria-describedby": described, "aria-invalid": invalid ? "true" : null };
@@ -79,7 +81,7 @@ function Typed({ field, own, standing, change, common }) {
   const offered = field.choices ?? field.suggestions ?? [];
   const list = offered.length ? `${common.id}-choices` : null;
   if (isStructure(field, own) && typeof own !== "string") {
-    return html`<textarea ref=${input} class="code" rows="2" ...${common} value=${shown} placeholder=${holder || "{}"} onInput=${write} onBlur=${() => setTyped(null)} spellcheck=${false}></textarea>`;
+    return html`<textarea ref=${input} class="code" rows=${Math.max(2, shown.split("\n").length)} ...${common} value=${shown} placeholder=${holder || "{}"} onInput=${write} onBlur=${() => setTyped(null)} spellcheck=${false}></textarea>`;
   }
   return html`<div class="with"><input ref=${input} type="text" ...${common} value=${shown} inputmode=${number ? "decimal" : null} placeholder=${holder} list=${list} onInput=${write}
       onBlur=${() => setTyped(null)} spellcheck=${false} autocomplete="off" />${FILES.test(field.path) ? html`<${FilePicker} label=${labelOf(field)} onPick=${change} />` : null}</div>

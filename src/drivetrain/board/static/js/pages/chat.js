@@ -14,7 +14,7 @@ export default function Chat({ me }) {
   useStore(language);
   const { runs } = useStore(live);
   const { query } = useStore(route);
-  const names = [...runs.values()].filter((run) => run.workload === "language_model" && run.step).map((run) => run.name);
+  const names = [...runs.values()].filter((run) => run.workload?.startsWith("language_model") && run.step).map((run) => run.name);
   const [settings, setSettings] = useState(Object.fromEntries(SAMPLING));
   const [system, setSystem] = useState("");
   const [text, setText] = useState("");
