@@ -245,7 +245,9 @@ def test_samples_are_shown_as_they_are_trained_on(drivetrain: Drivetrain) -> Non
     [first, second] = json.loads(out)["samples"]
     assert (first["number"], second["number"]) == (1, 2)
     [side] = first["sides"]
-    assert [each["trained"] for each in side["segments"]] == [False, True]
+    prompt, reply, end = side["segments"]
+    assert [each["trained"] for each in (prompt, reply, end)] == [False, True, False]
+    assert (reply["text"], end["text"]) == ("hello 1<|im_end|>", "\n")
     assert side["length"] > 5
     assert not side["at_length"]
     _, out, _ = drivetrain(

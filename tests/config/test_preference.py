@@ -97,7 +97,7 @@ def test_what_a_stage_does_not_read_is_refused(tmp_path: Path) -> None:
     assert "only stages that learn from preferences read it" in refusals(
         built(tmp_path, "sft", preference={"beta": 0.5})
     )
-    assert "preferences are read whole" in refusals(built(tmp_path, data={"stream": True}))
+    assert "stage dpo reads its data whole" in refusals(built(tmp_path, data={"stream": True}))
 
 
 def test_adapters_that_cannot_be_put_off_need_a_copy(tmp_path: Path) -> None:

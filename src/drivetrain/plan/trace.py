@@ -94,6 +94,8 @@ def _why(error: BaseException) -> str:
 def _traced(run: RunConfig, machine: Machine, workload: Workload, rank: int) -> StepCosts:
     on_cpu = replace(machine, device="cpu")  # fake tensors of a device that torch was not built for end the process
     mode = FakeTensorMode(allow_non_fake_inputs=True)
+    # results of views are kept for the whole process, and were taken for views of another trace's smaller storage
+    mode.cache_enabled = False
     record = Record(machine, _axis_of_all(run))
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
