@@ -70,7 +70,7 @@ def test_lm_evaluation_harness_finds_through_the_server_what_multiple_choice_fin
     assert told["acc_stderr,none"] == pytest.approx(found.standard_errors["accuracy"], rel=1e-6)
 
 
-def test_langchain_chats_streams_and_calls_functions() -> None:
+def test_langchain_chats_and_streams() -> None:
     langchain = pytest.importorskip("langchain_openai", reason=f"LangChain's client {WITHOUT} langchain-openai")
     with serving() as server:
         model = langchain.ChatOpenAI(model="scripted", base_url=server.url, api_key="none", seed=3, max_retries=0)
