@@ -118,3 +118,8 @@ def test_a_path_that_no_file_can_have_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="is no path") as caught:
         usable_path(text)
     assert len(str(caught.value)) < 300
+
+
+def test_a_default_of_an_option_is_a_path_already() -> None:
+    """A verb called without the option gets its default through the same check."""
+    assert usable_path(Path("runs")) == Path("runs")

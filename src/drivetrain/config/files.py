@@ -133,8 +133,12 @@ def read_text(path: Path, most_bytes: int) -> str:
         raise problem(str(path), f"cannot be read: {getattr(error, 'strerror', None) or error}", cure) from None
 
 
-def usable_path(text: str) -> Path:
-    """Returns a path that a file could have. Raises UserError for one that no file system takes or a link to itself."""
+def usable_path(given: str | Path) -> Path:
+    """Returns a path that a file could have. Raises UserError for one that no file system takes or a link to itself.
+
+    given: a text from the command line, or an option's default.
+    """
+    text = str(given)
     why = no_path(text) or ("it is a link that leads to itself" if _is_endless(Path(text)) else None)
     if why is not None:
         raise problem(shown(text), f"is no path: {why}", "correct it")
