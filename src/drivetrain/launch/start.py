@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from drivetrain.errors import Interrupted, problem
 from drivetrain.launch.external_launcher import OuterLauncher
 from drivetrain.launch.job import Job, Node, Result, lost
+from drivetrain.memory.garbage import importing
 from drivetrain.runtime.heartbeat import Heart
 from drivetrain.runtime.lock import held
 
@@ -24,13 +25,13 @@ def start(task: Job, node: Node | None = None) -> Result:
         with _own_folder(task, outer.rank == 0) as ready:
             return _joining(ready)
     with _own_folder(task, node.rank == 0) as ready:
-        from drivetrain.launch.restarts import cut_to_fit, in_ranks
-
+        with importing():
+            from drivetrain.launch.restarts import cut_to_fit, in_ranks
         if task.run.world_size > 1 or task.max_restarts:
             return in_ranks(ready, node)
-        from drivetrain.launch.diagnostics.stack_request import Alone
-        from drivetrain.launch.execute import perform
-
+        with importing():
+            from drivetrain.launch.diagnostics.stack_request import Alone
+            from drivetrain.launch.execute import perform
         ready = cut_to_fit(ready, node)
         with Heart(listener=Alone(task.run.hang_seconds)) as heart:
             return perform(ready, heart=heart)
