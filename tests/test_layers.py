@@ -191,13 +191,12 @@ def test_the_run_file_is_read_without_torch_and_without_looking_at_the_machine()
         assert not roots & {"torch", "numpy", "transformers", "psutil", "os", "platform"}, relative(file)
 
 
-def test_the_loop_names_no_engine_no_precision_and_no_tracker() -> None:
-    text = (SOURCE / "training/loop.py").read_text()
-    for name in ("single", "fsdp", "ddp", "bf16", "fp32", "fp16-mixed", "float16", "tensorboard"):
-        assert f'"{name}"' not in text
-    assert not {
-        m for m in imported(SOURCE / "training/loop.py") if m.startswith("drivetrain.tracking.") and "events" not in m
-    }
+@pytest.mark.parametrize("name", ["loop.py", "curve.py", "hooks.py", "progress.py"])
+def test_the_loop_names_no_engine_no_precision_and_no_tracker(name: str) -> None:
+    file = SOURCE / "training" / name
+    for word in ("single", "fsdp", "ddp", "bf16", "fp32", "fp16-mixed", "float16", "tensorboard"):
+        assert f'"{word}"' not in file.read_text()
+    assert not {m for m in imported(file) if m.startswith("drivetrain.tracking.") and "events" not in m}
 
 
 def test_one_loop_takes_the_steps_of_a_run() -> None:

@@ -22,7 +22,7 @@ from drivetrain.distributed.communicator import Communicator
 from drivetrain.errors import RunError, UserError
 from drivetrain.tracking.events import CheckpointSaved, Event, Warned
 from drivetrain.training import run_checkpoints
-from drivetrain.training.loop import Progress
+from drivetrain.training.progress import Progress
 from drivetrain.training.run_checkpoints import RunCheckpoints
 from drivetrain.workloads.base import BestMetric
 from tests.parity.cases import Case

@@ -25,8 +25,8 @@ from drivetrain.profile.spans import MODULE, PART, spans_of
 from drivetrain.runtime.hardware import torch_device
 from drivetrain.training.assemble import assemble
 from drivetrain.training.auto_settings import order_of
-from drivetrain.training.loop import Progress
 from drivetrain.training.observed_steps import ObservedSteps
+from drivetrain.training.progress import Progress
 
 WARM_UP = 3  # steps that are not timed: caches, allocator and loader workers fill
 ITSELF = "(the model itself)"

@@ -21,7 +21,8 @@ from drivetrain.runtime.journal import Journal
 from drivetrain.runtime.run_folder import RunFolder
 from drivetrain.tracking.events import Event, RolledOut, Warned
 from drivetrain.training.auto_settings import MICRO_BATCH_TOKENS, rows_of
-from drivetrain.training.loop import Progress, uncut
+from drivetrain.training.hooks import uncut
+from drivetrain.training.progress import Progress
 from drivetrain.training.windows import windows_of
 from drivetrain.workloads.base import Workload
 from drivetrain.workloads.generating import MakesSamples

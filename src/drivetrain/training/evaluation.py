@@ -18,8 +18,8 @@ from drivetrain.engines.base import Engine
 from drivetrain.runtime.atomic_file import writing
 from drivetrain.tracking.events import Event, MixtureEvaluated
 from drivetrain.training.judging import judged
-from drivetrain.training.loop import Progress
 from drivetrain.training.mixture_report import mixture_report
+from drivetrain.training.progress import Progress
 from drivetrain.workloads.base import Workload
 from drivetrain.workloads.generating import JudgesAnswers
 from drivetrain.workloads.metrics import Accuracy

@@ -37,8 +37,10 @@ from drivetrain.training.batching import Batching, check_shares
 from drivetrain.training.beginning import begun, refuse_beyond, refuse_lost, started_event
 from drivetrain.training.context import TrainingContext
 from drivetrain.training.evaluation import Evaluations
-from drivetrain.training.loop import LoopHooks, Progress, train
+from drivetrain.training.hooks import LoopHooks
+from drivetrain.training.loop import train
 from drivetrain.training.mixture_report import cadence_notes
+from drivetrain.training.progress import Progress
 from drivetrain.training.report import RunReport
 from drivetrain.training.run_checkpoints import RunCheckpoints
 from drivetrain.training.run_report import closing_lines, earlier_report, effective, report_of

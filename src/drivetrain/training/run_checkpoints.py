@@ -23,7 +23,7 @@ from drivetrain.distributed.rng import restore_rng_state, rng_state, seed_rank
 from drivetrain.engines.base import Engine, State
 from drivetrain.errors import RunError, problem
 from drivetrain.tracking.events import CheckpointSaved, Event, Warned
-from drivetrain.training.loop import Progress
+from drivetrain.training.progress import Progress
 from drivetrain.workloads.base import BestMetric, Samples
 
 
