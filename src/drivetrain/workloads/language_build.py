@@ -14,6 +14,7 @@ from drivetrain.config.language import LanguageModel
 from drivetrain.config.language_model import LanguageModelModel
 from drivetrain.errors import Problem, UserError, problem
 from drivetrain.models.adapters import AdapterSet
+from drivetrain.models.classifier_config import config_accepts
 from drivetrain.models.fake_quantised import FakeQuantiser
 from drivetrain.models.language_head import TargetHead
 from drivetrain.models.language_options import (
@@ -27,7 +28,7 @@ from drivetrain.models.language_options import (
 )
 from drivetrain.models.model_folders import config_of
 from drivetrain.models.packed_attention import PackedAttention, use_packed_attention
-from drivetrain.models.transformers_classifiers import build_classifier, config_accepts
+from drivetrain.models.transformers_classifiers import build_classifier
 from drivetrain.workloads.language_data import LanguageReader
 from drivetrain.workloads.language_tokenizer import num_ids
 
