@@ -97,11 +97,11 @@ def write_run(folder: Path, steps: int = 30, finished: str | None = "completed",
     return folder
 
 
-def point(folder: Path, step: int, loss: float | None = None) -> None:
+def point(folder: Path, step: int, loss: float | None = None, **device: Any) -> None:
     value: Any = {"loss": 1 / step if loss is None else loss}
     numbers = {"epoch": step / 10, "grad_norm": 1.0, "lr": 0.1, "scale": None, "skipped_steps": 0}
     append(folder, "step", step=step, samples=step * 8, samples_per_second=100.0, elapsed_seconds=step / 2, **value,
-           **numbers)  # fmt: skip
+           **numbers, **device)  # fmt: skip
 
 
 def append(folder: Path, kind: str, **fields: Any) -> None:

@@ -173,6 +173,16 @@ def test_a_curve_is_read_on_from_where_it_was_read_last(tmp_path: Path) -> None:
     assert curves.since(folder, second["cursor"], 1000)["columns"]["step"] == []
 
 
+def test_memory_utilisation_and_time_by_part_are_curves_where_a_run_has_them(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "one", steps=2, finished=None)
+    device = {"memory": {"allocated": 512, "reserved": 1024}, "utilisation": 0.75}
+    point(folder, 3, **device, seconds_by_part={"data": 1.0, "forward": 3.0})
+    columns = Curves().since(folder, None, 1000)["columns"]
+    assert columns["memory"] == [None, None, 1024.0], "of an older run's points they are gaps"
+    assert columns["utilisation"] == [None, None, 0.75]
+    assert (columns["time_data"][-1], columns["time_forward"][-1], columns["time_save"][-1]) == (0.25, 0.75, None)
+
+
 def test_a_resumed_runs_curve_begins_anew(tmp_path: Path) -> None:
     folder, curves = write_run(tmp_path / "one", steps=5, finished=None), Curves()
     cursor = curves.since(folder, None, 1000)["cursor"]

@@ -14,6 +14,10 @@ from typing import Any
 
 from drivetrain.tracking.jsonl import FILE_NAME, parsed
 
+PARTS = (  # of a training's time
+    *("data", "forward", "backward", "forward_backward", "optimizer"),
+    *("statistics", "evaluation", "samples", "save"),
+)
 COLUMNS = {  # column → field of a step
     "step": "step",
     "epoch": "epoch",
@@ -23,7 +27,10 @@ COLUMNS = {  # column → field of a step
     "grad_norm": "grad_norm",
     "lr": "lr",
     "samples_per_second": "samples_per_second",
+    "utilisation": "utilisation",
 }
+MEASURED = (*COLUMNS, "memory", *(f"time_{part}" for part in PARTS))
+NAN = float("nan")
 MOST_MARKS = 2000
 KEPT = 6  # runs
 MOST_READ = 1 << 28  # bytes of a file at once
@@ -34,7 +41,7 @@ class Curve:
 
     def __init__(self, file: Path, inode: int) -> None:
         self._file, self.inode, self.end = file, inode, 0
-        self.columns = {name: array("d") for name in COLUMNS}
+        self.columns = {name: array("d") for name in MEASURED}
         self.evaluations: list[dict[str, Any]] = []
         self.marks: list[dict[str, Any]] = []
 
@@ -53,8 +60,8 @@ class Curve:
     def _take(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == "step":
-            for name, column in self.columns.items():
-                column.append(float(event[COLUMNS[name]]))
+            for name, value in _point(event).items():
+                self.columns[name].append(NAN if value is None else float(value))
         elif kind == "evaluation":
             at = {
                 name: self.columns[name][-1] if self.columns[name] else None for name in ("epoch", "samples", "seconds")
@@ -76,6 +83,16 @@ class Curve:
         self.marks = [*self.marks[-MOST_MARKS:], {"step": step, "kind": kind, "text": text}]
 
 
+def _point(event: dict[str, Any]) -> dict[str, float | None]:
+    """Returns a point of every column. memory: bytes, of the kind that is largest; time_...: the part's share of the
+    time since the point before."""
+    found: dict[str, float | None] = {name: event.get(key) for name, key in COLUMNS.items()}
+    found["memory"] = max(event.get("memory", {}).values(), default=None)
+    seconds = event.get("seconds_by_part", {})
+    total = sum(seconds.values())
+    return found | {f"time_{part}": seconds[part] / total if part in seconds and total else None for part in PARTS}
+
+
 class Curves:
     """The curves that were looked at last."""
 
@@ -88,7 +105,7 @@ class Curves:
         with self._lock:
             curve = self._read(folder / FILE_NAME)
             if curve is None:
-                return _answer("", True, {name: [] for name in COLUMNS}, [], [], False, 0)
+                return _answer("", True, {name: [] for name in MEASURED}, [], [], False, 0)
             size = len(curve.columns["step"])
             now = f"{curve.inode}-{size}-{len(curve.evaluations)}-{len(curve.marks)}"
             first = _parsed(cursor, curve)

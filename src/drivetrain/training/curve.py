@@ -94,5 +94,6 @@ class Curve:
                 samples_per_second=around.meters.recent_rate(),
                 elapsed_seconds=progress.elapsed_seconds,
                 terms=progress.terms,
+                **around.meters.recent(),
             )
         )
