@@ -131,6 +131,9 @@ class Timeless:
     def recent_rate(self) -> float:
         return 0.0
 
+    def recent(self) -> dict[str, Any]:
+        return {}
+
 
 def trained(engine: Engine, run: RunConfig, work: TinyWorkload, progress: Progress, until: int) -> list[Anomaly]:
     """The loop on an engine, from where it is; what it was troubled by."""
