@@ -113,6 +113,11 @@ def test_a_missing_head_is_reported_for_texts_too(tmp_path: Path) -> None:
     assert "classifier.bias, classifier.weight" in reported[0]
 
 
+def test_values_that_do_not_go_together_are_reported() -> None:
+    found = problems(auto_class=TEXTS, config={**BERT, "hidden_size": 33})
+    assert "33" in found["workload.model.config"]
+
+
 def test_a_value_that_breaks_inside_the_architecture_is_reported() -> None:
     assert (
         "'no_such_activation'"
