@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from drivetrain.board import run_file
-from drivetrain.board.answers import Json, allowed
+from drivetrain.board.answers import Json, allowed, user_of
 from drivetrain.board.board import Board
 from drivetrain.board.bodies import Command, Edit, Yaml
 from drivetrain.board.form import form
@@ -50,15 +50,15 @@ def add(app: FastAPI, board: Board) -> None:
         return Json({"yaml": text, "values": values, "flat": run_file.flat(values)})
 
     @app.post("/api/check")
-    def check(body: Yaml) -> Response:
+    def check(request: Request, body: Yaml) -> Response:
         """Returns all problems that the schema and the rules of this machine find, in milliseconds."""
-        return Json(board.check(body.yaml).as_dict())
+        return Json(board.check(user_of(request), body.yaml).as_dict())
 
     @app.post("/api/check/full")
     def full_check(request: Request, body: Yaml) -> Response:
         """Returns what `drivetrain check` finds, which reads the data and builds the model."""
         user = allowed(request)
-        checked = board.check(body.yaml)
+        checked = board.check(user, body.yaml)
         if checked.run is None or checked.problems:
             return Json(checked.as_dict())
         board.refuse_foreign(user, checked.run)

@@ -33,7 +33,7 @@ def evaluate(
     board: Board, user: User, run: str, key: str, checkpoint: str, data: str | None, devices: list[str] | None
 ) -> tuple[Entry, bool]:
     """Queues an evaluation. data: a file or folder in place of the run's evaluation data."""
-    own = [] if data is None else [f"workload.data.evaluation={run_file.flow(str(allowed(board.data, data)))}"]
+    own = [] if data is None else [f"workload.data.evaluation={run_file.flow(str(allowed(board.data_places, data)))}"]
     words = [*own, f"--checkpoint={checkpoint_of(board, run, checkpoint)}"]
     return queued(board, user, run, key, "evaluate", words, devices)
 
