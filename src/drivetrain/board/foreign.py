@@ -21,8 +21,12 @@ REGISTRY = "workload.data.registry"
 
 
 def named_places(values: dict[str, Any], places: Places) -> list[Problem]:
-    """Returns problems of the values of a run file, before anything reads a file that it names."""
-    return places.problems({key: value for key, value in values.items() if key not in ("name", "output")})
+    """Returns problems of the values of a run file, before anything reads a file that it names: places, and the file of
+    a module."""
+    workload = values.get("workload")
+    module = workload.get("path") if isinstance(workload, dict) else None
+    code = [Problem("workload.path", f"names Python code, {module}", FIX)] if isinstance(module, str) else []
+    return code + places.problems({key: value for key, value in values.items() if key not in ("name", "output")})
 
 
 def foreign_problems(run: RunConfig, places: Places) -> list[Problem]:
