@@ -19,7 +19,7 @@ from drivetrain.board.queue import Queue, digest_of, unknown_devices
 from drivetrain.board.runs import Runs
 from drivetrain.board.verbs import VerbProcess
 from drivetrain.config.run import RunConfig
-from drivetrain.errors import UserError
+from drivetrain.errors import Problem, UserError
 from drivetrain.runtime.run_folder import RunFolder
 from drivetrain.web.refusals import Refusal
 
@@ -74,11 +74,16 @@ class Board:
     def check(self, user: User, text: str) -> run_file.Checked:
         """Returns what the schema and the rules of this machine find. Files that the user may not name are refused
         before any is read."""
-        if not self._is_trusted(user):
-            problems = named_places(run_file.values_of(text), self.run_places)
-            if problems:
-                return run_file.Checked(None, problems, [])
-        return run_file.check(text, self.machine.machine())
+        problems = self._named_problems(user, text)
+        return run_file.Checked(None, problems, []) if problems else run_file.check(text, self.machine.machine())
+
+    def refuse_named(self, user: User, text: str) -> None:
+        """Raises UserError for files that a run file names and that the user may not name. No file is read."""
+        if problems := self._named_problems(user, text):
+            raise UserError(problems)
+
+    def _named_problems(self, user: User, text: str) -> list[Problem]:
+        return [] if self._is_trusted(user) else named_places(run_file.values_of(text), self.run_places)
 
     def usable(self, user: User, text: str, axes: Sequence[str] = ()) -> RunConfig:
         """Returns the run of a run file that this user may read data and train with. axes: of a plan, which change it.

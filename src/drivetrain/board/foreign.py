@@ -1,5 +1,5 @@
-"""What run files of operators may not name: Python, and files outside the board's folders. The user who started the
-board would run the one and read the other."""
+"""Finds Python and foreign files in run files of operators, who may name neither: the user who started the board would
+run the one and read the other."""
 
 from __future__ import annotations
 

@@ -58,6 +58,7 @@ def add(app: FastAPI, board: Board) -> None:
     def full_check(request: Request, body: Yaml) -> Response:
         """Returns what `drivetrain check` finds, which reads the data and builds the model."""
         user = allowed(request)
+        board.refuse_named(user, body.yaml)
         checked = board.check(user, body.yaml)
         if checked.run is None or checked.problems:
             return Json(checked.as_dict())

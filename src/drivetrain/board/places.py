@@ -1,5 +1,5 @@
-"""Where the paths of requests may lead: into the folders of the board, to nothing hidden there, and never into the
-board's own folder, which holds the administrator's token.
+"""Judges where the paths of requests lead. They may lead into the folders of the board, to nothing hidden there, and
+never into the board's own folder, which holds the administrator's token.
 
 A run file is read by the user who started the board, and what it names comes back in previews, logs and predictions.
 So each text of it is judged as the readers of data would take it: as a path with ~ and links followed, and as a pattern
