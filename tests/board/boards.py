@@ -17,6 +17,13 @@ from drivetrain.config.machine import Machine
 from tests.running_server import Running, running
 
 TOKEN = "a-token-of-the-tests-0123456789"
+TOKENS = {name: f"the-token-of-{name}-0123456789" for name in ("vera", "otto", "olga", "anna")}
+USERS = {
+    TOKENS["vera"]: User("vera", "viewer"),
+    TOKENS["otto"]: User("otto", "operator"),
+    TOKENS["olga"]: User("olga", "operator"),
+    TOKENS["anna"]: User("anna", "administrator"),
+}
 DIGITS = """\
 # the demo
 workload:
@@ -79,6 +86,12 @@ def serving(
 def ask(server: Running, path: str, body: Any = None, method: str | None = None, **headers: str) -> tuple[int, Any]:
     """Returns status and content of an answer to the administrator."""
     status, _, found = server.ask(path, body, method, **{"authorization": f"Bearer {TOKEN}", **headers})
+    return status, found
+
+
+def by(server: Running, name: str, path: str, body: Any = None, method: str | None = None) -> tuple[int, Any]:
+    """Returns status and content of an answer to one of USERS."""
+    status, _, found = server.ask(path, body, method, authorization=f"Bearer {TOKENS[name]}")
     return status, found
 
 

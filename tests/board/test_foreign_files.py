@@ -18,9 +18,8 @@ from drivetrain.data.data_files import data_files
 from drivetrain.data.shard_paths import shard_files
 from drivetrain.errors import UserError
 from drivetrain.init.catalogue import recipe, recipes
-from tests.board.boards import DIGITS, serving
+from tests.board.boards import DIGITS, TOKENS, USERS, by, serving
 from tests.board.test_jobs import trained
-from tests.board.test_users import TOKENS, USERS, by
 from tests.running_server import Running
 
 SECRET = "the-secret-token-of-the-administrator"

@@ -68,6 +68,7 @@ class Board:
 
     def close(self) -> None:
         """Ends the board; what runs goes on."""
+        self.verbs.close()
         self.feed.close()
         self.queue.close()
 
@@ -179,6 +180,13 @@ class Board:
             resume=resume,
         )
 
+    def delete(self, user: User, run: str) -> int:
+        """Deletes a run and its entries. Returns the bytes that it had."""
+        refuse_others(user, self.runs.one(run)["owner"])
+        size = self.runs.delete(run, self.queue.with_lock())
+        self.curves.forget(self.runs.folder(run))
+        return size
+
     def stop(self, user: User, run: str, at_once: bool) -> Entry:
         """Asks the keeper of a run to end it."""
         summary = self.runs.one(run)
@@ -190,6 +198,18 @@ class Board:
             raise Refusal(409, why, "cannot_stop")
         entry = self.queue.entries.one(summary["entry"])
         assert entry is not None
+        self.queue.entries.stop(entry, user.name, at_once)
+        return self.queue.entries.one(entry.id) or entry
+
+    def end(self, user: User, entry: Entry) -> Entry:
+        """Asks the keeper of an evaluation, predictions, an export or a chat to end it: they leave nothing to save. A
+        chat first ends its answers, and at once when it is asked again."""
+        refuse_others(user, entry.asked.owner)
+        if entry.asked.verb == "train":
+            raise Refusal(409, "it is a training: stop it on the page of its run", "cannot_stop")
+        if entry.state not in ("running", "stopping"):
+            raise Refusal(409, f"the entry is {entry.state}, and does not run", "not_running")
+        at_once = entry.asked.verb != "serve" or entry.state == "stopping"
         self.queue.entries.stop(entry, user.name, at_once)
         return self.queue.entries.one(entry.id) or entry
 

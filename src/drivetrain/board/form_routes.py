@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -22,19 +23,17 @@ def add(app: FastAPI, board: Board) -> None:
     def schema(request: Request) -> Response:
         """Returns the fields of a run file and their groups. A key of a field that is missing is null, false or
         empty."""
-        return _as_json(form()).answer(request)
+        return _fields().answer(request)
 
     @app.get("/api/schema/json")
-    def json_schema() -> Response:
+    def json_schema(request: Request) -> Response:
         """Returns the JSON Schema of the run file, as `drivetrain schema` prints it."""
-        return Json(RunConfig.model_json_schema())
+        return _json_schema().answer(request)
 
     @app.get("/api/recipes")
     def listed(request: Request) -> Response:
         """Returns the recipes that come with drivetrain."""
-        found = [(name, title, recipe(name).read_text(encoding="utf-8")) for name, title in recipes()]
-        listed = [{"name": name, "title": title, "yaml": text} for name, title, text in found]
-        return _as_json({"recipes": listed}).answer(request)
+        return _recipes().answer(request)
 
     @app.post("/api/parse")
     def parse(body: Yaml) -> Response:
@@ -69,6 +68,22 @@ def add(app: FastAPI, board: Board) -> None:
     def command(body: Command) -> Response:
         """Returns the lines that one would type."""
         return Json(run_file.command(body.yaml, body.recipe))
+
+
+@functools.cache  # these three are the same as long as the server runs: they are compressed at the first request
+def _fields() -> Content:
+    return _as_json(form())
+
+
+@functools.cache
+def _json_schema() -> Content:
+    return _as_json(RunConfig.model_json_schema())
+
+
+@functools.cache
+def _recipes() -> Content:
+    found = [(name, title, recipe(name).read_text(encoding="utf-8")) for name, title in recipes()]
+    return _as_json({"recipes": [{"name": name, "title": title, "yaml": text} for name, title, text in found]})
 
 
 def _as_json(value: dict[str, Any]) -> Content:
