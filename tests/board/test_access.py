@@ -256,7 +256,15 @@ def test_a_started_board_keeps_logouts_in_its_own_folder(tmp_path: Path, monkeyp
 def test_only_who_is_logged_in_may_send_large_bodies(server: Running) -> None:
     large = {"token": "x" * 20_000}
     assert server.ask("/login", large)[0] == 413
-    assert server.ask("/login", {"token": TOKEN, })[0] == 200
+    assert (
+        server.ask(
+            "/login",
+            {
+                "token": TOKEN,
+            },
+        )[0]
+        == 200
+    )
     assert ask(server, "/api/parse", {"yaml": "# " + "x" * 500_000})[0] == 200
     too_large = json.dumps({"yaml": "x" * MOST_JSON}).encode()
     assert ask(server, "/api/parse", too_large)[0] == 413

@@ -80,7 +80,7 @@ def gpus() -> list[Device]:
 
 def environment(chosen: Sequence[str], known: Sequence[Device]) -> dict[str, str]:
     """Returns the variables by which a process sees the chosen GPUs alone, and none where the CPU was chosen: one that
-    sees a GPU begins to use it, whoever trains there."""
+    sees a GPU would use it, also while another entry trains there."""
     uuids = [each.uuid for name in chosen for each in known if each.name == name and each.uuid]
     return {"CUDA_VISIBLE_DEVICES": ",".join(uuids)} if uuids or CPU in chosen else {}
 
