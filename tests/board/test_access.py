@@ -259,9 +259,7 @@ def test_only_who_is_logged_in_may_send_large_bodies(server: Running) -> None:
     assert (
         server.ask(
             "/login",
-            {
-                "token": TOKEN,
-            },
+            {"token": TOKEN},
         )[0]
         == 200
     )

@@ -38,6 +38,8 @@ def summary(folder: Path, entry: Entry | None, works: bool, is_needed: bool, sta
     """
     last, evaluation, finished = _edges(folder / FILE_NAME)
     started = starts.of(folder / FILE_NAME)
+    if finished and started.get("time", "") > finished.get("time", ""):
+        finished = {}  # of an earlier start, whose end lies at the edge that was read
     status, message = _status(entry, works, started, finished)
     run = config_of(folder)
     beside = _beside(folder)
