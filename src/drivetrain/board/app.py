@@ -31,7 +31,7 @@ from drivetrain.web.scopes import address_of
 
 OPEN = ("/login", "/static/login.js", "/static/login.css", "/static/icon.svg")
 MOST_LOGIN = 8 << 10  # bytes of a body of which it is not known yet who sends it
-MOST_JSON = 16 << 20  # of one that is no upload
+MOST_JSON = 32 << 20  # of one that is no upload: 200 texts to predict for, with each sign as six
 MOST_UPLOAD = 64 << 20
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
