@@ -93,6 +93,7 @@ OWNERS = {
         "data/cache_entries.py",
         "data/token_cache.py",
         "engines/deepspeed/native_build.py",
+        "runtime/store_cache.py",
     },
     "onnxruntime": {"export/runtimes/onnx_runtime.py"},
     "gguf": {"export/gguf_format.py", "export/gguf_architectures.py", "export/gguf_vocabulary.py"},
@@ -110,6 +111,7 @@ OWNERS = {
     "h11": {"web/connections.py"},
     "prometheus_client": {"inference/serve/metrics.py", "tracking/prometheus.py"},
     "safetensors": {"checkpoint", "models", "export/runtimes/exchange.py"},
+    "obstore": {"runtime/object_store.py"},
     "bitsandbytes": {"models/quantised_base.py"},
     "torchao": {"models/torchao_export.py", "models/torchao_base.py", "models/fake_quantised.py", "models/fp8.py"},
 }

@@ -10,6 +10,7 @@ from pathlib import Path
 from drivetrain.config import rules
 from drivetrain.config.load import load
 from drivetrain.config.run import RunConfig
+from drivetrain.data.remote_sources import fetched
 from drivetrain.errors import Problem, UserError
 from drivetrain.plan.estimate import Traced
 from drivetrain.plan.estimator import NotPlanned
@@ -65,6 +66,7 @@ def _read(run_file: Path, overrides: Sequence[str], estimator: Traced, trust: bo
     if run is None or problems:
         raise UserError(problems)
     refuse_code_of_folders(run, run_file, trust)
+    run = fetched(run, data=False)
     if "nodes" not in run.model_fields_set and run.engine.traits.spreads:
         run = run.model_copy(update={"nodes": estimator.nodes})
     return run

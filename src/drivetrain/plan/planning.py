@@ -11,6 +11,7 @@ from drivetrain.config.machine import Machine
 from drivetrain.config.precision import PRECISIONS
 from drivetrain.config.rules import precision_gap
 from drivetrain.config.run import RunConfig
+from drivetrain.data.remote_sources import fetched
 from drivetrain.errors import UserError, problem
 from drivetrain.plan.as_asked import plan_as_asked
 from drivetrain.plan.catalogue import catalogue
@@ -48,6 +49,7 @@ def planned(
     if base is None or problems:
         raise UserError(problems)
     refuse_code_of_folders(base, run_file, trust)
+    base = fetched(base, data=False)
     named = {resolve_key(each.partition("=")[0])[0] for each in fixed}
     if "engine" not in named:  # the file's own engine is one of those that are searched
         asked = [*asked, "engine"]
