@@ -77,11 +77,13 @@ class Batching:
         total_steps: int,
         send: Callable[[Event], None],
         given: RunConfig,
+        covered: Callable[[], int] = lambda: 0,
     ) -> None:
-        """given: the run of the run file; config: with smaller micro-batches, if a start before ran out of memory."""
+        """given: the run of the run file; config: with smaller micro-batches, if a start before ran out of memory.
+        covered: returns the first step that a resumed run may have to make again."""
         self._config, self._given, self._machine = config, given, machine
         self._workload, self._engine, self._order, self._total_steps = workload, engine, order, total_steps
-        self._send = send
+        self._send, self._covered = send, covered
         self.slice = window_slice(config, machine, workload, engine)
 
     def windows(self, progress: Progress) -> Iterator[Window]:
@@ -131,6 +133,7 @@ class Batching:
             *(run, workload, engine, self._order, steps, self.slice),
             pin_memory=on_gpu,
             journal=self._journal() if makes else None,
+            covered=self._covered,
             made=self._report_made,
         )
         # samples that the model makes depend on the update before
@@ -139,7 +142,8 @@ class Batching:
     def _journal(self) -> Journal:
         """Returns what earlier starts of this run have kept; those of other settings are not found."""
         run = self._given.model_dump(mode="json", include=DECIDING_SAMPLES)
-        return Journal(RunFolder(self._given.folder).journal, Communicator().rank, json.dumps(run, sort_keys=True))
+        ranks, settings = Communicator(), json.dumps(run, sort_keys=True)
+        return Journal(RunFolder(self._given.folder).journal, ranks.rank, settings, ranks.world)
 
     def _report_made(self, step: int) -> None:
         assert isinstance(self._workload, MakesSamples)

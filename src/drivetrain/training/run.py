@@ -124,10 +124,13 @@ def _train(parts: TrainingContext, resume: bool) -> RunReport:
     config, workload, engine, ranks, events = parts.config, parts.workload, parts.engine, parts.ranks, parts.events
     order = order_of(config, workload)
     total_steps = total_steps_of(config, order)
-    cutting = Batching(config, parts.machine, workload, engine, order, total_steps, events.send, parts.given)
-    check_shares(order, cutting.slice, engine, ranks)
     metric = best_metric(config, workload)
     checkpoints = RunCheckpoints(parts.folder.checkpoints, config, engine, ranks, metric, workload.train, events.send)
+    cutting = Batching(
+        *(config, parts.machine, workload, engine, order, total_steps, events.send, parts.given),
+        covered=checkpoints.covered,
+    )
+    check_shares(order, cutting.slice, engine, ranks)
     progress = checkpoints.restore() if resume else Progress()
     if resume and progress.step == 0:
         ranks.on_first(lambda: refuse_lost(parts.folder))
