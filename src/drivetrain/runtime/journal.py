@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,13 @@ class Journal:
         self._step = self._shortened = 0
         self._ends_whole = False  # whether the file's last line is known to have ended
         self._known: dict[str, tuple[int, Any]] = {}
-        for path in storage.entries(folder) if folder is not None else ():
-            self._known |= {key: (step, value) for step, key, value, _ in _lines(path)}
+        for path in self._files():
+            with suppress(FileNotFoundError):  # another rank, which is quicker, has removed it
+                self._known |= {key: (step, value) for step, key, value, _ in _lines(path)}
+
+    def _files(self) -> list[Path]:
+        entries = [] if self._folder is None else storage.entries(self._folder)
+        return [path for path in entries if _rank_of(path) >= 0]
 
     def key(self, *parts: Any) -> str:
         """Returns the key of JSON-able parts."""
@@ -49,10 +55,10 @@ class Journal:
         cannot be written."""
         self._step = step
         self._known = {key: kept for key, kept in self._known.items() if kept[0] >= step}
-        if self._folder is None or covered <= self._shortened:
+        if covered <= self._shortened:
             return
         self._shortened = covered
-        for path in storage.entries(self._folder):
+        for path in self._files():
             if path == self._file or (self._rank == 0 and _rank_of(path) >= self._world):
                 _shorten(path, covered)
 
