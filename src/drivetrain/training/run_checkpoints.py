@@ -133,9 +133,9 @@ class RunCheckpoints:
         return parts
 
     def covered(self) -> int:
-        """Returns the first step that a run which is resumed may have to make again: that after the oldest of the
-        `keep_last` newest checkpoints that this start wrote or began with."""
-        return min(self._good, default=0)
+        """Returns the first step that a run which is resumed may have to make again: that after the oldest of
+        `keep_last` checkpoints which this start wrote or began with; 0 before there are so many."""
+        return min(self._good) if len(self._good) == self._good.maxlen else 0
 
     def restore(self) -> Progress:
         """Loads the newest checkpoint that verifies; if there is none, reports a fresh start."""
