@@ -123,9 +123,9 @@ def test_the_models_cache_is_tried_once_in_a_training(tmp_path: Path, monkeypatc
 
 def test_in_a_mixture_each_answer_is_rewarded_once_an_evaluation(tmp_path: Path) -> None:
     file = tmp_path / "asked.txt"
-    sets = [{"path": write_lines(tmp_path / f"{name}.jsonl", ROWS[:4]), "weight": 1} for name in ("one", "two")]
+    sets = [{"path": write_lines(tmp_path / f"{name}.jsonl", ROWS[:4])} for name in ("one", "two")]
     reward = {"use": "tests.rewards.scores:counted", "options": {"file": str(file)}}
-    data = {"train": sets, "evaluation": sets, "evaluation_fraction": 0}
+    data = {"train": [{**each, "weight": 1} for each in sets], "evaluation": sets, "evaluation_fraction": 0}
     work = workload(tmp_path, rewards=reward, data=data)
     engine, _ = passes_of(work)
     run, events, progress = run_config(), list[Any](), Progress()
