@@ -85,8 +85,10 @@ def _too_large(verdict: str, run_file: Path, where: str) -> Problem:
 
 def _look_at_the_work(result: DryRun, run: RunConfig, there: Machine) -> None:
     """Reads data, and builds model and optimizer. A model that is too large for this machine is not built."""
+    before = len(result.problems)
     result.collect(lambda: _refuse_files(run))
-    workload = result.collect(lambda: read_workload(run, training=True)) if result.is_ready else None
+    fits = len(result.problems) == before
+    workload = result.collect(lambda: read_workload(run, training=True)) if fits else None
     if workload is None:
         return
     result.collect(lambda: read_first(workload))
