@@ -35,7 +35,7 @@ def watch(event, given):
     while frame is not None and PACKAGE not in frame.f_code.co_filename:
         frame = frame.f_back
     by = frame.f_code.co_filename.rpartition(PACKAGE)[2] if frame else "no file of the package"
-    if by.startswith("workloads/") and ".partial-" in path:
+    if by.startswith(("workloads/", "models/")) and ".partial-" in path:
         return  # what a workload puts beside the weights, into the folder that is written aside
     seen.add((by, event, Path(path).name))
 

@@ -38,7 +38,7 @@ def test_a_prompt_ends_where_its_last_reply_begins(tmp_path: Path) -> None:
 def test_long_prompts_lose_their_beginning_or_are_left_out_or_refused(tmp_path: Path) -> None:
     assert prompts(tmp_path, length=5)[-1] == ("ay 11", "11")
     assert [text for text, _ in prompts(tmp_path, length=5, too_long="drop")] == [f"say {n}" for n in range(10)]
-    with pytest.raises(UserError, match=r"row 11 has 6 tokens > 5"):
+    with pytest.raises(UserError, match="line 11 has 6 tokens > 5"):
         prompts(tmp_path, length=5, too_long="error")
 
 
