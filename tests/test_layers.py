@@ -85,7 +85,7 @@ OWNERS = {
         *("inference/chat/chat.py", "inference/chat/screen.py"),
     },
     "matplotlib": {"compare/plots.py", "compare/page.py"},
-    "jinja2": {"compare/page.py", "plan/page.py", "profile/page.py", "data/language/chat.py"},
+    "jinja2": {"compare/page.py", "plan/page_template.py", "data/language/chat.py"},
     "pytorch_optimizer": {"optim/low_rank.py"},
     "filelock": {
         "compare/runner.py",
